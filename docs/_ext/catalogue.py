@@ -1,0 +1,193 @@
+"""A Sphinx extension: the catalogue of algorithms, made from the registry.
+
+``python docs/_ext/catalogue.py`` writes the table in README.md anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mpidist  # noqa: F401  registers the algorithms
+from mpidist.commands.catalogue import describe
+from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
+from mpidist.schedule.show import svg, text
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import command_sections, row, settings_table
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- algorithms: begin -->", "<!-- algorithms: end -->"
+# A picture is drawn for the first of these that the algorithm serves.
+NODES: dict[bool, tuple] = {
+    False: ((5, None), (4, None)),
+    True: ((5, ((0, 1, 2), (3, 4))), (6, ((0, 1, 2), (3, 4, 5))), (4, None)),
+}
+
+
+def shipped(collective: str) -> list[Algorithm]:
+    """List the algorithms of a collective that come with the package."""
+    found = [a for a in algorithms(collective) if home(a).startswith("mpidist.algorithms.")]
+    return sorted(found, key=lambda a: a.name)
+
+
+def home(algorithm: Algorithm) -> str:
+    """Give the module that an algorithm is in."""
+    return algorithm.function.__module__
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """Give the name as users may write it: ``tree:K`` where there is an arity."""
+    return algorithm.name + (":K" if "arity" in algorithm.uses else "")
+
+
+# -- README.md -------------------------------------------------------------------------------------
+
+
+def readme_table() -> str:
+    """Give the table of algorithms in Markdown, a line for each collective."""
+    lines = ["| collective | algorithms |", "| --- | --- |"]
+    for collective in COLLECTIVES:
+        names = [f"**{name_of(a)}**" if a.ordered else name_of(a) for a in shipped(collective)]
+        lines.append(f"| {collective} | {', '.join(names)} |")
+    return "\n".join(lines)
+
+
+def with_table(readme: str) -> str:
+    """Give the text of README.md with the table as it must be."""
+    before, _, rest = readme.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{readme_table()}\n{END}{after}"
+
+
+# -- the catalogue ---------------------------------------------------------------------------------
+
+
+def collective_page(collective: str) -> str:
+    """Give the page of one collective: a table, and a section for each algorithm."""
+    lines = [collective, "=" * len(collective), "", *table(collective), ""]
+    for algorithm in shipped(collective):
+        lines += section(algorithm)
+    return "\n".join(lines) + "\n"
+
+
+def table(collective: str) -> Iterator[str]:
+    """Give the overview of one collective as a list table."""
+    yield from (".. list-table::", "   :header-rows: 1", "   :widths: 18 24 28 8 22", "")
+    yield from row("name", "rounds", "bytes per rank", "ordered", "requires")
+    for algorithm in shipped(collective):
+        known = describe(algorithm)
+        yield from row(
+            f":ref:`{name_of(algorithm)} <{label(algorithm)}>`",
+            plain(known["rounds"]),
+            plain(known["bytes_per_rank"]),
+            "yes" if known["ordered"] else "no",
+            plain(requirements(algorithm) or "—"),
+        )
+
+
+def plain(words: str) -> str:
+    """Escape what reStructuredText would take for markup."""
+    return "".join("\\" + c if c in "*`|_\\" else c for c in words)
+
+
+def requirements(algorithm: Algorithm) -> str:
+    """Say what the algorithm declares that it needs."""
+    needs = [describe(algorithm)["requires"]] if algorithm.requires is not None else []
+    needs += ["equal counts"] if algorithm.equal_blocks else []
+    return "; ".join(need for need in needs if need)
+
+
+def label(algorithm: Algorithm) -> str:
+    """Give the name of the section, for references."""
+    return f"{algorithm.collective}-{algorithm.name}".replace("_", "-")
+
+
+def section(algorithm: Algorithm) -> Iterator[str]:
+    """Give what is to be said of one algorithm: its words, its code, its picture, its proof."""
+    title = name_of(algorithm)
+    yield from (f".. _{label(algorithm)}:", "", title, "-" * len(title), "")
+    yield from (algorithm.doc, "")
+    path = home(algorithm).replace(".", "/") + ".py"
+    yield from (".. code-block:: python", f"   :caption: {path}", "")
+    yield from (textwrap.indent(code(algorithm), "   "), "")
+    for size, groups in NODES["groups" in algorithm.uses]:
+        if algorithm.unsupported(size, groups=groups) is None:
+            yield from proved(algorithm, size, groups)
+            break
+
+
+def proved(algorithm: Algorithm, size: int, groups: tuple | None) -> Iterator[str]:
+    """Give the counts of a proof, and the picture, on `size` ranks."""
+    proof = prove(algorithm.collective, algorithm, size, groups=groups)
+    nodes = " on nodes of " + " and ".join(str(len(g)) for g in groups) if groups else ""
+    yield (
+        f"Proved on {size} ranks{nodes}: at most {count(proof.rounds, 'round')} on a rank, "
+        f"{count(proof.depth, 'message')} one after the other, "
+        f"{count(proof.messages, 'message')} with {count(proof.blocks_moved, 'block')} in all, "
+        f"{count(proof.reductions, 'combination')}."
+    )
+    picture = text(algorithm.collective, algorithm, size, groups=groups)
+    yield from ("", "::", "", textwrap.indent(picture, "   "), "")
+
+
+def count(number: int, word: str) -> str:
+    """Give a number with its noun."""
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def code(algorithm: Algorithm) -> str:
+    """Give the generator's source without its docstring, after the helpers of its own module."""
+    function = algorithm.function
+    parts = [inspect.getsource(helper).rstrip() for helper in helpers(function, [])]
+    source = textwrap.dedent(inspect.getsource(function))
+    tree = ast.parse(source).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    lines, words = source.splitlines(), tree.body[0]
+    parts.append("\n".join([*lines[: words.lineno - 1], *lines[words.end_lineno :]]))
+    return "\n\n\n".join(parts)
+
+
+def helpers(function: Callable, found: list[Callable]) -> list[Callable]:
+    """Give the private functions that `function` needs, those that others of them need first."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    for node in ast.walk(tree):
+        helper = function.__globals__.get(node.id) if isinstance(node, ast.Name) else None
+        private = inspect.isfunction(helper) and helper.__name__.startswith("_")
+        if private and helper.__module__ == function.__module__ and helper not in found:
+            helpers(helper, found)
+            found.append(helper)
+    return found
+
+
+# -- Sphinx ----------------------------------------------------------------------------------------
+
+
+def generate(folder: Path) -> None:
+    """Write everything into `folder`; what is as it was keeps its date."""
+    pages = {f"{name}.rst": collective_page(name) for name in COLLECTIVES}
+    pages |= {"commands.inc": command_sections(), "settings.inc": settings_table()}
+    pages["allreduce-ring.svg"] = svg("allreduce", "ring", 5)
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        if old.name not in pages and old.is_file():
+            old.unlink()
+    for name, content in pages.items():
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != content:
+            path.write_text(content, encoding="utf-8")
+
+
+def setup(app) -> dict[str, bool]:
+    """Write the generated pages before Sphinx looks for pages."""
+    app.connect("builder-inited", lambda app: generate(Path(app.srcdir) / "generated"))
+    return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    README = ROOT / "README.md"
+    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")

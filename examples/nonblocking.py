@@ -1,0 +1,19 @@
+"""Two allreduces under way while the rank computes: mpidist run -n 2 examples/nonblocking.py"""
+
+import numpy as np
+
+import mpidist
+
+comm = mpidist.init()
+gradients = [np.full(100_000, comm.rank + k + 1.0) for k in range(2)]
+works = [comm.iallreduce(g, op="mean", out=g, algorithm="ring") for g in gradients]
+
+inside = 0.0
+while not all(work.test() for work in works):  # test() makes progress
+    inside += float(np.ones(1000).sum())  # what the rank does meanwhile
+
+for k, work in enumerate(works):
+    assert work.wait() is gradients[k]  # ended already: wait() gives the result
+    assert np.all(gradients[k] == (comm.size + 1) / 2 + k)
+if comm.rank == 0:
+    print(f"{comm.size} ranks: means {gradients[0][0]:g} and {gradients[1][0]:g}")

@@ -1,0 +1,48 @@
+"""mpidist: collectives, DDP and pipelines for people who launch with MPI."""
+
+from . import algorithms  # registers the shipped algorithms
+from .backends.simulated import Faults, SimulatedBackend
+from .communicator import Communicator
+from .config import CollectiveConfig
+from .errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorBroken,
+    ConfigError,
+    InvalidArgument,
+    InvalidRank,
+    LaunchError,
+    MpidistError,
+    ScheduleError,
+    Unsupported,
+    UnsupportedDtype,
+)
+from .launch import get_communicator, init
+from .operations import Op
+from .simulation import run_simulated
+from .work import Work
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CollectiveConfig",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Communicator",
+    "CommunicatorBroken",
+    "ConfigError",
+    "Faults",
+    "InvalidArgument",
+    "InvalidRank",
+    "LaunchError",
+    "MpidistError",
+    "Op",
+    "ScheduleError",
+    "SimulatedBackend",
+    "Unsupported",
+    "UnsupportedDtype",
+    "Work",
+    "get_communicator",
+    "init",
+    "run_simulated",
+]

@@ -1,0 +1,5 @@
+"""``python -m mpidist``."""
+
+from .cli import main
+
+main(prog_name="mpidist")

@@ -1,0 +1,104 @@
+"""Two binary trees at once: inner ranks of the one are leaves of the other, no link idles."""
+
+from collections.abc import Callable, Iterator
+
+from ..schedule.registry import algorithm
+from ..schedule.rounds import Recv, Reduce, Round, Send, on, parallel
+
+
+def _family(node: int, size: int) -> tuple[int | None, list[int]]:
+    """Give parent and children of a node in the in-order tree, whose even nodes are leaves.
+
+    ::
+
+                3
+            1       5          the tree over 0 … 6
+          0   2   4   6
+    """
+    low, count, parent = 0, size, None
+    while True:
+        left = (1 << (count.bit_length() - 1)) - 1
+        top, right = low + left, count - left - 1
+        if node == top:
+            return parent, [*_top(low, left), *_top(top + 1, right)]
+        parent = top
+        low, count = (low, left) if node < top else (top + 1, right)
+
+
+def _top(low: int, count: int) -> list[int]:
+    return [low + (1 << (count.bit_length() - 1)) - 1] if count else []
+
+
+def _relatives(node: int, size: int) -> tuple[int | None, list[int]]:
+    """The same with the last node, the root, put on top of the tree over the others."""
+    inner = size - 1
+    if node == inner:
+        return None, _top(0, inner)
+    parent, children = _family(node, inner)
+    return (inner if parent is None else parent), children
+
+
+def _reduce(node: int, size: int, block: int) -> Iterator[Round]:
+    parent, children = _relatives(node, size)
+    for child in children:
+        yield Reduce(child, block)
+    if parent is not None:
+        yield Send(parent, block)
+
+
+def _broadcast(node: int, size: int, block: int) -> Iterator[Round]:
+    parent, children = _relatives(node, size)
+    if parent is not None:
+        yield Recv(parent, block)
+    if children:
+        yield tuple(Send(child, block) for child in children)
+
+
+def _both(
+    rank: int, size: int, root: int, half: Callable[[int, int, int], Iterator[Round]]
+) -> Iterator[Round]:
+    """Play `half` on both trees: the second is the first mirrored, or else shifted by one."""
+    others = [(root + 1 + i) % size for i in range(size - 1)]
+    mirrored = others[::-1] if len(others) % 2 == 0 else others[1:] + others[:1]
+    strands = []
+    for block, order in enumerate((others, mirrored)):
+        group = (*order, root)
+        strands.append(on(group, half(group.index(rank), size, block)))
+    yield parallel(*strands)
+
+
+def _reduce_and_broadcast(node: int, size: int, block: int) -> Iterator[Round]:
+    yield from _reduce(node, size, block)
+    yield from _broadcast(node, size, block)
+
+
+@algorithm("broadcast", "double_binary_tree", blocks=2)
+def broadcast_double_binary_tree(rank: int, size: int, *, root: int) -> Iterator[Round]:
+    """One half of the data goes down one binary tree, the other half down the other.
+
+    Rounds: ceil(lg p).  Bytes per rank: n on inner ranks and the root.
+    Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+    and scan", Parallel Computing 35 (2009).
+
+    5 ranks, root 0::
+
+        0 --> 4 --> 2 --> 1, 3        0 --> 1 --> 3 --> 4, 2
+    """
+    return _both(rank, size, root, _broadcast)
+
+
+@algorithm("allreduce", "double_binary_tree", blocks=2)
+def allreduce_double_binary_tree(rank: int, size: int) -> Iterator[Round]:
+    """Each half of the data is reduced up its own binary tree to rank 0 and comes down again.
+
+    Rounds: about 3 lg p.  Bytes per rank: at most 2n.
+    Source: Sanders, Speck and Träff, Parallel Computing 35 (2009).
+
+    5 ranks, one tree for each half::
+
+              0                 0
+              4                 1
+            2                     3
+          1   3                 4   2
+    """
+    return _both(rank, size, 0, _reduce_and_broadcast)

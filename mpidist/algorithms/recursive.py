@@ -1,0 +1,168 @@
+"""Recursive doubling and halving, and what is made of them; any p by folding."""
+
+from collections.abc import Callable, Iterator
+
+from ..schedule.registry import algorithm
+from ..schedule.rounds import Recv, Reduce, Round, Send
+from .binomial import gather_binomial, scatter_binomial
+from .fold import base, fold
+from .relabel import powers
+from .ring import allgather_ring
+
+
+def _exchange(rank: int, size: int) -> Iterator[Round]:
+    """Swap the whole sum with the rank at distance 1, 2, 4, …; `size` is a power of two."""
+    for distance in powers(size):
+        yield Send(rank ^ distance), Reduce(rank ^ distance)
+
+
+def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, range, range]]:
+    """Give (partner, blocks kept, blocks given away) of each round of recursive halving."""
+    kept, rounds = range(size), []
+    distances = powers(size) if nearest_first else powers(size)[::-1]
+    for distance in distances:
+        half = len(kept) // 2
+        lower, upper = kept[:half], kept[half:]
+        kept, given = (upper, lower) if rank & distance else (lower, upper)
+        rounds.append((rank ^ distance, kept, given))
+    return rounds
+
+
+def _halve(rank: int, size: int, nearest_first: bool = False) -> Iterator[Round]:
+    """Reduce-scatter for a power of two; rank r ends with block r if the farthest come first."""
+    for partner, kept, given in _halves(rank, size, nearest_first):
+        yield Send(partner, given), Reduce(partner, kept)
+
+
+def _unhalve(rank: int, size: int, nearest_first: bool = False) -> Iterator[Round]:
+    """Allgather for a power of two: the halving backwards."""
+    for partner, kept, given in reversed(_halves(rank, size, nearest_first)):
+        yield Send(partner, kept), Recv(partner, given)
+
+
+def _halve_and_back(rank: int, size: int) -> Iterator[Round]:
+    """Allreduce for a power of two; the nearest partner first keeps operands in rank order."""
+    yield from _halve(rank, size, nearest_first=True)
+    yield from _unhalve(rank, size, nearest_first=True)
+
+
+def _all(count: int) -> Callable[[int], range]:
+    """Give the function that names all blocks, whoever asks."""
+    return lambda rank: range(count)
+
+
+@algorithm("allreduce", "recursive_doubling", ordered=True)
+def allreduce_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
+    """In round k, ranks at distance 2^k swap their sums.
+
+    Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: n each round.
+    Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
+
+    5 ranks; 0 is an extra, its proxy 1 plays for it::
+
+        0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
+                   3 <-> 4    2 <-> 4
+    """
+    everything = _all(1)
+    return fold(rank, size).through(_exchange, Reduce, everything, everything)
+
+
+@algorithm("allreduce", "rabenseifner", blocks=base, ordered=True)
+def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
+    """Reduce-scatter by recursive halving, then allgather by recursive doubling.
+
+    Rounds: 2 lg p for a power of two, else 2 floor(lg p) + 2.  Bytes per rank: 2(p-1)/p n, and up
+    to n more where p is no power of two.
+    Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+
+    5 ranks, the share of the data that moves; 0 is an extra, 1 its proxy::
+
+        0 -all-> 1    1 <-1/2-> 2    1 <-1/4-> 3    and back    1 -all-> 0
+                      3 <-1/2-> 4    2 <-1/4-> 4
+    """
+    everything = _all(base(size))
+    return fold(rank, size).through(_halve_and_back, Reduce, everything, everything)
+
+
+@algorithm("reduce_scatter", "recursive_halving")
+def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
+    """Each round swaps half of what is left with the other half of the ranks.
+
+    Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: (p-1)/p n, and n for
+    an extra.
+    Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
+
+    5 ranks; 0 is an extra, its proxy 1 plays for both and hands block 0 back::
+
+        0 -all-> 1    1 <-> 3    1 <-> 2    1 -[0]-> 0
+                      2 <-> 4    3 <-> 4
+    """
+    folded = fold(rank, size)
+    return folded.through(_halve, Reduce, _all(size), lambda extra: extra, folded.covered)
+
+
+@algorithm("allgather", "recursive_doubling")
+def allgather_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
+    """In round k, ranks at distance 2^k swap all the blocks that they have.
+
+    Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: (p-1)/p n, and up to
+    4/3 n more where p is no power of two.
+    Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
+
+    5 ranks; 0 is an extra, its proxy 1 plays for both::
+
+        0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
+                   3 <-> 4    2 <-> 4
+    """
+    folded = fold(rank, size)
+
+    def others(extra: int) -> tuple[int, ...]:
+        return tuple(other for other in range(size) if other != extra)
+
+    return folded.through(_unhalve, Recv, lambda extra: extra, others, folded.covered)
+
+
+@algorithm("reduce", "reduce_scatter_gather", blocks=base)
+def reduce_reduce_scatter_gather(rank: int, size: int, *, root: int) -> Iterator[Round]:
+    """Reduce-scatter by recursive halving, then gather the blocks along a binomial tree.
+
+    Rounds: 2 lg p for a power of two, else 2 floor(lg p) + 1.  Bytes per rank: at most 3/2 n.
+    Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+
+    5 ranks, root 0, which plays; 1 is an extra::
+
+        1 -all-> 0    0 <-> 3    0 <-> 2    2 --> 0    3 --> 0
+                      2 <-> 4    3 <-> 4    4 --> 3
+    """
+    folded = fold(rank, size, keep=root)
+    top = folded.players.index(root)
+
+    def halve_and_gather(index: int, count: int) -> Iterator[Round]:
+        yield from _halve(index, count)
+        yield from gather_binomial(index, count, root=top)
+
+    return folded.through(halve_and_gather, Reduce, _all(base(size)), None)
+
+
+@algorithm("broadcast", "scatter_allgather", blocks=lambda size: size)
+def broadcast_scatter_allgather(rank: int, size: int, *, root: int) -> Iterator[Round]:
+    """Scatter the blocks along a binomial tree, then allgather them along a ring.
+
+    Rounds: ceil(lg p) + p-1.  Bytes per rank: 2(p-1)/p n on the root, less elsewhere.
+    Source: Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC
+    1994.
+
+    5 ranks, root 0::
+
+        0 -[4]-> 4    0 -[2,3]-> 2 -[3]-> 3    0 -[1]-> 1    then the ring
+    """
+    yield from scatter_binomial(rank, size, root=root)
+    for item in allgather_ring(rank, size):
+        assert isinstance(item, tuple)
+        # The root has everything: nothing goes back to it.
+        yield tuple(
+            step
+            for step in item
+            if not (isinstance(step, Send) and step.peer == root)
+            and not (isinstance(step, Recv) and rank == root)
+        )

@@ -1,0 +1,44 @@
+"""Numberings that several families share; a schedule written for root 0 is turned onto any root."""
+
+from collections.abc import Callable, Iterator
+
+from ..schedule.rounds import Round, Schedule, on
+
+
+def turned(
+    rank: int, size: int, root: int, schedule: Callable[[int, int], Schedule], blocks: bool = False
+) -> Iterator[Round]:
+    """Play a schedule written for root 0 with `root` as its rank 0, the others following.
+
+    Parameters
+    ----------
+    rank, size, root : int
+        This rank, the number of ranks, and the root.
+    schedule : callable
+        ``(rank, size)`` to the rounds of that rank, for root 0.
+    blocks : bool
+        Whether block i belongs to rank i, and so is renumbered with it.
+    """
+    if root == 0:
+        return iter(schedule(rank, size))
+    order = (*range(root, size), *range(root))
+    part = schedule((rank - root) % size, size)
+    return on(order, part, order.__getitem__ if blocks else None)
+
+
+def outward(rank: int, size: int) -> list[int]:
+    """Give the other ranks, first those below from near to far, then those above.
+
+    Reducing in this order keeps the operands in rank order: each new one is put at an end.
+    """
+    return [*range(rank - 1, -1, -1), *range(rank + 1, size)]
+
+
+def onward(rank: int, size: int) -> list[int]:
+    """Give the other ranks from the right neighbour on, so that not all begin with the same."""
+    return [*range(rank + 1, size), *range(rank)]
+
+
+def powers(size: int) -> list[int]:
+    """Give 1, 2, 4, …: the powers of two below `size`."""
+    return [1 << k for k in range((size - 1).bit_length())]

@@ -1,0 +1,62 @@
+"""Arguments whose preparing itself takes communication, or more than one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import prepare
+from .objects import barrier_call
+from .operations import find_op
+from .prepare import Prepared
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+
+def reducing(
+    self: Communicator,
+    collective: str,
+    x: Any,
+    op: Any,
+    out: Any,
+    commute: bool | None,
+    root: int = 0,
+) -> Prepared:
+    """Prepare allreduce and reduce."""
+    return prepare.reducing(collective, x, find_op(op, commute), out, self._place, self._root(root))
+
+
+def scattering(self: Communicator, x: Any, root: int, out: Any, counts: Any) -> Prepared:
+    """Prepare scatter; without `out`, the root first tells shape and dtype."""
+    told = None
+    if out is None:
+        mine = None
+        if self.rank == root:
+            data = prepare.as_input(x, self.rank)
+            mine = (data.shape, data.dtype)
+        told = self.broadcast_object(mine, root)
+    return prepare.scatter(x, out, counts, self._place, root, told)
+
+
+def exchanging(self: Communicator, x: Any, out: Any, counts: Any) -> Prepared:
+    """Prepare alltoall; with one row of counts, the ranks first exchange them."""
+    if counts is None:
+        return prepare.alltoall(x, out, None, None, self._place)
+    if np.ndim(counts) == 2:
+        table = [prepare.check_counts(row, self._place) for row in counts]
+        if len(table) != self.size:
+            raise self._place.wrong(f"counts has {len(table)} rows for {self.size} ranks")
+        return prepare.alltoall(
+            x, out, table[self.rank], [row[self.rank] for row in table], self._place
+        )
+    sends = prepare.check_counts(counts, self._place)
+    exchange = prepare.alltoall(np.array(sends), None, None, None, self._place)
+    receives = self._service.serve(exchange, "auto")
+    return prepare.alltoall(x, out, sends, receives.tolist(), self._place)
+
+
+def meeting(self: Communicator) -> Prepared:
+    """Prepare a barrier."""
+    return barrier_call(self._place)

@@ -1,0 +1,1 @@
+"""Who moves the bytes; one file each."""

@@ -1,0 +1,99 @@
+"""The arrival board: every rank writes where it is, so that the missing can be named."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+
+_WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
+_PID = 1  # word 0 is the sequence number
+PRINTS, HISTORY = 4, 4  # words 4 … 7 are the fingerprints of the last four operations
+
+
+class Board:
+    """One cache line per rank: sequence number, process id, fingerprints of the last operations.
+
+    Parameters
+    ----------
+    words : writable memoryview of int64
+        ``8 * size`` words that all ranks of the node see.
+    ranks : sequence of int
+        The ranks that write to it.
+    """
+
+    __slots__ = ("words", "ranks", "_at", "_keep")
+
+    def __init__(self, words: memoryview, rank: int, ranks: Sequence[int], keep: object = None):
+        self.words, self.ranks, self._keep = words, tuple(ranks), keep
+        self._at = rank * _WIDTH
+        words[self._at + _PID] = os.getpid()
+
+    @staticmethod
+    def base(rank: int) -> int:
+        """Give the index of the first word of `rank`."""
+        return rank * _WIDTH
+
+    def announce(self, sequence: int, fingerprint: int) -> None:
+        """Note that this rank has reached operation number `sequence`."""
+        self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
+        self.words[self._at] = sequence
+
+    def all_reached(self, sequence: int) -> bool:
+        """Tell whether every rank on the board has reached operation number `sequence`."""
+        words = self.words
+        return all(words[rank * _WIDTH] >= sequence for rank in self.ranks)
+
+    def missing(self, sequence: int) -> tuple[int, ...]:
+        """Give the ranks on the board that have not reached operation number `sequence`."""
+        return tuple(r for r in self.ranks if self.words[r * _WIDTH] < sequence)
+
+    def reached(self, rank: int) -> int:
+        """Give the number of the last operation that `rank` reached."""
+        return self.words[rank * _WIDTH]
+
+    def different(self, sequence: int, fingerprint: int) -> tuple[int, ...]:
+        """Give the ranks whose operation number `sequence` was another, as far as is remembered.
+
+        Others write meanwhile, first the fingerprint and then the number.  So a fingerprint counts
+        only if the number had been reached before it was read, and if afterwards the rank is not so
+        far ahead that it may be writing over it.
+        """
+        words, found = self.words, []
+        at = PRINTS + sequence % HISTORY
+        for rank in self.ranks:
+            base = rank * _WIDTH
+            if words[base] < sequence or words[base + at] == fingerprint:
+                continue
+            if words[base] - sequence < HISTORY - 1:
+                found.append(rank)
+        return tuple(found)
+
+    def describe(self, rank: int) -> str:
+        """Say where `rank` is, for the report of a deadline that passed."""
+        if rank not in self.ranks:
+            return f"rank {rank} not arrived (on another node)"
+        at = self.words[rank * _WIDTH]
+        pid = self.words[rank * _WIDTH + _PID]
+        where = f"last at collective #{at}" if at else "at no collective yet"
+        return f"rank {rank} not arrived ({where}, pid {pid}{_process_state(pid)})"
+
+
+def _process_state(pid: int) -> str:
+    """Give the state of a process where it is worth a word: stopped, dead."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            state = stat.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return " not on this node, or dead" if os.path.isdir("/proc/self") else ""
+    return {"T": " STOPPED", "t": " STOPPED", "Z": " dead", "X": " dead"}.get(state, "")
+
+
+def private_words(size: int) -> memoryview:
+    """Make the words of a board whose ranks are threads of this process."""
+    return memoryview(array("q", bytes(bytes_needed(size))))
+
+
+def bytes_needed(size: int) -> int:
+    """Give the length of a board in bytes."""
+    return 8 * _WIDTH * size

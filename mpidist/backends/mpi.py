@@ -1,0 +1,257 @@
+"""The MPI backend: mpi4py point-to-point, persistent requests where a buffer is used again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..errors import CollectiveMismatch, CommunicationError
+from ..waiting import LOOKS, LOOKS_CROWDED, poll
+from . import memory_file
+from .base import Message
+from .board import Board, bytes_needed, private_words
+from .native import NativeCollectives
+from .roll_call import RollCall
+
+
+def as_bytes(data: np.ndarray) -> list:
+    """Give a contiguous array as an mpi4py buffer of bytes, of any length."""
+    if data.nbytes == 0:
+        return [None, 0, MPI.BYTE]
+    memory = MPI.buffer.fromaddress(data.__array_interface__["data"][0], data.nbytes)
+    return [memory, data.nbytes, MPI.BYTE]
+
+
+class MpiRequest:
+    """One message under way; keeps its memory alive."""
+
+    __slots__ = ("_request", "_data", "_rank", "_status")
+
+    def __init__(
+        self, request: MPI.Request, data: np.ndarray, rank: int, status: MPI.Status | None = None
+    ):
+        self._request, self._data, self._rank, self._status = request, data, rank, status
+
+    def test(self) -> bool:
+        """Make progress; tell whether the message has moved, and see that it has its length."""
+        if not self._request.Test(self._status):
+            return False
+        status, self._status = self._status, None
+        if status is not None and status.Get_count(MPI.BYTE) != self._data.nbytes:
+            raise CollectiveMismatch(
+                f"rank {self._rank}: expected {self._data.nbytes} bytes from rank "
+                f"{status.Get_source()}, which sent {status.Get_count(MPI.BYTE)}: the ranks "
+                "disagree on the array's length"
+            )
+        return True
+
+
+class MpiTransfer:
+    """A round as persistent requests, freed with the transfer."""
+
+    __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected")
+
+    def __init__(self, comm: MPI.Comm, messages: Sequence[Message]):
+        self._messages = messages  # keeps scratch memory alive as long as the requests
+        self._requests = [
+            (comm.Recv_init if m.incoming else comm.Send_init)(as_bytes(m.data), m.peer, m.tag)
+            for m in messages
+        ]
+        self._all = MPI.Prequest.Testall
+        self._statuses = [MPI.Status() for _ in messages]
+        self._expected = [(status, m) for status, m in zip(self._statuses, messages) if m.incoming]
+
+    def start(self) -> None:
+        """Post every message."""
+        MPI.Prequest.Startall(self._requests)
+
+    def test(self) -> bool:
+        """Tell whether every message has moved."""
+        if not self._all(self._requests, self._statuses):
+            return False
+        for status, message in self._expected:
+            if status.Get_count(MPI.BYTE) != message.data.nbytes:
+                raise CollectiveMismatch(
+                    f"expected {message.data.nbytes} bytes from rank {message.peer}, which sent "
+                    f"{status.Get_count(MPI.BYTE)}: the ranks disagree on the array's length"
+                )
+        return True
+
+    # The names are bound here because modules are emptied before the last objects at exit.
+    def __del__(
+        self,
+        finalized: Callable[[], bool] = MPI.Is_finalized,
+        nothing: MPI.Request = MPI.REQUEST_NULL,
+    ) -> None:
+        if not finalized():
+            for request in self._requests:
+                if request != nothing:
+                    request.Free()
+
+
+class MpiBackend:
+    """A duplicate of an MPI communicator.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        It is duplicated, never used bare.
+    hosts : sequence, optional
+        A key per rank; ranks with equal keys share a node.  By default found by MPI.
+    """
+
+    name = "mpi"
+
+    def __init__(self, comm: MPI.Comm, hosts: Sequence[object] | None = None):
+        self.comm = comm.Dup()
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        limit = self.comm.Get_attr(MPI.TAG_UB)
+        self.tag_limit = int(limit) if limit else 32767
+        self.hosts: Sequence[object] = tuple(hosts) if hosts is not None else self._find_hosts()
+        self.board = self._make_board()
+        absent = sorted(set(range(self.size)) - set(self.board.ranks))
+        # Making a roll call is collective: all must know whether any rank has absent ones.
+        anywhere = self.comm.allreduce(len(absent), MPI.MAX)
+        self._roll_call = RollCall(self.comm, absent) if anywhere else None
+        crowded = len(self.board.ranks) > (os.cpu_count() or 1)
+        self._looks = LOOKS_CROWDED if crowded else LOOKS
+        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.native = NativeCollectives(self.comm)
+
+    def _find_hosts(self) -> tuple[int, ...]:
+        """Name each node by the lowest rank on it."""
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        lowest = node.allreduce(self.rank, MPI.MIN)
+        node.Free()
+        return tuple(self.comm.allgather(lowest))
+
+    def _make_board(self) -> Board:
+        """Share the arrival board with the ranks of this node."""
+        here = [r for r in range(self.size) if self.hosts[r] == self.hosts[self.rank]]
+        length = bytes_needed(self.size)
+        mine = memory_file.create(length, "board") if self.rank == here[0] else None
+        path = self.comm.allgather(mine)[here[0]]
+        try:
+            mapping = memory_file.attach(path, length)
+            words = memoryview(mapping).cast("q")
+        except OSError:  # ranks that share a host name need not share a file system
+            words, mapping, here = private_words(self.size), None, [self.rank]
+        board = Board(words, self.rank, here, mapping)
+        self.comm.Barrier()
+        if self.rank == here[0] and path is not None:
+            os.unlink(path)
+        return board
+
+    def isend(self, data: np.ndarray, peer: int, tag: int) -> MpiRequest:
+        """Begin to send a contiguous array."""
+        return MpiRequest(self.comm.Isend(as_bytes(data), peer, tag), data, self.rank)
+
+    def irecv(self, data: np.ndarray, peer: int, tag: int) -> MpiRequest:
+        """Begin to receive into a contiguous array."""
+        request = self.comm.Irecv(as_bytes(data), peer, tag)
+        return MpiRequest(request, data, self.rank, MPI.Status())
+
+    def bind(self, messages: Sequence[Message]) -> MpiTransfer:
+        """Bind the messages of a round to persistent requests."""
+        return MpiTransfer(self.comm, messages)
+
+    def wait(
+        self,
+        test: Callable[[], bool],
+        deadline: float | None,
+        progress: Callable[[], object] | None = None,
+    ) -> bool:
+        """Wait for `test`; False if the deadline passed first."""
+        return poll(test, deadline, self._meanwhile(progress), self._looks)
+
+    def _meanwhile(self, progress: Callable[[], object] | None) -> Callable[[], object] | None:
+        """Answer other nodes' questions while we wait."""
+        roll_call, board, rank = self._roll_call, self.board, self.rank
+        if roll_call is None:
+            return progress
+
+        def both() -> None:
+            roll_call.answer(board.reached(rank))
+            if progress is not None:
+                progress()
+
+        return both
+
+    def missing(self, sequence: int) -> tuple[int, ...]:
+        """Give the ranks that have not reached operation `sequence`, on this node and elsewhere."""
+        here = self.board.missing(sequence)
+        elsewhere = self._roll_call.missing(sequence) if self._roll_call is not None else ()
+        return tuple(sorted((*here, *elsewhere)))
+
+    def arrive(self, sequence: int, deadline: float | None) -> bool:
+        """Wait until every rank has announced operation `sequence`; False if the deadline passed.
+
+        On one node the board tells; across nodes a non-blocking barrier.
+        """
+        if len(self.board.ranks) == self.size:
+            board = self.board
+            if board.all_reached(sequence):
+                return True
+            return poll(lambda: board.all_reached(sequence), deadline, looks=self._looks)
+        request = self.comm.Ibarrier()
+        return poll(request.Test, deadline, self._meanwhile(None))
+
+    def split(self, color: int | None, key: int) -> MpiBackend | None:
+        """Give a backend over the ranks of one color, ordered by key."""
+        colors = self.comm.allgather((color, key, self.rank))
+        part = self.comm.Split(MPI.UNDEFINED if color is None else color, key)
+        if color is None:
+            return None
+        members = [r for c, k, r in sorted(colors, key=lambda e: e[1:]) if c == color]
+        sub = MpiBackend(part, [self.hosts[r] for r in members])
+        part.Free()
+        return sub
+
+    def translate(self, error: BaseException) -> BaseException:
+        """Give what MPI reported as an error of ours."""
+        if not isinstance(error, MPI.Exception):
+            return error
+        if error.Get_error_class() == MPI.ERR_TRUNCATE:
+            ours: CommunicationError = CollectiveMismatch(
+                f"rank {self.rank}: a message is longer than expected: the ranks disagree on "
+                "the array's "
+                "length; MPIDIST_DEBUG=1 shows who called what where"
+            )
+        else:
+            ours = CommunicationError(f"rank {self.rank}: MPI reports: {error}")
+        ours.__cause__ = error
+        return ours
+
+    def close(self) -> None:
+        """Free the communicator; collective."""
+        if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
+            if self._roll_call is not None:
+                self._roll_call.close()
+            self.comm.Free()
+
+    def abort(self, code: int) -> None:
+        """End the job on all ranks."""
+        self.comm.Abort(code)
+
+
+def describe_library() -> dict[str, Any]:
+    """Give the vendor, version, thread level and address of the MPI library."""
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    vendor, version = MPI.get_vendor()
+    return {
+        "vendor": vendor,
+        "version": ".".join(map(str, version)),
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "library": MPI.Get_library_version().split("\n")[0].strip("\0").strip(),
+        "thread_level": levels[MPI.Query_thread()],
+    }

@@ -1,0 +1,253 @@
+"""The MPI library's own collectives, bound to flat numpy arrays."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..call import Call
+from ..operations import Op
+
+_MPI_OPS = {
+    "sum": MPI.SUM,
+    "mean": MPI.SUM,
+    "prod": MPI.PROD,
+    "max": MPI.MAX,
+    "min": MPI.MIN,
+    "and": MPI.BAND,
+    "or": MPI.BOR,
+    "xor": MPI.BXOR,
+}
+_LOGICAL = {"and": MPI.LAND, "or": MPI.LOR, "xor": MPI.LXOR, "max": MPI.LOR, "min": MPI.LAND}
+
+
+def mpi_datatype(dtype: np.dtype) -> MPI.Datatype | None:
+    """Give MPI's type for a numpy dtype, or None where MPI has none."""
+    if dtype.kind not in "biufc" or not dtype.isnative or dtype.itemsize == 2 and dtype.kind == "f":
+        return None
+    try:
+        return MPI.Datatype.fromcode(dtype.char)
+    except (ValueError, KeyError):
+        return None
+
+
+_COUNT_LIMIT = 2**31 - 1
+
+
+def _standard() -> str:
+    return ".".join(map(str, MPI.Get_version()))
+
+
+class NativeCollectives:
+    """Calls of one MPI communicator, made ready for given arrays.
+
+    ``why_not`` says what the library cannot do; ``bind`` and ``start`` give blocking and
+    non-blocking calls.
+    """
+
+    def __init__(self, comm: MPI.Comm):
+        self.comm = comm
+        self._elements: dict[np.dtype, MPI.Datatype] = {}
+        self._made: dict[tuple[int, np.dtype], MPI.Datatype] = {}
+
+    def why_not(self, call: Call) -> str | None:
+        """Say why the library cannot serve a call, or give None."""
+        if call.count > _COUNT_LIMIT and MPI.Get_version() < (4, 0):
+            return f"counts above {_COUNT_LIMIT} need MPI 4; the library is MPI {_standard()}"
+        return None
+
+    def bind(self, call: Call) -> Callable[[], Any]:
+        """Give the blocking call, which can be made any number of times."""
+        method, *arguments = self._bound(call, "")
+        if not _copies_first(call):
+            bound = partial(method, *arguments)
+            return bound if call.op is None or call.op.builtin else _Holding(bound, call.op)
+
+        def copy_and_call() -> None:
+            np.copyto(call.out, call.x)  # type: ignore[arg-type]
+            method(*arguments)
+
+        return copy_and_call
+
+    def start(self, call: Call) -> MPI.Request:
+        """Begin the non-blocking call."""
+        method, *arguments = self._bound(call, "I")
+        if _copies_first(call):
+            np.copyto(call.out, call.x)  # type: ignore[arg-type]
+        return method(*arguments)
+
+    def _bound(self, call: Call, form: str) -> tuple:
+        """Give the mpi4py method and its arguments; ``form`` is "" or "I"."""
+        arguments = getattr(self, f"_{call.collective}")(call)
+        name, *rest = arguments
+        return (getattr(self.comm, form + name if not form else form + name.lower()), *rest)
+
+    # -- arguments ------------------------------------------------------------------------------
+
+    def _operation(self, op: Op | None, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype]:
+        """Give the MPI operation and type; where MPI has none, one made of our own function."""
+        assert op is not None
+        datatype = mpi_datatype(dtype)
+        if op.builtin and datatype is not None:
+            table = _LOGICAL if dtype.kind == "b" else _MPI_OPS
+            return table[op.name], datatype
+        key = (id(op), dtype)
+        if key not in self._made:
+            # One element must stay one element, however the library cuts the message.
+            element = self._made[key] = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+            _FUNCTIONS[element.handle] = _elementwise(op, dtype)
+            weakref.finalize(op, _forget, self._made, key).atexit = False
+        return _dispatching(op.commute), self._made[key]
+
+    def _typed(self, data: np.ndarray | None, datatype: MPI.Datatype) -> list:
+        if data is None or data.size == 0:
+            return [None, 0, datatype]
+        memory = MPI.buffer.fromaddress(data.__array_interface__["data"][0], data.nbytes)
+        return [memory, data.size, datatype]
+
+    def _split(self, data: np.ndarray | None, size: int, dtype: np.dtype) -> list:
+        """Give a buffer of one equal part per rank; mpi4py counts the elements of one part."""
+        memory, count, element = self._moved(data, dtype)
+        return [memory, count // size, element]
+
+    def _moved(self, data: np.ndarray | None, dtype: np.dtype) -> list:
+        return self._typed(data, self._element(dtype))
+
+    def _element(self, dtype: np.dtype) -> MPI.Datatype:
+        datatype = mpi_datatype(dtype)
+        if datatype is not None:
+            return datatype
+        if dtype not in self._elements:
+            self._elements[dtype] = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+        return self._elements[dtype]
+
+    def _parts(self, data: np.ndarray | None, counts: tuple[int, ...], dtype: np.dtype) -> list:
+        """Give a buffer with counts and displacements, for the v-forms."""
+        if data is None:
+            return [None, 0, self._element(dtype)]
+        starts = [0, *accumulate(counts)][:-1]
+        memory, _, element = self._moved(data, dtype)
+        return [memory, (counts, starts), element]
+
+    # -- one method a collective: (name of the mpi4py method, arguments) --------------------------
+
+    def _source(self, call: Call, buffer: list) -> Any:
+        return MPI.IN_PLACE if call.in_place else buffer
+
+    def _barrier(self, call: Call) -> tuple:
+        return ("Barrier",)
+
+    def _allreduce(self, call: Call) -> tuple:
+        op, datatype = self._operation(call.op, call.dtype)
+        out = self._typed(call.out, datatype)
+        return "Allreduce", self._source(call, self._typed(call.x, datatype)), out, op
+
+    def _reduce(self, call: Call) -> tuple:
+        op, datatype = self._operation(call.op, call.dtype)
+        source, out = self._typed(call.x, datatype), self._typed(call.out, datatype)
+        if call.rank == call.root:
+            return "Reduce", self._source(call, source), out, op, call.root
+        return "Reduce", source, None, op, call.root
+
+    def _reduce_scatter(self, call: Call) -> tuple:
+        op, datatype = self._operation(call.op, call.dtype)
+        source, out = self._typed(call.x, datatype), self._typed(call.out, datatype)
+        if call.even:
+            source[1] //= call.size  # mpi4py counts the elements of one part
+            return "Reduce_scatter_block", source, out, op
+        return "Reduce_scatter", source, out, list(call.counts), op
+
+    def _broadcast(self, call: Call) -> tuple:
+        return "Bcast", self._moved(call.out, call.dtype), call.root
+
+    def _allgather(self, call: Call) -> tuple:
+        source = self._source(call, self._moved(call.x, call.dtype))
+        if call.even:
+            return "Allgather", source, self._split(call.out, call.size, call.dtype)
+        return "Allgatherv", source, self._parts(call.out, call.counts, call.dtype)
+
+    def _gather(self, call: Call) -> tuple:
+        root = call.rank == call.root
+        source = self._moved(call.x, call.dtype)
+        if root:
+            source = self._source(call, source)
+        if call.even:
+            out = self._split(call.out, call.size, call.dtype) if root else None
+            return "Gather", source, out, call.root
+        out = self._parts(call.out, call.counts, call.dtype) if root else None
+        return "Gatherv", source, out, call.root
+
+    def _scatter(self, call: Call) -> tuple:
+        root = call.rank == call.root
+        own = self._moved(call.out, call.dtype)
+        out: Any = MPI.IN_PLACE if root and call.in_place else own
+        if call.even:
+            data = self._split(call.x, call.size, call.dtype) if root else None
+            return "Scatter", data, out, call.root
+        source = self._parts(call.x, call.counts, call.dtype) if root else None
+        return "Scatterv", source, out, call.root
+
+    def _alltoall(self, call: Call) -> tuple:
+        if call.even:
+            source = self._split(call.x, call.size, call.dtype)
+            return "Alltoall", source, self._split(call.out, call.size, call.dtype)
+        source = self._parts(call.x, call.counts, call.dtype)
+        return "Alltoallv", source, self._parts(call.out, call.out_counts, call.dtype)
+
+
+def _copies_first(call: Call) -> bool:
+    """Tell whether this rank must bring its data to `out` first: MPI broadcasts in place."""
+    return call.collective == "broadcast" and call.x is not None and not call.in_place
+
+
+# MPI lets a process make only a few operations.  So one for each value of `commute` serves all of
+# ours: each function has an element type of its own, by which the operation finds it.
+_FUNCTIONS: dict[int, Callable[[Any, Any], None]] = {}
+_OPERATIONS: dict[bool, MPI.Op] = {}
+
+
+def _dispatching(commute: bool) -> MPI.Op:
+    if commute not in _OPERATIONS:
+
+        def function(incoming: Any, result: Any, datatype: MPI.Datatype) -> None:
+            _FUNCTIONS[datatype.handle](incoming, result)
+
+        _OPERATIONS[commute] = MPI.Op.Create(function, commute)
+    return _OPERATIONS[commute]
+
+
+def _elementwise(op: Op, dtype: np.dtype) -> Callable[[Any, Any], None]:
+    function = op.function
+    plain = Op(function, op.commute, op.name, builtin=op.builtin)  # so that `op` itself can die
+
+    def combine(incoming: Any, result: Any) -> None:
+        left, right = np.frombuffer(incoming, dtype), np.frombuffer(result, dtype)
+        plain.combine(left, right, right)
+
+    return combine
+
+
+def _forget(made: dict, key: tuple[int, np.dtype]) -> None:
+    """Free the element type of an operation that died."""
+    element = made.pop(key, None)
+    if element is not None and not MPI.Is_finalized():
+        _FUNCTIONS.pop(element.handle, None)
+        element.Free()
+
+
+class _Holding:
+    """A bound call that keeps its operation alive."""
+
+    __slots__ = ("_call", "_op")
+
+    def __init__(self, call: Callable[[], Any], op: Op):
+        self._call, self._op = call, op
+
+    def __call__(self) -> Any:
+        return self._call()

@@ -1,0 +1,142 @@
+"""The collectives in the background: as the blocking ones, but they give a Work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import arguments, prepare
+from .operations import Op, find_op
+from .work import Work
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+
+def iallreduce(
+    self: Communicator,
+    x: Any,
+    op: str | Op | Callable = "sum",
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+    *,
+    commute: bool | None = None,
+) -> Work:
+    """Begin :meth:`allreduce`; the arrays are not to be touched before ``wait()``."""
+    return self._begin(
+        "allreduce", lambda: arguments.reducing(self, "allreduce", x, op, out, commute), algorithm
+    )
+
+
+def ireduce(
+    self: Communicator,
+    x: Any,
+    op: str | Op | Callable = "sum",
+    root: int = 0,
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+    *,
+    commute: bool | None = None,
+) -> Work:
+    """Begin :meth:`reduce`."""
+    return self._begin(
+        "reduce", lambda: arguments.reducing(self, "reduce", x, op, out, commute, root), algorithm
+    )
+
+
+def ibroadcast(
+    self: Communicator,
+    x: Any,
+    root: int = 0,
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+) -> Work:
+    """Begin :meth:`broadcast`."""
+    return self._begin(
+        "broadcast", lambda: prepare.broadcast(x, out, self._place, self._root(root)), algorithm
+    )
+
+
+def iallgather(
+    self: Communicator,
+    x: Any,
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+    *,
+    counts: Sequence[int] | None = None,
+) -> Work:
+    """Begin :meth:`allgather`."""
+    return self._begin(
+        "allgather",
+        lambda: prepare.gathering("allgather", x, out, counts, self._place),
+        algorithm,
+    )
+
+
+def igather(
+    self: Communicator,
+    x: Any,
+    root: int = 0,
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+    *,
+    counts: Sequence[int] | None = None,
+) -> Work:
+    """Begin :meth:`gather`."""
+    return self._begin(
+        "gather",
+        lambda: prepare.gathering("gather", x, out, counts, self._place, self._root(root)),
+        algorithm,
+    )
+
+
+def ireduce_scatter(
+    self: Communicator,
+    x: Any,
+    op: str | Op | Callable = "sum",
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+    *,
+    counts: Sequence[int] | None = None,
+    commute: bool | None = None,
+) -> Work:
+    """Begin :meth:`reduce_scatter`."""
+    return self._begin(
+        "reduce_scatter",
+        lambda: prepare.reduce_scatter(x, find_op(op, commute), out, counts, self._place),
+        algorithm,
+    )
+
+
+def iscatter(
+    self: Communicator,
+    x: Any,
+    root: int = 0,
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+    *,
+    counts: Sequence[int] | None = None,
+) -> Work:
+    """Begin :meth:`scatter`; without `out`, the root's shape is told before this returns."""
+    return self._begin(
+        "scatter", lambda: arguments.scattering(self, x, self._root(root), out, counts), algorithm
+    )
+
+
+def ialltoall(
+    self: Communicator,
+    x: Any,
+    out: np.ndarray | None = None,
+    algorithm: str = "auto",
+    *,
+    counts: Sequence[int] | None = None,
+) -> Work:
+    """Begin :meth:`alltoall`; one row of counts is exchanged before this returns."""
+    return self._begin("alltoall", lambda: arguments.exchanging(self, x, out, counts), algorithm)
+
+
+def ibarrier(self: Communicator, algorithm: str = "auto") -> Work:
+    """Begin :meth:`barrier`."""
+    return self._begin("barrier", lambda: arguments.meeting(self), algorithm)

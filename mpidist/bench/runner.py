@@ -1,0 +1,189 @@
+"""Measures: contenders and sizes interleaved, so that drift hits all alike; results checked."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..measure import algbw, busbw, median
+from .cases import Workload
+from .contenders import BARE, contender_names
+from .records import Refusal, Results, Row
+from .series import Entry, Series
+
+PASSES = 3  # times that all sizes are gone through
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure and for how long.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of the whole buffer.
+    algorithms : sequence of str, optional
+        Names; by default native and every registered one.  The bare mpi4py call is always measured.
+    dtype, op : str
+        Of the elements; of the combination.
+    root : int
+        For collectives that have one.
+    in_place : bool
+        The result takes the memory of the input.
+    iterations : int
+        At most so many calls are timed.
+    budget : float
+        Seconds for one collective and size, after which no further iteration is planned.
+    limit : float
+        Seconds after which one is cut short; a single call that takes longer is not repeated.
+    data : ndarray, optional
+        Real numbers to combine instead of whole ones.
+    bits : bool
+        Find out whether all ranks got the same bits.
+    """
+
+    sizes: Sequence[int] = (8, 64 << 10, 1 << 20)
+    algorithms: Sequence[str] | None = None
+    dtype: Any = "float32"
+    op: str = "sum"
+    root: int = 0
+    in_place: bool = False
+    iterations: int = 200
+    budget: float = 2.0
+    limit: float = 30.0
+    data: np.ndarray | None = field(default=None, repr=False)
+    bits: bool = False
+
+
+Step = Callable[[str, int], Any]
+
+
+def measure(
+    comm: Any,
+    collectives: Sequence[str],
+    settings: Settings,
+    on_step: Step = lambda collective, nbytes: None,
+) -> Results:
+    """Measure collectives on all ranks; collective, with the same arguments everywhere.
+
+    The time of an iteration is that of its slowest rank, from a barrier on; a row has the median.
+
+    Parameters
+    ----------
+    comm : Communicator
+        On which.
+    collectives : sequence of str
+        Which.
+    settings : Settings
+        The rest.
+    on_step : callable
+        Called with collective and bytes before each part of the work.
+
+    Returns
+    -------
+    Results
+        The same on every rank; its header is left empty.
+
+    Raises
+    ------
+    UnknownName
+        If there is no such algorithm for any of the collectives.
+    """
+    results = Results()
+    names = {c: contender_names(c, settings.algorithms, collectives) for c in collectives}
+    for collective in collectives:
+        _measure_one(comm, collective, names[collective], settings, results, on_step)
+    return results
+
+
+def steps(collectives: Sequence[str], settings: Settings) -> int:
+    """Give the number of times that :func:`measure` calls `on_step`."""
+    return sum(PASSES * len(_sizes(c, settings)) for c in collectives)
+
+
+def _sizes(collective: str, settings: Settings) -> list[int]:
+    return [0] if collective == "barrier" else list(settings.sizes)
+
+
+def _measure_one(
+    comm: Any,
+    collective: str,
+    names: list[str],
+    settings: Settings,
+    results: Results,
+    on_step: Step,
+) -> None:
+    sizes = _sizes(collective, settings)
+    work = Workload(
+        collective,
+        comm.rank,
+        comm.size,
+        settings.root,
+        max(sizes),
+        settings.dtype,
+        settings.op,
+        settings.in_place,
+        settings.data,
+    )
+    series: dict[int, Series] = {}
+    with _no_garbage_collection():
+        for turn in range(PASSES):
+            for nbytes in sizes:
+                on_step(collective, nbytes)
+                if nbytes not in series:
+                    series[nbytes] = Series(comm, work, nbytes, names, settings)
+                elif series[nbytes].iterations > turn:
+                    series[nbytes].warm_up()
+                series[nbytes].run(turn, PASSES)
+    for one in series.values():
+        results.iterations[f"{collective} {one.case.nbytes}"] = one.done
+        _add(results, one, comm, work, settings)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection in the midst of a call would count as its time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _add(results: Results, series: Series, comm: Any, work: Workload, settings: Settings) -> None:
+    """Append the rows and refusals of one size."""
+    case = series.case
+    results.unsupported += [
+        Refusal(case.collective, name, case.nbytes, reason) for name, reason in series.refused
+    ]
+    reference = next((median(e.times) for e in series.entries if e.name == BARE and e.times), None)
+    for entry in series.entries:
+        if entry.times:
+            results.rows.append(_row(entry, case, reference, comm, work))
+            if settings.bits:
+                before = results.identical.get(entry.name, True)
+                results.identical[entry.name] = before and entry.identical
+
+
+def _row(entry: Entry, case: Any, reference: float | None, comm: Any, work: Workload) -> Row:
+    seconds = median(entry.times)
+    return Row(
+        collective=case.collective,
+        algorithm=entry.name,
+        backend=BARE if entry.name == BARE else comm.backend.name,
+        ranks=comm.size,
+        bytes=case.nbytes,
+        dtype=str(work.dtype),
+        op=case.op.name if case.op is not None else None,
+        in_place=case.in_place,
+        time_us=seconds * 1e6,
+        algbw_gbs=algbw(case.nbytes, seconds),
+        busbw_gbs=busbw(case.collective, case.nbytes, seconds, comm.size),
+        vs_native=reference / seconds if reference is not None and seconds > 0 else None,
+        correct=not entry.wrong,
+    )

@@ -1,0 +1,149 @@
+"""One collective at one size: its contenders in turn, iteration by iteration."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import Unsupported
+from ..schedule.registry import algorithms
+from .cases import Case, Workload
+from .contenders import BARE, bare, ours
+
+if TYPE_CHECKING:
+    from .runner import Settings
+
+LEAST = 3  # iterations, however long they take
+_COLUMNS = 6  # of what the ranks tell each other for each contender
+
+
+@dataclass
+class Entry:
+    """One contender at one size.
+
+    Attributes
+    ----------
+    times : list of float
+        Seconds of the slowest rank, iteration by iteration.
+    wrong : int
+        Calls, warm-up included, whose result was wrong on some rank.
+    identical : bool
+        Whether all ranks had the same bits after every call.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    times: list[float] = field(default_factory=list)
+    wrong: int = 0
+    identical: bool = True
+
+
+class Series:
+    """The contenders of one collective at one size; making it warms them up.
+
+    Attributes
+    ----------
+    entries : list of Entry
+        Those that can serve.
+    refused : list of (str, str)
+        The others, and why.
+    iterations : int
+        How many are to be timed, the same on every rank.
+    """
+
+    def __init__(
+        self, comm: Any, work: Workload, nbytes: int, names: list[str], settings: Settings
+    ):
+        self.comm, self.work, self.settings = comm, work, settings
+        self.case: Case = work.case(nbytes)
+        self.one_clock = comm.topology.num_nodes == 1  # ranks of a node share their clock
+        self.entries: list[Entry] = []
+        self.refused: list[tuple[str, str]] = []
+        self.spent = 0.0
+        self.done = 0  # iterations that were timed
+        self.over = False
+        for name in names:
+            self._admit(name)
+        begun = perf_counter()
+        self.warm_up()
+        seconds = self._agree(perf_counter() - begun)
+        planned = settings.budget / max(seconds, 1e-9)
+        self.iterations = int(
+            max(min(LEAST, settings.iterations), min(planned, settings.iterations))
+        )
+
+    def _admit(self, name: str) -> None:
+        """Make a contender and call it once; refuse it if it cannot serve or takes too long."""
+        case = self.case
+        known = {a.name for a in algorithms(case.collective)} | {BARE, "native", "auto"}
+        if name.partition(":")[0] not in known:
+            self.refused.append((name, f"{case.collective} has no {name}"))
+            return
+        try:
+            run = bare(self.comm, case) if name == BARE else ours(self.comm, case, name)
+            entry = Entry(name, run)
+            seconds = self._cycle([entry])[0]
+        except Unsupported as error:
+            self.refused.append((name, str(error).removeprefix(f"rank {case.rank}: ")))
+            return
+        if seconds > self.settings.limit:
+            limit = f"the limit of {self.settings.limit:g} s"
+            self.refused.append((name, f"one call took {seconds:.1f} s, over {limit}"))
+            return
+        self.entries.append(entry)
+
+    def warm_up(self) -> None:
+        """Call everyone once more: the second call with an array is the first that is bound."""
+        self._cycle(self.entries)
+
+    def run(self, turn: int, passes: int) -> None:
+        """Time this pass's share of the iterations."""
+        count, rest = divmod(self.iterations, passes)
+        for k in range(count + (turn < rest)):
+            if self.over:
+                return
+            first = k % len(self.entries) if self.entries else 0
+            self.done += 1
+            order = self.entries[first:] + self.entries[:first]
+            for entry, seconds in zip(order, self._cycle(order)):
+                entry.times.append(seconds)
+
+    def _cycle(self, entries: list[Entry]) -> list[float]:
+        """Call each contender once, with data of its own; give the slowest rank's times."""
+        begun = perf_counter()
+        told = np.zeros((len(entries) + 1, _COLUMNS))
+        for line, entry in zip(told, entries):
+            line[:] = self._call(entry)
+        self.spent += perf_counter() - begun
+        told[-1, 0] = self.comm.rank == 0 and self.spent > self.settings.limit
+        told = self.comm.allreduce(told, "max", out=told)
+        self.over = bool(told[-1, 0])
+        for line, entry in zip(told, entries):
+            latest_in, first_out = line[2], -line[3]
+            early = self.case.collective == "barrier" and self.one_clock and latest_in > first_out
+            entry.wrong += bool(line[1]) or early
+            entry.identical = entry.identical and line[4] == -line[5]
+        return told[:-1, 0].tolist()
+
+    def _call(self, entry: Entry) -> tuple[float, ...]:
+        """Call one contender; give what this rank has to tell, of which the maximum is taken."""
+        case, turn = self.case, self.work.next_turn()
+        case.fill(turn)
+        self.comm.barrier()
+        begun = perf_counter()
+        entry.run()
+        ended = perf_counter()
+        wrong = not case.check(turn, entry.name == BARE)
+        bits = 0
+        if self.settings.bits and case.out is not None:
+            bits = zlib.crc32(case.out.view(np.uint8).data)
+        return ended - begun, wrong, begun, -ended, bits, -bits
+
+    def _agree(self, seconds: float) -> float:
+        """Give rank 0's figure to all: every rank must plan the same iterations."""
+        return float(self.comm.broadcast(np.array([seconds]), root=0)[0])

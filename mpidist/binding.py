@@ -1,0 +1,194 @@
+"""From a written schedule to a program: blocks become memory, steps become operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .backends.base import Backend, Message, Transfer, UnboundTransfer
+from .errors import ScheduleError
+from .operations import Op
+from .plan import TAGS_PER_LEVEL, Strands, Written
+from .schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple
+from .storage import Action, Arena, Piece, Storage, merge, merge_rows, view
+
+
+@dataclass(slots=True)
+class Round:
+    """What the engine does in one round: pack, move, then combine, copy and unpack in order."""
+
+    before: tuple[Action, ...]
+    transfer: Transfer | None
+    after: tuple[Action, ...]
+
+
+@dataclass(slots=True)
+class Side:
+    """Strands run side by side, `window` at a time."""
+
+    strands: list[list[Round | Side]]
+    window: int
+
+
+@dataclass(slots=True)
+class Program:
+    """A schedule bound to memory, ready to be run any number of times, one run at a time."""
+
+    items: list[Round | Side]
+    finish: tuple[Action, ...]
+    scratch_bytes: int
+    messages: int
+    tag_base: list[int]
+    busy: bool = False
+
+
+class Binder:
+    """Walks the rounds of one rank in order and binds each to memory and to the backend."""
+
+    def __init__(self, backend: Backend, storage: Storage, op: Op | None, persistent: bool):
+        self.backend, self.storage, self.op = backend, storage, op
+        self.persistent = persistent and hasattr(backend, "bind")
+        self.messages = 0
+        self._base = [0]
+
+    def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
+        """Bind a whole schedule; `finish` is done after the result is complete."""
+        self.storage.prepare(written)
+        arena = Arena(self.storage.dtype)
+        items = self._strand(written, arena, 0)
+        finishing = (*self.storage.finish(), *finish)
+        elements = arena.total() + self.storage.scratch_elements
+        scratch = elements * self.storage.dtype.itemsize
+        return Program(items, finishing, scratch, self.messages, self._base)
+
+    def _strand(self, written: Written, arena: Arena, tag: int) -> list[Round | Side]:
+        items: list[Round | Side] = []
+        for item in written:
+            if isinstance(item, Strands):
+                strands = [
+                    self._strand(s, arena.slot(k % item.window), tag * TAGS_PER_LEVEL + k + 1)
+                    for k, s in enumerate(item.strands)
+                ]
+                items.append(Side(strands, item.window))
+            else:
+                items.append(self._round(item, arena, tag))
+        return items
+
+    def _round(self, steps: tuple[Step, ...], arena: Arena, tag: int) -> Round:
+        """Bind one round: first what is sent, for that is the old value, then what comes in."""
+        arena.taken = 0
+        if tag >= self.backend.tag_limit:
+            raise ScheduleError("parallel is nested too deep for the tags of this backend")
+        before: list[Action] = []
+        after: list[Action] = []
+        sends = [self._send(s, arena, tag, before) for s in steps if isinstance(s, Send)]
+        receives: list[Message] = []
+        self._check(steps)
+        for step in steps:
+            if isinstance(step, Copy):
+                after.extend(self._copy(step))
+            elif isinstance(step, Recv):
+                receives.append(self._recv(step, arena, tag, after))
+            elif isinstance(step, Reduce):
+                receives.append(self._reduce(step, arena, tag, after))
+        messages = receives + sends
+        self.messages += len(sends)
+        transfer: Transfer | None = None
+        if messages:
+            if self.persistent:
+                transfer = self.backend.bind(messages)  # type: ignore[attr-defined]
+            else:
+                transfer = UnboundTransfer(self.backend, messages, self._base)
+        return Round(tuple(before), transfer, tuple(after))
+
+    def _check(self, steps: tuple[Step, ...]) -> None:
+        sent = {(s.buffer, b) for s in steps if isinstance(s, Send) for b in block_tuple(s.blocks)}
+        reduced = {
+            (s.buffer, b) for s in steps if isinstance(s, Reduce) for b in block_tuple(s.blocks)
+        }
+        received: set[tuple[str, int]] = set()
+        for step in steps:
+            if not isinstance(step, Copy) and step.peer == self.backend.rank:
+                raise ScheduleError(f"{step!r} with itself; use Copy", rank=self.backend.rank)
+            if isinstance(step, Recv):
+                for b in block_tuple(step.blocks):
+                    place = (step.buffer, b)
+                    if place in sent or place in received or place in reduced:
+                        raise ScheduleError("is sent or received twice in one round", block=b)
+                    received.add(place)
+
+    def _send(self, step: Send, arena: Arena, tag: int, before: list[Action]) -> Message:
+        pieces = [self.storage.read((step.buffer, b)) for b in block_tuple(step.blocks)]
+        merged = merge(pieces)
+        if len(merged) == 1:
+            return Message(False, step.peer, view(merged[0]), tag)
+        packed = arena.take(sum(stop - start for _, start, stop in merged))
+        at = 0
+        for piece in merged:
+            n = piece[2] - piece[1]
+            before.append(partial(np.copyto, packed[at : at + n], view(piece)))
+            at += n
+        return Message(False, step.peer, packed, tag)
+
+    def _recv(self, step: Recv, arena: Arena, tag: int, after: list[Action]) -> Message:
+        merged = merge([self.storage.write((step.buffer, b)) for b in block_tuple(step.blocks)])
+        if len(merged) == 1:
+            return Message(True, step.peer, view(merged[0]), tag)
+        packed = arena.take(sum(stop - start for _, start, stop in merged))
+        at = 0
+        for piece in merged:
+            n = piece[2] - piece[1]
+            after.append(partial(np.copyto, view(piece), packed[at : at + n]))
+            at += n
+        return Message(True, step.peer, packed, tag)
+
+    def _reduce(self, step: Reduce, arena: Arena, tag: int, after: list[Action]) -> Message:
+        rows, at = [], 0
+        places = [(step.buffer, b) for b in block_tuple(step.blocks)]
+        own = [self.storage.read(place) for place in places]
+        incoming = arena.take(sum(stop - start for _, start, stop in own))
+        for place, now in zip(places, own):
+            n = now[2] - now[1]
+            rows.append((now, (incoming, at, at + n), self.storage.write(place)))
+            at += n
+        combine = self._combine()
+        lower = step.peer < self.backend.rank
+        for row in merge_rows(rows):
+            mine, theirs, target = (view(piece) for piece in row)
+            operands = (theirs, mine) if lower else (mine, theirs)
+            after.append(partial(combine, *operands, out=target))
+        return Message(True, step.peer, incoming, tag)
+
+    def _combine(self) -> Callable[..., Any]:
+        if self.op is None:
+            return lambda left, right, out: None  # a barrier has no data
+        return self.op.function if self.op.builtin else self.op.combine
+
+    def _copy(self, step: Copy) -> list[Action]:
+        sources = [self.storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]
+        targets = [self.storage.write((step.target, b)) for b in block_tuple(step.target_blocks)]
+        if len(sources) != len(targets):
+            raise ScheduleError(f"copies {len(sources)} blocks to {len(targets)}")
+        for source, target, block in zip(sources, targets, block_tuple(step.source_blocks)):
+            if source[2] - source[1] != target[2] - target[1]:
+                raise ScheduleError("is copied to a block of another length", block=block)
+        places = {(step.source, b) for b in block_tuple(step.source_blocks)}
+        if not places.isdisjoint((step.target, b) for b in block_tuple(step.target_blocks)):
+            return _copy_over_each_other(targets, sources)
+        return [
+            partial(np.copyto, view(target), view(source))
+            for target, source in merge_rows(list(zip(targets, sources)))
+        ]
+
+
+def _copy_over_each_other(targets: Sequence[Piece], sources: Sequence[Piece]) -> list[Action]:
+    """Copy blocks among each other: all are read before the first is written."""
+    aside = [np.empty_like(view(source)) for source in sources]
+    return [
+        *(partial(np.copyto, held, view(source)) for held, source in zip(aside, sources)),
+        *(partial(np.copyto, view(target), held) for target, held in zip(targets, aside)),
+    ]

@@ -1,0 +1,1 @@
+"""The commands of ``mpidist``, one or two a file."""

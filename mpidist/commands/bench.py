@@ -1,0 +1,190 @@
+"""``mpidist bench``: every algorithm beside the bare mpi4py call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..errors import InvalidArgument
+from ..measure import format_size
+from .catalogue import check_collectives
+from .common import examples, make_console, make_table, show
+from .info import knobs, versions
+from .options import Names, Sizes, check_writable, load_option
+
+
+@click.command(
+    "bench",
+    epilog=examples(
+        "mpidist run -n 4 -- mpidist bench allreduce --bytes 8,64K,1M,64M",
+        "mpidist run -n 2 -- mpidist bench allgather alltoall --algorithms native,ring,pairwise",
+        "mpidist run -n 4 -- mpidist bench allreduce --bytes 8-64M --plot a.png --json a.json",
+        "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
+        "mpidist run -n 2 -- mpidist bench --overhead",
+    ),
+)
+@click.argument("collectives", nargs=-1, metavar="COLLECTIVE...")
+@click.option(
+    "--bytes",
+    "sizes",
+    type=Sizes(),
+    default="8,64K,1M",
+    show_default=True,
+    help="Sizes of the whole buffer; 8-64M is 8, 32, 128, … 64M.",
+)
+@click.option("--algorithms", type=Names(), help="By default native and all there are.")
+@click.option("--dtype", default="float32", show_default=True, help="Of the elements.")
+@click.option("--op", default="sum", show_default=True, help="Operation, where it reduces.")
+@click.option("--root", default=0, show_default=True, help="Root, where there is one.")
+@click.option("--in-place", is_flag=True, help="The result takes the memory of the input.")
+@click.option("--iterations", default=200, show_default=True, help="At most so many are timed.")
+@click.option("--budget", default=2.0, show_default=True, help="Seconds for a collective and size.")
+@click.option(
+    "--limit", default=30.0, show_default=True, help="Seconds after which it is cut short."
+)
+@click.option("--json", "json_file", type=click.Path(), metavar="FILE", help="Write the results.")
+@click.option("--plot", type=click.Path(), metavar="FILE", help="Draw them (.png, .svg, .pdf).")
+@click.option("--report", type=click.Path(), metavar="FILE", help="Write them as a page of HTML.")
+@click.option(
+    "--overhead", is_flag=True, help="Measure what mpidist itself costs, and nothing else."
+)
+@load_option
+def bench_command(
+    collectives: tuple[str, ...],
+    overhead: bool,
+    json_file: str | None,
+    plot: str | None,
+    report: str | None,
+    imports: Any,
+    **options: Any,
+) -> int:
+    """Measure COLLECTIVEs: every algorithm beside the bare mpi4py call, in one run.
+
+    Data are other in every iteration and every result is checked.  A time is the median over the
+    iterations of the slowest rank's; "x mpi4py" is the bare call's time over it: above 1 is faster.
+    The exit code is 1 if any result was wrong.
+    """
+    import mpidist
+
+    from ..bench import measure, steps
+
+    check_files(json_file, plot=plot, report=report)
+    if overhead:
+        return print_overhead()
+    if not collectives:
+        raise InvalidArgument(
+            f"no collective was named; allowed are {', '.join(check_collectives(()))}"
+        )
+    collectives = check_collectives(collectives)
+    settings = make_settings(**options)
+    comm = mpidist.init()
+    with measuring(steps(collectives, settings)) as step:
+        results = measure(comm, collectives, settings, step)
+    results.header = header(comm, results)
+    if comm.rank == 0:
+        print_results(results)
+        write(results, json_file, plot, report)
+    return 0 if results.correct else 1
+
+
+def make_settings(**options: Any) -> Any:
+    """Check the options, and give them as settings."""
+    from ..bench import Settings
+    from ..bench.data import find_dtype
+
+    for name, least in (("iterations", 1), ("budget", 0), ("limit", 0)):
+        if options[name] < least:
+            raise InvalidArgument(f"--{name} {options[name]}: allowed are numbers >= {least}")
+    return Settings(**{**options, "dtype": find_dtype(options["dtype"])})
+
+
+def check_files(json_file: str | None, **drawn: str | None) -> None:
+    """See, before anything is measured, that the files can be written and curves be drawn."""
+    from ..bench.plot import check_matplotlib
+
+    check_writable("--json", json_file)
+    for name, path in drawn.items():
+        check_writable(f"--{name}", path)
+        if path:
+            check_matplotlib(f"--{name}")
+
+
+def header(comm: Any, results: Any) -> dict[str, Any]:
+    """Give the header of results."""
+    from ..bench.records import make_header
+
+    return {**make_header(comm, versions(), knobs()), "iterations": results.iterations}
+
+
+@contextmanager
+def measuring(total: int) -> Iterator[Callable[[str, int], Any]]:
+    """Show, on rank 0's terminal only, how far it is."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield lambda collective, nbytes: None
+        return
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("measuring", total=total)
+
+        def step(collective: str, nbytes: int) -> None:
+            bar.update(task, advance=1, description=f"{collective} {format_size(nbytes)}")
+
+        yield step
+
+
+def print_results(results: Any, console: Console | None = None) -> None:
+    """Print the tables."""
+    from ..bench.table import tabulate
+
+    console = console or make_console()
+    for heading, table in tabulate(
+        results, lambda *columns: make_table(console, *columns), console.is_terminal
+    ):
+        console.print(f"\n[bold]{heading}[/]" if heading else "")
+        show(console, table)
+
+
+def write(results: Any, json_file: str | None, plot: str | None, report: str | None) -> None:
+    """Write what was asked for."""
+    if json_file:
+        results.save(json_file)
+    if plot:
+        from ..bench.plot import save
+
+        save(results, plot)
+    if report:
+        from ..bench.report import bench_page
+
+        Path(report).write_text(bench_page(results), encoding="utf-8")
+
+
+def print_overhead() -> int:
+    """Print the engine's cost of a round and native's beside the bare call."""
+    import mpidist
+
+    from ..bench.overhead import engine_overhead, native_overhead
+
+    comm = mpidist.init()
+    costs = [*(engine_overhead() if comm.rank == 0 else []), *native_overhead(comm)]
+    console = make_console()
+    table = make_table(console, "what", ">deadline", ">µs", ">more than bare µs")
+    bare = next(c.microseconds for c in costs if c.what.startswith("mpi4py"))
+    for cost in costs:
+        more = f"{cost.microseconds - bare:.2f}" if cost.what.startswith("native") else ""
+        deadline = "none" if cost.timeout is None else f"{cost.timeout:g} s"
+        table.add_row(cost.what, deadline, f"{cost.microseconds:.2f}", more)
+    show(console, table)
+    return 0

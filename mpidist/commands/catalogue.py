@@ -1,0 +1,168 @@
+"""``mpidist list`` and ``mpidist show``: the algorithms there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InvalidArgument, InvalidRank
+from ..schedule.contract import COLLECTIVES
+from ..schedule.registry import Algorithm, Groups, algorithms, find
+from .common import examples, make_console, make_table
+from .common import show as print_table
+from .options import Numbers, check_writable, load_option
+
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+_UNEVEN = ((0, 1, 2), (3, 4))
+
+
+@click.command(
+    "list",
+    epilog=examples(
+        "mpidist list", "mpidist list allreduce --json", "mpidist list --import my_algorithms.py"
+    ),
+)
+@click.argument("collective", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@load_option
+def list_command(collective: str | None, as_json: bool, imports: Any) -> None:
+    """List the algorithms, of one COLLECTIVE or of all."""
+    order = list(COLLECTIVES)
+    found = sorted(algorithms(collective), key=lambda a: order.index(a.collective))
+    rows = [describe(a) for a in found]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    console = make_console()
+    table = make_table(
+        console, "=collective", "=algorithm", "rounds", "bytes per rank", "ordered", "summary"
+    )
+    before = ""
+    for row in rows:
+        first = "" if row["collective"] == before and console.is_terminal else row["collective"]
+        before = row["collective"]
+        notes = f" ({row['requires']})" if row["requires"] else ""
+        table.add_row(
+            first,
+            row["algorithm"] + (":K" if "arity" in row["uses"] else ""),
+            row["rounds"],
+            row["bytes_per_rank"],
+            "yes" if row["ordered"] else "no",
+            row["summary"] + notes,
+        )
+    print_table(console, table)
+    console.print(
+        "n bytes in the whole buffer, p ranks; ordered: combines in rank order, so it serves "
+        "operations that do not commute.\n"
+        "K is the arity of a tree (tree:4).  Every collective has native as well."
+    )
+
+
+def describe(algorithm: Algorithm) -> dict[str, Any]:
+    """Give what is known of an algorithm, as JSON has it."""
+    rounds, moved = costs(algorithm.doc)
+    return {
+        "collective": algorithm.collective,
+        "algorithm": algorithm.name,
+        "rounds": rounds,
+        "bytes_per_rank": moved,
+        "ordered": algorithm.ordered,
+        "equal_blocks": algorithm.equal_blocks,
+        "requires": requirement(algorithm),
+        "uses": sorted(algorithm.uses),
+        "summary": algorithm.summary,
+    }
+
+
+def costs(doc: str) -> tuple[str, str]:
+    """Read ``Rounds: … Bytes per rank: ….`` of a docstring; empty strings where it is not there."""
+    found = re.search(r"Rounds:\s*(.*?)\.\s+Bytes per rank:\s*(.*?)\.(?:\n|$)", doc, re.DOTALL)
+    if not found:
+        return "", ""
+    return " ".join(found[1].split()), " ".join(found[2].split())
+
+
+def requirement(algorithm: Algorithm) -> str | None:
+    """Give what an algorithm says of the first size, or uneven nodes, that it cannot serve."""
+    for size in _SIZES:
+        reason = algorithm.unsupported(size)
+        if reason:
+            return f"{size} ranks: {reason}"
+    reason = algorithm.unsupported(5, groups=_UNEVEN)
+    return f"nodes of 3 and 2 ranks: {reason}" if reason else None
+
+
+@click.command(
+    "show",
+    epilog=examples(
+        "mpidist show allreduce ring --ranks 5",
+        "mpidist show broadcast tree:3 --ranks 9 --root 2 --svg tree.svg",
+        "mpidist show allreduce hierarchical --ranks 6 --nodes 3,3",
+    ),
+)
+@click.argument("collective")
+@click.argument("algorithm")
+@click.option("--ranks", default=5, show_default=True, help="Number of ranks.")
+@click.option("--root", default=0, show_default=True, help="Root, where the collective has one.")
+@click.option("--arity", type=int, help="Children of a rank in a tree; the same as tree:K.")
+@click.option(
+    "--nodes", type=Numbers(), help="Ranks on each node, for example 3,2; by default one."
+)
+@click.option("--segments", default=1, show_default=True, help="Pieces each block is cut into.")
+@click.option("--svg", type=click.Path(), metavar="FILE", help="Write a picture instead of text.")
+@load_option
+def show_command(
+    collective: str,
+    algorithm: str,
+    ranks: int,
+    root: int,
+    arity: int | None,
+    nodes: list[int] | None,
+    segments: int,
+    svg: str | None,
+    imports: Any,
+) -> None:
+    """Draw what ALGORITHM does, round by round: who sends which blocks to whom."""
+    choice = find(collective, algorithm)
+    for name, value in (("--ranks", ranks), ("--segments", segments)):
+        if value < 1:
+            raise InvalidArgument(f"{name} {value}: allowed are whole numbers >= 1")
+    if not 0 <= root < ranks:
+        raise InvalidRank(root, ranks, "--root ")
+    if arity is not None:
+        choice = find(collective, f"{choice.algorithm.name}:{arity}")
+    groups = as_groups(nodes, ranks)
+    check_writable("--svg", svg)
+    from ..schedule import show
+
+    draw = show.text if svg is None else show.svg
+    picture = draw(collective, choice, ranks, root=root, groups=groups, segments=segments)
+    if svg is None:
+        click.echo(picture)
+    else:
+        Path(svg).write_text(picture, encoding="utf-8")
+        click.echo(f"{collective} {choice.name} on {ranks} ranks: {svg}")
+
+
+def as_groups(nodes: list[int] | None, ranks: int) -> Groups | None:
+    """Give the ranks on each node, where each node has so many."""
+    if nodes is None:
+        return None
+    if sum(nodes) != ranks or min(nodes) < 1:
+        raise InvalidArgument(
+            f"--nodes {','.join(map(str, nodes))}: allowed are numbers >= 1 whose sum is "
+            f"--ranks {ranks}"
+        )
+    starts = [sum(nodes[:i]) for i in range(len(nodes))]
+    return tuple(tuple(range(a, a + n)) for a, n in zip(starts, nodes))
+
+
+def check_collectives(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Give the collectives asked for; all if none was."""
+    for name in names:
+        algorithms(name)
+    return tuple(dict.fromkeys(names)) or tuple(COLLECTIVES)

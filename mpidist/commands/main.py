@@ -1,0 +1,91 @@
+"""The group of commands: every error of mpidist becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from ..errors import CommunicationError, InvalidArgument, LaunchError, MpidistError
+from .common import launched_rank
+
+AGREE_SECONDS = 5.0
+REPORT_SECONDS = 1.0
+
+
+class Main(click.Group):
+    """The group of commands: every error of mpidist becomes one line and an exit code.
+
+    2 for what was asked wrongly, 1 for what went wrong.
+    """
+
+    def main(self, *arguments: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        """Run a command; see :meth:`click.Command.main`."""
+        if not standalone_mode:
+            return self._main(arguments, extra)
+        if launched_rank():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the rest of the process)
+        try:
+            status = self._main(arguments, extra)
+        except click.ClickException as error:
+            if not launched_rank():
+                error.show()
+            status = error.exit_code
+        except click.Abort:
+            status = 1
+        except MpidistError as error:
+            status = report(error)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # `mpidist list | head` is no failure
+            status = 1
+        status = status if isinstance(status, int) else 0
+        if status and launched_rank():
+            # The launcher ends a job with its first rank that fails; rank 0 has a message to print.
+            time.sleep(REPORT_SECONDS)
+        sys.exit(status)
+
+    def _main(self, arguments: tuple[Any, ...], extra: dict[str, Any]) -> Any:
+        return super().main(*arguments, standalone_mode=False, **extra)  # type: ignore[call-overload]
+
+
+def report(error: MpidistError) -> int:
+    """Print an error in one line, by rank 0 where all ranks have it; give the exit code.
+
+    What only one rank has met ends the job: the others wait for it.
+    """
+    from .. import launch
+
+    comm = launch._default
+    status = 2 if isinstance(error, (InvalidArgument, LaunchError)) else 1
+    if comm is None or comm.size == 1:
+        if not launched_rank():
+            _print_error(error)
+        return status
+    if not isinstance(error, CommunicationError) and _all_have_one(comm):
+        if comm.rank == 0:
+            _print_error(error)
+        return status
+    _print_error(error, f" on rank {comm.rank} of {comm.size}")
+    comm.backend.abort(1)
+    return 1
+
+
+def _all_have_one(comm: Any) -> bool:
+    """Tell whether every rank has come here: then it is everyone's error."""
+    comm.timeout = AGREE_SECONDS
+    try:
+        comm.barrier()
+    except MpidistError:
+        return False
+    return True
+
+
+def _print_error(error: BaseException, where: str = "") -> None:
+    line = " ".join(str(error).split())
+    click.echo(f"mpidist: error{where}: {line}", err=True)

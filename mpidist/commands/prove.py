@@ -1,0 +1,152 @@
+"""``mpidist prove``: every algorithm, for every size and root."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ..errors import InvalidArgument
+from ..schedule.contract import COLLECTIVES
+from .common import examples, make_console, make_table, show
+from .options import Names, Numbers, load_option
+
+
+@click.command(
+    "prove",
+    epilog=examples(
+        "mpidist prove",
+        "mpidist prove --ranks 1-64 --jobs 2",
+        "mpidist prove --collective allreduce --algorithm tree --arity 2,5 --ranks 7,12",
+        "mpidist prove --import mine.py --algorithm mine",
+    ),
+)
+@click.option(
+    "--ranks", type=Numbers(), default="1-33", show_default=True, help="Sizes: 1-33, or 2,5."
+)
+@click.option("--collective", type=Names(), help="Only these; by default all.")
+@click.option("--algorithm", type=Names(), help="Only these; tree:4 is the tree of arity 4.")
+@click.option("--arity", type=Numbers(), default="2,3,4,8", show_default=True, help="Of trees.")
+@click.option("--jobs", type=int, help="Processes; by default one a core.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@load_option
+def prove_command(
+    ranks: list[int],
+    collective: tuple[str, ...] | None,
+    algorithm: tuple[str, ...] | None,
+    arity: list[int],
+    jobs: int | None,
+    as_json: bool,
+    imports: Any,
+) -> int:
+    """Prove algorithms: run all ranks symbolically, for every size, root, arity and grouping.
+
+    A proof shows that nothing deadlocks, that every contribution arrives exactly once, and where an
+    algorithm says so that operands combine in rank order.  A counter-example names rank, round and
+    block, and makes the exit code 1.
+    """
+    from ..schedule.sweep import sweep
+
+    for name, values, least in (("--ranks", ranks, 1), ("--arity", arity, 2)):
+        if min(values) < least:
+            raise InvalidArgument(f"{name} {min(values)}: allowed are whole numbers >= {least}")
+    if jobs is not None and jobs < 1:
+        raise InvalidArgument(f"--jobs {jobs}: allowed are whole numbers >= 1")
+    begun = perf_counter()
+    with proving() as progress:
+        rows = sweep(ranks, collective, algorithm, arity, jobs, progress)
+    seconds = perf_counter() - begun
+    rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
+    if as_json:
+        click.echo(json.dumps(as_dict(rows, seconds), indent=1))
+    else:
+        print_rows(make_console(), rows, seconds)
+    return 0 if all(row.proved for row in rows) else 1
+
+
+def as_dict(rows: list[Any], seconds: float) -> dict[str, Any]:
+    """Give the rows and their totals, as JSON has them."""
+    return {
+        "proved": all(row.proved for row in rows),
+        "proofs": sum(row.proofs for row in rows),
+        "messages": sum(row.messages for row in rows),
+        "seconds": round(seconds, 3),
+        "rows": [dataclasses.asdict(row) | {"proved": row.proved} for row in rows],
+    }
+
+
+def print_rows(console: Console, rows: list[Any], seconds: float) -> None:
+    """Print a line for each algorithm, the counter-examples, and the totals."""
+    table = make_table(
+        console, "=collective", "=algorithm", "ranks", ">proofs", ">messages", ">s", "proved"
+    )
+    for row in rows:
+        notes = f" (not {spans(row.refused)})" if row.refused and row.sizes else ""
+        table.add_row(
+            row.collective,
+            Text(row.name),
+            (spans(row.sizes) or "none") + notes,
+            f"{row.proofs:,}",
+            f"{row.messages:,}",
+            f"{row.seconds:.2f}",
+            "yes" if row.proved else "NO",
+            style=None if row.proved else "bold red",
+        )
+    show(console, table)
+    for row in rows:
+        if not row.proved:
+            console.print(
+                f"counter-example: {row.collective} {row.name}: {row.counterexample}",
+                markup=False,
+                style="red",
+            )
+    wrong = sum(not row.proved for row in rows)
+    console.print(
+        f"{len(rows)} algorithms, {sum(row.proofs for row in rows):,} proofs of "
+        f"{sum(row.messages for row in rows):,} messages in {seconds:.1f} s: "
+        + (f"{wrong} NOT proved" if wrong else "all proved")
+    )
+
+
+def spans(numbers: tuple[int, ...]) -> str:
+    """Write numbers briefly: ``1-4, 7``; ``2, 4, … 32`` where every other one is missing."""
+    parts: list[list[int]] = []
+    step = numbers[1] - numbers[0] if len(numbers) > 3 else 1
+    if step > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
+        return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+@contextmanager
+def proving() -> Iterator[Callable[[int, int, str], None] | None]:
+    """Show on a terminal how far it is."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(
+        TextColumn("proving"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, label: bar.update(
+            task, completed=done, total=total, description=label
+        )

@@ -1,0 +1,313 @@
+"""The communicator, what users hold: collectives, messages, objects, sub-communicators."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import background, collectives
+from .backends.base import Backend
+from .config import CollectiveConfig
+from .debug import check_alike
+from .errors import CommunicatorBroken, InvalidArgument, MpidistError, Unsupported
+from .levels import TWO_LEVEL, compose, make_levels
+from .messages import Messages
+from .objects import allgather_object, broadcast_object, example_call
+from .operations import find_op
+from .prepare import Place, Prepared
+from .quick import QuickCalls
+from .selection import Way, ways
+from .service import Service
+from .symmetric import Heap
+from .topology import Topology
+from .work import UNSET, Work
+
+SEGMENT_BYTES = 1 << 20
+WINDOW = 4
+
+
+class Communicator:
+    """A group of ranks and everything they can do together.
+
+    Arguments follow numpy: arrays of any shape, lists and scalars; results are new arrays unless
+    `out` is given; ``out=x`` is in place.  Every rank must make the same calls in the same order.
+
+    Parameters
+    ----------
+    backend : Backend
+        Who moves the bytes.
+    config : CollectiveConfig, optional
+        Strategies, thresholds and the deadline.
+    segment_bytes : int
+        Blocks longer than this many bytes are pipelined in segments.
+    window : int
+        Segments under way at a time.
+    debug : bool, optional
+        Agree on every collective first; by default as ``MPIDIST_DEBUG`` says.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: CollectiveConfig | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        window: int = WINDOW,
+        debug: bool | None = None,
+    ):
+        for name, value in (("segment_bytes", segment_bytes), ("window", window)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidArgument(
+                    f"rank {backend.rank}: {name}={value!r} must be a whole number >= 1"
+                )
+        config = config or CollectiveConfig()
+        config.check_size(backend.size, backend.rank)
+        self._backend, self._place = backend, Place(backend.rank, backend.size)
+        self._service = Service(backend, config, segment_bytes, window)
+        self._messages = Messages(self._service)
+        self._options = {"segment_bytes": segment_bytes, "window": window}
+        self._debug = (
+            os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
+        )
+        self._quick = QuickCalls(self._service)
+        self._levels: tuple[Communicator, Communicator] | None = None
+        self.rank, self.size = backend.rank, backend.size
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"
+
+    # -- properties -----------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> Backend:
+        """Who moves the bytes."""
+        return self._backend
+
+    @property
+    def config(self) -> CollectiveConfig:
+        """Strategies, thresholds and counts."""
+        return self._service.config
+
+    @property
+    def topology(self) -> Topology:
+        """Who shares a node with whom."""
+        return self._service.topology
+
+    @property
+    def timeout(self) -> float | None:
+        """Deadline of every wait in seconds; None waits forever.  May be set."""
+        return self._service.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self._service.timeout = CollectiveConfig(timeout=seconds).timeout
+
+    @property
+    def broken(self) -> str | None:
+        """Why this communicator cannot be used any more, or None."""
+        return self._service.broken
+
+    # -- collectives: see collectives.py and background.py --------------------------------------
+
+    allreduce = collectives.allreduce
+    reduce = collectives.reduce
+    broadcast = collectives.broadcast
+    allgather = collectives.allgather
+    gather = collectives.gather
+    reduce_scatter = collectives.reduce_scatter
+    scatter = collectives.scatter
+    alltoall = collectives.alltoall
+    barrier = collectives.barrier
+
+    iallreduce = background.iallreduce
+    ireduce = background.ireduce
+    ibroadcast = background.ibroadcast
+    iallgather = background.iallgather
+    igather = background.igather
+    ireduce_scatter = background.ireduce_scatter
+    iscatter = background.iscatter
+    ialltoall = background.ialltoall
+    ibarrier = background.ibarrier
+
+    # -- point-to-point and objects -------------------------------------------------------------
+
+    def send(self, x: Any, peer: int, tag: int = 0) -> None:
+        """Send an array to `peer`, which must receive as many bytes."""
+        self._messages.isend(x, peer, tag).wait()
+
+    def recv(
+        self, out: np.ndarray, peer: int, tag: int = 0, timeout: float | None = UNSET
+    ) -> np.ndarray:
+        """Receive into `out`, which must have the message's length; gives `out`."""
+        return self._messages.irecv(out, peer, tag).wait(timeout)
+
+    def isend(self, x: Any, peer: int, tag: int = 0) -> Work:
+        """Begin :meth:`send`."""
+        return self._messages.isend(x, peer, tag)
+
+    def irecv(self, out: np.ndarray, peer: int, tag: int = 0) -> Work:
+        """Begin :meth:`recv`."""
+        return self._messages.irecv(out, peer, tag)
+
+    def send_object(self, value: Any, peer: int, tag: int = 0) -> None:
+        """Send any object that can be pickled."""
+        self._messages.send_object(value, peer, tag)
+
+    def recv_object(self, peer: int, tag: int = 0, timeout: float | None = UNSET) -> Any:
+        """Receive what :meth:`send_object` sent.  Unpickling runs code: trust the sender."""
+        return self._messages.recv_object(peer, tag, timeout)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Bring the root's object to every rank; gives it."""
+        return broadcast_object(self, value, self._root(root))
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Give everyone the list of all ranks' objects, in rank order."""
+        return allgather_object(self, value)
+
+    # -- structure ------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Divide the ranks: those of one `color` form a new communicator, ordered by `key`.
+
+        Parameters
+        ----------
+        color : int or None
+            ≥ 0; None for a rank that will be in none of them, which gets None.
+        key : int
+            Order within the color; ranks with equal keys keep their order.
+
+        Returns
+        -------
+        Communicator or None
+            With this one's single-level strategies, thresholds and deadline.
+        """
+        if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
+            raise self._place.wrong(f"color={color!r}: must be a whole number >= 0, or None")
+        mine = (None if color is None else int(color), int(key))
+        sub = self._service.meet("split", lambda: self._backend.split(*mine))
+        if sub is None:
+            return None
+        config = self.config.at_level("local").replace(timeout=self.timeout)
+        return Communicator(sub, config, debug=self._debug, **self._options)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float64") -> np.ndarray:
+        """Make an array in symmetric memory: every rank of the node reaches everyone's.
+
+        Blocking collectives on such arrays take place in them, without messages; no call changes.
+        Collective: every rank asks for the same shape and dtype.  The memory is given back when the
+        array and all views of it are dead, on each rank by itself.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            Of the array on each rank.
+        dtype : dtype
+            Of its elements.
+
+        Returns
+        -------
+        ndarray
+            This rank's array, filled with zeros.
+
+        Raises
+        ------
+        Unsupported
+            If the ranks are on several nodes, or threads of one process.
+        MemoryError
+            If there is not so much shared memory.
+        """
+        if self.topology.num_nodes > 1:
+            raise Unsupported(
+                f"rank {self.rank}: symmetric memory needs all ranks on one node, these are on "
+                f"{self.topology.num_nodes}: split() by node"
+            )
+        if self._backend.native is None:
+            raise Unsupported(
+                f"rank {self.rank}: the {self._backend.name} backend has no shared memory"
+            )
+        if self._service.heap is None:
+            self._service.heap = Heap(self.rank, self.size, self.broadcast_object, self.barrier)
+        return self._service.heap.empty(shape, dtype)
+
+    def free(self, x: np.ndarray | None = None) -> None:
+        """Give back what the communicator holds; collective.  With an array: see :meth:`empty`.
+
+        Parameters
+        ----------
+        x : ndarray, optional
+            An array of :meth:`empty`: from now on it is treated like any other, and its memory goes
+            with its last view.  To be called on every rank.
+        """
+        if x is not None:
+            if self._service.heap is None:
+                raise self._place.wrong("free(x): this communicator has no symmetric memory")
+            self._quick.clear()
+            self._service.heap.forget(x)
+            return
+        if self._levels is not None:
+            for level in self._levels:
+                level.free()
+            self._levels = None
+        if self._service.broken is None:
+            self._quick.clear()
+            self._service.cache.clear()
+            self._service.meet("free", self._backend.close)
+            self._service.broken = "the communicator was freed"
+
+    def explain(self, collective: str, nbytes: int, op: str = "sum") -> tuple[Way, list[Way]]:
+        """Give the way that "auto" takes for `nbytes` of float32, and every way there is."""
+        call = example_call(self._place, collective, nbytes, find_op(op))
+        every = ways(call, self._service.means(call))
+        return self._service.way(call, "auto"), every
+
+    # -- within ---------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        collective: str,
+        make: Callable[[], Prepared],
+        algorithm: str,
+        key: tuple | None = None,
+        x: Any = None,
+        out: Any = None,
+    ) -> Any:
+        prepared = self._prepared(collective, make, algorithm)
+        op = prepared.call.op
+        commutes = op is None or op.commute  # the ranks of a node need not follow each other
+        if algorithm == "auto" and self.config.two_level and collective in TWO_LEVEL and commutes:
+            return self._two_level(prepared)
+        result = self._service.serve(prepared, algorithm)
+        same = result is None or result is out or result is x
+        if key is not None and not self._debug and same:
+            self._quick.remember(key, prepared, algorithm, x, out)
+        return result
+
+    def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
+        return self._service.begin(self._prepared(collective, make, algorithm), algorithm)
+
+    def _prepared(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Prepared:
+        """Check the arguments; with debug, agree with the other ranks on them."""
+        if not self._debug:
+            return make()
+        self._service.check_usable()
+        try:
+            prepared = make()
+        except CommunicatorBroken:
+            raise
+        except MpidistError as error:
+            check_alike(self._messages, collective, error)
+            raise
+        check_alike(self._messages, f"{prepared.call.fingerprint} algorithm={algorithm}")
+        return prepared
+
+    def _root(self, root: Any) -> int:
+        return self._place.check_root(root)
+
+    def _two_level(self, prepared: Prepared) -> Any:
+        if self._levels is None:
+            self._levels = self._service.meet("split", lambda: make_levels(self))
+        return compose(self, self._levels, prepared)

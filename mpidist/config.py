@@ -1,0 +1,210 @@
+"""The configuration of collectives: strategies, thresholds, counts and the deadline."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ConfigError, UnknownName
+from .steering import LEVELS, Steering
+from .strategy import ALLOWED, Strategy, strategy_for
+
+ENVIRONMENT_PREFIX = "MPIDIST_"
+
+
+def _remember_given(cls: type) -> type:
+    """Make ``__init__`` note which fields the user gave: only these steer ``auto``."""
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def remembering(self: Any, **values: Any) -> None:
+        object.__setattr__(self, "given", frozenset(values))
+        init(self, **values)
+
+    cls.__init__ = remembering  # type: ignore[misc]
+    return cls
+
+
+@_remember_given
+@dataclass(frozen=True, kw_only=True)
+class CollectiveConfig(Steering):
+    """What the user wants of collectives; immutable, and valid from the moment it exists.
+
+    A field that was given, even with the value of its default, steers ``algorithm="auto"``; a
+    default does not.  Strategies are written as :class:`~mpidist.strategy.Strategy` says.
+
+    Parameters
+    ----------
+    num_devices : int
+        Ranks on each node.  If given, a communicator must have ``num_devices * (num_nodes or 1)``.
+    local_allreduce, local_reduce, local_broadcast : str
+        Strategies on a single level, or inside the node when there are two.
+    num_nodes : int or None
+        Number of nodes; if given, collectives work on two levels and all `global_` strategies are
+        needed.
+    global_allreduce, global_reduce, global_broadcast : str or None
+        Strategies between the nodes.
+    tree_threshold_bytes : int
+        Size in bytes below which a tree is preferred over a ring.
+    tree_arity : int
+        Children of a rank in a tree whose strategy does not say it, ≥ 2.
+    timeout : float or None
+        Deadline of every wait in seconds; None waits forever.
+
+    Attributes
+    ----------
+    given : frozenset of str
+        The fields that the user set.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not allowed or the fields contradict each other.
+
+    Notes
+    -----
+    Fields, defaults and ``select_allreduce`` are those of ``CollectiveConfig`` in the Rust crate
+    pmetal-distributed, where the timeout and the global strategies were accepted but never used.
+    """
+
+    num_devices: int = 1
+    local_allreduce: str = Strategy("auto")
+    local_reduce: str = Strategy("auto")
+    local_broadcast: str = Strategy("auto")
+    num_nodes: int | None = None
+    global_allreduce: str | None = None
+    global_reduce: str | None = None
+    global_broadcast: str | None = None
+    tree_threshold_bytes: int = 1 << 20
+    tree_arity: int = 2
+    timeout: float | None = 60.0
+    given: frozenset[str] = field(init=False, repr=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        for level in LEVELS:
+            for collective in ALLOWED:
+                name = f"{level}_{collective}"
+                text = getattr(self, name)
+                if text is not None or level == "local":
+                    object.__setattr__(self, name, strategy_for(collective, text, name))
+        self.validate()
+
+    @classmethod
+    def single_node(cls, num_devices: int) -> CollectiveConfig:
+        """Configure `num_devices` ranks on one node: allreduce by a ring."""
+        return cls(num_devices=num_devices, local_allreduce="ring")
+
+    @classmethod
+    def multi_node(cls, num_devices: int, num_nodes: int) -> CollectiveConfig:
+        """Configure `num_devices` ranks on each of `num_nodes` nodes."""
+        return cls(
+            num_devices=num_devices,
+            num_nodes=num_nodes,
+            local_allreduce="tree:2",
+            global_allreduce="ring",
+            global_reduce="tree:2",
+            global_broadcast="tree:2",
+        )
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value is not allowed; construction has already done so."""
+        _check_number("num_devices", self.num_devices, 1)
+        _check_number("tree_threshold_bytes", self.tree_threshold_bytes, 0)
+        _check_number("tree_arity", self.tree_arity, 2)
+        if self.num_nodes is not None:
+            _check_number("num_nodes", self.num_nodes, 1)
+            missing = [n for c in ALLOWED if getattr(self, n := f"global_{c}") is None]
+            if missing:
+                names = ", ".join(missing)
+                raise ConfigError(
+                    f"num_nodes={self.num_nodes} needs all global strategies; missing: {names}"
+                )
+        wait = self.timeout
+        number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
+        if wait is not None and not (number and wait > 0):
+            raise ConfigError(f"timeout={wait!r}: allowed are seconds > 0, or None: wait forever")
+
+    def is_set(self, name: str) -> bool:
+        """Tell whether the user set the field `name`."""
+        _check_known([name])
+        return name in self.given
+
+    def replace(self, **changes: Any) -> CollectiveConfig:
+        """Give a copy with `changes`, which count as set by the user."""
+        _check_known(changes)
+        return CollectiveConfig(**{**{n: getattr(self, n) for n in self.given}, **changes})
+
+    def to_json(self) -> str:
+        """Write the fields that were set, and only these, as a JSON object."""
+        values = {n: getattr(self, n) for n in FIELDS if n in self.given}
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str) -> CollectiveConfig:
+        """Read what :meth:`to_json` wrote; ConfigError for anything else."""
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"the configuration is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"the configuration must be a JSON object, not {values!r}")
+        _check_known(values)
+        return cls(**values)
+
+    @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, base: CollectiveConfig | None = None
+    ) -> CollectiveConfig:
+        """Read ``MPIDIST_NUM_DEVICES``, ``MPIDIST_LOCAL_ALLREDUCE``, …: one variable a field.
+
+        Parameters
+        ----------
+        environ : mapping
+            The variables; an empty one counts as not there, ``none`` means None.
+        base : CollectiveConfig, optional
+            What the variables override.
+        """
+        changes = {}
+        for name in FIELDS:
+            text = environ.get(ENVIRONMENT_PREFIX + name.upper(), "").strip()
+            if text:
+                changes[name] = _read(name, text)
+        try:
+            return (base or cls()).replace(**changes)
+        except ConfigError as error:
+            names = ", ".join(ENVIRONMENT_PREFIX + name.upper() for name in changes)
+            raise ConfigError(f"{error} (from the environment: {names})") from None
+
+
+FIELDS = tuple(f.name for f in dataclasses.fields(CollectiveConfig) if f.init)
+"""Names of the fields a user can set."""
+
+
+def _read(name: str, text: str) -> Any:
+    """Read the value of one environment variable."""
+    if text.lower() in ("none", "forever") and name != "tree_arity":
+        return None
+    if name not in ("num_devices", "num_nodes", "tree_threshold_bytes", "tree_arity", "timeout"):
+        return text
+    try:
+        return float(text) if name == "timeout" else int(text)
+    except ValueError:
+        kind = "a number" if name == "timeout" else "a whole number"
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        raise ConfigError(f"{variable}={text!r} is not {kind}") from None
+
+
+def _check_known(names: Any) -> None:
+    for name in names:
+        if name not in FIELDS:
+            raise ConfigError(str(UnknownName("configuration field", name, FIELDS)))
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}: allowed are whole numbers >= {least}")

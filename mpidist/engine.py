@@ -1,0 +1,131 @@
+"""Runs programs on a backend: blocking or in the background, never past the deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from .backends.base import Backend
+from .binding import Program, Round, Side
+
+
+class Engine:
+    """Runs the programs of one communicator and keeps those in the background going.
+
+    Attributes
+    ----------
+    active : list of Run
+        What is under way in the background, in the order it was started.
+    """
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        self.active: list[Run] = []
+
+    def run(self, program: Program, deadline: float | None) -> bool:
+        """Run to the end; False if the deadline passed first.
+
+        Rounds in a row are run here without a generator: that costs a third less per round.
+        """
+        for item in program.items:
+            if not isinstance(item, Round):
+                steps = _side(item)
+                if not self.wait(partial(_ended, steps), deadline):
+                    return False
+                continue
+            for action in item.before:
+                action()
+            transfer = item.transfer
+            if transfer is not None:
+                transfer.start()
+                if not transfer.test() and not self.wait(transfer.test, deadline):
+                    return False
+            for action in item.after:
+                action()
+        for action in program.finish:
+            action()
+        return True
+
+    def start(self, program: Program) -> Run:
+        """Begin to run in the background."""
+        run = Run(program)
+        self.active.append(run)
+        run.test()
+        return run
+
+    def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait for `test` while what is active goes on; False if the deadline passed first."""
+        return self.backend.wait(test, deadline, self.progress if self.active else None)
+
+    def progress(self) -> None:
+        """Bring everything in the background forward."""
+        self.active = [run for run in self.active if not run.test()]
+
+
+class Run:
+    """A program under way in the background."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.done = False
+        self.error: BaseException | None = None
+        program.busy = True
+        self._steps = _program(program)
+
+    def test(self) -> bool:
+        """Make progress; tell whether the program has ended.  An error is raised every time."""
+        if self.error is not None:
+            raise self.error
+        if not self.done:
+            try:
+                self.done = next(self._steps, True) is True
+            except BaseException as error:
+                self.error = error
+                raise
+            self.program.busy = not self.done
+        return self.done
+
+
+def _ended(steps: Iterator[None]) -> bool:
+    return next(steps, True) is True
+
+
+def _program(program: Program) -> Iterator[None]:
+    yield from _strand(program.items)
+    for action in program.finish:
+        action()
+
+
+def _strand(items: list[Round | Side]) -> Iterator[None]:
+    """Run one strand, giving control back (with None) whenever a message has not come yet."""
+    for item in items:
+        if isinstance(item, Side):
+            yield from _side(item)
+            continue
+        for action in item.before:
+            action()
+        transfer = item.transfer
+        if transfer is not None:
+            transfer.start()
+            while not transfer.test():
+                yield
+        for action in item.after:
+            action()
+
+
+def _side(side: Side) -> Iterator[None]:
+    """Run strands side by side; strand k + window starts when strand k has ended."""
+    window = side.window
+    slots: list[tuple[int, Iterator[None]] | None] = [
+        (k, _strand(side.strands[k])) for k in range(min(window, len(side.strands)))
+    ]
+    left = len(side.strands)
+    while left:
+        for slot, entry in enumerate(slots):
+            while entry is not None and next(entry[1], True) is True:
+                left -= 1
+                k = entry[0] + window
+                entry = (k, _strand(side.strands[k])) if k < len(side.strands) else None
+                slots[slot] = entry
+        if left:
+            yield

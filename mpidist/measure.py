@@ -1,0 +1,200 @@
+"""Measuring: sizes and bandwidths, the speed of memory, latency and bandwidth of a communicator."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidArgument
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
+RANGE_FACTOR = 4
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes: ``"8"``, ``"64K"``, ``"1.5M"``, ``"1GiB"``; units are powers of 1024.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is no size, or no whole number of bytes.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    nbytes = float(match[1]) * UNITS[match[2].upper()] if match else 0.5
+    if nbytes != int(nbytes):
+        raise InvalidArgument(
+            f"{text!r} is not a size: allowed are whole numbers of bytes, with K, M or G for 1024, "
+            "1024² or 1024³, for example 8, 64K or 1.5M"
+        )
+    return int(nbytes)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Read sizes in bytes: ``"8,64K,1M"``; ``"8-64M"`` is 8, 32, 128, … 64M."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not dash:
+            sizes.append(parse_size(part))
+            continue
+        low, high = parse_size(first), parse_size(last)
+        if not 0 < low <= high:
+            raise InvalidArgument(
+                f"{part!r} is no range of sizes: allowed is FROM-TO, 0 < FROM <= TO"
+            )
+        while low < high:
+            sizes.append(low)
+            low *= RANGE_FACTOR
+        sizes.append(high)
+    return list(dict.fromkeys(sizes))
+
+
+def format_size(nbytes: int) -> str:
+    """Write a number of bytes so that :func:`parse_size` reads the same: ``"64K"``, ``"1.5M"``."""
+    for unit in ("G", "M", "K"):
+        if nbytes >= UNITS[unit] and nbytes * 4 % UNITS[unit] == 0:
+            return f"{nbytes / UNITS[unit]:.10g}{unit}"
+    return str(nbytes)
+
+
+def round_size(nbytes: int) -> str:
+    """Write a number of bytes for people, to three digits: ``"653K"``."""
+    exact = format_size(nbytes)
+    if not exact.isdigit() or nbytes < UNITS["K"]:
+        return exact
+    unit = "M" if nbytes >= UNITS["M"] else "K"
+    return f"{nbytes / UNITS[unit]:.3g}{unit}"
+
+
+# -- bandwidths -----------------------------------------------------------------------------------
+
+_BUS_FACTOR: dict[str, Callable[[int], float]] = {
+    "allreduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "allgather": lambda n: (n - 1) / n,
+    "alltoall": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "barrier": lambda n: 0.0,
+}
+
+
+def algbw(nbytes: int, seconds: float) -> float:
+    """Give the algorithm bandwidth in GB/s (10⁹ bytes): the whole buffer over the time."""
+    return nbytes / seconds / 1e9 if seconds > 0 else 0.0
+
+
+def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
+    """Give the bus bandwidth in GB/s: what a link must carry, comparable for every rank count.
+
+    The formulas are those of nccl-tests (doc/PERFORMANCE.md); `nbytes` is the whole buffer.
+    """
+    return algbw(nbytes, seconds) * _BUS_FACTOR[collective](size)
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+def median(values: Sequence[float]) -> float:
+    """Give the median."""
+    return statistics.median(values)
+
+
+def time_call(call: Callable[[], Any], repeat: int = 5) -> float:
+    """Give the median time of a call in seconds, after one call that is not counted."""
+    call()
+    times = [perf_counter()]
+    for _ in range(repeat):
+        call()
+        times.append(perf_counter())
+    return median([end - begin for begin, end in zip(times, times[1:])])
+
+
+def copy_rate(nbytes: int = 64 << 20) -> float:
+    """Give the speed of memory in GB/s, as STREAM's copy: `nbytes` read plus `nbytes` written."""
+    source = np.ones(max(nbytes // 8, 1))
+    target = np.zeros_like(source)
+    return algbw(2 * source.nbytes, time_call(lambda: np.copyto(target, source)))
+
+
+def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
+    """Give γ: the seconds per byte of combining two arrays of `nbytes` by ``np.add``."""
+    left = np.ones(max(nbytes // np.dtype(dtype).itemsize, 1), dtype)
+    right = left.copy()
+    return time_call(lambda: np.add(left, right, right)) / left.nbytes
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The cost model's constants for one communicator: a message of n bytes takes α + nβ.
+
+    Attributes
+    ----------
+    alpha : float
+        Seconds of an empty message, one way.
+    beta : float
+        Seconds per byte sent.
+    gamma : float
+        Seconds per byte combined.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+def calibrate(comm: Any, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
+    """Measure α, β and γ by ping-pong between rank 0 and every other rank; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Its ``send`` and ``recv`` are used.  With one rank α and β are 0.
+    nbytes : int
+        Length of the large message, in bytes.
+    repeat : int
+        Round trips counted for each pair and length.
+
+    Returns
+    -------
+    Calibration
+        The same on every rank: medians over the pairs; γ of the slowest rank.
+    """
+    peers = range(1, comm.size)
+    small, large = ([ping_pong(comm, r, n, repeat) for r in peers] for n in (8, nbytes))
+    alpha = median(small) if small else 0.0
+    beta = max(median(large) - alpha, 0.0) / nbytes if large else 0.0
+    alpha, beta = comm.broadcast(np.array([alpha, beta]), root=0).tolist()
+    return Calibration(alpha, beta, float(comm.allreduce(add_cost(), op="max")))
+
+
+def ping_pong(comm: Any, peer: int, nbytes: int, repeat: int) -> float:
+    """Give the seconds that a message of `nbytes` takes one way between rank 0 and `peer`.
+
+    Collective; only rank 0's result has a meaning.
+    """
+    data = np.zeros(nbytes, np.uint8)
+    comm.barrier()
+    if comm.rank not in (0, peer):
+        return 0.0
+
+    def there_and_back() -> None:
+        if comm.rank == 0:
+            comm.send(data, peer)
+            comm.recv(data, peer)
+        else:
+            comm.recv(data, 0)
+            comm.send(data, 0)
+
+    return time_call(there_and_back, repeat) / 2

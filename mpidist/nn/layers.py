@@ -1,0 +1,78 @@
+"""The layers: numpy or cupy, whatever their input is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .module import Module, Parameter
+
+
+class Linear(Module):
+    """``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Sizes of a sample before and after.
+    bias : bool
+        Whether there is a bias.
+    seed : int or numpy.random.Generator
+        Where the initial values come from: uniform within ±1/√inputs.
+    dtype : dtype
+        Of the parameters.
+
+    Attributes
+    ----------
+    weight, bias : Parameter
+        Of shapes ``(outputs, inputs)`` and ``(outputs,)``; `bias` may be None.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        bias: bool = True,
+        seed: int | np.random.Generator = 0,
+        dtype: Any = np.float32,
+    ):
+        random = np.random.default_rng(seed)
+        bound = 1 / math.sqrt(max(inputs, 1))
+        weight = random.uniform(-bound, bound, (outputs, inputs))
+        self.weight = Parameter(weight.astype(dtype))
+        self.bias = (
+            Parameter(random.uniform(-bound, bound, outputs).astype(dtype)) if bias else None
+        )
+        self._input: Any = None
+
+    def forward(self, x: Any) -> Any:
+        """Map a batch of shape (n, inputs) to (n, outputs)."""
+        self._input = x
+        y = x @ self.weight.data.T
+        if self.bias is not None:
+            y += self.bias.data
+        return y
+
+    def backward(self, grad: Any) -> Any:
+        """Map the gradient of the output, (n, outputs), to that of the input."""
+        self.weight.accumulate(grad.T @ self._input)
+        if self.bias is not None:
+            self.bias.accumulate(grad.sum(axis=0))
+        return grad @ self.weight.data
+
+
+class ReLU(Module):
+    """``max(x, 0)``."""
+
+    _positive: Any = None
+
+    def forward(self, x: Any) -> Any:
+        """Set negative elements to zero."""
+        self._positive = x > 0
+        return x * self._positive
+
+    def backward(self, grad: Any) -> Any:
+        """Let through the gradient where the input was positive."""
+        return grad * self._positive

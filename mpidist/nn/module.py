@@ -1,0 +1,163 @@
+"""Parameters, and modules that hold them: forward and an explicit backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidArgument
+
+
+class Parameter:
+    """An array to be learnt and the gradient of the loss with respect to it.
+
+    Attributes
+    ----------
+    data : ndarray
+        The values (numpy or cupy).  Changed in place, so that whoever holds them sees it.
+    grad : ndarray or None
+        The gradient, of the same shape; None until a backward has come by.
+    """
+
+    __slots__ = ("data", "grad")
+
+    def __init__(self, data: Any, grad: Any = None):
+        self.data, self.grad = data, grad
+
+    def accumulate(self, grad: Any) -> None:
+        """Add `grad` to what is there."""
+        if self.grad is None:
+            self.grad = grad
+        else:
+            self.grad += grad
+
+    def __repr__(self) -> str:
+        return f"Parameter(shape={self.data.shape}, dtype={self.data.dtype})"
+
+
+class Module:
+    """A piece of a model; parameters and modules assigned as attributes belong to it.
+
+    A subclass defines ``forward(x)`` and ``backward(grad)``.  The latter gets the gradient of the
+    loss with respect to the output of the last forward, adds the gradients of its parameters, and
+    returns the one with respect to the input.
+    """
+
+    training = True
+
+    def forward(self, x: Any) -> Any:
+        """Compute the output for a batch `x`."""
+        raise NotImplementedError
+
+    def backward(self, grad: Any) -> Any:
+        """Go back through the last forward."""
+        raise NotImplementedError
+
+    def __call__(self, x: Any) -> Any:
+        """Call `forward`."""
+        return self.forward(x)
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Give the modules directly inside, with their names."""
+        return ((n, m) for n, m in vars(self).items() if isinstance(m, Module))
+
+    def modules(self) -> list[Module]:
+        """List this module and all modules inside it."""
+        return [self, *(m for _, child in self.children() for m in child.modules())]
+
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """List the parameters with their names, each of them once even if it is shared."""
+        own = [(n, p) for n, p in vars(self).items() if isinstance(p, Parameter)]
+        for name, child in self.children():
+            own += [(f"{name}.{inner}", p) for inner, p in child.named_parameters()]
+        seen: set[int] = set()
+        return [(n, p) for n, p in own if not (id(p) in seen or seen.add(id(p)))]  # type: ignore[func-returns-value]
+
+    def parameters(self) -> list[Parameter]:
+        """List the parameters in the order in which forward meets them."""
+        return [p for _, p in self.named_parameters()]
+
+    def train(self, mode: bool = True) -> Module:
+        """Switch this module and those inside to training, or (False) to evaluation."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Switch to evaluation."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give copies of all parameters by name."""
+        return {name: p.data.copy() for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy `state` into the parameters, in place.
+
+        Raises
+        ------
+        InvalidArgument
+            If names or shapes are not those of this module.
+        """
+        own = dict(self.named_parameters())
+        expected = {n: tuple(p.data.shape) for n, p in own.items()}
+        given = {n: tuple(np.shape(value)) for n, value in state.items()}
+        wrong = sorted(
+            n for n in {**expected, **given} if expected.get(n, "none") != given.get(n, "none")
+        )
+        if wrong:
+            what = "; ".join(f"{n}: {given.get(n, 'missing')}" for n in wrong)
+            allowed = "; ".join(f"{n}: {expected.get(n, 'none of that name')}" for n in wrong)
+            raise InvalidArgument(f"state has {what}, the module has {allowed}")
+        for name, value in state.items():
+            own[name].data[...] = value
+
+    def to(self, xp: Any) -> Module:
+        """Move parameters and gradients to another array module, ``cupy`` or ``numpy``."""
+        convert = (lambda a: a.get() if hasattr(a, "get") else a) if xp is np else xp.asarray
+        for p in self.parameters():
+            p.data = convert(p.data)
+            p.grad = None if p.grad is None else convert(p.grad)
+        return self
+
+
+class Identity(Module):
+    """Gives back what it gets."""
+
+    def forward(self, x: Any) -> Any:
+        """Give `x`."""
+        return x
+
+    def backward(self, grad: Any) -> Any:
+        """Give `grad`."""
+        return grad
+
+
+class Sequential(Module):
+    """Modules one after another; their names are ``"0"``, ``"1"``, …."""
+
+    def __init__(self, *layers: Module):
+        self.layers = list(layers)
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Give the modules in order."""
+        return ((str(i), layer) for i, layer in enumerate(self.layers))
+
+    def forward(self, x: Any) -> Any:
+        """Pass `x` through every module."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def backward(self, grad: Any) -> Any:
+        """Pass `grad` back through every module."""
+        for layer in reversed(self.layers):
+            grad = layer.backward(grad)
+        return grad

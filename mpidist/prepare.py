@@ -1,0 +1,290 @@
+"""From what users pass to a call: checks, shapes, results; one function a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .arrays import address, as_input, check_out, flat, overlaps
+from .call import Call
+from .errors import InvalidArgument, InvalidRank
+from .operations import Op, check_defined
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A call and what to give back when it has been served.
+
+    Attributes
+    ----------
+    call : Call
+        The call.
+    result : ndarray or None
+        The array to return.
+    staging : ndarray or None
+        The flat result where `result` is not contiguous; copied over at the end.
+    scalar : bool
+        Return a numpy scalar, as numpy does for 0-d results without `out`.
+    """
+
+    call: Call
+    result: np.ndarray | None
+    staging: np.ndarray | None = None
+    scalar: bool = False
+
+    def give(self) -> Any:
+        """Give the user's result."""
+        result = self.result
+        if self.staging is not None:
+            assert result is not None
+            result[...] = self.staging.reshape(result.shape)
+        return result[()] if self.scalar and result is not None else result
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who asks: rank and size."""
+
+    rank: int
+    size: int
+
+    def check_root(self, root: Any) -> int:
+        """Give `root` if it is a rank."""
+        return self.check_rank(root, "root")
+
+    def check_rank(self, rank: Any, argument: str) -> int:
+        """Give `rank` if it is one."""
+        if isinstance(rank, (bool, np.bool_)) or not isinstance(rank, (int, np.integer)):
+            raise InvalidRank(rank, self.size, argument, self.rank)
+        if not 0 <= rank < self.size:
+            raise InvalidRank(int(rank), self.size, argument, self.rank)
+        return int(rank)
+
+    def wrong(self, message: str) -> InvalidArgument:
+        """Make an error that names this rank."""
+        return InvalidArgument(f"rank {self.rank}: {message}")
+
+
+def _finish(
+    call: Call,
+    shape: tuple[int, ...],
+    out: Any,
+    place: Place,
+    scalar: bool,
+    part: slice | None = None,
+) -> Prepared:
+    """Provide the memory of the result: the user's `out`, or new; see that it does not overlap.
+
+    `part` is where this rank's input may lie in the result (or, for scatter, the reverse) to be in
+    place.
+    """
+    if out is None:
+        result = np.empty(shape, call.dtype)
+        call.out = result.reshape(-1)
+        return Prepared(call, result, scalar=scalar)
+    result = check_out(out, shape, call.dtype, place.rank)
+    if not result.flags.c_contiguous:
+        if call.x is not None and overlaps(call.x, result):
+            # Packed first, so that nothing is read after it was overwritten.
+            call.x = call.x.copy()
+        call.out = np.empty(result.size, call.dtype)
+        return Prepared(call, result, staging=call.out)
+    call.out = result.reshape(-1)
+    x = call.x
+    if x is not None and overlaps(x, call.out):
+        longer, shorter = (call.out, x) if call.out.size >= x.size else (x, call.out)
+        own = longer if part is None else longer[part]
+        if own.size != shorter.size or address(own) != address(shorter):
+            allowed = "the same array" if part is None else "exactly this rank's part"
+            raise place.wrong(f"out overlaps x; in place is allowed only where they are {allowed}")
+        call.in_place = True
+    return Prepared(call, result)
+
+
+def reducing(collective: str, x: Any, op: Op, out: Any, place: Place, root: int = 0) -> Prepared:
+    """Prepare allreduce and reduce: the result has the shape of `x`."""
+    x = as_input(x, place.rank)
+    check_defined(op, x.dtype, place.rank)
+    call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None, op)
+    if collective == "reduce" and place.rank != root:
+        return Prepared(call, None)
+    return _finish(call, x.shape, out, place, x.ndim == 0)
+
+
+def reduce_scatter(
+    x: Any, op: Op, out: Any, counts: Sequence[int] | None, place: Place
+) -> Prepared:
+    """Prepare reduce_scatter: rank r gets rows of the reduced `x`."""
+    x = as_input(x, place.rank)
+    check_defined(op, x.dtype, place.rank)
+    rows = _rows_of(x, counts, place, "reduce_scatter")
+    elements = _elements(rows, x.shape[1:])
+    call = Call("reduce_scatter", place.rank, place.size, 0, x.dtype, flat(x), None, op)
+    _count(call, elements)
+    shape = (rows[place.rank], *x.shape[1:])
+    start = sum(elements[: place.rank])
+    part = slice(start, start + elements[place.rank])
+    prepared = _finish(call, shape, out, place, False, part)
+    if call.in_place:  # partial sums must not be written over what is still to be read
+        call.in_place = False
+        call.out = prepared.staging = np.empty(elements[place.rank], x.dtype)
+    return prepared
+
+
+def gathering(
+    collective: str, x: Any, out: Any, counts: Sequence[int] | None, place: Place, root: int = 0
+) -> Prepared:
+    """Prepare allgather and gather: the parts of all ranks, one after another along axis 0."""
+    x = as_input(x, place.rank)
+    row_shape = x.shape[1:]
+    own = x.shape[0] if x.ndim else 1
+    rows = (own,) * place.size
+    if counts is not None:
+        rows = check_counts(counts, place)
+        if rows[place.rank] != own:
+            raise place.wrong(
+                f"x has {own} rows along axis 0, but counts[{place.rank}] is {rows[place.rank]}"
+            )
+    elements = _elements(rows, row_shape)
+    call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None)
+    _count(call, elements)
+    if collective == "gather" and place.rank != root:
+        return Prepared(call, None)
+    start = sum(elements[: place.rank])
+    part = slice(start, start + elements[place.rank])
+    return _finish(call, (sum(rows), *row_shape), out, place, False, part)
+
+
+def broadcast(x: Any, out: Any, place: Place, root: int) -> Prepared:
+    """Prepare broadcast: the root's `x` fills `out`, or `x` itself, everywhere."""
+    if place.rank == root:
+        data = as_input(x, place.rank)
+        call = Call("broadcast", place.rank, place.size, root, data.dtype, flat(data), None)
+        if out is None:
+            call.out, call.in_place = call.x, True
+            return Prepared(call, data, scalar=not isinstance(x, np.ndarray) and data.ndim == 0)
+        return _finish(call, data.shape, out, place, False)
+    given = isinstance(x, np.ndarray)
+    target = out if out is not None else x
+    if target is None:
+        raise place.wrong(
+            "x is None: pass an array of the root's shape and dtype to be filled, or use "
+            "broadcast_object"
+        )
+    if out is None and not given:
+        target = np.array(as_input(x, place.rank))  # a list or scalar tells shape and dtype
+    shape, dtype = (x.shape, x.dtype) if given else (np.shape(target), np.asarray(target).dtype)
+    argument = "out" if out is not None else "x"
+    result = check_out(target, shape, dtype, place.rank, argument)
+    scalar = out is None and not given and result.ndim == 0
+    call = Call("broadcast", place.rank, place.size, root, result.dtype, None, None)
+    if result.flags.c_contiguous:
+        call.out = result.reshape(-1)
+        return Prepared(call, result, scalar=scalar)
+    call.out = np.empty(result.size, result.dtype)
+    return Prepared(call, result, staging=call.out)
+
+
+def scatter(
+    x: Any,
+    out: Any,
+    counts: Sequence[int] | None,
+    place: Place,
+    root: int,
+    told: tuple[tuple[int, ...], np.dtype] | None,
+) -> Prepared:
+    """Prepare scatter; `told` is the shape and dtype of the root's `x` if `out` is not given."""
+    if place.rank == root:
+        data = as_input(x, place.rank)
+        shape, dtype, source = data.shape, data.dtype, flat(data)
+        rows = _rows_of(data, counts, place, "scatter")
+    else:
+        source = None
+        if told is not None:
+            shape, dtype = told
+            rows = _split_rows(shape, counts, place, "scatter")
+        else:
+            target = check_out(out, np.shape(out), np.asarray(out).dtype, place.rank)
+            if target.ndim == 0:
+                raise place.wrong("out is 0-d: scatter gives rows along axis 0")
+            rows = (target.shape[0],) * place.size
+            if counts is not None:
+                rows = check_counts(counts, place)
+            shape, dtype = (sum(rows), *target.shape[1:]), target.dtype
+    elements = _elements(rows, shape[1:])
+    call = Call("scatter", place.rank, place.size, root, dtype, source, None)
+    _count(call, elements)
+    start = sum(elements[: place.rank])
+    part = slice(start, start + elements[place.rank])
+    return _finish(call, (rows[place.rank], *shape[1:]), out, place, False, part)
+
+
+def alltoall(
+    x: Any, out: Any, sends: Sequence[int] | None, receives: Sequence[int] | None, place: Place
+) -> Prepared:
+    """Prepare alltoall: rows to and from each rank; None where all are equal."""
+    x = as_input(x, place.rank)
+    rows = _rows_of(x, sends, place, "alltoall")
+    gets = rows if receives is None else check_counts(receives, place)
+    call = Call("alltoall", place.rank, place.size, 0, x.dtype, flat(x), None)
+    call.counts, call.out_counts = _elements(rows, x.shape[1:]), _elements(gets, x.shape[1:])
+    call.even = sends is None
+    prepared = _finish(call, (sum(gets), *x.shape[1:]), out, place, False)
+    if call.in_place:  # every part is both sent and overwritten: send from a copy
+        assert call.x is not None
+        call.x, call.in_place = call.x.copy(), False
+    return prepared
+
+
+def check_counts(counts: Sequence[int], place: Place) -> tuple[int, ...]:
+    """Give `counts` as a tuple of one number ≥ 0 per rank."""
+    try:
+        rows = tuple(int(c) for c in counts)
+        exact = all(int(c) == c for c in counts)
+    except (TypeError, ValueError):
+        raise place.wrong(f"counts={counts!r}: must be one whole number per rank") from None
+    if not exact or len(rows) != place.size or min(rows, default=0) < 0:
+        raise place.wrong(
+            f"counts={counts!r}: must be {place.size} whole numbers >= 0, the rows of each rank"
+        )
+    return rows
+
+
+def _rows_of(
+    x: np.ndarray, counts: Sequence[int] | None, place: Place, name: str
+) -> tuple[int, ...]:
+    return _split_rows(x.shape, counts, place, name)
+
+
+def _split_rows(
+    shape: tuple[int, ...], counts: Sequence[int] | None, place: Place, name: str
+) -> tuple[int, ...]:
+    if not shape:
+        raise place.wrong(f"x is 0-d: {name} deals out rows along axis 0")
+    if counts is None:
+        if shape[0] % place.size:
+            raise place.wrong(
+                f"x has {shape[0]} rows along axis 0, which {name} cannot deal out evenly to "
+                f"{place.size} "
+                "ranks; say how with counts="
+            )
+        return (shape[0] // place.size,) * place.size
+    rows = check_counts(counts, place)
+    if sum(rows) != shape[0]:
+        raise place.wrong(
+            f"counts={counts!r} add up to {sum(rows)}, x has {shape[0]} rows along axis 0"
+        )
+    return rows
+
+
+def _elements(rows: Sequence[int], row_shape: tuple[int, ...]) -> tuple[int, ...]:
+    each = int(np.prod(row_shape, dtype=np.int64))
+    return tuple(r * each for r in rows)
+
+
+def _count(call: Call, elements: tuple[int, ...]) -> None:
+    call.counts = call.out_counts = elements
+    call.even = len(set(elements)) == 1

@@ -1,0 +1,28 @@
+"""The meaning of collectives: schedules, contracts, proofs, costs and pictures; no I/O, no MPI."""
+
+from .contract import COLLECTIVES, Contract
+from .proof import Proof
+from .prove import prove
+from .registry import Algorithm, Choice, algorithm, algorithms, find
+from .rounds import Copy, Parallel, Recv, Reduce, Send, blocks, on, parallel, segmented
+
+__all__ = [
+    "COLLECTIVES",
+    "Algorithm",
+    "Choice",
+    "Contract",
+    "Copy",
+    "Parallel",
+    "Proof",
+    "Recv",
+    "Reduce",
+    "Send",
+    "algorithm",
+    "algorithms",
+    "blocks",
+    "find",
+    "on",
+    "parallel",
+    "prove",
+    "segmented",
+]

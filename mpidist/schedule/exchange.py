@@ -1,0 +1,127 @@
+"""Who sends what to whom in the prover's machine: posted messages, and which belong together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .memory import Memory
+from .rounds import STEPS, Copy, Recv, Reduce, Send, Step
+from .strand import Place, Strand
+
+Key = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
+
+
+@dataclass(eq=False, slots=True)
+class Posted:
+    """A send with its values, or a receive with its places, that a strand has posted."""
+
+    strand: Strand
+    step: Send | Recv | Reduce
+    index: int  # in the round
+    content: list[Any]
+    clock: int
+
+
+class Exchange:
+    """The messages of all ranks: a send meets the receive of its rank, strand and turn.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    memory : Memory
+        Where the blocks are.
+    move : callable
+        Is called with the :class:`Posted` send and receive that belong together.
+    """
+
+    def __init__(self, size: int, memory: Memory, move: Callable[[Posted, Posted], None]):
+        self.size, self.memory, self.move = size, memory, move
+        self.sent, self.blocks_sent = [0] * size, [0] * size
+        self._sends: dict[Key, deque[Posted]] = {}
+        self._receives: dict[Key, deque[Posted]] = {}
+
+    def post(self, strand: Strand) -> None:
+        """Post every message of a strand's round; those whose partner is posted move at once."""
+        rank, path, clock = strand.rank, strand.path, strand.clock
+        posted = [
+            Posted(strand, step, index, self._places(strand, step), clock)
+            for index, step in enumerate(strand.steps)
+            if not isinstance(step, Copy)
+        ]
+        if len(posted) > 1 or (posted and len(posted[0].content) > 1):
+            self._check_clashes(strand, posted)
+        strand.pending += len(posted)
+        for item in posted:
+            if isinstance(item.step, Send):
+                item.content = self.memory.read(strand, item.content)
+                self.sent[rank] += 1
+                self.blocks_sent[rank] += len(item.content)
+                key = (rank, item.step.peer, path)
+                partners = self._receives.get(key)
+                if partners:
+                    self._match(item, partners.popleft())
+                else:
+                    self._sends.setdefault(key, deque()).append(item)
+            else:
+                key = (item.step.peer, rank, path)
+                partners = self._sends.get(key)
+                if partners:
+                    self._match(partners.popleft(), item)
+                else:
+                    self._receives.setdefault(key, deque()).append(item)
+
+    def _match(self, send: Posted, receive: Posted) -> None:
+        if len(send.content) != len(receive.content):
+            raise receive.strand.error(
+                f"expects a message of {len(receive.content)} blocks from rank "
+                f"{send.strand.rank}, which sends {len(send.content)} in its round "
+                f"{send.strand.number}",
+                receive.content[0][1] if receive.content else None,
+            )
+        self.move(send, receive)
+
+    def _places(self, strand: Strand, step: Step) -> list[Place]:
+        if not isinstance(step, STEPS):
+            raise strand.error(f"{step!r} is not a step, a round or a Parallel")
+        assert not isinstance(step, Copy)
+        peer = step.peer
+        if not (isinstance(peer, int) and 0 <= peer < self.size):
+            raise strand.error(f"peer {peer!r} is not a rank of {self.size}")
+        if peer == strand.rank:
+            raise strand.error(f"{type(step).__name__} with itself; use Copy")
+        return self.memory.places(strand, step.buffer, step.blocks)
+
+    def _check_clashes(self, strand: Strand, posted: list[Posted]) -> None:
+        """Nothing may be overwritten in a round that also sends, reduces or receives it."""
+        overwritten: set[Place] = set()
+        for item in posted:
+            if isinstance(item.step, Recv):
+                places: list[Place] = item.content
+                expected = len(overwritten) + len(places)
+                overwritten.update(places)
+                if len(overwritten) < expected:
+                    raise strand.error("is received twice in one round", places[0][1])
+        if not overwritten:
+            return
+        for item in posted:
+            if not isinstance(item.step, Recv) and not overwritten.isdisjoint(item.content):
+                what = "sent" if isinstance(item.step, Send) else "reduced"
+                both = overwritten.intersection(item.content)
+                raise strand.error(f"is {what} and overwritten in one round", min(both)[1])
+
+    def waiting(self, strand: Strand) -> list[Posted]:
+        """Give the messages of a strand's round that have found no partner."""
+        found = []
+        for step in strand.steps:
+            if isinstance(step, Copy):
+                continue
+            if isinstance(step, Send):
+                queue = self._sends.get((strand.rank, step.peer, strand.path), ())
+            else:
+                queue = self._receives.get((step.peer, strand.rank, strand.path), ())
+            found += [p for p in queue if p.strand is strand and p.step is step]
+        return found

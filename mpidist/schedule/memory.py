@@ -1,0 +1,123 @@
+"""The buffers of every rank in the prover's machine: symbolic values, and who may use them how."""
+
+from __future__ import annotations
+
+from ..errors import ScheduleError
+from .contract import Contract
+from .rounds import BUFFERS, Blocks, block_tuple
+from .strand import Place, Strand
+from .terms import Terms
+
+
+class Memory:
+    """What every block of every rank holds, from the start state of the contract to its end."""
+
+    def __init__(self, contract: Contract, size: int, root: int, count: int, equal_blocks: bool):
+        self.contract, self.size, self.root, self.count = contract, size, root, count
+        self.reductions = 0
+        self.terms = Terms(size, contract.idempotent)
+        self.values: list[dict[str, dict[int, int]]] = []
+        for rank in range(size):
+            start = contract.input_blocks(rank, size, root, count)
+            buffers: dict[str, dict[int, int]] = {name: {} for name in BUFFERS}
+            buffers[contract.input_buffer] = {b: self.terms.leaf(rank, b) for b in start}
+            self.values.append(buffers)
+        # The round in which each place was last written.
+        self.written: list[dict[Place, int]] = [{} for _ in range(size)]
+        self._transposed = contract.name == "alltoall"
+        self._equal = equal_blocks
+
+    def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[Place]:
+        """Give the places that a step names."""
+        if buffer not in BUFFERS:
+            raise strand.error(f"{buffer!r} is no buffer; known: {', '.join(BUFFERS)}")
+        return [(buffer, b) for b in block_tuple(spec)]
+
+    def read(self, strand: Strand, places: list[Place]) -> list[int]:
+        """Give the values at some places."""
+        buffers = self.values[strand.rank]
+        values = []
+        for place in places:
+            buffer, block = place
+            value = buffers[buffer].get(block)
+            if value is None:
+                raise strand.error(f"{buffer!r} holds nothing there that could be read", block)
+            if strand.siblings is not None:
+                strand.touch(place, False)
+            values.append(value)
+        return values
+
+    def write(self, strand: Strand, place: Place, value: int) -> None:
+        """Put a value at a place, if that is allowed and certainly of its length."""
+        buffer, block = place
+        rank = strand.rank
+        if buffer == "in":
+            raise strand.error("writes to the input", block)
+        if buffer == "out" and not 0 <= block < self.count:
+            raise strand.error(f"out has blocks 0 … {self.count - 1}", block)
+        if not self._equal:
+            self._check_length(strand, place, value)
+        if strand.siblings is not None:
+            strand.touch(place, True)
+        self.values[rank][buffer][block] = value
+        self.written[rank][place] = strand.number
+
+    def reduce(self, strand: Strand, peer: int, place: Place, value: int) -> None:
+        """Combine a value that came from `peer` into a place, the lower rank's operand first."""
+        (own,) = self.read(strand, [place])
+        left, right = (value, own) if peer < strand.rank else (own, value)
+        self.reductions += 1
+        try:
+            combined = self.terms.combine(left, right)
+        except ValueError as error:
+            raise strand.error(str(error), place[1]) from None
+        self.write(strand, place, combined)
+
+    def _check_length(self, strand: Strand, place: Place, value: int) -> None:
+        buffer, block = place
+        origin, datum = self.terms.datum(value)
+        if self._transposed:
+            slot = self.contract.slot(strand.rank, buffer, block, self.size, self.count)
+            fits = slot == (origin, datum)
+        else:
+            fits = block == datum
+        if not fits:
+            message = f"gets block {datum} of rank {origin}, which may differ in length"
+            raise strand.error(message, block)
+
+    def check_end(self, rounds: list[int]) -> tuple[tuple[int, int] | None, bool]:
+        """Check the end state that the contract promises, after so many rounds of each rank.
+
+        Returns
+        -------
+        unordered : tuple of int or None
+            Rank and block of the first result that does not combine in rank order.
+        identical : bool
+            Whether all ranks compute each result by the very same expression.
+        """
+        contract, size, root, n = self.contract, self.size, self.root, self.count
+        unordered: tuple[int, int] | None = None
+        identical = True
+        first: dict[int, int] = {}
+        for rank in range(size):
+            for block in contract.output_blocks(rank, size, root, n):
+                value = self._result(rank, block, rounds[rank])
+                if unordered is None and not self.terms.in_order(value):
+                    unordered = (rank, block)
+                if contract.reduces:
+                    identical = identical and first.setdefault(block, value) == value
+        return unordered, identical
+
+    def _result(self, rank: int, block: int, rounds: int) -> int:
+        value = self.values[rank]["out"].get(block)
+        if value is None:
+            message = "the result is never written"
+            raise ScheduleError(message, rank=rank, round=rounds or None, block=block)
+        expected = None
+        if self.contract.origin is not None:
+            expected = self.contract.origin(rank, block, self.size, self.root, self.count)
+        fault = self.terms.fault(value, block, expected)
+        if fault:
+            last = self.written[rank].get(("out", block), rounds) or None
+            raise ScheduleError(f"ends with {fault}", rank=rank, round=last, block=block)
+        return value

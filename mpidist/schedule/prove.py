@@ -1,0 +1,139 @@
+"""``prove``: all ranks of an algorithm run symbolically, for a proof or a counter-example."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+from ..errors import InvalidArgument, InvalidRank, ScheduleError, UnknownName
+from .contract import COLLECTIVES
+from .machine import Machine
+from .proof import Proof
+from .registry import KEYWORDS, Algorithm, Choice, Groups, find, registered
+from .rounds import Schedule, segmented
+
+
+def prove(
+    collective: str,
+    schedule: str | Algorithm | Choice | Callable[..., Schedule],
+    size: int,
+    root: int = 0,
+    *,
+    blocks: int | None = None,
+    arity: int = 2,
+    groups: Groups | None = None,
+    equal_blocks: bool = False,
+    segments: int = 1,
+    window: int | None = None,
+) -> Proof:
+    """Prove that a schedule does what its collective promises, for one size and root.
+
+    Parameters
+    ----------
+    collective : str
+        The promise to be kept, for example ``"allreduce"``.
+    schedule : str, Algorithm, Choice or callable
+        A registered algorithm, or any generator function ``(rank, size, *, root, arity, groups)``.
+    size : int
+        Number of ranks, ≥ 1.
+    root : int
+        The root; of no meaning to collectives that have none.
+    blocks : int, optional
+        Number of blocks that the data are cut into; by default what the algorithm or contract says.
+    arity : int
+        For algorithms that have one.
+    groups : tuple of tuple of int, optional
+        Which ranks share a node; by default all.
+    equal_blocks : bool
+        Allow blocks to be put in places of other blocks, as for blocks of one length.
+    segments : int
+        Pieces that every block is cut into, each with its own strand (see
+        :func:`~mpidist.schedule.segmented`).
+    window : int, optional
+        How many segments may be under way at a time; all of them by default.
+
+    Returns
+    -------
+    Proof
+        Counts of rounds, messages and blocks, and what else was shown.
+
+    Raises
+    ------
+    ScheduleError
+        The counter-example: rank, round and block where the promise is broken.
+    """
+    known, machine = prepare(
+        collective,
+        schedule,
+        size,
+        root,
+        blocks=blocks,
+        arity=arity,
+        groups=groups,
+        equal_blocks=equal_blocks,
+        segments=segments,
+        window=window,
+    )
+    proof = machine.run()
+    if known.ordered and not proof.ordered:
+        assert machine.unordered is not None
+        rank, block = machine.unordered
+        message = f"{known.label} claims to combine in rank order, but does not"
+        last = machine.memory.written[rank].get(("out", block))
+        raise ScheduleError(message, rank=rank, round=last, block=block)
+    return proof
+
+
+def prepare(
+    collective: str,
+    schedule: str | Algorithm | Choice | Callable[..., Schedule],
+    size: int,
+    root: int = 0,
+    *,
+    blocks: int | None = None,
+    arity: int = 2,
+    groups: Groups | None = None,
+    equal_blocks: bool = False,
+    segments: int = 1,
+    window: int | None = None,
+    machine: Callable[..., Machine] = Machine,
+) -> tuple[Algorithm, Machine]:
+    """Give the algorithm, and a machine that holds all ranks of its schedule, ready to run.
+
+    Parameters as of :func:`prove`; `machine` makes the machine: proof, cost and picture share this.
+    """
+    if collective not in COLLECTIVES:
+        raise UnknownName("collective", collective, COLLECTIVES)
+    if not 0 <= root < max(size, 1):
+        raise InvalidRank(root, size, "root")
+    if segments < 1:
+        raise InvalidArgument(f"segments={segments}: must be >= 1")
+    if isinstance(schedule, str):
+        schedule = find(collective, schedule)
+    if isinstance(schedule, Choice):
+        arity, schedule = schedule.arity or arity, schedule.algorithm
+    known = schedule if isinstance(schedule, Algorithm) else registered(schedule)
+    if known is None:
+        assert not isinstance(schedule, Algorithm)
+        known = _unregistered(collective, schedule, blocks, equal_blocks)
+    count = blocks if blocks is not None else known.block_count(size, groups=groups)
+
+    def part(rank: int) -> Schedule:
+        make = partial(known.schedule, rank, size, root=root, arity=arity, groups=groups)
+        return segmented(make, size, segments, window)
+
+    parts = [part(rank) for rank in range(size)]
+    return known, machine(
+        COLLECTIVES[collective], parts, root, count * segments, known.equal_blocks
+    )
+
+
+def _unregistered(
+    collective: str, function: Callable[..., Schedule], blocks: int | None, equal_blocks: bool
+) -> Algorithm:
+    uses = frozenset(KEYWORDS) & frozenset(inspect.signature(function).parameters)
+    name = getattr(function, "__name__", "schedule")
+    return Algorithm(
+        collective, name, function, blocks=blocks, equal_blocks=equal_blocks, uses=uses
+    )

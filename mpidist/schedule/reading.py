@@ -1,0 +1,181 @@
+"""What a picture of a schedule shows: its messages and copies, each with the time of its coming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .exchange import Posted
+from .machine import Machine
+from .proof import Proof
+from .prove import prepare
+from .registry import Algorithm, Choice, Groups, find
+from .rounds import Blocks, Copy, Reduce, Schedule, block_tuple
+from .strand import Strand
+
+
+@dataclass(frozen=True)
+class Move:
+    """One message that came, or one copy within a rank.
+
+    Attributes
+    ----------
+    time : int
+        Messages on the longest chain that ends with this one; of a copy, those before it.
+    source, target : int
+        Ranks; the same for a copy.
+    kind : {"receive", "reduce", "copy"}
+        What becomes of the blocks.
+    sent, received : str
+        The blocks as the sender and the receiver call them, with the buffer if it is not ``out``.
+    strand : tuple of int
+        The strand; empty outside of any ``parallel``.
+    send_index, receive_index : int
+        Which step of their rounds the two sides are.
+    """
+
+    time: int
+    source: int
+    target: int
+    kind: str
+    sent: str
+    received: str
+    strand: tuple[int, ...]
+    send_index: int = 0
+    receive_index: int = 0
+
+
+@dataclass
+class Reading:
+    """All that happens in a schedule, in the order of the prover's machine."""
+
+    title: str
+    size: int
+    proof: Proof
+    moves: list[Move] = field(default_factory=list)
+
+    @property
+    def strands(self) -> list[tuple[int, ...]]:
+        """The strands that send anything."""
+        return sorted({move.strand for move in self.moves})
+
+    @property
+    def times(self) -> list[int]:
+        """The times at which anything happens."""
+        return sorted({move.time for move in self.moves})
+
+    def name(self, strand: tuple[int, ...]) -> str:
+        """Give a strand's letter, with a colon; nothing where there is but one."""
+        if len(self.strands) < 2 or not strand:
+            return ""
+        return ".".join(_letter(number) for number in strand) + ":"
+
+
+def read(
+    collective: str,
+    choice: str | Algorithm | Choice | Callable[..., Schedule],
+    size: int,
+    root: int = 0,
+    arity: int = 2,
+    groups: Groups | None = None,
+    segments: int = 1,
+    window: int | None = None,
+) -> Reading:
+    """Run a schedule on the prover's machine and write down what happens.
+
+    Raises
+    ------
+    ScheduleError
+        If it is wrong: nothing is drawn that cannot be proved.
+    """
+    moves: list[Move] = []
+    if isinstance(choice, str):
+        choice = find(collective, choice)
+    known, machine = prepare(
+        collective,
+        choice,
+        size,
+        root,
+        arity=arity,
+        groups=groups,
+        segments=segments,
+        window=window,
+    )
+    machine.watch = _Scribe(machine, moves)
+    proof = machine.run()
+    title = f"{known.label} on {size} rank{'s' if size > 1 else ''}"
+    if "arity" in known.uses:
+        title += f", arity {(choice.arity if isinstance(choice, Choice) else None) or arity}"
+    if known.contract.rooted:
+        title += f", root {root}"
+    if segments > 1:
+        title += f", {segments} segments"
+    moves.sort(key=_order)
+    return Reading(title, size, proof, moves)
+
+
+def _order(move: Move) -> tuple:
+    """Sort by time; then short ways first, so that pictures of like rounds look alike."""
+    distance = abs(move.target - move.source)
+    return move.time, move.strand, move.kind == "copy", distance, move.source, move.send_index
+
+
+class _Scribe:
+    """Writes down what it sees of a machine."""
+
+    def __init__(self, machine: Machine, moves: list[Move]):
+        self.machine, self.moves = machine, moves
+
+    def __call__(self, step: Any, strand: Strand, send: Posted | None) -> None:
+        if isinstance(step, Copy):
+            sent = self._blocks(step.source_blocks, step.source)
+            received = self._blocks(step.target_blocks, step.target)
+            source, kind, time, turn = strand.rank, "copy", strand.clock, 0
+        else:
+            assert send is not None
+            sent = self._blocks(send.step.blocks, send.step.buffer)
+            received = self._blocks(step.blocks, step.buffer)
+            source, kind = send.strand.rank, "reduce" if isinstance(step, Reduce) else "receive"
+            time, turn = self.machine.arrival, send.index
+        index = next((i for i, other in enumerate(strand.steps) if other is step), 0)
+        move = Move(time, source, strand.rank, kind, sent, received, strand.path, turn, index)
+        self.moves.append(move)
+
+    def _blocks(self, spec: Blocks, buffer: str) -> str:
+        return name_blocks(block_tuple(spec), self.machine.count, buffer)
+
+
+def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str:
+    """Give blocks in brackets, runs of them shortened; ``[all]`` for all, nothing where one is all.
+
+    Examples
+    --------
+    >>> name_blocks((0, 1, 2, 5), 8), name_blocks((3,), 8, "tmp"), name_blocks((0,), 1)
+    ('[0-2,5]', 'tmp[3]', '')
+    """
+    prefix = "" if buffer == "out" else buffer
+    if count == 1:
+        return prefix
+    if blocks == tuple(range(count)) and buffer != "tmp":
+        return f"{prefix}[all]"
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and block == runs[-1][-1] + 1:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    parts = []
+    for run in runs:
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)))
+    return f"{prefix}[{','.join(parts)}]"
+
+
+def _letter(number: int) -> str:
+    """Give a, b, … z, aa, ab, … for 0, 1, …."""
+    letters = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        letters = chr(ord("a") + rest) + letters
+    return letters

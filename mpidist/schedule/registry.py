@@ -1,0 +1,223 @@
+"""Where algorithms are found: ``@algorithm``, lookup by name, what each declares about itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidArgument, UnknownName, Unsupported
+from .contract import COLLECTIVES, Contract
+from .rounds import Schedule
+
+KEYWORDS = ("root", "arity", "groups")
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One registered algorithm: a generator and what it declares.
+
+    Attributes
+    ----------
+    collective, name : str
+        What it is called by.
+    function : callable
+        The generator ``(rank, size, *, root, arity, groups)``, keywords as far as it uses them.
+    ordered : bool
+        It claims to combine operands in rank order, and so serves non-commutative operations.
+    equal_blocks : bool
+        It moves blocks through places of other blocks, and so needs them all of one length.
+    uses : frozenset of str
+        Which of ``root``, ``arity`` and ``groups`` steer it.
+    """
+
+    collective: str
+    name: str
+    function: Callable[..., Schedule]
+    blocks: int | Callable[..., int] | None = None
+    ordered: bool = False
+    requires: Callable[..., str | None] | None = None
+    equal_blocks: bool = False
+    uses: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def contract(self) -> Contract:
+        """The promise of the collective."""
+        return COLLECTIVES[self.collective]
+
+    @property
+    def doc(self) -> str:
+        """The generator's docstring, dedented."""
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the docstring."""
+        return self.doc.split("\n", 1)[0]
+
+    @property
+    def label(self) -> str:
+        """``"collective name"``, as in messages and listings."""
+        return f"{self.collective} {self.name}"
+
+    def unsupported(self, size: int, groups: Groups | None = None, **_: Any) -> str | None:
+        """Give the reason why it cannot serve this size and these groups, or None if it can."""
+        if self.requires is None:
+            return None
+        return _call(self.requires, size, groups=_groups(groups, size))
+
+    def block_count(self, size: int, groups: Groups | None = None, **_: Any) -> int:
+        """Give the number of blocks that the data are cut into."""
+        if self.blocks is None:
+            return self.contract.default_blocks(size)
+        if isinstance(self.blocks, int):
+            return self.blocks
+        return _call(self.blocks, size, groups=_groups(groups, size))
+
+    def schedule(
+        self, rank: int, size: int, root: int = 0, arity: int = 2, groups: Groups | None = None
+    ) -> Schedule:
+        """Give the rounds of one rank.
+
+        Raises
+        ------
+        Unsupported
+            If the algorithm does not serve this size; the message names what does.
+        """
+        reason = self.unsupported(size, groups=groups)
+        if reason is not None:
+            able = [
+                a.name
+                for a in algorithms(self.collective)
+                if a.unsupported(size, groups=groups) is None
+            ]
+            raise Unsupported(f"{self.label}: {reason}; served by {', '.join(able)} and native")
+        values = {"root": root, "arity": arity, "groups": _groups(groups, size)}
+        return self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm with its parameter: ``"tree:4"`` is the tree with ``arity=4``."""
+
+    algorithm: Algorithm
+    arity: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name it was asked for by, for example ``"tree:4"``."""
+        suffix = "" if self.arity is None else f":{self.arity}"
+        return self.algorithm.name + suffix
+
+
+_registry: dict[tuple[str, str], Algorithm] = {}
+_generation = [0]
+
+
+def algorithm(
+    collective: str,
+    name: str,
+    *,
+    blocks: int | Callable[..., int] | None = None,
+    ordered: bool = False,
+    requires: Callable[..., str | None] | None = None,
+    equal_blocks: bool = False,
+) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Register a schedule generator as an algorithm of `collective`.
+
+    Parameters
+    ----------
+    collective : str
+        One of :data:`~mpidist.schedule.contract.COLLECTIVES`.
+    name : str
+        What users write in ``algorithm=``; registering a name again replaces the older one.
+    blocks : int or callable, optional
+        Number of blocks the data are cut into; a callable gets `size`, and `groups` if it names it.
+        By default one per rank where the collective deals in blocks per rank, else 1.
+    ordered : bool
+        Claim that operands are combined in rank order (proved).
+    requires : callable, optional
+        Gets `size`, and `groups` if it names it; returns why that cannot be served, or None.
+    equal_blocks : bool
+        Declare that all blocks must have one length.
+
+    Returns
+    -------
+    callable
+        A decorator that returns the generator unchanged.
+    """
+    if collective not in COLLECTIVES:
+        raise UnknownName("collective", collective, COLLECTIVES)
+    if not name or ":" in name or name in ("auto", "native", "symmetric"):
+        raise InvalidArgument(
+            f"{name!r} cannot name an algorithm: it is reserved, empty or has a ':'"
+        )
+
+    def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        uses = frozenset(KEYWORDS) & frozenset(inspect.signature(function).parameters)
+        _registry[collective, name] = Algorithm(
+            collective, name, function, blocks, ordered, requires, equal_blocks, uses
+        )
+        _generation[0] += 1
+        return function
+
+    return register
+
+
+def algorithms(collective: str | None = None) -> list[Algorithm]:
+    """List the registered algorithms, of one collective or of all, in order of registration."""
+    if collective is not None and collective not in COLLECTIVES:
+        raise UnknownName("collective", collective, COLLECTIVES)
+    return [a for a in _registry.values() if collective in (None, a.collective)]
+
+
+def find(collective: str, name: str) -> Choice:
+    """Look an algorithm up by name; ``"tree:4"`` gives its arity.
+
+    Raises
+    ------
+    UnknownName
+        With the nearest names, if there is none.
+    InvalidArgument
+        If the part after the colon is not an arity ≥ 2, or the algorithm has none.
+    """
+    known = {a.name: a for a in algorithms(collective)}
+    base, colon, parameter = str(name).partition(":")
+    if base not in known:
+        raise UnknownName(f"{collective} algorithm", name, [*known, "native", "auto"])
+    if not colon:
+        return Choice(known[base])
+    if "arity" not in known[base].uses:
+        raise InvalidArgument(f"{collective} algorithm {name!r}: {base} has no arity")
+    if not parameter.isdigit() or int(parameter) < 2:
+        raise InvalidArgument(f"{collective} algorithm {name!r}: the arity must be a number >= 2")
+    return Choice(known[base], int(parameter))
+
+
+def generation() -> int:
+    """Give a number that changes with every registration, for those who keep what they found."""
+    return _generation[0]
+
+
+def unregister(collective: str, name: str) -> None:
+    """Forget an algorithm, for example one that a test registered."""
+    _registry.pop((collective, name), None)
+    _generation[0] += 1
+
+
+def registered(function: Callable[..., Schedule]) -> Algorithm | None:
+    """Give the algorithm that `function` was registered as, or None."""
+    return next((a for a in _registry.values() if a.function is function), None)
+
+
+def _groups(groups: Iterable[Iterable[int]] | None, size: int) -> Groups:
+    """Give the groups as tuples; by default every rank is in one group."""
+    return (tuple(range(size)),) if groups is None else tuple(tuple(g) for g in groups)
+
+
+def _call(function: Callable[..., Any], size: int, groups: Groups) -> Any:
+    if "groups" in inspect.signature(function).parameters:
+        return function(size, groups=groups)
+    return function(size)

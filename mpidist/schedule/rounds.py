@@ -1,0 +1,218 @@
+"""The words a schedule is written in: steps, rounds, strands.  No buffer, no tag, no I/O.
+
+A *schedule* is an iterable of rounds for one rank.  A *round* is one step, a tuple of steps that
+are in flight together, or a :class:`Parallel` of independent strands::
+
+    yield Send(right, blocks=3), Reduce(left, blocks=2)     # one round: both at once
+    yield parallel(upper, lower)                            # two schedules side by side
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+Blocks = int | range | tuple[int, ...]
+Buffer = str
+BUFFERS = ("in", "out", "tmp")
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Send:
+    """Send `blocks` of `buffer` to `peer` as one message."""
+
+    peer: int
+    blocks: Blocks = 0
+    buffer: Buffer = "out"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Recv:
+    """Receive one message from `peer` into `blocks` of `buffer`, overwriting them."""
+
+    peer: int
+    blocks: Blocks = 0
+    buffer: Buffer = "out"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Reduce:
+    """Receive one message from `peer` and combine it into `blocks` of `buffer`.
+
+    The operand of the lower rank stands on the left, so that every rank that combines the same two
+    values gets the same bits.
+    """
+
+    peer: int
+    blocks: Blocks = 0
+    buffer: Buffer = "out"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Copy:
+    """Copy blocks within this rank, after the messages of the round have come."""
+
+    source_blocks: Blocks
+    target_blocks: Blocks
+    source: Buffer = "in"
+    target: Buffer = "out"
+
+
+Step = Send | Recv | Reduce | Copy
+STEPS = (Send, Recv, Reduce, Copy)
+
+
+@dataclass(slots=True)
+class Parallel:
+    """Independent strands on disjoint blocks; at most `window` of them under way at a time.
+
+    Strand ``k + window`` starts when strand k has ended, the same on every rank, so the lowest
+    unfinished strand is under way everywhere and a bounded window cannot deadlock.  Messages match
+    within a strand only.
+    """
+
+    strands: tuple[Iterable, ...]
+    window: int | None = field(default=None)
+
+
+Round = Step | tuple[Step, ...] | Parallel
+Schedule = Iterable[Round]
+
+
+def blocks(n: int, p: int) -> list[slice]:
+    """Cut ``range(n)`` into `p` contiguous blocks, the first ``n % p`` of them one longer.
+
+    Parameters
+    ----------
+    n : int
+        Number of elements, ≥ 0.
+    p : int
+        Number of blocks, ≥ 1.
+
+    Returns
+    -------
+    list of slice
+        `p` slices that cover ``range(n)`` in order; empty ones where ``n < p``.
+
+    Examples
+    --------
+    >>> blocks(7, 3)
+    [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
+    """
+    if n < 0 or p < 1:
+        raise ValueError(f"blocks(n={n}, p={p}): n must be >= 0 and p >= 1")
+    base, longer = divmod(n, p)
+    starts = [i * base + min(i, longer) for i in range(p + 1)]
+    return [slice(a, b) for a, b in zip(starts, starts[1:])]
+
+
+def block_tuple(spec: Blocks) -> tuple[int, ...]:
+    """Give the block numbers that `spec` stands for, in the order in which they are packed."""
+    return (spec,) if isinstance(spec, int) else tuple(spec)
+
+
+def steps_of(item: Step | tuple[Step, ...]) -> tuple[Step, ...]:
+    """Give a round as a tuple of steps."""
+    return item if isinstance(item, tuple) else (item,)
+
+
+def parallel(*schedules: Schedule, window: int | None = None) -> Parallel:
+    """Run schedules side by side on disjoint blocks, each with its own rounds and messages.
+
+    Parameters
+    ----------
+    *schedules : iterable of rounds
+        The strands, in an order that is the same on every rank.
+    window : int, optional
+        How many may be under way at a time; all of them by default.
+
+    Returns
+    -------
+    Parallel
+        To be yielded: ``yield parallel(a, b)``.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"parallel(window={window}): must be >= 1")
+    return Parallel(tuple(schedules), window)
+
+
+def on(
+    group: Sequence[int], schedule: Schedule, blocks: Callable[[int], Blocks] | None = None
+) -> Iterator[Round]:
+    """Play a schedule written for ranks ``0 … len(group) - 1`` on the ranks of `group`.
+
+    Parameters
+    ----------
+    group : sequence of int
+        ``group[i]`` is the rank that plays rank `i`.
+    schedule : iterable of rounds
+        This rank's part, in the numbering of the group.
+    blocks : callable, optional
+        Maps a block of `schedule` to the block or blocks of the enclosing one that it stands for.
+
+    Yields
+    ------
+    Round
+        The same rounds with ranks and blocks of the enclosing schedule.
+    """
+    for item in schedule:
+        if isinstance(item, Parallel):
+            yield Parallel(tuple(on(group, s, blocks) for s in item.strands), item.window)
+        elif isinstance(item, tuple):
+            yield tuple([_place(step, group, blocks) for step in item])
+        else:
+            yield _place(item, group, blocks)
+
+
+def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None) -> Step:
+    if isinstance(step, Copy):
+        if to is None:
+            return step
+        return Copy(
+            _refine(step.source_blocks, to),
+            _refine(step.target_blocks, to),
+            step.source,
+            step.target,
+        )
+    blocks = step.blocks if to is None else _refine(step.blocks, to)
+    return type(step)(group[step.peer], blocks, step.buffer)
+
+
+def _refine(spec: Blocks, to: Callable[[int], Blocks]) -> Blocks:
+    if isinstance(spec, int):
+        return to(spec)
+    return tuple(fine for coarse in spec for fine in block_tuple(to(coarse)))
+
+
+def segmented(
+    make: Callable[[], Schedule], size: int, segments: int, window: int | None = None
+) -> Schedule:
+    """Cut every block into `segments` pieces and pipeline the schedule over them.
+
+    Segmentation is ``parallel`` over segments: strand k plays the whole schedule on piece k of
+    every block.  (Merging the segments into one sequence of rounds would deadlock reduce +
+    broadcast trees deeper than two.)
+
+    Parameters
+    ----------
+    make : callable
+        Gives a fresh copy of this rank's schedule.
+    size : int
+        Number of ranks.
+    segments : int
+        Pieces per block; piece k of block b is block ``b * segments + k`` of the result.
+    window : int, optional
+        How many segments may be under way at a time.
+    """
+    if segments == 1:
+        return make()
+    everyone = range(size)
+    strands = (
+        on(everyone, make(), partial(_piece, segments=segments, k=k)) for k in range(segments)
+    )
+    return (parallel(*strands, window=window),)
+
+
+def _piece(block: int, segments: int, k: int) -> int:
+    return block * segments + k

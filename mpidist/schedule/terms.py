@@ -1,0 +1,91 @@
+"""Symbolic values: ordered terms over contributions, interned so that equal means identical."""
+
+from __future__ import annotations
+
+
+class Terms:
+    """The values that blocks take in a symbolic run; each is named by a number.
+
+    A value is a contribution ``(rank, block)`` or a combination of two values of the same block.
+    Equal numbers are the same expression, and so the same bits.
+    """
+
+    def __init__(self, size: int, idempotent: bool = False):
+        self.size, self.idempotent = size, idempotent
+        self._everyone = (1 << size) - 1
+        self._leaves: dict[tuple[int, int], int] = {}
+        self._pairs: dict[tuple[int, int], int] = {}
+        self._unions: dict[tuple[int, int], int] = {}
+        self._block: list[int] = []
+        self._mask: list[int] = []  # bit r: the contribution of rank r is in it
+        self._low: list[int] = []  # the first and the last rank in it, read left to right
+        self._high: list[int] = []
+        self._sorted: list[bool] = []
+
+    def leaf(self, rank: int, block: int) -> int:
+        """Give the contribution of `rank` to `block`."""
+        key = (rank, block)
+        if key not in self._leaves:
+            self._leaves[key] = self._new(block, 1 << rank, rank, rank, True)
+        return self._leaves[key]
+
+    def combine(self, left: int, right: int) -> int:
+        """Give left ∘ right; ValueError where that is no meaningful value."""
+        known = self._pairs.get((left, right))
+        if known is not None:
+            return known
+        if self._block[left] != self._block[right]:
+            raise ValueError(f"combines block {self._block[left]} with block {self._block[right]}")
+        mask = self._mask[left] | self._mask[right]
+        if self.idempotent:
+            key = (self._block[left], mask)
+            if key not in self._unions:
+                self._unions[key] = self._new(self._block[left], mask, 0, 0, True)
+            new = self._unions[key]
+        else:
+            twice = self._mask[left] & self._mask[right]
+            if twice:
+                raise ValueError(f"counts the contribution of {self._ranks(twice)} twice")
+            in_order = (
+                self._sorted[left] and self._sorted[right] and self._high[left] < self._low[right]
+            )
+            new = self._new(self._block[left], mask, self._low[left], self._high[right], in_order)
+        self._pairs[left, right] = new
+        return new
+
+    def datum(self, value: int) -> tuple[int, int]:
+        """Give (first contributing rank, block)."""
+        return self._low[value], self._block[value]
+
+    def in_order(self, value: int) -> bool:
+        """Tell whether the contributions stand in rank order."""
+        return self._sorted[value]
+
+    def fault(self, value: int, block: int, expected: tuple[int, int] | None) -> str | None:
+        """Say what is wrong with a result; `expected` None asks for all ranks' `block`."""
+        mask = self._mask[value]
+        if expected is not None:
+            found = (self._low[value], self._block[value])
+            if mask & (mask - 1) == 0 and found == expected:
+                return None
+            return (
+                f"block {found[1]} of {self._ranks(mask)} "
+                f"where block {expected[1]} of rank {expected[0]} belongs"
+            )
+        if self._block[value] != block:
+            return f"a value of block {self._block[value]}"
+        if mask != self._everyone:
+            return f"a value that lacks {self._ranks(self._everyone & ~mask)}"
+        return None
+
+    def _new(self, block: int, mask: int, low: int, high: int, in_order: bool) -> int:
+        self._block.append(block)
+        self._mask.append(mask)
+        self._low.append(low)
+        self._high.append(high)
+        self._sorted.append(in_order)
+        return len(self._mask) - 1
+
+    def _ranks(self, mask: int) -> str:
+        ranks = [str(r) for r in range(self.size) if mask >> r & 1]
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"

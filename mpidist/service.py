@@ -1,0 +1,339 @@
+"""Serves calls: chooses the way, runs it under the deadline, says who is missing."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from .backends.base import Backend
+from .binding import Program
+from .call import Call
+from .config import CollectiveConfig
+from .engine import Engine, Run
+from .errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorBroken,
+    InvalidArgument,
+    UnknownName,
+)
+from .kernels import NEEDS, place_of
+from .operations import finish_mean
+from .prepare import Prepared
+from .programs import ProgramCache
+from .schedule.registry import algorithms, generation
+from .selection import SYMMETRIC, Means, Way, choose
+from .symmetric import Heap, Place
+from .topology import Topology
+from .watchdog import WATCHDOG
+from .work import UNSET, Work
+
+log = logging.getLogger("mpidist")
+
+TAG_SPACE = 1 << 16  # tags of one operation: its strands
+SLOTS = 64  # operations in the background that have tags of their own
+
+
+def describe(call: Call, way: Way, place: Place | None) -> str:
+    """Say what must be equal on all ranks; so must be the allocation of symmetric memory."""
+    if way.name != SYMMETRIC or place is None:
+        return call.fingerprint
+    return f"{call.fingerprint} in symmetric memory {place.key}"
+
+
+class Service:
+    """What a communicator has behind its methods.
+
+    Attributes
+    ----------
+    sequence : int
+        Number of collectives begun on this communicator.
+    broken : str or None
+        Why the communicator can no longer be used.
+    """
+
+    def __init__(self, backend: Backend, config: CollectiveConfig, segment_bytes: int, window: int):
+        self.backend, self.config = backend, config
+        self.timeout: float | None = config.timeout
+        self.topology = Topology.from_hosts(backend.rank, list(backend.hosts), {})
+        self.engine = Engine(backend)
+        self.cache = ProgramCache(backend, self.topology.groups, segment_bytes, window)
+        self.heap: Heap | None = None
+        self.sequence = 0
+        self.broken: str | None = None
+        self._guarded = False
+        self.inside = 0  # number of the native call that this rank is in, for the watchdog
+        self.pending: set[Work] = set()  # what is under way in the background
+        self._begun = 0
+        self._in_slot: dict[int, Run] = {}
+        self._ways: dict[Any, Way] = {}
+        self._prints: dict[str, int] = {}
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def way(self, call: Call, algorithm: str, place: Place | None = None) -> Way:
+        """Choose how to serve a call; the same on every rank, for it depends on what they share."""
+        if not isinstance(algorithm, str):
+            known = [a.name for a in algorithms(call.collective)]
+            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, "native", "auto"])
+        op = call.op
+        commutes = op is None or op.commute
+        key = (
+            call.collective,
+            algorithm,
+            call.nbytes,
+            call.even,
+            commutes,
+            generation(),
+            place is None,
+        )
+        way = self._ways.get(key)
+        if way is None:
+            way = choose(call, algorithm, self.config, self.means(call, place))
+            if len(self._ways) > 4096:
+                self._ways.clear()
+            self._ways[key] = way
+        return way
+
+    def means(self, call: Call, place: Place | None = None) -> Means:
+        """Give what there is to serve a call with."""
+        native = self.backend.native
+        if native is None:
+            no_native = f"the {self.backend.name} backend has no collectives of its own"
+        else:
+            no_native = native.why_not(call)
+        if place is not None:
+            no_symmetric = "rows of other ranks are not known" if call.uneven_alltoall else None
+        else:
+            need = NEEDS.get(call.collective, "x")
+            no_symmetric = f"{need} is no array of comm.empty(), or this is in the background"
+        return Means(self.topology.groups, no_native, no_symmetric)
+
+    # -- running --------------------------------------------------------------------------------
+
+    def serve(self, prepared: Prepared, algorithm: str) -> Any:
+        """Serve a call, blocking, and give the user's result."""
+        call = prepared.call
+        place = place_of(call, self.heap)
+        way = self.way(call, algorithm, place)
+        self.check_usable()
+        sequence, what = self._announce(call, way, place)
+        try:
+            if way.name == SYMMETRIC:
+                assert place is not None and self.heap is not None
+                program = self.cache.kernel(call, place, self.heap)
+                self.run(program, what, sequence, way.name)
+            elif way.choice is None:
+                self.arrive(sequence, what, self.deadline(UNSET))
+                self._native(call)
+            else:
+                program = self.cache.program(call, way.choice, self.arity(way), False)
+                self.run(program, what, sequence, way.name)
+        except BaseException as error:
+            raise self.broke(error, what, sequence) from error.__cause__
+        return prepared.give()
+
+    def run(self, program: Program, what: str, sequence: int, how: str) -> None:
+        """Run a program for operation number `sequence`, blocking."""
+        program.tag_base[0] = 0
+        if not self.engine.run(program, self.deadline(UNSET)):
+            raise self.timed_out(what, sequence, how)
+        self._check_same(sequence, what)
+
+    def begin(self, prepared: Prepared, algorithm: str) -> Work:
+        """Begin to serve a call in the background."""
+        call = prepared.call
+        way = self.way(call, algorithm)
+        self.check_usable()
+        sequence, what = self._announce(call, way)
+        try:
+            self.sweep()
+            if way.choice is None:
+                look, give = self._begin_native(prepared)
+            else:
+                program = self.cache.program(call, way.choice, self.arity(way), True)
+                look, give = self._begin_program(program, what, sequence, way.name), prepared.give
+        except BaseException as error:
+            raise self.broke(error, what, sequence) from error.__cause__
+
+        def test() -> bool:
+            self.check_usable()
+            try:
+                return look()
+            except BaseException as error:
+                raise self.broke(error, what, sequence) from error.__cause__
+
+        def wait(test: Callable[[], bool], timeout: Any) -> None:
+            self.check_usable()
+            deadline = self.deadline(timeout)
+            try:
+                if not self.engine.wait(test, deadline):
+                    raise self.timed_out(what, sequence, way.name, timeout)
+            except BaseException as error:
+                raise self.broke(error, what, sequence) from error.__cause__
+
+        return Work(test, wait, give, self.pending)
+
+    def _begin_program(
+        self, program: Program, what: str, sequence: int, how: str
+    ) -> Callable[[], bool]:
+        """Start a program with tags of its own; every rank counts alike, so all take the same."""
+        self._begun += 1
+        slot = self._begun % max(1, min(SLOTS, self.backend.tag_limit // 2 // TAG_SPACE - 1))
+        before = self._in_slot.get(slot)
+        if before is not None and not self.engine.wait(before.test, self.deadline(UNSET)):
+            raise self.timed_out(what, sequence, how)
+        program.tag_base[0] = TAG_SPACE * (1 + slot)
+        self._in_slot = {s: r for s, r in self._in_slot.items() if not r.done}
+        run = self._in_slot[slot] = self.engine.start(program)
+        return run.test
+
+    def sweep(self) -> None:
+        """Let go of what was begun and dropped by the caller, and has ended."""
+        for work in list(self.pending):
+            try:
+                work.test()
+            except Exception:  # it is for who waits for that work
+                log.debug("an operation in the background failed", exc_info=True)
+
+    def arity(self, way: Way) -> int:
+        """Give the arity of a way's tree: the name's, else the configured one."""
+        assert way.choice is not None
+        return way.choice.arity or self.config.tree_arity
+
+    def _native(self, call: Call) -> None:
+        self.inside = self.sequence
+        self._guard()
+        self.backend.native.bind(call)()
+        self.inside = 0
+        if call.op is not None and call.op.name == "mean" and call.out is not None:
+            finish_mean(call.out, call.size)
+
+    def _begin_native(self, prepared: Prepared) -> tuple[Callable[[], bool], Callable[[], Any]]:
+        call = prepared.call
+        request = self.backend.native.start(call)
+
+        def give() -> Any:
+            if call.op is not None and call.op.name == "mean" and call.out is not None:
+                finish_mean(call.out, call.size)
+            return prepared.give()
+
+        return request.Test, give
+
+    # -- deadlines ------------------------------------------------------------------------------
+
+    def deadline(self, timeout: Any) -> float | None:
+        """Give the moment by which a wait that begins now must end; None for never."""
+        seconds = self.timeout if timeout is UNSET else timeout
+        if seconds is not None and not isinstance(seconds, (int, float)):
+            raise InvalidArgument(
+                f"rank {self.backend.rank}: timeout={seconds!r}: allowed are seconds, or None"
+            )
+        return None if seconds is None else time.monotonic() + seconds
+
+    def _announce(self, call: Call, way: Way, place: Place | None = None) -> tuple[int, str]:
+        self.sequence = sequence = self.sequence + 1
+        what = describe(call, way, place)
+        self.backend.board.announce(sequence, self.fingerprint(what))
+        return sequence, what
+
+    def _guard(self) -> None:
+        """Have the watchdog look at this communicator: a native call is about to begin."""
+        if not self._guarded:
+            WATCHDOG.watch(self)
+            self._guarded = True
+
+    def fingerprint(self, what: str) -> int:
+        """Give the number that stands for an operation on the arrival board."""
+        number = self._prints.get(what)
+        if number is None:
+            number = self._prints[what] = zlib.crc32(what.encode())
+        return number
+
+    def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
+        """Wait until every rank has come to a native call, which cannot be interrupted."""
+        if deadline is not None and not self.backend.arrive(sequence, deadline):
+            raise self.timed_out(what, sequence, "native")
+        self._check_same(sequence, what, harmless=deadline is not None)
+
+    def meet(self, what: str, act: Callable[[], Any]) -> Any:
+        """Do something collective that cannot be interrupted, such as a split, once all have come.
+
+        Backends without calls of a library underneath keep deadlines themselves.
+        """
+        self.check_usable()
+        if self.backend.native is None:
+            return act()
+        self.sequence = sequence = self.sequence + 1
+        self.backend.board.announce(sequence, self.fingerprint(what))
+        try:
+            self.arrive(sequence, what, self.deadline(UNSET))
+            self._guard()
+            self.inside = sequence
+            result = act()
+            self.inside = 0
+        except BaseException as error:
+            raise self.broke(error, what, sequence) from error.__cause__
+        return result
+
+    def _check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
+        other = self.backend.board.different(sequence, self.fingerprint(what))
+        if other:
+            error = CollectiveMismatch(
+                f"rank {self.backend.rank}: collective #{sequence} is {what} here and another "
+                "on rank "
+                f"{', '.join(map(str, other))}; MPIDIST_DEBUG=1 shows who called what where"
+            )
+            error.harmless = harmless
+            raise error
+
+    def timed_out(
+        self, what: str, sequence: int | None, how: str, timeout: Any = UNSET
+    ) -> CollectiveTimeout:
+        """Make the report of a deadline that passed."""
+        board, rank = self.backend.board, self.backend.rank
+        known = self._prints.get(what)  # the watchdog does not know what it watches
+        other = board.different(sequence, known) if sequence is not None and known else ()
+        missing = self.backend.missing(sequence) if sequence is not None else ()
+        if missing:
+            told = "; ".join(board.describe(r) for r in missing)
+        elif other:
+            told = f"rank {', '.join(map(str, other))} is in another operation"
+        elif sequence is not None:
+            told = (
+                "all ranks have arrived: a message was lost, or a rank hangs inside the operation"
+            )
+        else:
+            told = "the message has not come"
+        seconds = self.timeout if timeout is UNSET else timeout
+        within = f"{seconds} s" if seconds is not None else "its deadline"
+        number = f" (collective #{sequence}, {how})" if sequence is not None else ""
+        return CollectiveTimeout(
+            f"rank {rank}: {what}{number} not finished within {within}: {told}",
+            collective=what.split()[0],
+            sequence=sequence,
+            missing=missing,
+        )
+
+    def check_usable(self) -> None:
+        """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
+        if self.broken is not None:
+            raise CommunicatorBroken(f"rank {self.backend.rank}: {self.broken}")
+
+    def broke(self, error: BaseException, what: str, sequence: int) -> BaseException:
+        """Note that an operation that began did not end, and give the error to be raised.
+
+        What every rank sees before anything is under way leaves the communicator usable.
+        """
+        if isinstance(error, CommunicatorBroken) or getattr(error, "harmless", False):
+            return error
+        self.inside = 0
+        error = self.backend.translate(error)
+        self.broken = (
+            f"the communicator is broken since {what} (collective #{sequence}) ended with "
+            f"{type(error).__name__}: {error}; create a new one"
+        )
+        return error

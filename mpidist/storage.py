@@ -1,0 +1,195 @@
+"""Where each block of a schedule lies: in the user's input or result, or in scratch memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from .errors import ScheduleError
+from .plan import Lengths, Strands, Written
+from .schedule.contract import Contract
+from .schedule.rounds import Copy, Recv, Reduce, block_tuple
+
+Action = Callable[[], Any]
+Piece = tuple[np.ndarray, int, int]  # elements start … stop of a flat array
+
+
+def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
+    """Give a view that does not keep the memory's owner alive: the program cache watches it."""
+    if count == 0:
+        return np.empty(0, dtype)
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
+
+
+class Storage:
+    """Where each block lies: in the user's input, in the user's result, or in scratch memory."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        place: tuple[int, int, int],
+        lengths: Lengths,
+        x: np.ndarray | None,
+        out: np.ndarray | None,
+        dtype: np.dtype,
+    ):
+        rank, size, root = place
+        self.dtype, self.lengths, self.scratch_elements = dtype, lengths, 0
+        count = len(lengths.outgoing)
+        self.where: dict[tuple[str, int], Piece] = {}
+        self.results = contract.output_blocks(rank, size, root, count)
+        self._homes: dict[tuple[str, int], Piece] = {}
+        brought = contract.input_blocks(rank, size, root, count)
+        given = lengths.incoming if contract.input_buffer == "in" else lengths.outgoing
+        if x is not None:
+            self._lay(self.where, contract.input_buffer, brought, given, x)
+        if out is not None:
+            self._lay(self._homes, "out", self.results, lengths.outgoing, out)
+
+    @staticmethod
+    def _lay(
+        table: dict, buffer: str, numbers: range, lengths: Sequence[int], array: np.ndarray
+    ) -> None:
+        at = 0
+        for block in numbers:
+            table[buffer, block] = (array, at, at + lengths[block])
+            at += lengths[block]
+
+    def prepare(self, written: Written) -> None:
+        """Give scratch memory to the blocks that are written but are no part of the result.
+
+        Neighbouring blocks become neighbours in memory, so that a range of blocks is one message.
+        """
+        places = sorted(place for place in _writes(written) if place not in self._homes)
+        sizes = [self._length(place) for place in places]
+        scratch = np.empty(sum(sizes), self.dtype)
+        self.scratch_elements += scratch.size
+        for place, stop, length in zip(places, accumulate(sizes), sizes):
+            self._homes[place] = (scratch, stop - length, stop)
+
+    def _length(self, place: tuple[str, int]) -> int:
+        buffer, block = place
+        lengths = self.lengths.outgoing  # tmp is cut like out, as the prover has it
+        if buffer == "in" or not 0 <= block < len(lengths):
+            raise ScheduleError(f"{buffer!r} has no such block to be written", block=block)
+        return lengths[block]
+
+    def read(self, place: tuple[str, int]) -> Piece:
+        """Give the memory that holds a block now."""
+        piece = self.where.get(place)
+        if piece is None:
+            raise ScheduleError(
+                f"{place[0]!r} holds nothing there that could be read", block=place[1]
+            )
+        return piece
+
+    def write(self, place: tuple[str, int]) -> Piece:
+        """Give the memory that a block is written to, and from now on lies in."""
+        piece = self.where[place] = self._homes[place]
+        return piece
+
+    def finish(self) -> list[Action]:
+        """Bring to the result what the schedule left elsewhere, for example in the input."""
+        actions: list[Action] = []
+        pairs = []
+        for block in self.results:
+            home, now = self._homes.get(("out", block)), self.where.get(("out", block))
+            if home is None:
+                continue
+            if now is None:
+                raise ScheduleError("the result is never written", block=block)
+            if not _same_memory(home, now):
+                pairs.append((home, now))
+        for home, now in merge_rows(pairs):
+            actions.append(partial(np.copyto, view(home), view(now)))
+        return actions
+
+
+def _writes(written: Written) -> set[tuple[str, int]]:
+    places: set[tuple[str, int]] = set()
+    for item in written:
+        if isinstance(item, Strands):
+            places.update(*(_writes(s) for s in item.strands))
+            continue
+        for step in item:
+            if isinstance(step, (Recv, Reduce)):
+                places.update((step.buffer, b) for b in block_tuple(step.blocks))
+            elif isinstance(step, Copy):
+                places.update((step.target, b) for b in block_tuple(step.target_blocks))
+    return places
+
+
+def _same_memory(a: Piece, b: Piece) -> bool:
+    if a[2] - a[1] == 0:
+        return True
+    x, y = view(a), view(b)
+    return x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
+
+
+def view(piece: Piece) -> np.ndarray:
+    """Give the elements of a piece."""
+    return piece[0][piece[1] : piece[2]]
+
+
+def merge(pieces: Sequence[Piece]) -> list[Piece]:
+    """Join pieces that follow each other in memory, and leave out empty ones."""
+    merged: list[Piece] = []
+    for array, start, stop in pieces:
+        if start == stop:
+            continue
+        if merged and merged[-1][0] is array and merged[-1][2] == start:
+            merged[-1] = (array, merged[-1][1], stop)
+        else:
+            merged.append((array, start, stop))
+    return merged
+
+
+def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
+    """Join rows of pieces where all columns go on in memory, and leave out empty ones."""
+    merged: list[tuple[Piece, ...]] = []
+    for row in pairs:
+        if row[0][1] == row[0][2]:
+            continue
+        last = merged[-1] if merged else None
+        if last and all(a[0] is b[0] and a[2] == b[1] for a, b in zip(last, row)):
+            merged[-1] = tuple((a[0], a[1], b[2]) for a, b in zip(last, row))
+        else:
+            merged.append(tuple(row))
+    return merged
+
+
+@dataclass(slots=True)
+class Arena:
+    """Scratch memory of one strand for the messages of a round; every round uses it anew."""
+
+    dtype: np.dtype
+    buffers: list[np.ndarray] = field(default_factory=list)
+    taken: int = 0
+    elements: int = 0
+    slots: dict[int, Arena] = field(default_factory=dict)
+
+    def take(self, n: int) -> np.ndarray:
+        """Give `n` elements that no other message of this round uses."""
+        index, self.taken = self.taken, self.taken + 1
+        if index == len(self.buffers):
+            self.buffers.append(np.empty(0, self.dtype))
+        if self.buffers[index].size < n:
+            # A little more than asked for: blocks of one array differ in length by one element.
+            self.buffers[index] = np.empty(n + 1, self.dtype)
+            self.elements += n + 1
+        return self.buffers[index][:n]
+
+    def slot(self, k: int) -> Arena:
+        """Give the arena of the strands that run in slot `k` of the window."""
+        return self.slots.setdefault(k, Arena(self.dtype))
+
+    def total(self) -> int:
+        """Give the elements held, those of the slots included."""
+        return self.elements + sum(a.total() for a in self.slots.values())

@@ -1,0 +1,258 @@
+"""For those who write a backend of their own: check that it does what mpidist expects of one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .backends.base import Backend, Message
+from .communicator import Communicator
+from .errors import CollectiveMismatch, DeadlockError
+from .schedule import algorithms
+
+_PATIENCE = 20.0  # seconds
+
+
+def check_backend(make_group: Callable[[], Sequence[Backend]], timeout: float = 60.0) -> list[str]:
+    """Check a backend against everything that mpidist expects of one.
+
+    Parameters
+    ----------
+    make_group : callable
+        Gives the backends of those ranks that live in this process: all of them where ranks are
+        threads (each is then run in a thread), one where every process is a rank.  Called once;
+        every process must call this function.
+    timeout : float
+        Seconds that all the checks together may take where the ranks are threads.
+
+    Returns
+    -------
+    list of str
+        What was checked.
+
+    Raises
+    ------
+    AssertionError
+        Where the backend does something else; the message begins with the check and the rank.
+    """
+    backends = list(make_group())
+    assert backends, "make_group() gave no backend"
+    if len(backends) == 1:
+        _check_rank(backends[0])
+    else:
+        _in_threads(backends, timeout)
+    return [check.__name__.strip("_") for check in _CHECKS]
+
+
+def _in_threads(backends: Sequence[Backend], timeout: float) -> None:
+    errors: list[BaseException] = []
+
+    def body(backend: Backend) -> None:
+        try:
+            _check_rank(backend)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(b,), daemon=True) for b in backends]
+    until = time.monotonic() + timeout
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not errors and time.monotonic() < until:
+            thread.join(0.05)
+    if errors:
+        raise errors[0]
+    assert not any(t.is_alive() for t in threads), f"the checks have not ended within {timeout} s"
+
+
+def _check_rank(backend: Backend) -> None:
+    for check in _CHECKS:
+        try:
+            check(backend)
+        except Exception as error:
+            where = f"{check.__name__.strip('_')}, rank {backend.rank}"
+            raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _wait(backend: Backend, *requests: Any) -> None:
+    deadline = time.monotonic() + _PATIENCE
+
+    def test() -> bool:
+        moved = [request.test() for request in requests]  # every one of them makes progress
+        return all(moved)
+
+    assert backend.wait(test, deadline), f"messages have not moved within {_PATIENCE} s"
+
+
+def _neighbours(backend: Backend) -> tuple[int, int]:
+    return (backend.rank + 1) % backend.size, (backend.rank - 1) % backend.size
+
+
+def _attributes(backend: Backend) -> None:
+    assert isinstance(backend, Backend), "a method of mpidist.backends.base.Backend is missing"
+    assert 0 <= backend.rank < backend.size
+    assert len(backend.hosts) == backend.size, "hosts needs one key for each rank"
+    assert backend.tag_limit >= 32767, "MPI promises tags up to 32767"
+    assert backend.name and isinstance(backend.name, str)
+
+
+def _data_arrive(backend: Backend) -> None:
+    """Whatever the length and the dtype, both ways at once; sends do not wait for receives."""
+    if backend.size == 1:
+        return
+    right, left = _neighbours(backend)
+    for n in (0, 1, 7, 300_000):
+        for dtype in ("u1", "f8", ">i4", "S3"):
+            data = np.full(n, backend.rank).astype(dtype)
+            sent = backend.isend(data, right, 5)
+            got = np.empty(n, dtype)
+            _wait(backend, backend.irecv(got, left, 5), sent)
+            assert (got == np.full(n, left).astype(dtype)).all(), f"{n} x {dtype}"
+
+
+def _order_and_tags(backend: Backend) -> None:
+    """Messages of one tag keep their order; those of another tag do not disturb them."""
+    if backend.size == 1:
+        return
+    right, left = _neighbours(backend)
+    tags = (0, 1, 1000, backend.tag_limit - 1)
+    boxes = {tag: [np.empty(1, int) for _ in range(3)] for tag in tags}
+    early = [backend.irecv(box, left, 1) for box in boxes[1]]  # posted before they are sent
+    data = [np.array([10 * tag + k]) for k in range(3) for tag in tags]
+    sent = [backend.isend(d, right, tag) for d, tag in zip(data, tags * 3)]
+    late = [backend.irecv(box, left, tag) for tag in tags[::-1] if tag != 1 for box in boxes[tag]]
+    _wait(backend, *early[::-1], *late, *sent)
+    for tag in tags:
+        assert [int(box[0]) for box in boxes[tag]] == [10 * tag + k for k in range(3)], f"tag {tag}"
+
+
+def _bound_rounds(backend: Backend) -> None:
+    """``bind``, where there is one, moves what the memory holds at each start."""
+    if backend.size == 1 or not hasattr(backend, "bind"):
+        return
+    right, left = _neighbours(backend)
+    data, got = np.empty(50), np.empty(50)
+    transfer = backend.bind([Message(True, left, got, 9), Message(False, right, data, 9)])
+    for turn in range(3):
+        data[:], got[:] = 100 * turn + backend.rank, -1
+        transfer.start()
+        _wait(backend, transfer)
+        assert (got == 100 * turn + left).all(), f"start number {turn + 1}"
+
+
+def _waits_end(backend: Backend) -> None:
+    """At the deadline, or at once where it is known that nothing will come; progress is made."""
+    alone = backend.split(backend.rank, 0)
+    assert alone is not None and alone.size == 1
+    assert alone.wait(lambda: True, None)
+    looks, called = [0], [0]
+
+    def later() -> bool:
+        looks[0] += 1
+        return looks[0] > 400
+
+    def progress() -> None:
+        called[0] += 1
+
+    begin = time.monotonic()
+    try:
+        assert alone.wait(later, begin + _PATIENCE, progress)
+        assert called[0], "progress was never made"
+        begin = time.monotonic()
+        assert not alone.wait(lambda: False, begin + 0.05)
+        assert 0.04 < time.monotonic() - begin < 5, "the deadline was not kept"
+    except DeadlockError:
+        pass  # it knows that nobody will send anything
+
+
+def _in_step(backend: Backend, sequence: int) -> None:
+    backend.board.announce(sequence, 1)
+    deadline = time.monotonic() + _PATIENCE
+    assert backend.arrive(sequence, deadline), "arrive: some rank is not seen on the board"
+
+
+def _arrivals(backend: Backend) -> None:
+    """Who has announced an operation has arrived at it, and at all before it."""
+    for sequence in range(1, 8):
+        _in_step(backend, sequence)
+        assert backend.missing(sequence) == ()
+        assert backend.board.all_reached(sequence)
+
+
+def _splits(backend: Backend) -> None:
+    """Ranks of one colour, in the order of the key; their messages are their own."""
+    sub = backend.split(backend.rank % 2, -backend.rank)
+    assert sub is not None
+    mine = range(backend.rank % 2, backend.size, 2)
+    assert (sub.size, sub.rank) == (len(mine), len(mine) - 1 - mine.index(backend.rank))
+    none = backend.split(None if backend.rank == 0 else 1, 0)
+    assert (none is None) == (backend.rank == 0), "split(None) must give None"
+    if sub.size > 1:
+        right, left = _neighbours(sub)
+        got = np.empty(1, int)
+        sent = sub.isend(np.array([backend.rank]), right, 5)
+        _wait(sub, sub.irecv(got, left, 5), sent)
+        assert got[0] == mine[::-1][left]
+
+
+def _wrong_lengths(backend: Backend) -> None:
+    """A message that is longer or shorter than its receive is an error, and nothing else."""
+    if backend.size == 1 or backend.rank > 1:
+        return
+    for tag, n in ((20, 5), (21, 3)):
+        if backend.rank == 0:
+            _wait(backend, backend.isend(np.ones(n), 1, tag))
+            continue
+        try:
+            _wait(backend, backend.irecv(np.empty(4), 0, tag))
+        except Exception as error:
+            told = backend.translate(error)
+            assert isinstance(told, CollectiveMismatch), f"{told!r} is no CollectiveMismatch"
+        else:
+            raise AssertionError(f"{n} numbers went into a place for 4 without an error")
+
+
+def _native(backend: Backend) -> None:
+    if backend.native is not None:
+        for name in ("why_not", "bind", "start"):
+            assert hasattr(backend.native, name), f"native has no {name}"
+
+
+def _collectives(backend: Backend) -> None:
+    """Every registered algorithm gives the right sum, maximum or order."""
+    sub = backend.split(0, backend.rank)
+    assert sub is not None
+    comm, p = Communicator(sub), backend.size
+    x, total = np.arange(4.0 * p) + comm.rank, np.arange(4.0 * p) * p + p * (p - 1) / 2
+    expected = {
+        "allreduce": total,
+        "reduce_scatter": total[4 * comm.rank : 4 * comm.rank + 4],
+        "allgather": np.concatenate([np.arange(4.0 * p) + r for r in range(p)]),
+        "broadcast": np.arange(4.0 * p),
+    }
+    for algorithm in algorithms():
+        if algorithm.unsupported(p, groups=comm.topology.groups) is not None:
+            continue
+        if algorithm.collective in expected:
+            got = getattr(comm, algorithm.collective)(x.copy(), algorithm=algorithm.name)
+            assert np.array_equal(got, expected[algorithm.collective]), algorithm.label
+        elif algorithm.collective == "barrier":
+            comm.barrier(algorithm=algorithm.name)
+
+
+_CHECKS = (
+    _attributes,
+    _data_arrive,
+    _order_and_tags,
+    _bound_rounds,
+    _waits_end,
+    _arrivals,
+    _splits,
+    _wrong_lengths,
+    _native,
+    _collectives,
+)

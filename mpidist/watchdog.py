@@ -1,0 +1,77 @@
+"""The watchdog: ends the job with a report when a rank hangs inside a native call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .service import Service
+
+log = logging.getLogger("mpidist")
+_TICK = 1.0  # seconds between two looks, or a quarter of the shortest deadline
+
+
+class Watchdog:
+    """One thread a process that looks at every communicator now and then.
+
+    A native call cannot be given up: the library holds the buffers.  So past the deadline the only
+    thing to be done is to say who waits where, and to end the job.  Looking costs the call nothing.
+    """
+
+    def __init__(self) -> None:
+        self._watched: weakref.WeakSet[Service] = weakref.WeakSet()
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def watch(self, service: Service) -> None:
+        """Look at `service` from now on."""
+        with self._lock:
+            self._watched.add(service)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="mpidist-watchdog", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            tick = _TICK
+            with self._lock:
+                services = list(self._watched)
+            for service in services:
+                if service.timeout is not None:
+                    tick = min(tick, service.timeout / 4)
+                    self._look(service, service.timeout)
+            del services
+            time.sleep(tick)
+
+    def _look(self, service: Service, timeout: float) -> None:
+        inside = service.inside
+        if not inside:
+            self._seen.pop(id(service), None)
+            return
+        sequence, since = self._seen.setdefault(id(service), (inside, time.monotonic()))
+        if sequence != inside:
+            self._seen[id(service)] = (inside, time.monotonic())
+        elif time.monotonic() - since > timeout:
+            self._end(service, inside, timeout)
+
+    def _end(self, service: Service, sequence: int, timeout: float) -> None:
+        error = service.timed_out("a native call", sequence, "native, which cannot be interrupted")
+        sys.stderr.write(f"{error}; the job ends\n")
+        sys.stderr.flush()
+        if getattr(service.backend, "threads", False):
+            service.backend.abort(1)
+        # Death by a signal is what every launcher sees; a mere exit leaves the others hanging.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+WATCHDOG = Watchdog()

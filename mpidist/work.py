@@ -1,0 +1,84 @@
+"""Work: an operation under way in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+UNSET: Any = object()
+
+
+class Work:
+    """An operation that was begun and not yet waited for.
+
+    Attributes
+    ----------
+    result : object
+        What the blocking form would have returned; available once `done`.
+    """
+
+    def __init__(
+        self,
+        test: Callable[[], bool],
+        wait: Callable[[Callable[[], bool], Any], None],
+        give: Callable[[], Any],
+        pending: set[Work] | None = None,
+    ):
+        self._test, self._wait, self._give = test, wait, give
+        self._result: Any = None
+        self._done = False
+        self._error: Exception | None = None
+        # Its memory must live until the messages have moved, even if the caller drops the work.
+        self._pending = pending if pending is not None else set()
+        self._pending.add(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended; asking makes progress."""
+        return self.test()
+
+    @property
+    def result(self) -> Any:
+        """The result; RuntimeError while it is not done."""
+        if not self._done:
+            raise RuntimeError("the operation is still under way: call wait()")
+        return self._result
+
+    def test(self) -> bool:
+        """Make progress; tell whether the operation has ended."""
+        if not self._done and self._look():
+            self._end()
+        return self._done
+
+    def _look(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._test()
+        except Exception as error:
+            self._error = error
+            raise
+
+    def wait(self, timeout: float | None = UNSET) -> Any:
+        """Wait for the end and give the result.
+
+        Parameters
+        ----------
+        timeout : float or None, optional
+            Seconds; None waits forever; by default the communicator's.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If the deadline passed; the communicator is broken then.
+        """
+        if not self._done:
+            self._wait(self._look, timeout)
+            self._end()
+        return self._result
+
+    def _end(self) -> None:
+        if not self._done:
+            self._done = True
+            self._pending.discard(self)
+            self._result = self._give()

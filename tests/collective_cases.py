@@ -1,0 +1,167 @@
+"""Every collective with data whose results are closed forms of rank and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mpidist.schedule import algorithms
+
+
+def names(collective: str) -> list[str]:
+    """What can be asked for: native, every registered algorithm, and trees of another arity."""
+    found = ["native"]
+    for algorithm in algorithms(collective):
+        found.append(algorithm.name)
+        if "arity" in algorithm.uses:
+            found.append(f"{algorithm.name}:3")
+    return found
+
+
+def cannot(comm, collective: str, name: str) -> str | None:
+    """Why an algorithm does not serve this communicator, or None."""
+    if name == "native":
+        return None if comm.backend.native is not None else "no native collectives"
+    found = next(a for a in algorithms(collective) if a.name == name.partition(":")[0])
+    return found.unsupported(comm.size, groups=comm.topology.groups)
+
+
+def factors(n: int) -> np.ndarray:
+    """1 … 13 again and again: elements that change places are found out."""
+    return np.arange(n) % 13 + 1
+
+
+def part(rank: int, n: int) -> np.ndarray:
+    """`n` elements that only `rank` has."""
+    return rank * 10_000 + np.arange(n)
+
+
+def total(size: int) -> int:
+    return size * (size + 1) // 2
+
+
+Check = Callable[..., None]
+
+
+def allreduce(comm, name, n, dtype, root, in_place):
+    x = ((comm.rank + 1) * factors(n)).astype(dtype)
+    kept = x.copy()
+    out = x if in_place else np.full(n, 77, dtype)
+    assert comm.allreduce(x, out=out, algorithm=name) is out
+    np.testing.assert_array_equal(out, total(comm.size) * factors(n))
+    assert in_place or np.array_equal(x, kept)
+    new = comm.allreduce(kept, "max", algorithm=name)
+    np.testing.assert_array_equal(new, comm.size * factors(n))
+
+
+def reduce(comm, name, n, dtype, root, in_place):
+    x = ((comm.rank + 1) * factors(n)).astype(dtype)
+    kept = x.copy()
+    out = None
+    if comm.rank == root:
+        out = x if in_place else np.full(n, 77, dtype)
+    assert comm.reduce(x, root=root, out=out, algorithm=name) is out
+    if comm.rank == root:
+        np.testing.assert_array_equal(out, total(comm.size) * factors(n))
+    if comm.rank != root or not in_place:
+        assert np.array_equal(x, kept)
+    new = comm.reduce(kept, "min", root, algorithm=name)
+    if comm.rank == root:
+        np.testing.assert_array_equal(new, factors(n))
+    else:
+        assert new is None
+
+
+def broadcast(comm, name, n, dtype, root, in_place):
+    x = part(root, n).astype(dtype) if comm.rank == root else np.full(n, 77, dtype)
+    out = None if in_place else np.full(n, 78, dtype)
+    given = comm.broadcast(x, root, out, algorithm=name)
+    assert given is (x if in_place else out)
+    np.testing.assert_array_equal(given, part(root, n).astype(dtype))
+    if not in_place and comm.rank != root:
+        assert (x == 77).all()
+
+
+def allgather(comm, name, n, dtype, root, in_place):
+    p, rank = comm.size, comm.rank
+    out = np.full(p * n, 77, dtype)
+    x = out[rank * n : (rank + 1) * n] if in_place else np.empty(n, dtype)
+    x[...] = part(rank, n)
+    assert comm.allgather(x, out, algorithm=name) is out
+    expected = np.concatenate([part(r, n) for r in range(p)]).astype(dtype)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(x, part(rank, n).astype(dtype))
+
+
+def gather(comm, name, n, dtype, root, in_place):
+    p, rank = comm.size, comm.rank
+    out = np.full(p * n, 77, dtype) if rank == root else None
+    x = np.empty(n, dtype)
+    if rank == root and in_place:
+        x = out[rank * n : (rank + 1) * n]
+    x[...] = part(rank, n)
+    assert comm.gather(x, root, out, algorithm=name) is out
+    if rank == root:
+        expected = np.concatenate([part(r, n) for r in range(p)]).astype(dtype)
+        np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(x, part(rank, n).astype(dtype))
+
+
+def reduce_scatter(comm, name, n, dtype, root, in_place):
+    p, rank = comm.size, comm.rank
+    x = ((rank + 1) * factors(p * n)).astype(dtype)
+    mine = slice(rank * n, (rank + 1) * n)
+    kept = x.copy()
+    out = x[mine] if in_place else np.full(n, 77, dtype)
+    assert comm.reduce_scatter(x, out=out, algorithm=name) is out
+    np.testing.assert_array_equal(out, total(p) * factors(p * n)[mine])
+    if not in_place:
+        np.testing.assert_array_equal(x, kept)
+
+
+def scatter(comm, name, n, dtype, root, in_place):
+    p, rank = comm.size, comm.rank
+    x = part(root, p * n).astype(dtype) if rank == root else None
+    kept = None if x is None else x.copy()
+    out = np.full(n, 77, dtype)
+    if in_place and rank == root:
+        out = x[rank * n : (rank + 1) * n]
+    assert comm.scatter(x, root, out, algorithm=name) is out
+    np.testing.assert_array_equal(out, part(root, p * n)[rank * n : (rank + 1) * n].astype(dtype))
+    if kept is not None:
+        np.testing.assert_array_equal(x, kept)
+
+
+def alltoall(comm, name, n, dtype, root, in_place):
+    p, rank = comm.size, comm.rank
+    x = part(rank, p * n).astype(dtype)
+    out = x if in_place else np.full(p * n, 77, dtype)
+    assert comm.alltoall(x, out, algorithm=name) is out
+    mine = slice(rank * n, (rank + 1) * n)
+    expected = np.concatenate([part(r, p * n)[mine] for r in range(p)]).astype(dtype)
+    np.testing.assert_array_equal(out, expected)
+    if not in_place:
+        np.testing.assert_array_equal(x, part(rank, p * n).astype(dtype))
+
+
+CHECKS: dict[str, Check] = {
+    f.__name__: f
+    for f in (
+        allreduce,
+        reduce,
+        broadcast,
+        allgather,
+        gather,
+        reduce_scatter,
+        scatter,
+        alltoall,
+    )
+}
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+PAIRS = [(collective, name) for collective in CHECKS for name in names(collective)]
+
+
+def lengths(size: int) -> list[int]:
+    """0, 1, one less than the ranks, as many, one more, and a large prime."""
+    return sorted({0, 1, size - 1, size, size + 1, 1009})

@@ -1,0 +1,86 @@
+"""One conftest for every launch: serial, and under mpiexec with pytest in each rank.
+
+Under mpiexec rank 0 reports for all (tests/rank_reports.py).  Without it no MPI is started here.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+from rank_exchange import Exchange
+from rank_reports import RankReports, silence
+from results import Recorder
+
+# What an mpiexec, or srun, sets for the processes it starts.
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+COMM_TIMEOUT = "20"  # seconds; a collective that never ends fails well before the test's limit
+
+# Each rank must try the same examples, and a run must not fail by luck; `make stress` is for luck.
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.register_profile("stress", max_examples=2000, deadline=None, database=None)
+settings.load_profile(os.environ.get("MPIDIST_TEST_PROFILE", "fixed"))
+
+RANKS = pytest.StashKey[RankReports]()
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("mpidist")
+    group.addoption(
+        "--results", metavar="FILE", help="write a JSON line for every test begun, ended"
+    )
+    group.addoption(
+        "--rank-grace",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long beyond a test's time limit the other ranks are waited for",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    config.option.with_mpi = True  # tests marked mpi run without more ado, on one rank too
+    exchange = Exchange() if any(name in os.environ for name in LAUNCHED) else None
+    path = config.getoption("results")
+    if exchange is not None and exchange.rank:
+        silence(config, path and f"{path}.rank{exchange.rank}.log")
+    elif path:
+        mpi = exchange.describe() if exchange else "no MPI"
+        config.pluginmanager.register(Recorder(path, mpi))
+    if exchange is not None:
+        os.environ.setdefault("MPIDIST_TIMEOUT", COMM_TIMEOUT)
+
+        def abort(why):
+            if path:  # any rank may have to tell: rank 0 can be the one that hangs
+                Recorder.add(path, event="abort", reason=why)
+
+        ranks = RankReports(exchange, config.getoption("rank_grace"), abort)
+        config.pluginmanager.register(ranks)
+        config.stash[RANKS] = ranks
+
+
+_communicator = None
+_failures = 0  # when it was made
+
+
+@pytest.fixture
+def comm(request):
+    """The communicator of the session; another one after a test that failed on any rank.
+
+    A failed test may have left the ranks at different collectives, even where nothing is broken.
+    """
+    global _communicator, _failures
+    import mpidist
+
+    ranks = request.config.stash.get(RANKS, None)
+    failures = ranks.failures if ranks else 0
+    if _communicator is None:
+        _communicator = mpidist.init()
+    elif failures > _failures:  # the same on every rank, as `broken` need not be
+        from mpi4py import MPI
+
+        _communicator = mpidist.init(comm=MPI.COMM_WORLD)
+    _failures = failures
+    return _communicator

@@ -1,0 +1,320 @@
+"""Jobs in which something goes wrong: ``mpiexec -n N python failure_jobs.py NAME``.
+
+Each prints what its ranks saw; tests/serial/test_failures.py and test_bad_input.py read it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import mpidist
+from mpidist.errors import (
+    CollectiveTimeout,
+    CommunicatorBroken,
+    InvalidArgument,
+    InvalidRank,
+    MpidistError,
+    UnknownName,
+    Unsupported,
+    UnsupportedDtype,
+)
+
+DEADLINE = 1.0
+HANG = 60.0  # seconds that a rank which never comes would stay away
+
+
+def say(comm, text):
+    sys.stdout.write(f"<{comm.rank}> {text}\n")
+    sys.stdout.flush()
+
+
+def start(timeout=DEADLINE, **more):
+    comm = mpidist.init(timeout=timeout, **more)
+    assert comm.allreduce(1, algorithm="linear") == comm.size
+    return comm
+
+
+def expect(error, call, *words):
+    """The call must raise `error` with all the words in its message."""
+    try:
+        call()
+    except error as caught:
+        text = str(caught)
+        for word in words:
+            assert word in text, f"{word!r} is not in {text!r}"
+        return caught
+    raise AssertionError(f"no {error.__name__}")
+
+
+def usable(comm):
+    """After an error: everything works, and gives what it should."""
+    p, r = comm.size, comm.rank
+    for algorithm in ("native", "linear", "ring", "auto"):
+        assert (comm.allreduce(np.full(7, r + 1.0), algorithm=algorithm) == p * (p + 1) / 2).all()
+        assert comm.allgather(r, algorithm=algorithm).tolist() == list(range(p))
+    comm.barrier()
+    say(comm, "usable")
+
+
+# -- bad input on every rank --------------------------------------------------------------------
+
+
+class OnTheGpu:
+    """Looks like an array on a GPU."""
+
+    __cuda_array_interface__ = {"shape": (3,), "typestr": "<f8", "data": (1, False), "version": 3}
+
+
+def bad_input():
+    comm = start(timeout=10)
+    p, r, x = comm.size, comm.rank, np.ones(4)
+    me = f"rank {r}"
+    for root in (p, -1, 1.0, "0", None, True):
+        for call in (comm.broadcast, comm.gather, comm.scatter, comm.reduce, comm.igather):
+            error = expect(InvalidRank, lambda c=call, t=root: c(x, root=t), me, f"0 … {p - 1}")
+            assert error.size == p and error.rank == root
+    expect(UnknownName, lambda: comm.allreduce(x, algorithm="rign"), "'ring'", "did you mean")
+    expect(UnknownName, lambda: comm.broadcast(x, algorithm="binominal"), "'binomial'")
+    expect(UnknownName, lambda: comm.barrier("treee"), "'tree'")
+    expect(UnknownName, lambda: comm.allreduce(x, algorithm=["ring"]), "known")
+    expect(UnknownName, lambda: comm.allreduce(x, "summ"), "'sum'")
+    expect(UnknownName, lambda: comm.explain("allreduse", 8), "'allreduce'")
+    expect(InvalidArgument, lambda: comm.allreduce(x, algorithm="tree:1"), "arity")
+    expect(InvalidArgument, lambda: comm.allreduce(x, algorithm="ring:3"), "no arity")
+    expect(InvalidArgument, lambda: comm.allreduce(x, 5), "sum, mean")
+    expect(InvalidArgument, lambda: comm.allreduce(x, lambda a, b: a), "commutative")
+    expect(UnsupportedDtype, lambda: comm.allreduce(x, "xor"), me, "float64", "sum")
+    expect(UnsupportedDtype, lambda: comm.allreduce(x.astype(int), "mean"), me, "sum")
+    expect(UnsupportedDtype, lambda: comm.allreduce(np.array(["a", "b"])), me)
+    expect(UnsupportedDtype, lambda: comm.allreduce(np.array([{}])), me, "allgather_object")
+    expect(UnsupportedDtype, lambda: comm.allreduce(x.astype(complex), "max"), me)
+    expect(InvalidArgument, lambda: comm.allreduce(OnTheGpu()), me, "GPU", "x.get()")
+    expect(InvalidArgument, lambda: comm.allreduce(x, out=OnTheGpu()), me)
+    expect(InvalidArgument, lambda: comm.allreduce([[1], [1, 2]]), me)
+    bad_out(comm, x, me)
+    expect(Unsupported, lambda: comm.allreduce(x, ordered(), algorithm="ring"), "linear")
+    for call in (comm.scatter, comm.alltoall, comm.reduce_scatter):
+        expect(InvalidArgument, lambda c=call: c(np.array(1.0)), me, "0-d")
+        expect(InvalidArgument, lambda c=call: c(np.ones((p + 1, 2))), me, "evenly")
+    for counts in ([1], [1] * (p - 1) + [-1], [0.5] * p, 3):
+        expect(InvalidArgument, lambda c=counts: comm.allgather(x, counts=c), me, "counts")
+    expect(InvalidArgument, lambda: comm.alltoall(np.ones(p + 1)), me, "counts=")
+    for peer in (p, -1, "0", r):
+        expect(InvalidArgument, lambda q=peer: comm.send(x, q), me, "peer")
+    expect(InvalidArgument, lambda: comm.split(-1), me, "color")
+    expect(InvalidArgument, lambda: comm.recv(x, (r + 1) % p, tag=-1), me, "tag")
+    for options in ({"segment_bytes": 0}, {"window": 0}, {"window": 1.5}):
+        expect(InvalidArgument, lambda o=options: mpidist.Communicator(comm.backend, **o), me)
+    expect(MpidistError, lambda: setattr(comm, "timeout", 0), "timeout")
+    expect(InvalidArgument, lambda: mpidist.init(timeout=3), "other settings")
+    usable(comm)
+
+
+def ordered():
+    return mpidist.Op(lambda a, b: a, commute=False)
+
+
+def bad_out(comm, x, me):
+    frozen, p = np.empty(4), comm.size
+    frozen.flags.writeable = False
+    expect(InvalidArgument, lambda: comm.allreduce(x, out=frozen), me, "read-only")
+    expect(InvalidArgument, lambda: comm.allreduce(x, out=np.empty(5)), me, "(5,)", "(4,)")
+    expect(InvalidArgument, lambda: comm.allreduce(x, out=np.empty((2, 2))), me, "(2, 2)")
+    expect(InvalidArgument, lambda: comm.allreduce(x, out=np.empty(4, "f4")), me, "float32")
+    expect(InvalidArgument, lambda: comm.allreduce(x, out=[0] * 4), me, "list")
+    expect(InvalidArgument, lambda: comm.allgather(x, np.empty(4 * p + 1)), me, "shape")
+    whole = np.ones(5)
+    expect(InvalidArgument, lambda: comm.allreduce(whole[:4], out=whole[1:]), me, "overlaps")
+    expect(InvalidArgument, lambda: comm.iallreduce(whole[1:], out=whole[:4]), me, "overlaps")
+    rows = np.ones(4 * p + 1)
+    wrong = rows[4 * comm.rank + 1 : 4 * comm.rank + 5]
+    expect(InvalidArgument, lambda: comm.allgather(wrong, rows[: 4 * p]), me, "overlaps")
+    if comm.rank and not comm._debug:
+        expect(InvalidArgument, lambda: comm.broadcast(frozen, 0), me, "read-only")
+        expect(InvalidArgument, lambda: comm.broadcast(None, 0), me, "broadcast_object")
+        expect(InvalidArgument, lambda: comm.broadcast(OnTheGpu(), 0), me)
+    assert (whole == 1).all() and (rows == 1).all()
+
+
+# -- the ranks differ ---------------------------------------------------------------------------
+
+
+def debug_mismatches():
+    """With MPIDIST_DEBUG=1 every rank gets the table, and the communicator stays usable."""
+    comm = start(timeout=10)
+    r = comm.rank
+    cases = {
+        "kind": lambda: comm.barrier() if r == 1 else comm.allreduce(1),
+        "length": lambda: comm.allreduce(np.ones(3 + (r == 1))),
+        "op": lambda: comm.allreduce(1, "max" if r == 1 else "sum"),
+        "dtype": lambda: comm.allreduce(np.ones(2, "f4" if r == 1 else "f8")),
+        "root": lambda: comm.broadcast(np.ones(2), root=r % 2),
+        "algorithm": lambda: comm.allreduce(1, algorithm="ring" if r == 1 else "linear"),
+        "raises": lambda: comm.reduce(1, root=99 if r == 1 else 0),
+        "rows": lambda: comm.allgather(np.ones((r, 2))),
+        "native": lambda: comm.iallreduce(np.ones(3 + (r == 1)), algorithm="native"),
+    }
+    for name, call in cases.items():
+        error = expect(mpidist.CollectiveMismatch, call, "the ranks do not call the same")
+        lines = str(error).splitlines()[1:]
+        assert [line.split(":")[0].strip() for line in lines] == [
+            f"rank {k}" for k in range(comm.size)
+        ], lines
+        assert all("failure_jobs.py:" in line for line in lines), lines
+        say(comm, f"table {name}: {lines[1].strip()}")
+        assert comm.allreduce(1) == comm.size
+    usable(comm)
+
+
+def mismatches():
+    """Without debug: native calls are compared before they are made, on every rank."""
+    comm = start(timeout=10)
+    r = comm.rank
+    for call in (
+        lambda: comm.barrier("native") if r == 1 else comm.allreduce(1, algorithm="native"),
+        lambda: comm.allreduce(np.ones(3 + (r == 1)), algorithm="native"),
+        lambda: comm.broadcast(np.ones(2), root=r % 2, algorithm="native"),
+        lambda: comm.allgather(np.ones(1 + r), algorithm="native"),
+    ):
+        expect(mpidist.CollectiveMismatch, call, f"rank {r}: collective #", "MPIDIST_DEBUG=1")
+    usable(comm)
+
+
+def lengths(algorithm):
+    """Arrays of different length, no debug: no rank may end with a wrong sum and no error."""
+    comm = start()
+    try:
+        got = comm.allreduce(np.ones(6 - 2 * (comm.rank == 1)), algorithm=algorithm)
+        say(comm, f"returned {got.tolist()}")
+    except MpidistError as error:
+        say(comm, f"raised {type(error).__name__}: {error}")
+        expect(CommunicatorBroken, comm.barrier, "broken since allreduce")
+    except BaseException as error:
+        say(comm, f"RAW {type(error).__name__}: {error}")
+    time.sleep(0.5)  # for the others to say theirs before this rank ends the job
+
+
+# -- ranks that do not come ---------------------------------------------------------------------
+
+
+def raises():
+    comm = start(timeout=None)
+    if comm.rank == 1:
+        raise ZeroDivisionError("the rank that is to blame")
+    comm.barrier()
+
+
+def leaves():
+    comm = start()
+    if comm.rank == 1:
+        sys.exit(0)
+    waits_in_vain(comm, "ring")
+
+
+def never_comes(algorithm):
+    comm = start()
+    if comm.rank == 1:
+        time.sleep(HANG)
+    waits_in_vain(comm, algorithm)
+
+
+def never_comes_to_a_split():
+    comm = start()
+    if comm.rank == 1:
+        time.sleep(HANG)
+    expect(CollectiveTimeout, lambda: comm.split(0), "split", "rank 1 not arrived")
+    say(comm, "named")
+    time.sleep(1)
+
+
+def background_never_comes():
+    comm = start()
+    if comm.rank == 1:
+        time.sleep(HANG)
+    work = comm.iallreduce(np.ones(5), algorithm="ring")
+    begin = time.monotonic()
+    expect(CollectiveTimeout, lambda: work.wait(0.3), "within 0.3 s", "rank 1 not arrived")
+    assert time.monotonic() - begin < DEADLINE
+    for call in (work.wait, work.test, comm.barrier):
+        expect(CommunicatorBroken, call, "broken since allreduce")
+    say(comm, "named")
+    time.sleep(1)
+
+
+def stopped():
+    comm = start()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    waits_in_vain(comm, "linear", "STOPPED")
+
+
+def killed():
+    comm = start(timeout=10)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.allreduce(1, algorithm="ring")
+    say(comm, "went on")
+
+
+def waits_in_vain(comm, algorithm, *words):
+    begin = time.monotonic()
+    error = expect(
+        CollectiveTimeout, lambda: comm.allreduce(np.ones(9), algorithm=algorithm), *words
+    )
+    seconds = time.monotonic() - begin
+    assert DEADLINE * 0.9 < seconds < DEADLINE + 3, seconds
+    assert error.missing == (1,) and "rank 1 not arrived" in str(error), error
+    assert error.collective == "allreduce" and error.sequence == 2
+    for call in (
+        lambda: comm.allreduce(1),
+        lambda: comm.barrier("native"),
+        lambda: comm.iallgather(1),
+        lambda: comm.split(0),
+        lambda: comm.send(1, 1),
+        lambda: comm.broadcast_object(1),
+    ):
+        expect(CommunicatorBroken, call, "broken since allreduce", "create a new one")
+    say(comm, "named")
+    time.sleep(1)  # for the others to say theirs before this rank ends the job
+
+
+def hangs_inside():
+    """A rank that arrives and then hangs in the library: only the watchdog can end that."""
+    comm = start()
+    if comm.rank == 1:
+        bind = comm.backend.native.bind
+        comm.backend.native.bind = lambda call: lambda: time.sleep(HANG) or bind(call)()
+    comm.allreduce(np.ones(3), algorithm="native")
+    say(comm, "went on")
+
+
+def message_never_comes():
+    comm = start()
+    if comm.rank == 0:
+        expect(CollectiveTimeout, lambda: comm.recv(np.empty(3), 1), "recv from rank 1", "1.0 s")
+        expect(CommunicatorBroken, comm.barrier, "recv from rank 1 timed out")
+        say(comm, "named")
+    else:
+        time.sleep(HANG)
+
+
+def user_operation_raises():
+    comm = start(timeout=5)
+
+    def broken(a, b):
+        raise ArithmeticError("inside the operation")
+
+    comm.allreduce(np.ones(3), mpidist.Op(broken), algorithm="linear")
+
+
+def launch():
+    mpidist.init()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,168 @@
+"""Run the tests in every launch, and print one line for each in the end.
+
+    python tests/launch.py                          # all of them
+    python tests/launch.py serial openmpi-3         # some
+    python tests/launch.py openmpi-2 -- -k ring -x  # arguments for pytest
+
+A launch has failed if a test failed, if it crashed, hung or ran no test, or if a test was skipped
+for a reason that tests/allowed_skips.txt does not name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import re
+import shlex
+import shutil
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import Finished, mpiexec, run
+from results import Results
+
+HERE = Path(__file__).resolve().parent
+ALLOWED_SKIPS = HERE / "allowed_skips.txt"
+ALL = ["serial", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
+VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
+
+
+@dataclass
+class Launch:
+    """One run of pytest, in one process or on several ranks, and what came of it."""
+
+    name: str
+    folder: str
+    results: Results = field(default_factory=Results)
+    finished: Finished | None = None
+    refused: list[str] = field(default_factory=list)  # reasons of skips that are not allowed
+
+    @property
+    def mpi(self) -> str:
+        return self.name.partition("-")[0]
+
+    @property
+    def ranks(self) -> int:
+        return int(self.name.partition("-")[2] or 0)
+
+    def trouble(self) -> str:
+        """What went wrong apart from failed tests, or nothing."""
+        results, finished = self.results, self.finished
+        where = f" in {results.running}" if results.running else ""
+        if results.aborted:
+            return results.aborted
+        if finished is None:
+            return "was not run"
+        if finished.timed_out:
+            return f"timed out{where}"
+        if not results.ended:
+            return f"crashed (status {finished.status}){where}"
+        if not results.passed and not results.failed and not results.skipped:
+            return "ran no test"
+        if finished.status and not results.failed:
+            return f"status {finished.status}"
+        return f"skipped for a reason not allowed: {'; '.join(self.refused)}" * bool(self.refused)
+
+    def failures(self) -> int:
+        return len(self.results.failed) + bool(self.trouble())
+
+    def line(self) -> str:
+        """One line of the closing table."""
+        results, seconds = self.results, self.finished.seconds if self.finished else 0
+        title = VENDORS.get(self.mpi, "serial") if not self.ranks else results.mpi
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}" if self.ranks else ""
+        counts = (
+            f"{results.passed:5} passed {len(results.failed):4} failed "
+            f"{sum(results.skipped.values()):4} skipped {seconds:5.0f} s"
+        )
+        notes = [f"FAILED: {self.trouble()}"] if self.trouble() else []
+        notes += [f"{count} x {reason}" for reason, count in sorted(results.skipped.items())]
+        title = title or VENDORS[self.mpi]
+        return f"{title:16} {ranks:8} {counts}  {'; '.join(notes)}".rstrip()
+
+
+def perform(launch: Launch, options, folder: Path) -> None:
+    """Run one launch; its lines are shown as they come and kept in a file."""
+    jsonl = folder / f"{launch.name}.jsonl"
+    program = ["-m", "pytest", f"--results={jsonl}", *(options.paths or [launch.folder])]
+    python = str(Path(options.mpich_python if launch.mpi == "mpich" else options.python).absolute())
+    if launch.ranks:  # which would race for pytest's cache; and prterun gives rank 0 a terminal
+        program += ["-p", "no:cacheprovider", "--color=no"]
+        command = mpiexec(launch.ranks, *program, python=python)
+    else:
+        command = [python, *program]
+    command += options.pytest
+    print(f"\n=== {launch.name}: {shlex.join(command)}", flush=True)
+    with open(folder / f"{launch.name}.log", "w", encoding="utf-8") as log:
+
+        def show(line):
+            line = line.replace("\0", "")  # prterun writes some
+            log.write(line)
+            print(line, end="", flush=True)
+
+        launch.finished = run(command, options.limit, on_line=show)
+    launch.results = Results.read(jsonl)
+    launch.refused = refused(launch.results.skipped)
+
+
+def refused(reasons) -> list[str]:
+    """Return the reasons that the list of allowed skips does not name."""
+    lines = ALLOWED_SKIPS.read_text(encoding="utf-8").splitlines()
+    allowed = [line for line in lines if line and not line.startswith("#")]
+    return sorted(r for r in reasons if not any(fnmatch.fnmatchcase(r, a) for a in allowed))
+
+
+def summary(launches: list[Launch]) -> str:
+    """The tests that failed, one line per launch, and the totals alone on the last line."""
+    lines = [""]
+    for launch in launches:
+        lines += [f"{launch.name}: failed: {test}" for test in launch.results.failed]
+    lines += ["", *(launch.line() for launch in launches)]
+    passed = sum(launch.results.passed for launch in launches)
+    failed = sum(launch.failures() for launch in launches)
+    skipped = sum(sum(launch.results.skipped.values()) for launch in launches)
+    return "\n".join([*lines, f"{passed} passed, {failed} failed, {skipped} skipped"]) + "\n"
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line; what follows "--" is for pytest."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "launches", nargs="*", help=f"of {' '.join(ALL)} (default: all), or more ranks"
+    )
+    parser.add_argument("--python", default=".venv/bin/python", help="the one with Open MPI")
+    parser.add_argument("--mpich-python", default=".venv-mpich/bin/python")
+    parser.add_argument("--limit", type=float, default=600, help="seconds that a launch may take")
+    parser.add_argument("--results", default=".test", help="folder for the logs and the summary")
+    parser.add_argument(
+        "--path", action="append", dest="paths", help="instead of the tests' folders"
+    )
+    options = parser.parse_args(arguments[:cut])
+    options.launches = options.launches or list(ALL)
+    options.pytest = arguments[cut + 1 :]
+    for name in options.launches:
+        if not re.fullmatch(r"serial|(openmpi|mpich)-[1-9]\d*", name):
+            parser.error(f"no launch is called {name!r}: serial, openmpi-N and mpich-N are")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the launch too
+    options, launches = parse(arguments), []
+    folder = Path(options.results)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in options.launches:
+        launch = Launch(name, "tests/serial" if name == "serial" else "tests/mpi")
+        launches.append(launch)
+        perform(launch, options, folder)
+        (folder / "summary.txt").write_text(summary(launches), encoding="utf-8")
+    print(summary(launches), end="")
+    return 1 if any(launch.failures() for launch in launches) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

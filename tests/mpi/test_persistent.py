@@ -1,0 +1,240 @@
+"""Persistent requests: made for a buffer that is used again, never outliving it, nor keeping it."""
+
+import gc
+import weakref
+
+import collective_cases as cases
+import numpy as np
+import pytest
+
+from mpidist.errors import CommunicatorBroken
+
+
+class Spy:
+    """Counts what a backend is asked to post."""
+
+    def __init__(self, backend, monkeypatch):
+        self.sends = self.binds = 0
+        isend, bind = backend.isend, backend.bind
+
+        def counted_isend(*arguments):
+            self.sends += 1
+            return isend(*arguments)
+
+        def counted_bind(messages):
+            self.binds += 1
+            return bind(messages)
+
+        monkeypatch.setattr(backend, "isend", counted_isend)
+        monkeypatch.setattr(backend, "bind", counted_bind)
+
+    def take(self):
+        counts = self.sends, self.binds
+        self.sends = self.binds = 0
+        return counts
+
+
+@pytest.fixture
+def own(comm):
+    """A communicator whose caches are empty."""
+    made = comm.split(0, comm.rank)
+    yield made
+    made.free()
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "allgather", "gather"])
+def test_buffers_used_again(own, collective, monkeypatch):
+    if own.size == 1:
+        return
+    spy = Spy(own.backend, monkeypatch)
+    x, out = np.full(500, own.rank + 1.0), np.empty(500)
+    if "gather" in collective:
+        out = np.empty(500 * own.size)
+    arguments = {"out": out if own.rank == 0 or collective[:3] == "all" else None}
+    if collective == "broadcast":
+        arguments = {}
+    for turn in range(5):
+        getattr(own, collective)(x, algorithm="linear", **arguments)
+        sends, binds = spy.take()
+        assert turn == 0 or sends == 0
+        assert turn < 2 or binds == 0
+    if collective == "allreduce":
+        for k in range(5):  # what is in the buffer counts, not what was
+            x[:] = k
+            assert (own.allreduce(x, out=out, algorithm="linear") == k * own.size).all()
+        assert spy.take() == (0, 0)
+
+
+def test_freed_and_made_again_at_the_same_address(own):
+    """The allocator gives a freed block out again: nothing of the old array must be left."""
+    seen, again = set(), 0
+    for k in range(60):
+        n = (700, 701, 20_000)[k % 3]
+        dtype = ("f8", "i8")[k // 3 % 2]
+        x, out = np.full(n, k + own.rank, dtype), np.empty(n, dtype)
+        for _ in range(3):
+            name = ("ring", "linear", "native")[k % 3]
+            own.allreduce(x, out=out, algorithm=name)
+            assert (out == k * own.size + sum(range(own.size))).all()
+        again += x.ctypes.data in seen
+        seen.add(x.ctypes.data)
+        del x, out
+        if k % 7 == 0:
+            gc.collect()
+    assert again
+
+
+def test_in_place_with_another_length_at_the_same_address(own):
+    whole = np.empty(1000)
+    for n in (1000, 10, 999, 10, 1000):
+        for name in ("ring", "linear"):
+            x = whole[:n]
+            for _ in range(3):
+                x[:] = own.rank
+                own.allreduce(x, out=x, algorithm=name)
+                assert (x == sum(range(own.size))).all()
+
+
+def test_views(own):
+    """Views of one array come and go; the array lives."""
+    whole = np.zeros((40, 25))
+    for k in range(40):
+        for _ in range(3):
+            row = whole[k]
+            row[:] = own.rank + k
+            assert own.allreduce(row, out=row, algorithm="ring") is row
+        del row
+        assert (whole[k] == k * own.size + sum(range(own.size))).all()
+        assert not whole[k + 1 :].any()
+
+
+def test_memory_that_numpy_does_not_own(own):
+    for kind in (bytearray, lambda n: memoryview(bytearray(n))):
+        for k in range(12):
+            x = np.frombuffer(kind(800), "f8")
+            for _ in range(3):
+                x[:] = own.rank + k
+                own.allreduce(x, out=x, algorithm="ring")
+                assert (x == k * own.size + sum(range(own.size))).all()
+            del x
+
+
+def test_resized_arrays(own):
+    """numpy moves the memory of an array that is resized, but not while it is watched."""
+    x = np.full(100, 1.0)
+    for n in (50_000, 100, 200_000):
+        x.resize(n, refcheck=False)  # never used yet
+        for _ in range(3):
+            x[:] = own.rank + n
+            own.allreduce(x, out=x, algorithm="ring")
+            assert (x == n * own.size + sum(range(own.size))).all()
+        with pytest.raises(ValueError, match="cannot resize"):
+            x.resize(2 * n, refcheck=False)
+        x = np.full(n, 1.0)
+
+
+def test_attributes_that_change(own):
+    """The very same array object, but of another dtype, or read-only now."""
+    x = np.full(64, own.rank + 1.0)
+    for _ in range(3):
+        got = own.broadcast(x, 0, algorithm="linear")
+    x.view("i8")
+    x.dtype = np.int64
+    x[:] = own.rank + 5
+    got = own.allreduce(x, out=x, algorithm="linear")
+    assert got.dtype == np.int64 and (got == sum(r + 5 for r in range(own.size))).all()
+
+
+def test_more_buffers_than_are_kept(own):
+    arrays = [np.empty(50 + k) for k in range(100)]
+    for turn in range(3):
+        for k, x in enumerate(arrays):
+            x[:] = own.rank + k + turn
+            own.allreduce(x, out=x, algorithm="ring")
+        for k, x in enumerate(arrays):
+            assert (x == (k + turn) * own.size + sum(range(own.size))).all()
+    assert len(own._service.cache._programs) <= 64
+    assert len(own._quick._calls) <= 64
+
+
+def test_arrays_are_not_kept_alive(own):
+    refs = []
+    for name in ("ring", "linear", "native"):
+        x, out = np.ones(5000), np.empty(5000)
+        for _ in range(4):
+            own.allreduce(x, out=out, algorithm=name)
+            own.iallreduce(x, out=out, algorithm=name).wait()
+            own.broadcast(x, algorithm=name if name != "ring" else "linear")
+            own.gather(x, algorithm=name if name != "ring" else "linear")
+        refs += [weakref.ref(x), weakref.ref(out)]
+        del x, out
+    gc.collect()
+    own.barrier()
+    assert [ref for ref in refs if ref() is not None] == []
+
+
+def test_programs_go_with_their_arrays(own):
+    cache = own._service.cache
+    x, out = np.ones(100), np.empty(100)
+    before = len(cache._programs)
+    for _ in range(3):
+        own.allreduce(x, out=out, algorithm="ring")
+    assert len(cache._programs) > before
+    del out
+    gc.collect()
+    assert len(cache._programs) == before
+    del x
+    gc.collect()
+    assert not cache._watched
+
+
+def test_free(comm):
+    """Persistent requests are freed before the communicator; arrays may live on."""
+    x, out = np.ones(300), np.empty(300)
+    for _ in range(10):
+        sub = comm.split(0, comm.rank)
+        for _ in range(3):
+            sub.allreduce(x, out=out, algorithm="ring")
+            sub.iallreduce(x, out=out, algorithm="ring").wait()
+        assert (out == comm.size).all()
+        sub.free()
+        with pytest.raises(CommunicatorBroken, match="freed"):
+            sub.allreduce(x, out=out, algorithm="ring")
+        sub.free()  # a second time does no harm
+    comm.allreduce(x, out=out, algorithm="ring")
+    assert (out == comm.size).all()
+
+
+def test_all_collectives_repeated_with_new_data(own):
+    """Every pair three times with the same arrays: first unbound, then persistent, then quick."""
+    p, rank = own.size, own.rank
+    for collective, name in cases.PAIRS:
+        if cases.cannot(own, collective, name) is not None or collective in ("scatter", "gather"):
+            continue
+        n = 2 * p
+        big, small = np.empty(n * p, "i8"), np.empty(n, "i8")
+        given, out = {
+            "allreduce": (small, np.empty(n, "i8")),
+            "reduce": (small, np.empty(n, "i8") if rank == p - 1 else None),
+            "broadcast": (small, None),
+            "allgather": (small, big),
+            "reduce_scatter": (big, small),
+            "alltoall": (big, np.empty(n * p, "i8")),
+        }[collective]
+        root = {"root": p - 1} if collective in cases.ROOTED else {}
+        for turn in range(3):
+            given[:] = rank + 10 * turn
+            call = getattr(own, collective)
+            got = call(given, algorithm=name, **root, **({} if out is None else {"out": out}))
+            summed = 10 * turn * p + sum(range(p))
+            blocks = np.repeat(np.arange(p), n) + 10 * turn
+            expected = {
+                "allreduce": summed,
+                "reduce": summed,
+                "broadcast": p - 1 + 10 * turn,
+                "allgather": blocks,
+                "reduce_scatter": summed,
+                "alltoall": blocks,
+            }[collective]
+            if got is not None:
+                assert (got == expected).all(), (collective, name, turn)

@@ -1,0 +1,183 @@
+"""Collectives on arrays of ``comm.empty``: the results of messages, without messages."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist import CollectiveConfig, Communicator
+from mpidist.backends.mpi import MpiBackend
+
+SIZES = (0, 1, 7, 1009, 70_001)
+
+
+@pytest.fixture
+def own(comm):
+    """A communicator that a test may break."""
+    made = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=10.0))
+    yield made
+
+
+def data(rank, n, dtype="float32"):
+    return (((np.arange(n) * 7 + rank * 3) % 11) / 8).astype(dtype)
+
+
+def everyone(comm, n, dtype="float32"):
+    return [data(r, n, dtype) for r in range(comm.size)]
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_allreduce_has_the_bits_of_direct(comm, n):
+    x = comm.empty(n, "float32")
+    random = np.random.default_rng(comm.rank)
+    for op in ("sum", "mean", "max", "prod"):
+        for _ in range(3):
+            x[:] = random.random(n, dtype="float32") - 0.5
+            by_messages = comm.allreduce(np.array(x), op, algorithm="direct")
+            assert comm.allreduce(x, op, out=x, algorithm="symmetric") is x
+            assert x.tobytes() == by_messages.tobytes()
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_allreduce_out_of_place(comm, n):
+    x, out = comm.empty(n, "float64"), comm.empty(n, "float64")
+    x[:] = data(comm.rank, n)
+    for source in (x, np.array(x)):
+        out[:] = -1
+        comm.allreduce(source, out=out, algorithm="symmetric")
+        assert (out == sum(everyone(comm, n, "float64"))).all()
+        assert (x == data(comm.rank, n)).all()
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_rooted(comm, n):
+    x, whole = comm.empty(n, "float32"), comm.empty(n * comm.size, "float32")
+    parts = everyone(comm, n)
+    for root in range(comm.size):
+        x[:] = data(comm.rank, n)
+        got = comm.reduce(x, "max", root=root, algorithm="symmetric")
+        assert got is None if comm.rank != root else (got == np.max(parts, axis=0)).all()
+        got = comm.gather(x, root=root, algorithm="symmetric")
+        assert got is None if comm.rank != root else (got == np.concatenate(parts)).all()
+        comm.broadcast(x, root=root, algorithm="symmetric")
+        assert (x == parts[root]).all()
+        source = np.concatenate(parts) if comm.rank == root else None
+        x[:] = -1
+        comm.scatter(source, root=root, out=x, algorithm="symmetric")
+        assert (x == parts[comm.rank]).all()
+        x[:] = data(comm.rank, n)
+        mine = whole[comm.rank * n : (comm.rank + 1) * n]
+        mine[:] = x
+        comm.gather(x, root=root, out=whole if comm.rank == root else None, algorithm="symmetric")
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_all_to_all(comm, n):
+    p, r = comm.size, comm.rank
+    x, out = comm.empty(n * p, "int64"), comm.empty(n * p, "int64")
+    x[:] = np.arange(n * p) + 1000 * r
+    mine = slice(r * n, (r + 1) * n)
+    everybody = [np.arange(n * p) + 1000 * k for k in range(p)]
+    comm.alltoall(x, out=out, algorithm="symmetric")
+    assert (out == np.concatenate([e[mine] for e in everybody])).all()
+    got = comm.reduce_scatter(x, algorithm="symmetric")
+    assert (got == sum(everybody)[mine]).all()
+    comm.allgather(x[:n], out=out, algorithm="symmetric")
+    assert (out == np.concatenate([e[:n] for e in everybody])).all()
+    out[mine] = r
+    comm.allgather(out[mine], out=out, algorithm="symmetric")
+    assert (out == np.repeat(np.arange(p), n)).all()
+
+
+def test_uneven_counts(comm):
+    p, r = comm.size, comm.rank
+    counts = [3 * k + 1 for k in range(p)]
+    out = comm.empty(sum(counts), "float32")
+    comm.allgather(np.full(counts[r], r, "float32"), out=out, counts=counts, algorithm="symmetric")
+    assert (out == np.repeat(np.arange(p), counts)).all()
+    got = comm.reduce_scatter(out, counts=counts, algorithm="symmetric")
+    assert (got == p * r).all() and got.shape == (counts[r],)
+
+
+def test_shapes_views_and_repeats(comm):
+    x = comm.empty((30, 40), "float32")
+    assert x.shape == (30, 40) and not x.any()
+    for k in range(5):
+        x[...] = comm.rank + k
+        comm.allreduce(x, out=x, algorithm="symmetric")
+        assert (x == sum(r + k for r in range(comm.size))).all()
+        part = x[10:20]
+        part[...] = comm.rank
+        comm.broadcast(part, root=comm.size - 1, algorithm="symmetric")
+        assert (part == comm.size - 1).all()
+        assert (x[:10] == sum(r + k for r in range(comm.size))).all()
+
+
+def test_auto_takes_it_where_it_is_faster(comm):
+    x = comm.empty(1 << 16, "float32")
+    before = comm._service.cache._programs.copy()
+    comm.allreduce(x, out=x)
+    new = [key for key in comm._service.cache._programs if key not in before]
+    assert any("kernel" in key for key in new)
+    assert mpidist.selection.WITH_SYMMETRIC["allreduce"][0] <= x.nbytes
+
+
+def test_private_arrays_are_refused_by_name(comm):
+    x = np.zeros(10)
+    with pytest.raises(mpidist.Unsupported, match="comm.empty"):
+        comm.allreduce(x, out=x, algorithm="symmetric")
+    with pytest.raises(mpidist.Unsupported, match="background"):
+        comm.iallreduce(comm.empty(10), algorithm="symmetric")
+
+
+def test_memory_goes_with_the_array_on_each_rank_alone(comm):
+    x = comm.empty(1000)
+    heap = comm._service.heap
+    known = len(heap._known)
+    gone = weakref.ref(x)
+    comm.allreduce(x, out=x, algorithm="symmetric")
+    if comm.rank == 0:
+        del x
+        gc.collect()
+        assert gone() is None and len(heap._known) == known - 1
+    y = comm.empty(1000)
+    y[:] = 1
+    comm.allreduce(y, out=y, algorithm="symmetric")
+    assert (y == comm.size).all()
+
+
+def test_free(comm):
+    x = comm.empty(1000)
+    comm.free(x)
+    with pytest.raises(mpidist.Unsupported):
+        comm.allreduce(x, out=x, algorithm="symmetric")
+    x[:] = 1
+    assert (comm.allreduce(x) == comm.size).all()
+    with pytest.raises(mpidist.InvalidArgument):
+        comm.free(np.zeros(3))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_rank_brings_private_memory(own):
+    own.timeout = 1.0
+    shared = own.empty(1 << 16, "float32")
+    x = shared if own.rank else np.zeros(1 << 16, "float32")
+    with pytest.raises((mpidist.CollectiveTimeout, mpidist.CollectiveMismatch), match="another"):
+        own.allreduce(x, out=x)
+
+
+def test_bad_arguments(comm):
+    for shape, dtype in ((-1, "float32"), ((2, 1.5), "float32"), (3, object)):
+        with pytest.raises(mpidist.InvalidArgument, match=f"rank {comm.rank}"):
+            comm.empty(shape, dtype)
+
+
+def test_nothing_is_left_behind(comm):
+    x = comm.empty(10)
+    comm.barrier()
+    with open("/proc/self/maps") as maps:
+        ours = [line for line in maps if "mpidist-" in line]
+    assert ours and all(line.rstrip().endswith("(deleted)") for line in ours)
+    assert x.size == 10

@@ -1,0 +1,52 @@
+"""Bad input under MPI: a clear error, no hang, and the next call is right."""
+
+import pytest
+from jobs import each_mpi, job, said
+
+from mpidist.errors import InvalidArgument
+from mpidist.simulation import run_simulated
+
+
+@each_mpi
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_bad_input_on_every_rank(python, debug):
+    finished = job(python, 3, "bad_input", MPIDIST_DEBUG=debug)
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_debug_shows_who_called_what_where(python):
+    finished = job(python, 3, "debug_mismatches", MPIDIST_DEBUG="1")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+    for text in (
+        "table kind: rank 1: barrier",
+        "table length: rank 1: allreduce op=sum 4 x float64",
+        "table op: rank 1: allreduce op=max 1 x int64",
+        "table dtype: rank 1: allreduce op=sum 2 x float32",
+        "table root: rank 1: broadcast root=1 2 x float64",
+        "table raises: rank 1: raised InvalidRank: rank 1: root=99 is not a rank",
+    ):
+        assert said(finished, text) == [0, 1, 2], text
+
+
+@each_mpi
+def test_mismatched_native_collectives(python):
+    finished = job(python, 3, "mismatches")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+@pytest.mark.parametrize("algorithm", ["ring", "linear", "recursive_doubling", "rabenseifner"])
+def test_arrays_of_different_length(python, algorithm):
+    """Those who can see it raise; it ends in time, and nobody gets wrong numbers unnoticed."""
+    finished = job(python, 3, "lengths", algorithm)
+    assert finished.status and finished.seconds < 20, finished.output
+    assert "RAW" not in finished.output
+    assert said(finished, "raised CollectiveMismatch"), finished.output
+    assert said(finished, "returned") == [], finished.output
+
+
+def test_zero_ranks():
+    for size in (0, -3):
+        with pytest.raises(InvalidArgument, match="at least 1 rank"):
+            run_simulated(size, lambda comm: None)

@@ -1,0 +1,236 @@
+"""The benchmark: its formulas, checks and records; on simulated ranks, for times are not tested."""
+
+import re
+
+import numpy as np
+import pytest
+
+from mpidist import run_simulated
+from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, steps
+from mpidist.bench.data import find_dtype, rounded_total
+from mpidist.bench.overhead import engine_overhead
+from mpidist.bench.plot import as_svg, draw
+from mpidist.bench.report import bench_page
+from mpidist.errors import InvalidArgument, UnknownName
+from mpidist.measure import (
+    add_cost,
+    algbw,
+    busbw,
+    calibrate,
+    copy_rate,
+    format_size,
+    parse_size,
+    parse_sizes,
+    round_size,
+)
+from mpidist.schedule import COLLECTIVES, Send, algorithm, algorithms
+from mpidist.schedule.registry import unregister
+
+
+def test_sizes_are_read_in_units_of_1024():
+    assert [parse_size(t) for t in ("8", "64K", "1M", "2G", "1.5k", "3KiB", "4MB", "7B")] == [
+        8,
+        65536,
+        1 << 20,
+        2 << 30,
+        1536,
+        3072,
+        4 << 20,
+        7,
+    ]
+    assert parse_sizes("8,64K,8") == [8, 65536]
+    assert parse_sizes("8-200") == [8, 32, 128, 200]
+
+
+@pytest.mark.parametrize("text", ["", "x", "-8", "1T", "1.3", "8,,9", "64K-8", "0-8", "8-", "1e3"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(InvalidArgument, match="allowed"):
+        parse_sizes(text)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 8, 1000, 1024, 1536, 65536, 668712, 1 << 20, 3 << 29])
+def test_a_size_that_was_written_reads_the_same(nbytes):
+    assert parse_size(format_size(nbytes)) == nbytes
+    assert len(round_size(nbytes)) <= 8
+
+
+def test_bandwidths_are_those_of_nccl_tests():
+    assert algbw(8_000_000_000, 2.0) == 4.0
+    expected = {
+        "allreduce": 4.0 * 2 * 3 / 4,
+        "reduce_scatter": 3.0,
+        "allgather": 3.0,
+        "alltoall": 3.0,
+        "gather": 3.0,
+        "scatter": 3.0,
+        "broadcast": 4.0,
+        "reduce": 4.0,
+        "barrier": 0.0,
+    }
+    assert set(expected) == set(COLLECTIVES)
+    for collective, value in expected.items():
+        assert busbw(collective, 8_000_000_000, 2.0, 4) == pytest.approx(value)
+        assert busbw(collective, 8, 1e-6, 1) == (0.0 if value != 4.0 else algbw(8, 1e-6))
+
+
+def test_speeds_of_memory_and_messages_are_positive():
+    assert copy_rate(1 << 20) > 0
+    assert add_cost(1 << 16) > 0
+    found = run_simulated(3, lambda comm: calibrate(comm, 1 << 12, 3))
+    assert found[0] == found[1] == found[2]
+    assert found[0].alpha > 0 and found[0].beta >= 0 and found[0].gamma > 0
+    assert run_simulated(1, calibrate)[0].alpha == 0
+
+
+QUICK = {"iterations": 1, "budget": 0.05}
+
+
+def bench(size, collectives, **settings):
+    settings = Settings(**{"sizes": (0, 1000), **QUICK, **settings})
+    every = run_simulated(size, lambda comm: measure(comm, collectives, settings))
+    assert every[0].rows == every[-1].rows  # all ranks know the same
+    return every[0]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_algorithm_is_measured_and_right(size):
+    results = bench(size, list(COLLECTIVES), root=size - 1)
+    assert results.correct
+    rows = {(row.collective, row.algorithm) for row in results.rows}
+    refused = {(r.collective, r.algorithm) for r in results.unsupported}
+    for known in algorithms():
+        assert (known.collective, known.name) in rows | refused
+    assert {name for _, name in refused} <= {"native", "mpi4py", "neighbor_exchange"}
+    assert ("allgather", "neighbor_exchange") in refused  # it needs an even number of ranks
+
+
+@pytest.mark.parametrize("collective", sorted(COLLECTIVES))
+def test_in_place(collective):
+    results = bench(3, [collective], in_place=True, sizes=[1000])
+    assert results.correct and results.rows
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        ("int8", "sum"),
+        ("float16", "sum"),
+        ("bfloat16", "sum"),
+        ("float32", "mean"),
+        ("complex64", "prod"),
+        ("bool", "or"),
+        ("uint16", "xor"),
+        ("float64", "max"),
+    ],
+)
+def test_sums_are_exact_in_every_dtype(dtype, op):
+    names = ["ring", "linear"]
+    assert bench(
+        4, ["allreduce"], sizes=[1000], dtype=find_dtype(dtype), op=op, algorithms=names
+    ).correct
+
+
+def test_a_wrong_algorithm_is_found_out():
+    @algorithm("allreduce", "forgetful", blocks=1)
+    def forgetful(rank, size):
+        """Keep what this rank has."""
+        yield (Send((rank + 1) % size),) if size < 1 else ()
+
+    try:
+        names = ["forgetful", "ring"]
+        results = bench(2, ["allreduce"], algorithms=names, sizes=(4, 1000), in_place=True)
+    finally:
+        unregister("allreduce", "forgetful")
+    assert {row.algorithm: row.correct for row in results.rows} == {
+        "forgetful": False,
+        "ring": True,
+    }
+
+
+def test_real_numbers_may_differ_by_the_rounding_of_their_sum_only():
+    numbers = np.random.default_rng(1).standard_normal(999).astype(np.float32)
+    results = bench(
+        3, ["allreduce"], data=numbers, sizes=[numbers.nbytes], bits=True, algorithms=["ring"]
+    )
+    assert results.correct and results.identical == {"ring": True}
+    low, high = rounded_total(numbers, 3, 900, 7)
+    assert (low <= high).all()
+    exact = sum(numbers[7 * r : 7 * r + 900].astype(float) for r in range(3))
+    assert (np.abs(low - exact) <= 1e-5).all() and (np.abs(high - exact) <= 1e-5).all()
+
+
+def test_no_two_turns_have_the_same_data():
+    work = Workload("allreduce", 0, 2, 0, 400, "float32")
+    case = work.case(400)
+    seen = []
+    for turn in range(5):
+        case.fill(turn)
+        case.out[:] = case.expected[0][1][turn : turn + case.out.size]
+        assert case.check(turn) and not case.check(turn + 1)
+        seen.append(case.x.tobytes())
+    assert len(set(seen)) == 5
+
+
+def test_settings_that_name_nothing_are_refused():
+    with pytest.raises(UnknownName, match="ring"):
+        bench(1, ["allreduce"], algorithms=["rign"])
+    with pytest.raises(InvalidArgument, match="float16"):
+        find_dtype("float17")
+    results = bench(2, ["allreduce", "broadcast"], algorithms=["ring", "chain"])
+    assert {
+        (r.collective, r.algorithm) for r in results.unsupported if r.reason.endswith("chain")
+    } == {("allreduce", "chain")}
+
+
+def test_steps_are_as_many_as_were_announced():
+    settings = Settings(sizes=(8, 100), algorithms=["linear"], **QUICK)
+    told = []
+
+    def job(comm):
+        note = (lambda *step: told.append(step)) if comm.rank == 0 else (lambda *step: None)
+        measure(comm, ["allreduce", "barrier"], settings, note)
+
+    run_simulated(2, job)
+    assert len(told) == steps(["allreduce", "barrier"], settings)
+
+
+def example():
+    rows = [
+        Row(
+            "allreduce", name, "mpi", 2, n, "float32", "sum", False, t * n, 1.0, 2.0, 1 / t, n < 900
+        )
+        for n in (8, 1024)
+        for name, t in (("mpi4py", 1.0), ("ring", 2.5))
+    ]
+    refused = [Refusal("allgather", "neighbor_exchange", 8, "an even number <of> ranks")]
+    return Results(
+        {"ranks": 2, "host": "h", "date": "d", "versions": {"mpidist": "1"}}, rows, refused
+    )
+
+
+def test_records_are_read_as_they_were_written(tmp_path):
+    results = example()
+    results.save(str(tmp_path / "r.json"))
+    again = Results.from_json((tmp_path / "r.json").read_text())
+    assert again == results
+    with pytest.raises(InvalidArgument, match="no results"):
+        Results.from_json('{"rows": [{"bytes": 1}]}')
+
+
+def test_the_page_needs_nothing_else():
+    page = bench_page(example())
+    links = set(re.findall(r"""(?:src|href)=["']([^#"'][^"']*)""", page))
+    assert not links and "<svg" in page and "WRONG" in page and "&lt;of&gt;" in page
+    assert "<script" not in page and "@import" not in page and "url(http" not in page
+
+
+def test_curves_have_a_line_for_each_algorithm():
+    figure = draw(example())
+    assert len(figure.axes) == 2 and len(figure.axes[0].lines) == 2
+    assert as_svg(figure).startswith("<svg")
+
+
+def test_the_engine_is_measured_on_the_null_backend():
+    costs = engine_overhead()
+    assert [cost.timeout for cost in costs] == [None, 60.0]
+    assert all(0 < cost.microseconds < 1000 for cost in costs)

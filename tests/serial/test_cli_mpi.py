@@ -1,0 +1,188 @@
+"""The command line in real jobs, started by ``mpidist run``, each with a time limit."""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from processes import environment, run
+
+LIMIT = 80  # seconds; each takes a few
+
+
+def plain():
+    """Return an environment without what `mpidist run` has to find out by itself."""
+    of_mpi = ("OMPI_", "PRTE_", "OMP_", "OPENBLAS_NUM")
+    kept = {k: v for k, v in environment().items() if not k.startswith(of_mpi)}
+    root = str(Path(__file__).resolve().parents[2])
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH")]))}
+
+
+def mpidist(*arguments, ranks=2, status=0, cwd=None):
+    """Run a command of mpidist on some ranks; 0: on none, without a launcher."""
+    start = [sys.executable, "-m", "mpidist"]
+    if ranks:
+        start += ["run", "-n", str(ranks), "--"]
+        arguments = ("mpidist", *arguments) if not arguments[0].endswith(".py") else arguments
+    done = run([*start, *arguments], LIMIT, env=plain(), cwd=cwd)
+    assert done.status is not None, f"timed out\n{done.output}"
+    assert (done.status == status) if status is not None else done.status, done.output
+    return done.output.replace("\0", "")
+
+
+def test_info_tells_of_all_ranks_once():
+    text = mpidist("info", ranks=2)
+    assert text.count("thread level") == 1
+    assert "2 on 1 node" in text and "mpi4py" in text
+    assert any(vendor in text for vendor in ("Open MPI", "MPICH"))
+    assert "GPU" in text and "reduce_scatter" in text
+
+
+def test_info_on_one_rank_without_a_launcher():
+    assert "1 on 1 node" in mpidist("info", ranks=0)
+
+
+def test_explain_says_what_and_why():
+    text = mpidist("explain", "allgather", "--bytes", "8K", ranks=3)
+    assert "3 ranks" in text and "native" in text
+    assert "it needs an even number" in text
+
+
+def test_bench_writes_json_plot_and_page(tmp_path):
+    text = mpidist(
+        *(
+            "bench",
+            "allreduce",
+            "broadcast",
+            "--bytes",
+            "8,10K",
+            "--algorithms",
+            "native,ring,chain",
+        ),
+        *("--budget", "0.1", "--json", "a.json", "--plot", "a.svg", "--report", "a.html"),
+        cwd=tmp_path,
+    )
+    assert text.count("allreduce, 2 ranks, float32, sum") == 1
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert {(r["collective"], r["algorithm"], r["bytes"]) for r in found["rows"]} == {
+        (collective, algorithm, nbytes)
+        for collective, own in (("allreduce", "ring"), ("broadcast", "chain"))
+        for algorithm in ("mpi4py", "native", own)
+        for nbytes in (8, 10240)
+    }
+    row = found["rows"][0]
+    assert set(row) == {
+        *("collective", "algorithm", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
+        *("time_us", "algbw_gbs", "busbw_gbs", "vs_native", "correct"),
+    }
+    assert all(r["correct"] and r["time_us"] > 0 and r["vs_native"] > 0 for r in found["rows"])
+    assert {r["algorithm"]: r["vs_native"] for r in found["rows"]}["mpi4py"] == 1.0
+    header = found["header"]
+    assert header["ranks"] == 2 and header["mpi"]["vendor"] and header["versions"]["numpy"]
+    assert "bench allreduce broadcast" in header["command"]
+    assert (tmp_path / "a.svg").read_text().count("<svg") == 1
+    assert "broadcast" in (tmp_path / "a.html").read_text()
+
+
+def test_bench_on_one_rank_and_what_cannot_be_measured():
+    text = mpidist("bench", "allgather", "barrier", "--bytes", "64", "--budget", "0.05", ranks=0)
+    assert "neighbor_exchange" in text.partition("not measured")[2]
+    assert "WRONG" not in text
+
+
+def test_bench_over_its_limit_says_so():
+    text = mpidist(
+        "bench", "reduce", "--bytes", "8", "--limit", "0", "--algorithms", "native", ranks=0
+    )
+    assert text.count("over the limit of 0 s") == 2
+
+
+@pytest.mark.parametrize("algorithm", ["mine", "forgetful"])
+def test_bench_of_a_users_algorithm(tmp_path, algorithm):
+    (tmp_path / "mine.py").write_text(
+        "from mpidist.schedule import algorithm\n"
+        "from mpidist.algorithms.ring import allreduce_ring\n"
+        "@algorithm('allreduce', 'mine', blocks=lambda size: size)\n"
+        "def mine(rank, size):\n    '''A ring.'''\n    yield from allreduce_ring(rank, size)\n"
+        "@algorithm('allreduce', 'forgetful')\n"
+        "def forgetful(rank, size):\n    '''Nothing.'''\n    yield from ()\n"
+    )
+    args = ("bench", "allreduce", "--import", "mine.py", "--bytes", "100", "--budget", "0.05")
+    status = 0 if algorithm == "mine" else None
+    text = mpidist(*args, "--algorithms", algorithm, cwd=tmp_path, status=status)
+    assert ("WRONG" in text) == (algorithm == "forgetful")
+    assert any(line.split()[1:2] == [algorithm] for line in text.splitlines())
+
+
+def test_overhead_prints_both_figures():
+    text = mpidist("bench", "--overhead")
+    assert "engine, one round" in text and "native, 8 bytes" in text
+
+
+def test_demo_trains_compares_and_reports(tmp_path):
+    text = mpidist(
+        *("demo", "--epochs", "2", "--budget", "0.3", "--report", "r.html", "--json", "r.json"),
+        cwd=tmp_path,
+    )
+    assert "replicas bit-identical: yes" in text and "as in one process: yes" in text
+    assert "WRONG" not in text
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert {"mpi4py", "native", "ring", "rabenseifner"} <= {row["algorithm"] for row in rows}
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") == 1 and "test accuracy" in page
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_an_error_of_all_ranks_is_told_once():
+    text = mpidist("explain", "alreduce", status=2)
+    assert text.count("mpidist: error: unknown collective 'alreduce'; did you mean") == 1
+    assert "Traceback" not in text
+
+
+def test_an_error_after_mpi_has_started_is_told_once():
+    text = mpidist("bench", "reduce", "--root", "2", "--bytes", "8", status=2)
+    assert text.count("mpidist: error") == 1 and "root" in text
+    text = mpidist("bench", "allreduce", "--dtype", "bool", "--op", "sum", status=None)
+    assert text.count("mpidist: error") == 1 and "not defined for dtype bool" in text
+
+
+def test_a_rank_that_fails_ends_the_job(tmp_path):
+    script = tmp_path / "fail.py"
+    script.write_text(
+        "import mpidist\n"
+        "comm = mpidist.init()\n"
+        "if comm.rank == 1:\n    raise ValueError('boom')\n"
+        "comm.barrier()\n"
+    )
+    text = mpidist(str(script), status=None)
+    assert "ValueError: boom" in text and "rank 1 of 2 failed" in text
+
+
+def test_the_exit_code_is_the_jobs(tmp_path):
+    script = tmp_path / "exit.py"
+    script.write_text("import sys\nprint('here', sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n")
+    assert "here ['0']" in mpidist(str(script), "0")
+    mpidist(str(script), "3", ranks=1, status=3)
+
+
+def test_run_in_a_job_is_a_clear_error():
+    text = mpidist("run", "-n", "2", "x.py", status=2)
+    assert text.count("mpidist run was itself started by an MPI launcher") == 1
+
+
+def test_the_printed_command_works_when_pasted(tmp_path):
+    script = tmp_path / "hello.py"
+    script.write_text(
+        "import mpidist\ncomm = mpidist.init()\nprint('rank', comm.rank, comm.size)\n"
+    )
+    line = mpidist("run", "-n", "3", "--dry-run", str(script), ranks=0)
+    done = run(shlex.split(line), LIMIT, env=plain())
+    assert done.status == 0, done.output
+    assert (
+        sorted(part for part in done.output.split() if part.isdigit())
+        == ["0", "1", "2"] + ["3"] * 3
+    )

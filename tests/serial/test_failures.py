@@ -1,0 +1,113 @@
+"""Ranks that raise, leave, stop, die or never come: the job ends, in time, and says who it was."""
+
+import os
+import sys
+
+import processes
+import pytest
+from jobs import HERE, LIMIT, each_mpi, job, said
+
+
+@each_mpi
+def test_a_rank_that_raises(python):
+    finished = job(python, 3, "raises")
+    assert finished.status and finished.seconds < 20
+    output = finished.output
+    assert "rank 1 of 3 failed; the job ends" in output
+    assert "ZeroDivisionError: the rank that is to blame" in output
+    assert output.index("Traceback") < output.index("ZeroDivisionError") + 1
+    assert output.count("Traceback") == 1
+
+
+@each_mpi
+@pytest.mark.parametrize("algorithm", ["native", "ring", "linear"])
+def test_a_rank_that_never_comes(python, algorithm):
+    finished = job(python, 3, "never_comes", algorithm)
+    assert said(finished, "named") == [0, 2], finished.output
+    assert finished.status and finished.seconds < 20
+
+
+@each_mpi
+def test_a_rank_of_another_node_that_never_comes(python):
+    """Its place on the board cannot be seen: it is asked, and does not answer."""
+    finished = job(python, 3, "never_comes", "ring", MPIDIST_RANKS_PER_NODE="1")
+    assert said(finished, "named") == [0, 2], finished.output
+    assert finished.status
+
+
+@each_mpi
+def test_a_rank_that_never_comes_to_a_split(python):
+    finished = job(python, 3, "never_comes_to_a_split")
+    assert said(finished, "named") == [0, 2], finished.output
+    assert finished.status
+
+
+@each_mpi
+def test_a_rank_that_never_comes_to_work_in_the_background(python):
+    finished = job(python, 3, "background_never_comes")
+    assert said(finished, "named") == [0, 2], finished.output
+    assert finished.status
+
+
+@each_mpi
+def test_a_rank_that_leaves(python):
+    finished = job(python, 3, "leaves")
+    assert said(finished, "named") == [0, 2], finished.output
+    assert finished.status
+
+
+@each_mpi
+def test_a_rank_that_is_stopped(python):
+    finished = job(python, 3, "stopped")
+    assert said(finished, "named") == [0, 2], finished.output
+    assert finished.status
+
+
+@each_mpi
+def test_a_rank_that_is_killed(python):
+    finished = job(python, 3, "killed")
+    assert finished.status and said(finished, "went on") == []
+    assert finished.seconds < 20
+
+
+@each_mpi
+def test_a_rank_that_hangs_inside_a_native_call(python):
+    finished = job(python, 3, "hangs_inside")
+    assert finished.status and said(finished, "went on") == []
+    assert "native, which cannot be interrupted" in finished.output
+    assert "all ranks have arrived" in finished.output
+
+
+@each_mpi
+def test_a_message_that_never_comes(python):
+    finished = job(python, 2, "message_never_comes")
+    assert said(finished, "named") == [0], finished.output
+    assert finished.status
+
+
+def test_an_operation_that_raises():
+    finished = job(sys.executable, 2, "user_operation_raises")
+    assert finished.status
+    assert "ArithmeticError: inside the operation" in finished.output
+
+
+@pytest.mark.parametrize(
+    ("variable", "cure"),
+    [("OMPI_COMM_WORLD_SIZE", "another MPI library"), ("SLURM_STEP_NUM_TASKS", "--mpi=pmix")],
+)
+def test_singletons_that_were_meant_to_be_many(variable, cure):
+    """The launcher says four, MPI sees one: the job must not run four times alone."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    env = processes.environment(PYTHONPATH=path, **{variable: "4"})
+    command = [sys.executable, str(HERE / "failure_jobs.py"), "launch"]
+    finished = processes.run(command, LIMIT, env)
+    assert finished.status, finished.output
+    assert f"LaunchError: {variable}=4 processes were started" in finished.output
+    assert cure in finished.output and "mpidist run -n" in finished.output
+
+
+def test_alone_without_a_launcher():
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / "failure_jobs.py"), "launch"]
+    finished = processes.run(command, LIMIT, processes.environment(PYTHONPATH=path))
+    assert finished.status == 0, finished.output

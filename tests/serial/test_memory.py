@@ -1,0 +1,89 @@
+"""Memory: an algorithm touches only the blocks that its steps name; the input is never written."""
+
+import numpy as np
+import pytest
+
+from mpidist.backends.null import NullBackend
+from mpidist.call import Call
+from mpidist.operations import OPS
+from mpidist.programs import ProgramCache
+from mpidist.schedule import COLLECTIVES, algorithms, find, prove
+
+N = 1 << 12  # elements of the whole buffer
+
+
+def program_bytes(collective, name, size, rank, root=0):
+    """Scratch bytes of a program, and the call whose buffers it uses besides."""
+    contract = COLLECTIVES[collective]
+    count = N // size if contract.per_rank else N
+    brings = contract.input_blocks(rank, size, root, size if contract.per_rank else 1)
+    gets = contract.output_blocks(rank, size, root, size if contract.per_rank else 1)
+    x = np.zeros(count * len(brings), np.float32) if len(brings) else None
+    out = np.zeros(count * len(gets), np.float32) if len(gets) else None
+    op = OPS["sum"] if contract.reduces else None
+    call = Call(collective, rank, size, root, np.dtype(np.float32), x, out, op)
+    if contract.per_rank:
+        call.counts = call.out_counts = (count,) * size
+    groups = (tuple(range(size)),)
+    cache = ProgramCache(NullBackend(size, rank), groups, 1 << 30, 4)
+    return cache.program(call, find(collective, name), 2, False).scratch_bytes
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("collective", "name"),
+    [("gather", "linear"), ("gather", "binomial"), ("reduce", "binomial"), ("reduce", "tree")],
+)
+def test_a_leaf_needs_no_memory_of_its_own(collective, name, size):
+    assert program_bytes(collective, name, size, rank=size - 1) == 0
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_an_inner_rank_of_gather_binomial_needs_its_subtree_only(size):
+    each = 4 * (N // size)
+    for rank in range(1, size):
+        subtree = min(rank & -rank, size - rank)
+        # Its own block is sent from the input; it is packed with the others where there are any.
+        allowed = 0 if subtree == 1 else (2 * subtree - 1) * each
+        assert program_bytes("gather", "binomial", size, rank) <= allowed + 4
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("name", ["ring", "rabenseifner"])
+def test_allreduce_needs_one_message_beside_the_result(name, size):
+    largest = {"ring": N // size, "rabenseifner": N // 2}[name]
+    assert program_bytes("allreduce", name, size, rank=0) <= 4 * (largest + 1)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_allreduce_direct_holds_the_slices_of_all_others(size):
+    assert program_bytes("allreduce", "direct", size, 0) <= 4 * (size - 1) * (N // size + 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label)
+def test_scratch_is_what_the_steps_write(algorithm, size):
+    """Never more than the blocks written outside the result, and twice the largest round."""
+    if algorithm.unsupported(size) is not None or algorithm.collective == "barrier":
+        return
+    collective = algorithm.collective
+    proof = prove(collective, algorithm, size)
+    block = -(-N // proof.block_count) + 1
+    for rank in range(size):
+        rounds = proof.blocks_sent[rank] + proof.written[rank]
+        allowed = 4 * block * (proof.written[rank] + 2 * max(rounds, 0))
+        assert program_bytes(collective, algorithm.name, size, rank) <= allowed
+
+
+def test_the_input_is_read_and_not_trampled():
+    from mpidist import run_simulated
+
+    def work(comm):
+        for algorithm in algorithms("allreduce"):
+            if algorithm.unsupported(comm.size, groups=comm.topology.groups) is None:
+                x = np.arange(1000.0) + comm.rank
+                x.flags.writeable = False
+                comm.allreduce(x, algorithm=algorithm.name)
+                assert (x == np.arange(1000.0) + comm.rank).all()
+
+    run_simulated(4, work)

@@ -1,0 +1,30 @@
+"""Segments: every algorithm pipelined over pieces of its blocks, in windows of any width."""
+
+import pytest
+
+import mpidist  # noqa: F401  (registers the algorithms)
+from mpidist.schedule import algorithms, prove
+
+
+@pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label.replace(" ", "-"))
+@pytest.mark.parametrize(("segments", "window"), [(2, None), (3, 1), (3, 2), (5, 2), (4, 9)])
+def test_every_algorithm_in_segments(algorithm, segments, window):
+    for size in (1, 2, 3, 4, 6, 7, 15):
+        if algorithm.unsupported(size):
+            continue
+        root = size // 2 if algorithm.contract.rooted else 0
+        whole = prove(algorithm.collective, algorithm, size, root)
+        proof = prove(algorithm.collective, algorithm, size, root, segments=segments, window=window)
+        assert proof.block_count == segments * whole.block_count
+        assert proof.messages == segments * whole.messages
+        assert proof.blocks_moved == segments * whole.blocks_moved
+        assert proof.rounds == segments * whole.rounds
+        assert (proof.ordered, proof.identical) == (whole.ordered, whole.identical)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 8])
+def test_segments_follow_each_other_along_a_chain(segments):
+    """A segment moves on while the next one comes."""
+    alone = prove("broadcast", "chain", 6, segments=segments, window=1)
+    assert alone.depth <= 5 + (segments - 1) * 2
+    assert prove("broadcast", "chain", 6, segments=segments).depth == 5
