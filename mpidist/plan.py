@@ -9,7 +9,14 @@ from .errors import ScheduleError
 from .schedule.rounds import Parallel, Schedule, Step, blocks, steps_of
 
 TAGS_PER_LEVEL = 256  # strands of one ``parallel``: segments, or the two halves of a double tree
+TAG_SPACE = 1 << 16  # tags of one operation: its strands
+SLOTS = 64  # operations in the background that have tags of their own
 Written = list["tuple[Step, ...] | Strands"]
+
+
+def slot_of(base: list[int]) -> int:
+    """Give the slot of the operation whose tags begin at ``base[0]``; blocking calls have 0."""
+    return base[0] // TAG_SPACE
 
 
 @dataclass(slots=True)

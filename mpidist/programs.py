@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels
 from .arrays import address, owner
 from .backends.base import Backend
 from .binding import Binder, Program
@@ -21,7 +20,7 @@ from .schedule.contract import COLLECTIVES
 from .schedule.registry import Choice, Groups
 from .schedule.rounds import segmented
 from .storage import Storage, view_at
-from .symmetric import Heap, Place
+from .symmetric import Heap, Place, kernels
 
 _PROGRAMS = 64
 _SEGMENT_LIMIT = 255

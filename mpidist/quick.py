@@ -11,11 +11,11 @@ import numpy as np
 from .arrays import address
 from .backends.board import HISTORY, PRINTS
 from .binding import Program
-from .kernels import place_of
 from .prepare import Prepared
 from .schedule.registry import generation
 from .selection import SYMMETRIC
 from .service import Service, describe
+from .symmetric import place_of
 from .work import UNSET
 
 _LIMIT = 64

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .call import Call
 from .config import CollectiveConfig
 from .errors import Unsupported
-from .kernels import NEEDS
 from .schedule.registry import Choice, Groups, algorithms, find
+from .symmetric import NEEDS
 
 NATIVE = "native"
 SYMMETRIC = "symmetric"

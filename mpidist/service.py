@@ -20,21 +20,18 @@ from .errors import (
     InvalidArgument,
     UnknownName,
 )
-from .kernels import NEEDS, place_of
 from .operations import finish_mean
+from .plan import SLOTS, TAG_SPACE
 from .prepare import Prepared
 from .programs import ProgramCache
 from .schedule.registry import algorithms, generation
 from .selection import SYMMETRIC, Means, Way, choose
-from .symmetric import Heap, Place
+from .symmetric import NEEDS, Heap, Place, place_of
 from .topology import Topology
 from .watchdog import WATCHDOG
 from .work import UNSET, Work
 
 log = logging.getLogger("mpidist")
-
-TAG_SPACE = 1 << 16  # tags of one operation: its strands
-SLOTS = 64  # operations in the background that have tags of their own
 
 
 def describe(call: Call, way: Way, place: Place | None) -> str:

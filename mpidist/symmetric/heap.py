@@ -12,18 +12,18 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from .arrays import address, owner
-from .backends import memory_file
-from .errors import InvalidArgument
-from .storage import view_at
+from ..arrays import address, owner
+from ..backends import memory_file
+from ..errors import InvalidArgument
+from ..plan import SLOTS
+from ..storage import view_at
+from .barrier import Lines
 
 PAGE = 4096
-_WORDS = 8  # int64 per rank: one cache line
 
 
 @dataclass(frozen=True)
@@ -63,37 +63,6 @@ class Allocation:
     holder: weakref.ref
 
 
-class Barrier:
-    """A round in which nothing moves: over when every rank has started it.
-
-    One word per rank counts the barriers that it has come to.  It is a Transfer, so kernels are
-    programs like all others.  Numpy's stores are ordered before the flag on x86; elsewhere a lock's
-    release and acquire order them.
-    """
-
-    __slots__ = ("_words", "_mine", "_others", "_count", "_lock")
-
-    def __init__(self, words: memoryview, rank: int, size: int):
-        self._words, self._mine = words, rank * _WORDS
-        self._others = tuple(r * _WORDS for r in range(size) if r != rank)
-        self._count, self._lock = 0, Lock()
-
-    def start(self) -> None:
-        """Tell the others that this rank has come."""
-        with self._lock:
-            self._count += 1
-        self._words[self._mine] = self._count
-
-    def test(self) -> bool:
-        """Tell whether all have come."""
-        words, count = self._words, self._count
-        for other in self._others:
-            if words[other] < count:
-                return False
-        with self._lock:
-            return True
-
-
 class Heap:
     """The symmetric memory of one communicator whose ranks share a node.
 
@@ -109,7 +78,19 @@ class Heap:
         self.rank, self.size, self._tell, self._meet = rank, size, tell, meet
         self._known: dict[int, Allocation] = {}
         self._made = 0
-        self.barrier: Barrier | None = None
+        self._lines: Lines | None = None
+
+    @property
+    def lines(self) -> Lines:
+        """The words by which the ranks meet."""
+        assert self._lines is not None
+        return self._lines
+
+    def _make_lines(self) -> None:
+        """Make the words by which the ranks meet, before anything that needs them; collective."""
+        if self._lines is None:
+            words = memoryview(self._map(Lines.bytes_needed(self.size, SLOTS + 1))).cast("q")
+            self._lines = Lines(words, self.rank, self.size)
 
     def empty(self, shape: Sequence[int] | int, dtype: Any) -> np.ndarray:
         """Make an array on every rank; collective.  The contents are zero."""
@@ -121,9 +102,7 @@ class Heap:
             raise InvalidArgument(
                 f"rank {self.rank}: shape={shape!r}: whole numbers >= 0 are allowed"
             )
-        if self.barrier is None:
-            words = memoryview(self._map(_WORDS * 8 * self.size)).cast("q")
-            self.barrier = Barrier(words, self.rank, self.size)
+        self._make_lines()
         count = int(np.prod(dims, dtype=np.int64))
         half = -(-max(count * dtype.itemsize, 1) // PAGE) * PAGE
         mapping = self._map(2 * half * self.size)
@@ -168,6 +147,13 @@ class Heap:
         offset = address(x) - found.address - self.rank * found.stride
         inside = offset >= 0 and offset + x.nbytes <= found.stride // 2
         return Place(found, offset) if inside else None
+
+    def place(self, number: int, offset: int) -> Place | None:
+        """Give a place by its allocation's number, None if this rank has given that back."""
+        for known in self._known.values():
+            if known.number == number and known.holder() is not None:
+                return Place(known, offset)
+        return None
 
     def forget(self, x: np.ndarray) -> None:
         """Treat the memory of `x` as private from now on."""

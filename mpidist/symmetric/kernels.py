@@ -2,30 +2,28 @@
 
 A kernel is a program of two or three rounds whose transfer is a barrier.  Reductions are cut into
 pieces that stay in cache, so the data cross the memory bus once to be read and once to be written,
-whatever the number of ranks.  Each is an executor of the ``direct`` schedule of its collective: the
-rank that owns a slice combines its own contribution first, then those below from near to far, then
-those above, so the bits are the same.
+whatever the number of ranks.  Each is an executor of the ``direct`` schedule of its collective, and
+so gives the same bits (see :mod:`.fold`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
-from .algorithms.relabel import onward, outward
-from .arrays import address
-from .binding import Program, Round
-from .call import Call
-from .operations import Op, finish_mean
-from .schedule.rounds import blocks
-from .storage import Action, view_at
-from .symmetric import Heap, Place
+from ..algorithms.relabel import onward
+from ..arrays import address
+from ..binding import Program, Round
+from ..call import Call
+from ..schedule.rounds import blocks
+from ..storage import Action, view_at
+from .barrier import Barrier
+from .fold import PIECE_BYTES, fold
+from .heap import Heap, Place
 
-PIECE_BYTES = 64 << 10
 Body = tuple[list[Action], list[list[Action]]]  # before the first barrier; after each but the last
 
 NEEDS = {
@@ -51,41 +49,20 @@ def place_of(call: Call, heap: Heap | None) -> Place | None:
 
 def program(call: Call, place: Place, heap: Heap) -> Program:
     """Bind the kernel of a call to its memory."""
-    assert heap.barrier is not None
-    before, phases = _KERNELS[call.collective](call, place, heap)
-    rounds = []
+    base = [0]
+    before, phases = _KERNELS[call.collective](call, place, heap, base)
+    return rounds(before, phases, heap, base)
+
+
+def rounds(
+    before: list[Action], phases: list[list[Action]], heap: Heap, base: list[int]
+) -> Program:
+    """Put a barrier before each phase, and one behind the last."""
+    items = []
     for index, actions in enumerate([*phases, []]):
-        rounds.append(Round(tuple(before) if index == 0 else (), heap.barrier, tuple(actions)))
-    return Program(list(rounds), (), 0, 0, [0])
-
-
-def _fold(
-    op: Op, inputs: Sequence[np.ndarray], rank: int, targets: Sequence[np.ndarray], mean: int
-) -> list[Action]:
-    """Combine a slice of all inputs, piece by piece, and store it in all targets."""
-    count, itemsize = inputs[rank].size, inputs[rank].itemsize
-    piece = max(1, PIECE_BYTES // max(itemsize, 1))
-    scratch = np.empty(min(piece, count), inputs[rank].dtype)
-    combine: Callable[..., Any] = op.function if op.builtin else op.combine
-    order = outward(rank, len(inputs))
-    actions: list[Action] = []
-    for start in range(0, count, piece):
-        part = slice(start, min(start + piece, count))
-        first, rest = targets[0][part], targets[1:]
-        value, left = inputs[rank][part], len(order)
-        for peer in order:
-            left -= 1
-            target = first if left == 0 else scratch[: value.size]
-            theirs = inputs[peer][part]
-            operands = (theirs, value) if peer < rank else (value, theirs)
-            actions.append(partial(combine, *operands, out=target))
-            value = target
-        if not order and value is not first:
-            actions.append(partial(np.copyto, first, value))
-        if mean:
-            actions.append(partial(finish_mean, first, mean))
-        actions.extend(partial(np.copyto, other[part], first) for other in rest)
-    return actions
+        first = tuple(before) if index == 0 else ()
+        items.append(Round(first, Barrier(heap.lines, base), tuple(actions)))
+    return Program(list(items), (), 0, 0, base)
 
 
 def _mean(call: Call) -> int:
@@ -101,7 +78,7 @@ def _own_first(views: Sequence[np.ndarray], rank: int) -> list[np.ndarray]:
     return [views[rank], *(views[peer] for peer in onward(rank, len(views)))]
 
 
-def _allreduce(call: Call, place: Place, heap: Heap) -> Body:
+def _allreduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.x is not None and call.op is not None
     outs = place.views(call.x.size, call.dtype)
     source = heap.find(call.x)
@@ -113,40 +90,92 @@ def _allreduce(call: Call, place: Place, heap: Heap) -> Body:
         before.append(partial(np.copyto, outs[call.rank], _unowned(call.x)))
     mine = blocks(call.x.size, call.size)[call.rank]
     targets = [out[mine] for out in _own_first(outs, call.rank)]
-    fold = _fold(call.op, [x[mine] for x in inputs], call.rank, targets, _mean(call))
-    return before, [fold]
+    return before, [fold(call.op, [x[mine] for x in inputs], call.rank, targets, _mean(call))]
 
 
-def _reduce_scatter(call: Call, place: Place, heap: Heap) -> Body:
+def _reduce_scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.x is not None and call.op is not None and call.out is not None
     mine = _slices(call.counts)[call.rank]
     inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
-    return [], [_fold(call.op, inputs, call.rank, [_unowned(call.out)], _mean(call))]
+    return [], [fold(call.op, inputs, call.rank, [_unowned(call.out)], _mean(call))]
 
 
-def _reduce(call: Call, place: Place, heap: Heap) -> Body:
+def _reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    """Every rank combines a slice straight into the root's `out`.
+
+    Only the root knows it, and so notes before the first barrier where it lies.  Where it is
+    private, or a rank has given back its mapping of it, the slice goes by the shadow of `x`.
+    """
     assert call.x is not None and call.op is not None
-    shadow = place.shadow(call.root, call.x.size, call.dtype)
-    mine = blocks(call.x.size, call.size)[call.rank]
+    slices, op, mean = blocks(call.x.size, call.size), call.op, _mean(call)
+    mine = slices[call.rank]
     inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
-    fold = _fold(call.op, inputs, call.rank, [shadow[mine]], _mean(call))
-    if call.rank != call.root or call.out is None:
-        return [], [fold, []]
-    return [], [fold, [partial(np.copyto, _unowned(call.out), shadow)]]
+    shadow = place.shadow(call.root, call.x.size, call.dtype)
+    if call.rank == call.root:
+        assert call.out is not None
+        out = _unowned(call.out)
+        aim = heap.find(call.out)
+        number, offset = (0, 0) if aim is None else (aim.allocation.number, aim.offset)
+        announce: list[Action] = [
+            partial(heap.lines.note, base, _ALLOCATION, number),
+            partial(heap.lines.note, base, _OFFSET, offset),
+        ]
+        collect = partial(_collect, heap, base, out, shadow, slices, call.rank)
+        return announce, [fold(op, inputs, call.rank, [out[mine]], mean), [collect]]
+    known: dict[tuple[int, int], list[Action]] = {}
+
+    def combine() -> None:
+        number, offset = (heap.lines.read(base, call.root, i) for i in (_ALLOCATION, _OFFSET))
+        target = heap.place(number, offset) if number else None
+        heap.lines.note(base, _BY_SHADOW, target is None)
+        if (number, offset) not in known or number and target is None:
+            view = shadow if target is None else target.views(shadow.size, call.dtype)[call.root]
+            known.clear()
+            known[number, offset] = fold(op, inputs, call.rank, [view[mine]], mean)
+        for action in known[number, offset]:
+            action()
+
+    return [], [[combine], []]
 
 
-def _allgather(call: Call, place: Place, heap: Heap) -> Body:
+_ALLOCATION, _OFFSET, _BY_SHADOW = range(3)  # notes of reduce
+
+
+def _collect(
+    heap: Heap,
+    base: list[int],
+    out: np.ndarray,
+    shadow: np.ndarray,
+    slices: Sequence[slice],
+    rank: int,
+) -> None:
+    """Bring to the root's `out` what came by the shadow."""
+    for peer, part in enumerate(slices):
+        if peer != rank and heap.lines.read(base, peer, _BY_SHADOW):
+            np.copyto(out[part], shadow[part])
+
+
+def _allgather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.x is not None and call.out is not None
     mine = _slices(call.counts)[call.rank]
     outs = place.views(call.out.size, call.dtype)
-    x = _unowned(call.x)
     targets = [out[mine] for out in _own_first(outs, call.rank)]
-    if call.in_place:
-        targets = targets[1:]
-    return [], [[partial(np.copyto, target, x) for target in targets]]
+    return [], [_push(_unowned(call.x), targets[1:] if call.in_place else targets)]
 
 
-def _broadcast(call: Call, place: Place, heap: Heap) -> Body:
+def _push(x: np.ndarray, targets: Sequence[np.ndarray]) -> list[Action]:
+    """Store an array in several places, piece by piece: read from memory once."""
+    if len(targets) < 2:
+        return [partial(np.copyto, target, x) for target in targets]
+    piece = max(1, PIECE_BYTES // max(x.itemsize, 1))
+    return [
+        partial(np.copyto, target[start : start + piece], x[start : start + piece])
+        for start in range(0, x.size, piece)
+        for target in targets
+    ]
+
+
+def _broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.out is not None
     views = place.views(call.out.size, call.dtype)
     if call.rank != call.root:
@@ -156,7 +185,7 @@ def _broadcast(call: Call, place: Place, heap: Heap) -> Body:
     return [partial(np.copyto, views[call.rank], _unowned(call.x))], [[]]
 
 
-def _gather(call: Call, place: Place, heap: Heap) -> Body:
+def _gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     if call.rank != call.root or call.out is None:
         return [], [[]]
     out = _unowned(call.out)
@@ -170,7 +199,7 @@ def _gather(call: Call, place: Place, heap: Heap) -> Body:
     return [], [actions]
 
 
-def _scatter(call: Call, place: Place, heap: Heap) -> Body:
+def _scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     if call.rank != call.root or call.x is None:
         return [], [[]]
     x = _unowned(call.x)
@@ -183,7 +212,7 @@ def _scatter(call: Call, place: Place, heap: Heap) -> Body:
     return [], [actions]
 
 
-def _alltoall(call: Call, place: Place, heap: Heap) -> Body:
+def _alltoall(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.x is not None and call.out is not None
     mine = _slices(call.counts)[call.rank]
     views = place.views(call.x.size, call.dtype)

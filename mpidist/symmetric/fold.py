@@ -1,0 +1,124 @@
+"""Combining the arrays of several ranks piece by piece, each piece while it is in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..algorithms.relabel import outward
+from ..operations import Op, finish_mean
+from ..storage import Action
+from .half import half_format
+
+PIECE_BYTES = 64 << 10
+
+
+def fold(
+    op: Op, inputs: Sequence[np.ndarray], rank: int, targets: Sequence[np.ndarray], mean: int
+) -> list[Action]:
+    """Combine the same slice of all ranks' arrays and store it in all targets.
+
+    Parameters
+    ----------
+    op : Op
+        The operation.
+    inputs : sequence of ndarray
+        The slice of every rank, flat, by rank.
+    rank : int
+        Who owns the slice: its contribution comes first, then those below from near to far, then
+        those above, as in the ``direct`` schedule, so the bits are the same.
+    targets : sequence of ndarray
+        Where the result goes; the first is written by the combination itself.
+    mean : int
+        What the result is divided by; 0 for nothing.
+
+    Returns
+    -------
+    list of callable
+        To be called in order.  Sums and products of float16 and bfloat16 are taken in float32 and
+        rounded once, in the end; this is more exact than ``direct``, which rounds at every rank.
+    """
+    half = half_format(inputs[rank].dtype)
+    if half is not None and op.builtin and op.name in ("sum", "mean", "prod"):
+        combine = partial(_wide, half, op, rank, mean)
+        return _by_piece(inputs, rank, targets, combine, PIECE_BYTES // 2)
+    return _by_piece(inputs, rank, targets, partial(_narrow, op, rank, mean), PIECE_BYTES)
+
+
+Combine = Callable[..., list[Action]]
+
+
+def _by_piece(
+    inputs: Sequence[np.ndarray],
+    rank: int,
+    targets: Sequence[np.ndarray],
+    combine: Combine,
+    piece_bytes: int,
+) -> list[Action]:
+    count, itemsize = inputs[rank].size, inputs[rank].itemsize
+    piece = max(1, piece_bytes // max(itemsize, 1))
+    scratch: dict[str, np.ndarray] = {}
+    actions: list[Action] = []
+    for start in range(0, count, piece):
+        part = slice(start, min(start + piece, count))
+        first = targets[0][part]
+        actions.extend(combine([x[part] for x in inputs], first, scratch))
+        actions.extend(partial(np.copyto, other[part], first) for other in targets[1:])
+    return actions
+
+
+def _scratch(kept: dict[str, np.ndarray], name: str, count: int, dtype: Any) -> np.ndarray:
+    """Give scratch memory that all pieces use in turn; the first piece is the longest."""
+    if name not in kept:
+        kept[name] = np.empty(count, dtype)
+    return kept[name][:count]
+
+
+def _narrow(
+    op: Op,
+    rank: int,
+    mean: int,
+    pieces: list[np.ndarray],
+    first: np.ndarray,
+    kept: dict[str, np.ndarray],
+) -> list[Action]:
+    """Combine in the dtype of the data."""
+    function: Callable[..., Any] = op.function if op.builtin else op.combine
+    value, order = pieces[rank], outward(rank, len(pieces))
+    actions: list[Action] = []
+    for left, peer in zip(range(len(order) - 1, -1, -1), order):
+        target = first if left == 0 else _scratch(kept, "value", first.size, first.dtype)
+        operands = (pieces[peer], value) if peer < rank else (value, pieces[peer])
+        actions.append(partial(function, *operands, out=target))
+        value = target
+    if not order and value is not first:
+        actions.append(partial(np.copyto, first, value))
+    if mean:
+        actions.append(partial(finish_mean, first, mean))
+    return actions
+
+
+def _wide(
+    half: Any,
+    op: Op,
+    rank: int,
+    mean: int,
+    pieces: list[np.ndarray],
+    first: np.ndarray,
+    kept: dict[str, np.ndarray],
+) -> list[Action]:
+    """Combine in float32, and round the result."""
+    value = _scratch(kept, "value", first.size, np.float32)
+    other = _scratch(kept, "other", first.size, np.float32)
+    actions: list[Action] = [partial(half.widen, pieces[rank], value)]
+    for peer in outward(rank, len(pieces)):
+        actions.append(partial(half.widen, pieces[peer], other))
+        operands = (other, value) if peer < rank else (value, other)
+        actions.append(partial(op.function, *operands, out=value))
+    if mean:
+        actions.append(partial(finish_mean, value, mean))
+    actions.append(partial(half.narrow, value, first, other))
+    return actions
