@@ -8,6 +8,8 @@ g[i+14] ∘ …, computed once.  Filling and checking are one pass over memory e
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +144,19 @@ class Workload:
             self.e = self.bounds[0]
         else:
             self.e = combine(self.op, self.g, size, count + TURNS, STRIDE)
+
+    def elsewhere(self, empty: Callable[[int, np.dtype], np.ndarray]) -> Workload:
+        """Give the same workload in other memory; the numbers are shared.
+
+        Parameters
+        ----------
+        empty : callable
+            Gives an array of so many elements of a dtype, such as ``comm.empty``.
+        """
+        other = copy.copy(self)
+        other.memory = empty(self.memory.size, self.dtype)
+        other.other = empty(self.other.size, self.dtype)
+        return other
 
     def next_turn(self) -> int:
         """Give the number of the next turn: no two calls in a row have the same data."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..errors import MpidistError, Unsupported
-from ..schedule.registry import algorithms, find
+from ..errors import InvalidArgument, MpidistError, Unsupported
+from ..schedule.registry import find
 from .cases import Case
+from .records import PRIVATE, SYMMETRIC
 
 BARE = "mpi4py"
 _OPERATIONS = {
@@ -25,27 +27,75 @@ _OPERATIONS = {
 _LOGICAL = {"and": "LAND", "or": "LOR", "xor": "LXOR", "max": "LOR", "min": "LAND"}
 
 
-def contender_names(
-    collective: str, names: Sequence[str] | None, collectives: Sequence[str]
-) -> list[str]:
-    """Give the contenders of a collective; the first is the bare call.
+MEMORIES = {PRIVATE: (PRIVATE,), SYMMETRIC: (SYMMETRIC,), "both": (PRIVATE, SYMMETRIC)}
+"""By what a user asks for: the kinds of memory that are measured beside the baselines."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to serve a collective, and the kind of memory that its arrays are in."""
+
+    name: str
+    memory: str = PRIVATE
+
+
+def way_names(comm: Any, collective: str) -> list[str]:
+    """Give the names of all ways that there are to serve a collective, native first."""
+    return [way.name for way in comm.explain(collective, 8)[1]]
+
+
+def contenders(
+    comm: Any,
+    collective: str,
+    names: Sequence[str] | None,
+    memory: str = PRIVATE,
+    collectives: Sequence[str] = (),
+) -> list[Contender]:
+    """Give the contenders of a collective.
+
+    The bare call is the first; it and, with other memory, a native call are always on private
+    arrays: the baselines gain and lose nothing by the memory that the others have.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ways they are.
+    collective : str
+        Which.
+    names : sequence of str, optional
+        Those asked for; by default native, auto and every way there is.
+    memory : {"private", "symmetric", "both"}
+        Where their arrays are.
+    collectives : sequence of str
+        All that are measured: a name that only one of them knows is no error.
 
     Raises
     ------
     UnknownName
         If no collective that is measured has an algorithm of that name.
     """
-    if names is None:
-        return [BARE, "native", *(a.name for a in algorithms(collective))]
-    for name in names:
+    if memory not in MEMORIES:
+        raise InvalidArgument(f"memory={memory!r}: allowed are {', '.join(MEMORIES)}")
+    kinds = MEMORIES[memory]
+    chosen = ["native", "auto", *way_names(comm, collective)] if names is None else names
+    for name in names or ():
         if name not in (BARE, "native", "auto"):
-            _find_any(name, collectives)
-    return list(dict.fromkeys([BARE, *names]))
+            _find_any(comm, name, (collective, *collectives))
+    found = [Contender(BARE)]
+    if SYMMETRIC in kinds:
+        found.append(Contender("native"))
+    for kind in kinds:
+        found += [Contender(name, kind) for name in chosen if name != BARE]
+    if names is None:  # what is defined by its memory is no contender elsewhere
+        found = [c for c in found if c.name != SYMMETRIC or c.memory == SYMMETRIC]
+    return list(dict.fromkeys(found))
 
 
-def _find_any(name: str, collectives: Sequence[str]) -> None:
+def _find_any(comm: Any, name: str, collectives: Sequence[str]) -> None:
     failures: list[MpidistError] = []
     for collective in collectives:
+        if name in way_names(comm, collective):
+            return
         try:
             find(collective, name)
             return

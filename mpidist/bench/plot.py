@@ -50,11 +50,11 @@ def draw(results: Results) -> Figure:
 
 
 def _curves(axes: Any, rows: list[Row], value: str) -> None:
-    names = list(dict.fromkeys(row.algorithm for row in rows))
+    names = list(dict.fromkeys(row.label for row in rows))
     sizes = sorted({row.bytes for row in rows})
     colour = 0
     for name in names:
-        points = sorted((row.bytes, getattr(row, value)) for row in rows if row.algorithm == name)
+        points = sorted((row.bytes, getattr(row, value)) for row in rows if row.label == name)
         points = [(x, y) for x, y in points if y > 0]
         style: dict[str, Any] = {"linewidth": 1.4, "markersize": 5, "zorder": 2}
         if name in (BARE, "native"):

@@ -16,6 +16,8 @@ from typing import Any
 
 from ..errors import InvalidArgument
 
+PRIVATE, SYMMETRIC = "private", "symmetric"  # kinds of memory
+
 
 @dataclass
 class Row:
@@ -31,6 +33,8 @@ class Row:
         Time of the bare mpi4py call in the same run over this one's: above 1 is faster than it.
     correct : bool
         Whether the result of every call was right, on every rank.
+    memory : str
+        Where the arrays were: ``"private"``, or ``"symmetric"``: from ``comm.empty``.
     """
 
     collective: str
@@ -46,6 +50,14 @@ class Row:
     busbw_gbs: float
     vs_native: float | None
     correct: bool
+    memory: str = PRIVATE
+
+    @property
+    def label(self) -> str:
+        """The algorithm, and the memory where the name alone does not tell it."""
+        if self.memory == PRIVATE or self.algorithm == self.memory:
+            return self.algorithm
+        return f"{self.algorithm}, {self.memory} memory"
 
 
 @dataclass
@@ -56,6 +68,7 @@ class Refusal:
     algorithm: str
     bytes: int
     reason: str
+    memory: str = PRIVATE
 
 
 @dataclass

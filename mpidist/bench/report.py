@@ -146,7 +146,7 @@ def _size_rows(rows: list[Row], top: float, identical: dict[str, bool]) -> list[
         verdict = '<td class="good">yes</td>' if row.correct else '<td class="bad">WRONG</td>'
         lines.append(
             f'<tr class="{" ".join(marks)}"><td class="n">{round_size(row.bytes)}</td>'
-            f'<td>{escape(row.algorithm)}</td><td class="n">{microseconds(row.time_us)}</td>'
+            f'<td>{escape(row.label)}</td><td class="n">{microseconds(row.time_us)}</td>'
             f'<td class="n">{row.busbw_gbs:.3g}</td><td><span class="bar" style="width:'
             f'{120 * row.busbw_gbs / top:.0f}px"></span></td><td class="n">{ratio}</td>'
             f"{verdict}{bits}</tr>"

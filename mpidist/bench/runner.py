@@ -12,8 +12,8 @@ import numpy as np
 
 from ..measure import algbw, busbw, median
 from .cases import Workload
-from .contenders import BARE, contender_names
-from .records import Refusal, Results, Row
+from .contenders import BARE, MEMORIES, Contender, contenders
+from .records import PRIVATE, SYMMETRIC, Refusal, Results, Row
 from .series import Entry, Series
 
 PASSES = 3  # times that all sizes are gone through
@@ -28,13 +28,15 @@ class Settings:
     sizes : sequence of int
         Bytes of the whole buffer.
     algorithms : sequence of str, optional
-        Names; by default native and every registered one.  The bare mpi4py call is always measured.
+        Names; by default native, auto and all there are.  The bare mpi4py call is always measured.
     dtype, op : str
         Of the elements; of the combination.
     root : int
         For collectives that have one.
     in_place : bool
         The result takes the memory of the input.
+    memory : {"private", "symmetric", "both"}
+        Where the contenders' arrays are; those of the bare call are always private.
     iterations : int
         At most so many calls are timed.
     budget : float
@@ -53,6 +55,7 @@ class Settings:
     op: str = "sum"
     root: int = 0
     in_place: bool = False
+    memory: str = PRIVATE
     iterations: int = 200
     budget: float = 2.0
     limit: float = 30.0
@@ -93,11 +96,16 @@ def measure(
     ------
     UnknownName
         If there is no such algorithm for any of the collectives.
+    Unsupported
+        If there is no symmetric memory, but it was asked for.
     """
     results = Results()
-    names = {c: contender_names(c, settings.algorithms, collectives) for c in collectives}
+    every = {
+        c: contenders(comm, c, settings.algorithms, settings.memory, collectives)
+        for c in collectives
+    }
     for collective in collectives:
-        _measure_one(comm, collective, names[collective], settings, results, on_step)
+        _measure_one(comm, collective, every[collective], settings, results, on_step)
     return results
 
 
@@ -113,36 +121,45 @@ def _sizes(collective: str, settings: Settings) -> list[int]:
 def _measure_one(
     comm: Any,
     collective: str,
-    names: list[str],
+    who: list[Contender],
     settings: Settings,
     results: Results,
     on_step: Step,
 ) -> None:
     sizes = _sizes(collective, settings)
-    work = Workload(
-        collective,
-        comm.rank,
-        comm.size,
-        settings.root,
-        max(sizes),
-        settings.dtype,
-        settings.op,
-        settings.in_place,
-        settings.data,
-    )
+    works = workloads(comm, collective, max(sizes), settings)
     series: dict[int, Series] = {}
     with _no_garbage_collection():
         for turn in range(PASSES):
             for nbytes in sizes:
                 on_step(collective, nbytes)
                 if nbytes not in series:
-                    series[nbytes] = Series(comm, work, nbytes, names, settings)
+                    series[nbytes] = Series(comm, works, nbytes, who, settings)
                 elif series[nbytes].iterations > turn:
                     series[nbytes].warm_up()
                 series[nbytes].run(turn, PASSES)
     for one in series.values():
         results.iterations[f"{collective} {one.case.nbytes}"] = one.done
-        _add(results, one, comm, work, settings)
+        _add(results, one, comm, settings)
+
+
+def workloads(comm: Any, collective: str, largest: int, settings: Settings) -> dict[str, Workload]:
+    """Give the workload of a collective in each kind of memory that is needed; collective."""
+    work = Workload(
+        collective,
+        comm.rank,
+        comm.size,
+        settings.root,
+        largest,
+        settings.dtype,
+        settings.op,
+        settings.in_place,
+        settings.data,
+    )
+    works = {PRIVATE: work}
+    if SYMMETRIC in MEMORIES[settings.memory]:
+        works[SYMMETRIC] = work.elsewhere(comm.empty)
+    return works
 
 
 @contextmanager
@@ -155,30 +172,31 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _add(results: Results, series: Series, comm: Any, work: Workload, settings: Settings) -> None:
+def _add(results: Results, series: Series, comm: Any, settings: Settings) -> None:
     """Append the rows and refusals of one size."""
     case = series.case
     results.unsupported += [
-        Refusal(case.collective, name, case.nbytes, reason) for name, reason in series.refused
+        Refusal(case.collective, who.name, case.nbytes, reason, who.memory)
+        for who, reason in series.refused
     ]
     reference = next((median(e.times) for e in series.entries if e.name == BARE and e.times), None)
     for entry in series.entries:
         if entry.times:
-            results.rows.append(_row(entry, case, reference, comm, work))
+            results.rows.append(_row(entry, reference, comm))
             if settings.bits:
                 before = results.identical.get(entry.name, True)
                 results.identical[entry.name] = before and entry.identical
 
 
-def _row(entry: Entry, case: Any, reference: float | None, comm: Any, work: Workload) -> Row:
-    seconds = median(entry.times)
+def _row(entry: Entry, reference: float | None, comm: Any) -> Row:
+    case, seconds = entry.case, median(entry.times)
     return Row(
         collective=case.collective,
         algorithm=entry.name,
         backend=BARE if entry.name == BARE else comm.backend.name,
         ranks=comm.size,
         bytes=case.nbytes,
-        dtype=str(work.dtype),
+        dtype=str(entry.work.dtype),
         op=case.op.name if case.op is not None else None,
         in_place=case.in_place,
         time_us=seconds * 1e6,
@@ -186,4 +204,5 @@ def _row(entry: Entry, case: Any, reference: float | None, comm: Any, work: Work
         busbw_gbs=busbw(case.collective, case.nbytes, seconds, comm.size),
         vs_native=reference / seconds if reference is not None and seconds > 0 else None,
         correct=not entry.wrong,
+        memory=entry.contender.memory,
     )

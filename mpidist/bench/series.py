@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import Unsupported
-from ..schedule.registry import algorithms
 from .cases import Case, Workload
-from .contenders import BARE, bare, ours
+from .contenders import BARE, Contender, bare, ours, way_names
 
 if TYPE_CHECKING:
     from .runner import Settings
@@ -36,39 +35,66 @@ class Entry:
         Whether all ranks had the same bits after every call.
     """
 
-    name: str
+    contender: Contender
+    case: Case
+    work: Workload
     run: Callable[[], Any]
     times: list[float] = field(default_factory=list)
     wrong: int = 0
     identical: bool = True
 
+    @property
+    def name(self) -> str:
+        """Of the way."""
+        return self.contender.name
+
 
 class Series:
     """The contenders of one collective at one size; making it warms them up.
+
+    Parameters
+    ----------
+    comm : Communicator
+        On which; collective.
+    works : mapping of str to Workload
+        By the kind of memory that contenders name.
+    nbytes : int
+        Of the whole buffer.
+    contenders : sequence of Contender
+        Who.
+    settings : Settings
+        Iterations, budget, limit and bits are used.
 
     Attributes
     ----------
     entries : list of Entry
         Those that can serve.
-    refused : list of (str, str)
+    refused : list of (Contender, str)
         The others, and why.
     iterations : int
         How many are to be timed, the same on every rank.
     """
 
     def __init__(
-        self, comm: Any, work: Workload, nbytes: int, names: list[str], settings: Settings
+        self,
+        comm: Any,
+        works: Mapping[str, Workload],
+        nbytes: int,
+        contenders: Sequence[Contender],
+        settings: Settings,
     ):
-        self.comm, self.work, self.settings = comm, work, settings
-        self.case: Case = work.case(nbytes)
+        self.comm, self.works, self.settings = comm, works, settings
+        self.cases: dict[str, Case] = {kind: work.case(nbytes) for kind, work in works.items()}
+        self.case = next(iter(self.cases.values()))  # they differ in their memory only
         self.one_clock = comm.topology.num_nodes == 1  # ranks of a node share their clock
         self.entries: list[Entry] = []
-        self.refused: list[tuple[str, str]] = []
+        self.refused: list[tuple[Contender, str]] = []
         self.spent = 0.0
         self.done = 0  # iterations that were timed
         self.over = False
-        for name in names:
-            self._admit(name)
+        self._ways = way_names(comm, self.case.collective)
+        for contender in contenders:
+            self._admit(contender)
         begun = perf_counter()
         self.warm_up()
         seconds = self._agree(perf_counter() - begun)
@@ -77,23 +103,22 @@ class Series:
             max(min(LEAST, settings.iterations), min(planned, settings.iterations))
         )
 
-    def _admit(self, name: str) -> None:
+    def _admit(self, contender: Contender) -> None:
         """Make a contender and call it once; refuse it if it cannot serve or takes too long."""
-        case = self.case
-        known = {a.name for a in algorithms(case.collective)} | {BARE, "native", "auto"}
-        if name.partition(":")[0] not in known:
-            self.refused.append((name, f"{case.collective} has no {name}"))
+        name, case = contender.name, self.cases[contender.memory]
+        if name.partition(":")[0] not in {*self._ways, BARE, "native", "auto"}:
+            self.refused.append((contender, f"{case.collective} has no {name}"))
             return
         try:
             run = bare(self.comm, case) if name == BARE else ours(self.comm, case, name)
-            entry = Entry(name, run)
+            entry = Entry(contender, case, self.works[contender.memory], run)
             seconds = self._cycle([entry])[0]
         except Unsupported as error:
-            self.refused.append((name, str(error).removeprefix(f"rank {case.rank}: ")))
+            self.refused.append((contender, str(error).removeprefix(f"rank {case.rank}: ")))
             return
         if seconds > self.settings.limit:
             limit = f"the limit of {self.settings.limit:g} s"
-            self.refused.append((name, f"one call took {seconds:.1f} s, over {limit}"))
+            self.refused.append((contender, f"one call took {seconds:.1f} s, over {limit}"))
             return
         self.entries.append(entry)
 
@@ -132,7 +157,7 @@ class Series:
 
     def _call(self, entry: Entry) -> tuple[float, ...]:
         """Call one contender; give what this rank has to tell, of which the maximum is taken."""
-        case, turn = self.case, self.work.next_turn()
+        case, turn = entry.case, entry.work.next_turn()
         case.fill(turn)
         self.comm.barrier()
         begun = perf_counter()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..measure import round_size
 from .contenders import BARE
-from .records import Refusal, Results, Row
+from .records import PRIVATE, Refusal, Results, Row
 
 MakeTable = Callable[..., Table]
 
@@ -40,9 +40,11 @@ def tabulate(results: Results, make: MakeTable, colours: bool) -> Iterable[tuple
             yield _heading(measured[0]), _table(results, measured, make, colours)
         refused = [r for r in results.unsupported if r.collective == collective]
         if refused:
-            table = make("=not measured", ">bytes", "why")
+            table = make("=not measured", "memory", ">bytes", "why")
             for refusal in refused:
-                table.add_row(refusal.algorithm, round_size(refusal.bytes), refusal.reason)
+                table.add_row(
+                    refusal.algorithm, refusal.memory, round_size(refusal.bytes), refusal.reason
+                )
             yield "", table
 
 
@@ -55,8 +57,10 @@ def _heading(row: Row) -> str:
 
 def _table(results: Results, rows: list[Row], make: MakeTable, colours: bool) -> Table:
     bits = len(results.identical) > 0
+    memory = any(row.memory != PRIVATE for row in results.rows)
     speeds = (">time\nµs", ">algbw\nGB/s", ">busbw\nGB/s", ">x\nmpi4py")
-    table = make(">bytes", "=algorithm", *speeds, "right", *(["same\nbits"] if bits else []))
+    where, same = ["memory"] if memory else [], ["same\nbits"] if bits else []
+    table = make(">bytes", "=algorithm", *where, *speeds, "right", *same)
     for nbytes, group in groupby(rows, lambda row: row.bytes):
         equals = list(group)
         fastest = min(equals, key=lambda row: row.time_us)
@@ -64,6 +68,7 @@ def _table(results: Results, rows: list[Row], make: MakeTable, colours: bool) ->
             cells: list[Any] = [
                 round_size(nbytes) if row is equals[0] or not colours else "",
                 Text(row.algorithm),
+                *([row.memory] if memory else []),
                 microseconds(row.time_us),
                 f"{row.algbw_gbs:.3g}",
                 f"{row.busbw_gbs:.3g}",

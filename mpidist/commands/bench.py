@@ -26,6 +26,7 @@ from .options import Names, Sizes, check_writable, load_option
         "mpidist run -n 2 -- mpidist bench allgather alltoall --algorithms native,ring,pairwise",
         "mpidist run -n 4 -- mpidist bench allreduce --bytes 8-64M --plot a.png --json a.json",
         "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
+        "mpidist run -n 2 -- mpidist bench allreduce --memory both --bytes 64K-64M --in-place",
         "mpidist run -n 2 -- mpidist bench --overhead",
     ),
 )
@@ -43,6 +44,13 @@ from .options import Names, Sizes, check_writable, load_option
 @click.option("--op", default="sum", show_default=True, help="Operation, where it reduces.")
 @click.option("--root", default=0, show_default=True, help="Root, where there is one.")
 @click.option("--in-place", is_flag=True, help="The result takes the memory of the input.")
+@click.option(
+    "--memory",
+    type=click.Choice(["private", "symmetric", "both"]),
+    default="private",
+    show_default=True,
+    help="Where the arrays are; those of the bare mpi4py call are always private.",
+)
 @click.option("--iterations", default=200, show_default=True, help="At most so many are timed.")
 @click.option("--budget", default=2.0, show_default=True, help="Seconds for a collective and size.")
 @click.option(

@@ -1,5 +1,6 @@
 """The benchmark: its formulas, checks and records; on simulated ranks, for times are not tested."""
 
+import json
 import re
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 
 from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, steps
+from mpidist.bench.contenders import Contender, contenders
 from mpidist.bench.data import find_dtype, rounded_total
 from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plot import as_svg, draw
 from mpidist.bench.report import bench_page
-from mpidist.errors import InvalidArgument, UnknownName
+from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.measure import (
     add_cost,
     algbw,
@@ -215,6 +217,38 @@ def test_records_are_read_as_they_were_written(tmp_path):
     assert again == results
     with pytest.raises(InvalidArgument, match="no results"):
         Results.from_json('{"rows": [{"bytes": 1}]}')
+
+
+def test_records_from_before_there_was_memory_are_read():
+    content = json.loads(example().to_json())
+    for one in (*content["rows"], *content["unsupported"]):
+        assert one.pop("memory") == "private"
+    assert Results.from_json(json.dumps(content)) == example()
+
+
+def test_memory_that_a_backend_does_not_have_is_refused():
+    with pytest.raises(InvalidArgument, match="private, symmetric, both"):
+        bench(1, ["allreduce"], memory="shared")
+    with pytest.raises(Unsupported, match="no shared memory"):
+        bench(2, ["allreduce"], memory="symmetric")
+
+
+def test_contenders_are_the_ways_there_are_and_baselines_are_private():
+    def of(*args):
+        return run_simulated(1, lambda comm: contenders(comm, *args))[0]
+
+    every = {a.name for a in algorithms("allgather")}
+    private = of("allgather", None, "private")
+    assert private[0] == Contender("mpi4py", "private")
+    assert {c.name for c in private} >= every | {"native", "auto"}
+    assert all(c.memory == "private" and c.name != "symmetric" for c in private)
+    symmetric = of("allgather", None, "symmetric")
+    assert symmetric[:2] == [Contender("mpi4py"), Contender("native")]
+    assert {c.name for c in symmetric[2:]} >= every | {"native", "auto", "symmetric"}
+    assert {c.memory for c in symmetric[2:]} == {"symmetric"}
+    both = of("allgather", None, "both")
+    assert set(both) == set(private) | set(symmetric) and len(both) == len(set(both))
+    assert of("allgather", ["ring"], "symmetric")[2:] == [Contender("ring", "symmetric")]
 
 
 def test_the_page_needs_nothing_else():

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from processes import environment, run
 
+from mpidist.schedule import COLLECTIVES
+
 LIMIT = 80  # seconds; each takes a few
 
 
@@ -75,7 +77,7 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     row = found["rows"][0]
     assert set(row) == {
         *("collective", "algorithm", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
-        *("time_us", "algbw_gbs", "busbw_gbs", "vs_native", "correct"),
+        *("time_us", "algbw_gbs", "busbw_gbs", "vs_native", "correct", "memory"),
     }
     assert all(r["correct"] and r["time_us"] > 0 and r["vs_native"] > 0 for r in found["rows"])
     assert {r["algorithm"]: r["vs_native"] for r in found["rows"]}["mpi4py"] == 1.0
@@ -84,6 +86,26 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     assert "bench allreduce broadcast" in header["command"]
     assert (tmp_path / "a.svg").read_text().count("<svg") == 1
     assert "broadcast" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize("in_place", [(), ("--in-place",)], ids=["apart", "in-place"])
+def test_bench_in_symmetric_memory_keeps_private_baselines(tmp_path, in_place):
+    every = [c for c in COLLECTIVES if c != "barrier"]
+    names = ("--algorithms", "native,auto,symmetric,ring")
+    args = ("--bytes", "40,100K", "--budget", "0.05", "--json", "a.json", *names, *in_place)
+    text = mpidist("bench", *every, "--memory", "symmetric", *args, cwd=tmp_path)
+    assert "WRONG" not in text
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    seen = {(row["collective"], row["algorithm"], row["memory"]) for row in rows}
+    if in_place:  # the rows that it has still to send are copied first: that copy is private
+        every.remove("alltoall")
+        assert ("alltoall", "symmetric", "symmetric") not in seen
+    for collective in every:
+        assert {(a, m) for c, a, m in seen if c == collective and a != "ring"} == {
+            *(("mpi4py", "private"), ("native", "private")),
+            *((name, "symmetric") for name in ("native", "auto", "symmetric")),
+        }
+    assert ("allreduce", "ring", "symmetric") in seen
 
 
 def test_bench_on_one_rank_and_what_cannot_be_measured():
