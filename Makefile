@@ -6,6 +6,8 @@ RANKS ?= 4
 ARGS ?=
 # The same on every rank, and in the printed command: a failed stress run can be had again.
 SEED ?= $(shell date +%s)
+# Of random sequences, in each launch of `make stress`.
+SECONDS_EACH ?= 120
 LAUNCH = $(VENV)/bin/python tests/launch.py
 BIN = $(VENV)/bin
 
@@ -43,7 +45,7 @@ venv: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and ever
 demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allreduce; ARGS="--report report.html"
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist demo $(ARGS)
 
-test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3
+test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, 40 s of stress
 	$(LAUNCH) $(ARGS)
 
 test-serial: $(VENV)/.test  ## the tests that need no mpiexec
@@ -58,8 +60,9 @@ test-mpich: $(VENV)/.test $(MPICH_VENV)/.test  ## the tests under MPICH
 stress: $(VENV)/.test $(MPICH_VENV)/.test  ## the long random runs: new examples every time
 	MPIDIST_TEST_PROFILE=stress $(LAUNCH) --limit 7200 serial openmpi-3 openmpi-4 mpich-3 $(ARGS) \
 	    -- --timeout=3600 --hypothesis-seed=$(SEED)
-	MPIDIST_STRESS_SEED=$(SEED) $(LAUNCH) --limit 600 --path tests/stress \
-	    openmpi-2 openmpi-3 openmpi-5 mpich-3
+	MPIDIST_STRESS_SEED=$(SEED) MPIDIST_STRESS_SECONDS=$(SECONDS_EACH) $(LAUNCH) --limit 900 \
+	    openmpi-2-stress openmpi-3-stress openmpi-4-stress openmpi-5-stress mpich-3-stress \
+	    openmpi-2-stress-onecore openmpi-4-stress-onecore mpich-3-stress-onecore
 
 mutation: $(VENV)/.test  ## thousands of broken algorithms: prover and run must agree on each
 	$(BIN)/python tests/mutation.py $(ARGS)

@@ -3,6 +3,7 @@
     python tests/launch.py                          # all of them
     python tests/launch.py serial openmpi-3         # some
     python tests/launch.py openmpi-2 -- -k ring -x  # arguments for pytest
+    python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
 
 A launch has failed if a test failed, if it crashed, hung or ran no test, or if a test was skipped
 for a reason that tests/allowed_skips.txt does not name.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import os
 import re
 import shlex
 import shutil
@@ -26,6 +28,9 @@ from results import Results
 HERE = Path(__file__).resolve().parent
 ALLOWED_SKIPS = HERE / "allowed_skips.txt"
 ALL = ["serial", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
+ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore"]
+NAMES = r"serial|(openmpi|mpich)-[1-9]\d*(-stress(-onecore)?)?"
+FOLDERS = {"serial": "tests/serial", "mpi": "tests/mpi", "stress": "tests/stress"}
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
 
 
@@ -34,7 +39,6 @@ class Launch:
     """One run of pytest, in one process or on several ranks, and what came of it."""
 
     name: str
-    folder: str
     results: Results = field(default_factory=Results)
     finished: Finished | None = None
     refused: list[str] = field(default_factory=list)  # reasons of skips that are not allowed
@@ -45,7 +49,16 @@ class Launch:
 
     @property
     def ranks(self) -> int:
-        return int(self.name.partition("-")[2] or 0)
+        return int((self.name.split("-") + ["0"])[1])
+
+    @property
+    def kind(self) -> str:
+        """Which tests: serial, mpi or stress."""
+        return "stress" if "-stress" in self.name else "mpi" if self.ranks else "serial"
+
+    @property
+    def one_core(self) -> bool:
+        return self.name.endswith("-onecore")
 
     def trouble(self) -> str:
         """What went wrong apart from failed tests, or nothing."""
@@ -77,7 +90,8 @@ class Launch:
             f"{results.passed:5} passed {len(results.failed):4} failed "
             f"{sum(results.skipped.values()):4} skipped {seconds:5.0f} s"
         )
-        notes = [f"FAILED: {self.trouble()}"] if self.trouble() else []
+        notes = ["stress" + ", all ranks on one core" * self.one_core] * (self.kind == "stress")
+        notes += [f"FAILED: {self.trouble()}"] if self.trouble() else []
         notes += [f"{count} x {reason}" for reason, count in sorted(results.skipped.items())]
         title = title or VENDORS[self.mpi]
         return f"{title:16} {ranks:8} {counts}  {'; '.join(notes)}".rstrip()
@@ -86,11 +100,15 @@ class Launch:
 def perform(launch: Launch, options, folder: Path) -> None:
     """Run one launch; its lines are shown as they come and kept in a file."""
     jsonl = folder / f"{launch.name}.jsonl"
-    program = ["-m", "pytest", f"--results={jsonl}", *(options.paths or [launch.folder])]
+    program = ["-m", "pytest", f"--results={jsonl}", *(options.paths or [FOLDERS[launch.kind]])]
     python = str(Path(options.mpich_python if launch.mpi == "mpich" else options.python).absolute())
     if launch.ranks:  # which would race for pytest's cache; and prterun gives rank 0 a terminal
         program += ["-p", "no:cacheprovider", "--color=no"]
+        if launch.kind == "stress":  # one long test: no stacks half-way, but its own closing line
+            program += ["-o", "faulthandler_timeout=0", "-s"]
         command = mpiexec(launch.ranks, *program, python=python)
+        if launch.one_core:
+            command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
     else:
         command = [python, *program]
     command += options.pytest
@@ -144,8 +162,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.launches = options.launches or list(ALL)
     options.pytest = arguments[cut + 1 :]
     for name in options.launches:
-        if not re.fullmatch(r"serial|(openmpi|mpich)-[1-9]\d*", name):
-            parser.error(f"no launch is called {name!r}: serial, openmpi-N and mpich-N are")
+        if not re.fullmatch(NAMES, name):
+            parser.error(
+                f"no launch is called {name!r}: serial, openmpi-N and mpich-N are, and with "
+                "-stress or -stress-onecore behind"
+            )
     return options
 
 
@@ -156,7 +177,7 @@ def main(arguments: list[str]) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in options.launches:
-        launch = Launch(name, "tests/serial" if name == "serial" else "tests/mpi")
+        launch = Launch(name)
         launches.append(launch)
         perform(launch, options, folder)
         (folder / "summary.txt").write_text(summary(launches), encoding="utf-8")

@@ -37,12 +37,19 @@ NEEDS = {
     "alltoall": "x",
 }
 """Which array of a call must be symmetric, on every rank."""
+_BY_PARTS = ("gather", "scatter")  # whose symmetric array is a rank's own part
 
 
 def place_of(call: Call, heap: Heap | None) -> Place | None:
-    """Give the place of the array that the kernel of this collective needs, or None."""
+    """Give the place of the array that the kernel of this collective needs, or None.
+
+    Numpy gives an empty array no address of its own, so a rank whose part has no elements cannot
+    tell where the others' parts lie.
+    """
     need = NEEDS.get(call.collective)
     if heap is None or need is None:
+        return None
+    if call.collective in _BY_PARTS and not call.even and 0 in call.counts:
         return None
     return heap.find(call.out if need == "out" else call.x)
 

@@ -181,3 +181,19 @@ def test_nothing_is_left_behind(comm):
         ours = [line for line in maps if "mpidist-" in line]
     assert ours and all(line.rstrip().endswith("(deleted)") for line in ours)
     assert x.size == 10
+
+
+def test_parts_of_no_elements(comm):
+    """An empty part has no address: the ranks cannot tell where the others' parts are."""
+    p, r, last = comm.size, comm.rank, comm.size - 1
+    counts = [0] * (p - 1) + [5]
+    x = comm.empty(20, "float32")
+    for root in range(p):
+        x[:] = r
+        part = x[7 : 7 + counts[r]]
+        got = comm.gather(part, root=root, counts=counts)
+        assert got is None if r != root else (got == last).all() and got.shape == (5,)
+        source = np.arange(5, dtype="float32") if r == root else None
+        comm.scatter(source, root=root, out=part, counts=counts)
+        assert (x[7:12] == (np.arange(5) if r == last else r)).all()
+        assert (x[:7] == r).all() and (x[12:] == r).all()

@@ -1,164 +1,108 @@
-"""Random sequences of calls: collectives, algorithms, sizes, dtypes, roots, blocking and not.
+"""Random sequences of calls, messages and memory, drawn by hypothesis; every result is exact.
 
-All ranks draw from one seed, so they make the same calls; every result is exact.
+Rank 0 draws, and shrinks what fails; the others play what it tells them, over a communicator that
+mpidist knows nothing of.  A sequence has failed if it failed on any rank.
 """
 
 import os
 import time
+import traceback
+from collections import Counter
 
-import numpy as np
+import hypothesis
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from mpi4py import MPI
+from sequence_player import Player
+from sequence_steps import sequences
 
-from mpidist.schedule import COLLECTIVES, algorithms
+SECONDS = float(os.environ.get("MPIDIST_STRESS_SECONDS", "20"))
+SHRINK_SECONDS = 60.0  # to look for a shorter sequence once one has failed
+TIMEOUT = 15.0
+EXAMPLES = 25  # between two seeds: a seed that is told is soon back at its failure
 
-SECONDS = float(os.environ.get("MPIDIST_STRESS_SECONDS", "60"))
-DTYPES = ("int8", "uint16", "int32", "int64", "float32", "float64", "complex64")
-SIZES = (0, 1, 2, 3, 5, 17, 64, 1009, 4096, 30_011, 262_147)
 
+class Group:
+    """The ranks that play together."""
 
-class Player:
-    """Draws calls, makes them, and knows what must come out."""
+    def __init__(self):
+        self.control = MPI.COMM_WORLD.Dup()
+        self.counts = Counter()
+        self.failed_at = None
+        self.failures = set()
 
-    def __init__(self, comm, seed):
-        self.comm, self.random = comm, np.random.default_rng(seed)
-        self.kept = [np.zeros(n, "float64") for n in (17, 1009, 30_011)]  # used again and again
-        if comm.topology.num_nodes == 1 and comm.backend.native is not None:
-            self.kept += [comm.empty(n, "float64") for n in (1009, 30_011)]
-        self.pending = []
-        self.calls = 0
+    def lead(self, sequence):
+        """Play on all ranks; raise what any of them says."""
+        told = repr(sequence)
+        late = self.failed_at is not None and time.monotonic() - self.failed_at > SHRINK_SECONDS
+        if late and told not in self.failures:
+            return  # no time left to find a shorter one
+        self.control.bcast(sequence)
+        verdicts = self.play(sequence)
+        if any(verdicts):
+            lines = [f"rank {rank}: {text}" for rank, text in enumerate(verdicts) if text]
+            if self.failed_at is None:
+                self.failed_at = time.monotonic()
+                print("\nfailed at first:", told, *lines, sep="\n", flush=True)
+            self.failures.add(told)
+            raise AssertionError("\n".join(lines))
 
-    def pick(self, values):
-        return values[int(self.random.integers(len(values)))]
+    def follow(self):
+        while (sequence := self.control.bcast(None)) is not None:
+            self.play(sequence)
 
-    def value(self, n, dtype, rank, salt):
-        return ((np.arange(n) * 7 + rank * 3 + salt) % 11).astype(dtype)
+    def play(self, sequence):
+        """Play here; give what went wrong on each rank, or None."""
+        wrong = None
+        try:
+            player = Player(TIMEOUT)
+            player.play(sequence)
+            self.counts += player.counts
+            self.counts["sequences"] += 1
+            wrong = "\n".join(player.wrong[:3]) or None
+        except Exception:
+            wrong = traceback.format_exc()
+        return self.control.allgather(wrong)
 
-    def play(self):
-        self.calls += 1
-        collective = self.pick(sorted(COLLECTIVES))
-        able = [a for a in algorithms(collective) if self.able(a)]
-        name = self.pick([*(a.name for a in able), "native", "auto"])
-        background = self.random.random() < 0.35
-        work, check = getattr(self, collective)(name, "i" if background else "")
-        if background:
-            self.pending.append((work, check))
-            if len(self.pending) > 6 or self.random.random() < 0.3:
-                self.settle()
-        else:
-            check(work)
-
-    def able(self, algorithm):
-        return algorithm.unsupported(self.comm.size, groups=self.comm.topology.groups) is None
-
-    def settle(self):
-        for k in self.random.permutation(len(self.pending)):
-            work, check = self.pending[int(k)]
-            check(work.wait())
-        self.pending = []
-
-    def data(self, rows=1):
-        """Give (array, salt): sometimes one of the kept arrays, refilled."""
-        salt = int(self.random.integers(5))
-        if rows == 1 and not self.pending and self.random.random() < 0.4:
-            x = self.pick(self.kept)
-            x[:] = self.value(x.size, x.dtype, self.comm.rank, salt)
-            return x, salt
-        n, dtype = self.pick(SIZES), self.pick(DTYPES)
-        return self.value(n * rows, dtype, self.comm.rank, salt), salt
-
-    def everyone(self, x, salt):
-        return [self.value(x.size, x.dtype, r, salt) for r in range(self.comm.size)]
-
-    def expect(self, expected):
-        def check(got):
-            if expected is None:
-                assert got is None
-            else:
-                assert got.dtype == expected.dtype and got.shape == expected.shape
-                assert (got == expected).all()
-
-        return check
-
-    def total(self, x, salt):
-        return sum(self.everyone(x, salt)).astype(x.dtype)
-
-    def allreduce(self, name, form):
-        x, salt = self.data()
-        out = x if self.random.random() < 0.5 else None
-        call = getattr(self.comm, form + "allreduce")
-        return call(x, out=out, algorithm=name), self.expect(self.total(x, salt))
-
-    def reduce(self, name, form):
-        x, salt = self.data()
-        root = int(self.random.integers(self.comm.size))
-        expected = self.total(x, salt) if self.comm.rank == root else None
-        return getattr(self.comm, form + "reduce")(x, root=root, algorithm=name), self.expect(
-            expected
+    def search(self, seed, seconds):
+        """Draw until the time is over."""
+        until = time.monotonic() + seconds
+        profile = settings(
+            max_examples=EXAMPLES,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            print_blob=False,
         )
+        try:
+            while time.monotonic() < until:
+                self.seed, seed = seed, seed + 1
 
-    def broadcast(self, name, form):
-        x, salt = self.data()
-        root = int(self.random.integers(self.comm.size))
-        expected = self.value(x.size, x.dtype, root, salt)
-        call = getattr(self.comm, form + "broadcast")
-        return call(x, root=root, algorithm=name), self.expect(expected)
+                @hypothesis.seed(self.seed)
+                @profile
+                @given(sequences())
+                def attempt(sequence):
+                    if time.monotonic() < until or self.failed_at is not None:
+                        self.lead(sequence)
 
-    def allgather(self, name, form):
-        x, salt = self.data()
-        expected = np.concatenate(self.everyone(x, salt))
-        return getattr(self.comm, form + "allgather")(x, algorithm=name), self.expect(expected)
-
-    def gather(self, name, form):
-        x, salt = self.data()
-        root = int(self.random.integers(self.comm.size))
-        expected = np.concatenate(self.everyone(x, salt)) if self.comm.rank == root else None
-        return getattr(self.comm, form + "gather")(x, root=root, algorithm=name), self.expect(
-            expected
-        )
-
-    def reduce_scatter(self, name, form):
-        x, salt = self.data(self.comm.size)
-        each = x.size // self.comm.size
-        expected = self.total(x, salt)[self.comm.rank * each : (self.comm.rank + 1) * each]
-        call = getattr(self.comm, form + "reduce_scatter")
-        return call(x, algorithm=name), self.expect(expected)
-
-    def scatter(self, name, form):
-        x, salt = self.data(self.comm.size)
-        root = int(self.random.integers(self.comm.size))
-        each = x.size // self.comm.size
-        mine = slice(self.comm.rank * each, (self.comm.rank + 1) * each)
-        expected = self.value(x.size, x.dtype, root, salt)[mine]
-        out = np.empty(each, x.dtype)
-        call = getattr(self.comm, form + "scatter")
-        given = x if self.comm.rank == root else None
-        return call(given, root=root, out=out, algorithm=name), self.expect(expected)
-
-    def alltoall(self, name, form):
-        x, salt = self.data(self.comm.size)
-        each = x.size // self.comm.size
-        mine = slice(self.comm.rank * each, (self.comm.rank + 1) * each)
-        expected = np.concatenate([v[mine] for v in self.everyone(x, salt)])
-        return getattr(self.comm, form + "alltoall")(x, algorithm=name), self.expect(expected)
-
-    def barrier(self, name, form):
-        return getattr(self.comm, form + "barrier")(algorithm=name), self.expect(None)
+                attempt()
+        finally:
+            self.control.bcast(None)
 
 
 @pytest.mark.timeout(0)
-def test_random_sequences(comm):
-    seed = comm.broadcast_object(int(time.time()) if comm.rank == 0 else None)
-    seed = int(os.environ.get("MPIDIST_STRESS_SEED", seed))
-    player = Player(comm, seed)
-    until = time.monotonic() + SECONDS
-    go_on = True
-    while go_on:
-        try:
-            for _ in range(100):
-                player.play()
-            player.settle()
-        except Exception as error:
-            raise AssertionError(f"seed {seed}, call {player.calls}: {error}") from error
-        go_on = bool(comm.broadcast(np.array([time.monotonic() < until]), root=0)[0])
-    if comm.rank == 0:
-        print(f"\n{player.calls} calls on {comm.size} ranks, seed {seed}")
+def test_random_sequences():
+    group = Group()
+    if MPI.COMM_WORLD.rank:
+        group.follow()
+        return
+    seed = int(os.environ.get("MPIDIST_STRESS_SEED", time.time()))
+    try:
+        group.search(seed, SECONDS)
+    except BaseException:
+        print(f"\nagain with MPIDIST_STRESS_SEED={group.seed}", flush=True)
+        raise
+    print(f"\nseeds {seed} to {group.seed}:", *sorted(group.counts.items()), flush=True)
+    assert group.counts["sequences"] and group.counts["symmetric"] and group.counts["native"]
