@@ -1,34 +1,32 @@
-"""Hierarchical allreduce: first the fast links in the nodes, then the slow ones between."""
+"""Hierarchical, on all lanes: the slow links between nodes carry a slice for every local rank.
+
+A *lane* holds the ranks that have the same place on their nodes.  ``hierarchical/LOCAL/ACROSS``
+names the algorithms that are played inside the nodes and along the lanes.
+"""
 
 from collections.abc import Iterator
 
 from ..schedule.registry import Groups, algorithm
-from ..schedule.rounds import Round, on
-from .binomial import broadcast_binomial, reduce_binomial
-from .direct import allgather_direct, reduce_scatter_direct
-from .ring import allreduce_ring
+from ..schedule.rounds import Round
+from .levels import lane_of, lanes, member, node_of, owned, play, slices
+from .relabel import sparing
 
 
-def _equal(size: int, groups: Groups) -> str | None:
-    lengths = sorted({len(group) for group in groups})
-    if len(lengths) == 1:
-        return None
-    return (
-        f"its lanes need as many ranks on every node, there are {' and '.join(map(str, lengths))}"
-    )
-
-
-def _place(rank: int, groups: Groups) -> tuple[int, int]:
-    """Give the node of a rank and its position there."""
-    node = next(i for i, group in enumerate(groups) if rank in group)
-    return node, groups[node].index(rank)
-
-
-@algorithm("allreduce", "hierarchical", blocks=lambda size, groups: size, requires=_equal)
-def allreduce_hierarchical(rank: int, size: int, *, groups: Groups) -> Iterator[Round]:
-    """Reduce-scatter in the node, allreduce each slice across the nodes, allgather in the node.
-
-    Every rank is busy between the nodes: these are the "lanes".
+@algorithm(
+    "allreduce",
+    "hierarchical",
+    **lanes("allreduce", ("reduce_scatter", "allgather"), ("allreduce",)),
+)
+def allreduce_hierarchical(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "direct",
+    across: str = "ring",
+) -> Iterator[Round]:
+    """Reduce-scatter in the node, allreduce each slice along its lane, allgather in the node.
 
     Rounds: 2 + 2(m-1) on m nodes.  Bytes per rank: 2(g-1)/g n inside a node of g ranks, and
     2(m-1)/m n/g between nodes.
@@ -39,35 +37,148 @@ def allreduce_hierarchical(rank: int, size: int, *, groups: Groups) -> Iterator[
 
         (0 <-> 1) (2 <-> 3)    0 <-a-> 2  1 <-b-> 3    (0 <-> 1) (2 <-> 3)
     """
-    node, index = _place(rank, groups)
-    here, nodes = groups[node], len(groups)
-
-    def slice_of(local: int) -> range:
-        return range(local * nodes, (local + 1) * nodes)
-
-    lane = [group[index] for group in groups]
-    yield from on(here, reduce_scatter_direct(index, len(here)), slice_of)
-    yield from on(lane, allreduce_ring(node, nodes), slice_of(index).__getitem__)
-    yield from on(here, allgather_direct(index, len(here)), slice_of)
+    node, lane = node_of(rank, groups), lane_of(rank, groups)
+    shares = slices(blocks, node)
+    mine = shares[node.index(rank)]
+    yield from play("reduce_scatter", local, node, rank, shares)
+    yield from play("allreduce", across, lane, rank, [mine])
+    yield from play("allgather", local, node, rank, shares)
 
 
-@algorithm("allreduce", "hierarchical_leaders", blocks=lambda size, groups: len(groups))
-def allreduce_hierarchical_leaders(rank: int, size: int, *, groups: Groups) -> Iterator[Round]:
-    """Reduce to the first rank of each node, allreduce among these, broadcast inside the node.
+@algorithm("reduce", "hierarchical", **lanes("reduce", ("reduce_scatter",), ("reduce",)))
+def reduce_hierarchical(
+    rank: int,
+    size: int,
+    *,
+    root: int,
+    groups: Groups,
+    blocks: int,
+    local: str = "direct",
+    across: str = "binomial",
+) -> Iterator[Round]:
+    """Reduce-scatter in every node, reduce each slice along its lane, gather on the root's node.
 
-    Rounds: 2 ceil(lg g) + 2(m-1) on m nodes of at most g ranks.  Bytes per rank: 2(m-1)/m n
-    between nodes for a leader.
-    Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize
-    collective operation performance", IPDPS 2000.
+    Rounds: 2 + ceil(lg m) on m nodes.  Bytes per rank: (g-1)/g n inside a node of g ranks, n/g
+    between nodes, and n/g to the root.
+    Source: Träff and Hunold, CLUSTER 2020.
 
-    5 ranks on nodes of 3 and 2::
+    2 nodes of 2, root 0, the slices that move::
 
-        1, 2 --> 0 <-> 3 <-- 4    then    0 --> 1, 2    3 --> 4
+        (0 <-> 1) (2 <-> 3)    2 -a-> 0  3 -b-> 1    1 -b-> 0
     """
-    node, index = _place(rank, groups)
-    here, everything = groups[node], range(len(groups))
-    yield from on(here, reduce_binomial(index, len(here), root=0), lambda block: everything)
-    if index == 0:
-        leaders = [group[0] for group in groups]
-        yield from on(leaders, allreduce_ring(node, len(groups)))
-    yield from on(here, broadcast_binomial(index, len(here), root=0), lambda block: everything)
+    node, lane = node_of(rank, groups), lane_of(rank, groups)
+    shares = slices(blocks, node)
+    mine, top = shares[node.index(rank)], member(lane, node_of(root, groups))
+    yield from play("reduce_scatter", local, node, rank, shares)
+    yield from play("reduce", across, lane, rank, [mine], top)
+    if root in node:
+        yield from play("gather", "linear", node, rank, shares, root)
+
+
+@algorithm("broadcast", "hierarchical", **lanes("broadcast", ("allgather",), ("broadcast",)))
+def broadcast_hierarchical(
+    rank: int,
+    size: int,
+    *,
+    root: int,
+    groups: Groups,
+    blocks: int,
+    local: str = "direct",
+    across: str = "binomial",
+) -> Iterator[Round]:
+    """Scatter on the root's node, broadcast each slice along its lane, allgather in every node.
+
+    Rounds: 2 + ceil(lg m) on m nodes.  Bytes per rank: (g-1)/g n inside a node of g ranks (on the
+    root twice that), and at most n/g lg m between nodes.
+    Source: Träff and Hunold, CLUSTER 2020.
+
+    2 nodes of 2, root 0, the slices that move::
+
+        0 -b-> 1    0 -a-> 2  1 -b-> 3    0 -a-> 1  (2 <-> 3)
+    """
+    node, lane = node_of(rank, groups), lane_of(rank, groups)
+    shares = slices(blocks, node)
+    top = member(lane, node_of(root, groups))
+    if root in node:
+        yield from play("scatter", "linear", node, rank, shares, root)
+    yield from play("broadcast", across, lane, rank, [shares[node.index(rank)]], top)
+    yield from sparing(root, rank, play("allgather", local, node, rank, shares))
+
+
+@algorithm("allgather", "hierarchical", **lanes("allgather", ("allgather",), ("allgather",)))
+def allgather_hierarchical(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "direct",
+    across: str = "ring",
+) -> Iterator[Round]:
+    """Allgather along every lane, then in every node, each rank bringing what its lane has.
+
+    Rounds: m on m nodes.  Bytes per rank: (g-1)/g n inside a node of g ranks, (m-1)/m n/g between
+    nodes.
+    Source: Träff and Hunold, CLUSTER 2020.
+
+    2 nodes of 2, with the blocks that move::
+
+        0 <-[0],[2]-> 2  1 <-[1],[3]-> 3    0 <-[0,2],[1,3]-> 1  2 <-[0,2],[1,3]-> 3
+    """
+    node, lane = node_of(rank, groups), lane_of(rank, groups)
+    yield from play("allgather", across, lane, rank, [owned((r,), blocks, size) for r in lane])
+    shares = [owned(lane_of(r, groups), blocks, size) for r in node]
+    yield from play("allgather", local, node, rank, shares)
+
+
+@algorithm(
+    "reduce_scatter",
+    "hierarchical",
+    **lanes("reduce_scatter", ("reduce_scatter",), ("reduce_scatter",)),
+)
+def reduce_scatter_hierarchical(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "direct",
+    across: str = "ring",
+) -> Iterator[Round]:
+    """Reduce-scatter in every node what each lane is to have, then along every lane.
+
+    Rounds: m on m nodes.  Bytes per rank: (g-1)/g n inside a node of g ranks, (m-1)/m n/g between
+    nodes.
+    Source: Träff and Hunold, CLUSTER 2020.
+
+    2 nodes of 2, with the blocks that move::
+
+        0 <-[0,2],[1,3]-> 1  2 <-[0,2],[1,3]-> 3    0 <-[0],[2]-> 2  1 <-[1],[3]-> 3
+    """
+    node, lane = node_of(rank, groups), lane_of(rank, groups)
+    shares = [owned(lane_of(r, groups), blocks, size) for r in node]
+    yield from play("reduce_scatter", local, node, rank, shares)
+    yield from play("reduce_scatter", across, lane, rank, [owned((r,), blocks, size) for r in lane])
+
+
+@algorithm("barrier", "hierarchical", **lanes("barrier", ("barrier",), ("barrier",)))
+def barrier_hierarchical(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "dissemination",
+    across: str = "dissemination",
+) -> Iterator[Round]:
+    """A barrier in every node, then one along every lane, whose ranks speak for their nodes.
+
+    Rounds: ceil(lg g) + ceil(lg m) on m nodes of g ranks.  Bytes per rank: empty messages, as many.
+    Source: Hensgen, Finkel and Manber, IJPP 17 (1988), in each; Träff and Hunold, CLUSTER 2020.
+
+    2 nodes of 2::
+
+        (0 <-> 1) (2 <-> 3)    0 <-> 2  1 <-> 3
+    """
+    yield from play("barrier", local, node_of(rank, groups), rank, [range(blocks)])
+    yield from play("barrier", across, lane_of(rank, groups), rank, [range(blocks)])

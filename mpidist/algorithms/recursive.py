@@ -6,7 +6,7 @@ from ..schedule.registry import algorithm
 from ..schedule.rounds import Recv, Reduce, Round, Send
 from .binomial import gather_binomial, scatter_binomial
 from .fold import base, fold
-from .relabel import powers
+from .relabel import powers, sparing
 from .ring import allgather_ring
 
 
@@ -157,12 +157,4 @@ def broadcast_scatter_allgather(rank: int, size: int, *, root: int) -> Iterator[
         0 -[4]-> 4    0 -[2,3]-> 2 -[3]-> 3    0 -[1]-> 1    then the ring
     """
     yield from scatter_binomial(rank, size, root=root)
-    for item in allgather_ring(rank, size):
-        assert isinstance(item, tuple)
-        # The root has everything: nothing goes back to it.
-        yield tuple(
-            step
-            for step in item
-            if not (isinstance(step, Send) and step.peer == root)
-            and not (isinstance(step, Recv) and rank == root)
-        )
+    yield from sparing(root, rank, allgather_ring(rank, size))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ..schedule.rounds import Round, Schedule, on
+from ..schedule.rounds import Parallel, Recv, Round, Schedule, Send, on, steps_of
 
 
 def turned(
@@ -24,6 +24,20 @@ def turned(
     order = (*range(root, size), *range(root))
     part = schedule((rank - root) % size, size)
     return on(order, part, order.__getitem__ if blocks else None)
+
+
+def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
+    """Play a schedule without the messages to `root`, which has everything already."""
+    for item in schedule:
+        if isinstance(item, Parallel):
+            yield Parallel(tuple(sparing(root, rank, s) for s in item.strands), item.window)
+            continue
+        yield tuple(
+            step
+            for step in steps_of(item)
+            if not (isinstance(step, Send) and step.peer == root)
+            and not (isinstance(step, Recv) and rank == root)
+        )
 
 
 def outward(rank: int, size: int) -> list[int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import InvalidArgument, UnknownName, Unsupported
 from .contract import COLLECTIVES, Contract
 from .rounds import Schedule
 
-KEYWORDS = ("root", "arity", "groups")
+KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -24,13 +24,16 @@ class Algorithm:
     collective, name : str
         What it is called by.
     function : callable
-        The generator ``(rank, size, *, root, arity, groups)``, keywords as far as it uses them.
+        The generator ``(rank, size, *, root, arity, groups, blocks, local, across)``, keywords as
+        far as it uses them.
     ordered : bool
         It claims to combine operands in rank order, and so serves non-commutative operations.
     equal_blocks : bool
         It moves blocks through places of other blocks, and so needs them all of one length.
     uses : frozenset of str
-        Which of ``root``, ``arity`` and ``groups`` steer it.
+        Which keywords it takes: ``blocks`` is the number of blocks that the data are cut into.
+    local, across : str
+        The algorithms that it plays inside the nodes and between them, where it is made of others.
     """
 
     collective: str
@@ -41,6 +44,8 @@ class Algorithm:
     requires: Callable[..., str | None] | None = None
     equal_blocks: bool = False
     uses: frozenset[str] = field(default_factory=frozenset)
+    local: str = ""
+    across: str = ""
 
     @property
     def contract(self) -> Contract:
@@ -66,7 +71,7 @@ class Algorithm:
         """Give the reason why it cannot serve this size and these groups, or None if it can."""
         if self.requires is None:
             return None
-        return _call(self.requires, size, groups=_groups(groups, size))
+        return self._ask(self.requires, size, groups)
 
     def block_count(self, size: int, groups: Groups | None = None, **_: Any) -> int:
         """Give the number of blocks that the data are cut into."""
@@ -74,7 +79,13 @@ class Algorithm:
             return self.contract.default_blocks(size)
         if isinstance(self.blocks, int):
             return self.blocks
-        return _call(self.blocks, size, groups=_groups(groups, size))
+        return self._ask(self.blocks, size, groups)
+
+    def _ask(self, function: Callable[..., Any], size: int, groups: Groups | None) -> Any:
+        """Call what it declares, with the size and whatever else that names."""
+        known = {"groups": _groups(groups, size), "local": self.local, "across": self.across}
+        named = inspect.signature(function).parameters
+        return function(size, **{name: value for name, value in known.items() if name in named})
 
     def schedule(
         self, rank: int, size: int, root: int = 0, arity: int = 2, groups: Groups | None = None
@@ -94,7 +105,15 @@ class Algorithm:
                 if a.unsupported(size, groups=groups) is None
             ]
             raise Unsupported(f"{self.label}: {reason}; served by {', '.join(able)} and native")
-        values = {"root": root, "arity": arity, "groups": _groups(groups, size)}
+        values: dict[str, Any] = {
+            "root": root,
+            "arity": arity,
+            "groups": _groups(groups, size),
+            "local": self.local,
+            "across": self.across,
+        }
+        if "blocks" in self.uses:
+            values["blocks"] = self.block_count(size, groups)
         return self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})
 
 
@@ -134,12 +153,13 @@ def algorithm(
     name : str
         What users write in ``algorithm=``; registering a name again replaces the older one.
     blocks : int or callable, optional
-        Number of blocks the data are cut into; a callable gets `size`, and `groups` if it names it.
+        Number of blocks the data are cut into; a callable gets `size`, and `groups`, `local` and
+        `across` as far as it names them.
         By default one per rank where the collective deals in blocks per rank, else 1.
     ordered : bool
         Claim that operands are combined in rank order (proved).
     requires : callable, optional
-        Gets `size`, and `groups` if it names it; returns why that cannot be served, or None.
+        Gets what `blocks` gets; returns why that cannot be served, or None.
     equal_blocks : bool
         Declare that all blocks must have one length.
 
@@ -150,15 +170,17 @@ def algorithm(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    if not name or ":" in name or name in ("auto", "native", "symmetric"):
+    if not name or {":", "/"} & set(name) or name in ("auto", "native", "symmetric"):
         raise InvalidArgument(
-            f"{name!r} cannot name an algorithm: it is reserved, empty or has a ':'"
+            f"{name!r} cannot name an algorithm: it is reserved, empty or has a ':' or '/'"
         )
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        uses = frozenset(KEYWORDS) & frozenset(inspect.signature(function).parameters)
+        named = inspect.signature(function).parameters
+        uses = frozenset(KEYWORDS) & frozenset(named)
+        levels = [str(named[k].default) if k in named else "" for k in ("local", "across")]
         _registry[collective, name] = Algorithm(
-            collective, name, function, blocks, ordered, requires, equal_blocks, uses
+            collective, name, function, blocks, ordered, requires, equal_blocks, uses, *levels
         )
         _generation[0] += 1
         return function
@@ -174,16 +196,23 @@ def algorithms(collective: str | None = None) -> list[Algorithm]:
 
 
 def find(collective: str, name: str) -> Choice:
-    """Look an algorithm up by name; ``"tree:4"`` gives its arity.
+    """Look an algorithm up by name.
+
+    ``"tree:4"`` gives a tree its arity, ``"hierarchical/direct/ring"`` names the algorithms that
+    one made of two levels plays inside the nodes and between them.
 
     Raises
     ------
     UnknownName
         With the nearest names, if there is none.
     InvalidArgument
-        If the part after the colon is not an arity ≥ 2, or the algorithm has none.
+        If the part after the colon is not an arity ≥ 2, or the algorithm has none; or it has no
+        levels, or is not given two.
     """
     known = {a.name: a for a in algorithms(collective)}
+    top, slash, levels = str(name).partition("/")
+    if slash and top in known:
+        return Choice(_with_levels(known[top], levels, name))
     base, colon, parameter = str(name).partition(":")
     if base not in known:
         raise UnknownName(f"{collective} algorithm", name, [*known, "native", "auto"])
@@ -194,6 +223,19 @@ def find(collective: str, name: str) -> Choice:
     if not parameter.isdigit() or int(parameter) < 2:
         raise InvalidArgument(f"{collective} algorithm {name!r}: the arity must be a number >= 2")
     return Choice(known[base], int(parameter))
+
+
+def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
+    """Give a two-level algorithm that is made of others than by default."""
+    if not found.local:
+        raise InvalidArgument(f"{found.collective} algorithm {name!r}: {found.name} has no levels")
+    local, slash, across = levels.partition("/")
+    if not local or not across or "/" in across:
+        raise InvalidArgument(
+            f"{found.collective} algorithm {name!r}: give two algorithms, as in "
+            f"{found.name}/{found.local}/{found.across}"
+        )
+    return replace(found, name=name, local=local, across=across)
 
 
 def generation() -> int:
@@ -215,9 +257,3 @@ def registered(function: Callable[..., Schedule]) -> Algorithm | None:
 def _groups(groups: Iterable[Iterable[int]] | None, size: int) -> Groups:
     """Give the groups as tuples; by default every rank is in one group."""
     return (tuple(range(size)),) if groups is None else tuple(tuple(g) for g in groups)
-
-
-def _call(function: Callable[..., Any], size: int, groups: Groups) -> Any:
-    if "groups" in inspect.signature(function).parameters:
-        return function(size, groups=groups)
-    return function(size)

@@ -110,7 +110,7 @@ def _choose(
         return [(a, tuple(arities)) for a in known]
     chosen: dict[Algorithm, tuple[int, ...]] = {}
     for name in names:
-        base = name.partition(":")[0]
+        base = name.partition("/")[0].partition(":")[0]
         found = [find(a.collective, name) for a in known if a.name == base]
         if not found:
             raise UnknownName("algorithm", name, {a.name for a in known})
@@ -118,7 +118,7 @@ def _choose(
             ks = tuple(arities) if choice.arity is None else (choice.arity,)
             before = chosen.get(choice.algorithm, ())
             chosen[choice.algorithm] = tuple(dict.fromkeys((*before, *ks)))
-    return [(a, chosen[a]) for a in known if a in chosen]
+    return [(a, ks) for k in known for a, ks in chosen.items() if a.function is k.function]
 
 
 def _row(algorithm: Algorithm, sizes: list[int], results: list[Result]) -> Row:

@@ -1,10 +1,14 @@
-"""Hierarchical allreduce over every way to put a few ranks on nodes."""
+"""Two-level algorithms over every way to put a few ranks on nodes."""
+
+from math import ceil, log2
 
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.errors import Unsupported
-from mpidist.schedule import prove
+from mpidist.errors import InvalidArgument, UnknownName, Unsupported
+from mpidist.schedule import algorithms, find, prove
+from mpidist.schedule.cost import cost
+from mpidist.schedule.sweep import sweep
 
 
 def partitions(ranks):
@@ -20,36 +24,146 @@ def partitions(ranks):
             yield (group, *more)
 
 
-BELL = {1: 1, 2: 2, 3: 5, 4: 15, 5: 52, 6: 203, 7: 877}
+BELL = {1: 1, 2: 2, 3: 5, 4: 15, 5: 52, 6: 203}
 
 
+def lg(p):
+    return ceil(log2(p))
+
+
+# Messages of p ranks on m nodes; g ranks on each where the nodes must be equal.
+LANES = {
+    "allreduce": lambda p, m, g: 2 * p * (g - 1) + 2 * p * (m - 1),
+    "reduce": lambda p, m, g: p * (g - 1) + g * (m - 1) + g - 1,
+    # Nobody on the root's node hands back to the root what came from it.
+    "broadcast": lambda p, m, g: (g - 1) + g * (m - 1) + p * (g - 1) - (g - 1),
+    "allgather": lambda p, m, g: p * (m - 1) + p * (g - 1),
+    "reduce_scatter": lambda p, m, g: p * (m - 1) + p * (g - 1),
+    "barrier": lambda p, m, g: p * (lg(g) + lg(m)),
+}
+LEADERS = {
+    "allreduce": lambda p, m: 2 * (p - m) + 2 * m * (m - 1),
+    "reduce": lambda p, m: p - 1,
+    "broadcast": lambda p, m: p - 1,
+    "allgather": lambda p, m: 2 * (p - m) + m * (m - 1),
+    "reduce_scatter": lambda p, m: 2 * (p - m) + m * (m - 1),
+    "barrier": lambda p, m: 2 * (p - m) + m * lg(m),
+}
+
+
+def roots(collective, size):
+    return range(size) if find(collective, "hierarchical").algorithm.contract.rooted else (0,)
+
+
+def test_what_is_made_of_two_levels():
+    made = {(a.collective, a.name) for a in algorithms() if a.local}
+    expected = {(c, "hierarchical") for c in LANES} | {(c, "hierarchical_leaders") for c in LEADERS}
+    assert made >= expected
+
+
+@pytest.mark.parametrize("collective", LEADERS)
 @pytest.mark.parametrize("size", BELL)
-def test_leaders_over_every_partition(size):
+def test_leaders_over_every_partition(collective, size):
     found = list(partitions(tuple(range(size))))
     assert len(found) == BELL[size]
     for groups in found:
-        proof = prove("allreduce", "hierarchical_leaders", size, groups=groups)
-        nodes = len(groups)
-        assert proof.identical
-        assert proof.messages == 2 * (size - nodes) + 2 * nodes * (nodes - 1), groups
+        for root in roots(collective, size):
+            proof = prove(collective, "hierarchical_leaders", size, root, groups=groups)
+            expected = LEADERS[collective](size, len(groups))
+            assert proof.identical and proof.messages == expected, (groups, root)
 
 
+@pytest.mark.parametrize("collective", LANES)
 @pytest.mark.parametrize("size", range(1, 9))
-def test_lanes_over_every_equal_partition(size):
+def test_lanes_over_every_equal_partition(collective, size):
+    uneven = 0
     for groups in partitions(tuple(range(size))):
         each, nodes = len(groups[0]), len(groups)
         if {len(group) for group in groups} != {each}:
-            with pytest.raises(Unsupported, match="lanes need as many ranks on every node"):
-                prove("allreduce", "hierarchical", size, groups=groups)
+            uneven += 1
+            if uneven < 5:
+                with pytest.raises(Unsupported, match="lanes need as many ranks on every node"):
+                    prove(collective, "hierarchical", size, groups=groups)
             continue
-        proof = prove("allreduce", "hierarchical", size, groups=groups)
-        inside, between = 2 * size * (each - 1), 2 * size * (nodes - 1)
-        assert proof.identical and proof.messages == inside + between, groups
+        for root in roots(collective, size):
+            proof = prove(collective, "hierarchical", size, root, groups=groups)
+            expected = LANES[collective](size, nodes, each)
+            assert proof.identical and proof.messages == expected, (groups, root)
 
 
 @pytest.mark.parametrize("name", ["hierarchical", "hierarchical_leaders"])
+@pytest.mark.parametrize("collective", LANES)
 @pytest.mark.parametrize(
     "groups", [((0, 3, 6, 9), (1, 4, 7, 10), (2, 5, 8, 11)), ((5, 0), (4, 1), (3, 2))]
 )
-def test_ranks_in_any_order(name, groups):
-    assert prove("allreduce", name, sum(map(len, groups)), groups=groups).identical
+def test_ranks_in_any_order(name, collective, groups):
+    size = sum(map(len, groups))
+    for root in roots(collective, size):
+        assert prove(collective, name, size, root, groups=groups).identical
+
+
+@pytest.mark.parametrize(
+    ("collective", "name"),
+    [
+        ("allreduce", "hierarchical/ring/rabenseifner"),
+        ("allreduce", "hierarchical/linear/recursive_doubling"),
+        ("allreduce", "hierarchical_leaders/tree:3/tree:2"),
+        ("allreduce", "hierarchical_leaders/linear/direct"),
+        ("reduce", "hierarchical/ring/reduce_scatter_gather"),
+        ("reduce", "hierarchical_leaders/reduce_scatter_gather/linear"),
+        ("broadcast", "hierarchical/bruck/scatter_allgather"),
+        ("broadcast", "hierarchical_leaders/scatter_allgather/chain"),
+        ("allgather", "hierarchical/bruck/direct"),
+        ("allgather", "hierarchical_leaders/scatter_allgather/bruck"),
+        ("reduce_scatter", "hierarchical/ring/recursive_halving"),
+        ("reduce_scatter", "hierarchical_leaders/tree:2/direct"),
+        ("barrier", "hierarchical/linear/tree:3"),
+        ("barrier", "hierarchical_leaders/linear/linear"),
+    ],
+)
+def test_made_of_other_algorithms(collective, name):
+    """Any parts do, however they cut the data; what a part cannot serve is refused by its name."""
+    uneven = [((0, 1, 2), (3, 4)), ((4, 0, 2), (1,), (3, 5, 6))] if "leaders" in name else []
+    for groups in [((0, 1, 2), (3, 4, 5)), ((0, 2), (5, 1), (3, 4)), ((0, 1, 2, 3),), *uneven]:
+        size = sum(map(len, groups))
+        if find(collective, name).algorithm.unsupported(size, groups=groups) is not None:
+            continue
+        for root in roots(collective, size):
+            assert prove(collective, name, size, root, groups=groups).identical
+
+
+def test_a_part_says_what_it_cannot_serve():
+    with pytest.raises(UnknownName, match="allgather algorithm 'recursive_halving'"):
+        prove("allreduce", "hierarchical/recursive_halving/ring", 4, groups=((0, 1), (2, 3)))
+    with pytest.raises(Unsupported, match="allgather neighbor_exchange on 3 ranks: "):
+        prove("broadcast", "hierarchical/neighbor_exchange/linear", 3)
+
+
+@pytest.mark.parametrize("levels", ["direct", "direct/", "/ring", "direct/ring/ring"])
+def test_two_levels_must_be_named(levels):
+    with pytest.raises(InvalidArgument, match="give two algorithms, as in hierarchical/direct/ri"):
+        find("allreduce", f"hierarchical/{levels}")
+
+
+def test_only_what_is_made_of_levels_takes_them():
+    with pytest.raises(InvalidArgument, match="ring has no levels"):
+        find("allreduce", "ring/direct/ring")
+    with pytest.raises(UnknownName, match="did you mean"):
+        find("allreduce", "hierarchic/direct/ring")
+
+
+def test_lanes_carry_no_more_than_leaders():
+    """All lanes of a node together send to other nodes what its leader sends alone."""
+    rates = {"alpha": 1e-6, "beta": 1e-9, "groups": ((0, 1), (2, 3))}
+    for collective, most in (("allreduce", 4000), ("reduce", 4000), ("broadcast", 4000)):
+        lanes = cost(collective, "hierarchical", 4, 4000, **rates)
+        leaders = cost(collective, "hierarchical_leaders", 4, 4000, **rates)
+        assert lanes.between == leaders.between and max(lanes.between) == most
+    for collective in ("allgather", "reduce_scatter"):
+        for name in ("hierarchical", "hierarchical_leaders"):
+            assert cost(collective, name, 4, 4000, **rates).between == (2000, 2000)
+
+
+def test_other_parts_are_swept():
+    (row,) = sweep(range(1, 5), ["allreduce"], ["hierarchical_leaders/tree:2/rabenseifner"])
+    assert row.name == "hierarchical_leaders/tree:2/rabenseifner" and row.proved and row.proofs > 9

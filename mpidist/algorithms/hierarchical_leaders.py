@@ -1,0 +1,193 @@
+"""Hierarchical by leaders: one rank of each node speaks for it, whatever the nodes' sizes.
+
+``hierarchical_leaders/LOCAL/ACROSS`` names the algorithms that are played inside the nodes and
+among the leaders.
+"""
+
+from collections.abc import Iterator
+
+from ..schedule.registry import Groups, algorithm
+from ..schedule.rounds import Round
+from .levels import leaders_of, leading, member, node_of, owned, play
+
+
+@algorithm(
+    "allreduce",
+    "hierarchical_leaders",
+    **leading("allreduce", ("reduce", "broadcast"), ("allreduce",)),
+)
+def allreduce_hierarchical_leaders(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "binomial",
+    across: str = "ring",
+) -> Iterator[Round]:
+    """Reduce to the first rank of each node, allreduce among these, broadcast inside the node.
+
+    Rounds: 2 ceil(lg g) + 2(m-1) on m nodes of at most g ranks.  Bytes per rank: 2(m-1)/m n
+    between nodes for a leader.
+    Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize
+    collective operation performance", IPDPS 2000.
+
+    5 ranks on nodes of 3 and 2::
+
+        1, 2 --> 0 <-> 3 <-- 4    then    0 --> 1, 2    3 --> 4
+    """
+    node, leaders, whole = node_of(rank, groups), leaders_of(groups), [range(blocks)]
+    yield from play("reduce", local, node, rank, whole, node[0])
+    if rank in leaders:
+        yield from play("allreduce", across, leaders, rank, whole)
+    yield from play("broadcast", local, node, rank, whole, node[0])
+
+
+@algorithm("reduce", "hierarchical_leaders", **leading("reduce", ("reduce",), ("reduce",)))
+def reduce_hierarchical_leaders(
+    rank: int,
+    size: int,
+    *,
+    root: int,
+    groups: Groups,
+    blocks: int,
+    local: str = "binomial",
+    across: str = "binomial",
+) -> Iterator[Round]:
+    """Reduce to the leader of each node, then among the leaders; the root leads its node.
+
+    Rounds: ceil(lg g) + ceil(lg m) on m nodes of at most g ranks.  Bytes per rank: n.
+    Source: Karonis et al., IPDPS 2000.
+
+    5 ranks on nodes of 3 and 2, root 1::
+
+        0, 2 --> 1    4 --> 3    then    3 --> 1
+    """
+    leaders, whole = leaders_of(groups, root), [range(blocks)]
+    node = node_of(rank, groups)
+    yield from play("reduce", local, node, rank, whole, member(leaders, node))
+    if rank in leaders:
+        yield from play("reduce", across, leaders, rank, whole, root)
+
+
+@algorithm(
+    "broadcast", "hierarchical_leaders", **leading("broadcast", ("broadcast",), ("broadcast",))
+)
+def broadcast_hierarchical_leaders(
+    rank: int,
+    size: int,
+    *,
+    root: int,
+    groups: Groups,
+    blocks: int,
+    local: str = "binomial",
+    across: str = "binomial",
+) -> Iterator[Round]:
+    """Broadcast among the leaders of the nodes, then inside each node; the root leads its node.
+
+    Rounds: ceil(lg m) + ceil(lg g) on m nodes of at most g ranks.  Bytes per rank: at most n lg p.
+    Source: Karonis et al., IPDPS 2000.
+
+    5 ranks on nodes of 3 and 2, root 1::
+
+        1 --> 3    then    1 --> 0, 2    3 --> 4
+    """
+    leaders, whole = leaders_of(groups, root), [range(blocks)]
+    node = node_of(rank, groups)
+    if rank in leaders:
+        yield from play("broadcast", across, leaders, rank, whole, root)
+    yield from play("broadcast", local, node, rank, whole, member(leaders, node))
+
+
+@algorithm(
+    "allgather", "hierarchical_leaders", **leading("allgather", ("broadcast",), ("allgather",))
+)
+def allgather_hierarchical_leaders(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "binomial",
+    across: str = "ring",
+) -> Iterator[Round]:
+    """Gather on the first rank of each node, allgather among these, broadcast inside the node.
+
+    Rounds: 1 + m-1 + ceil(lg g) on m nodes of at most g ranks.  Bytes per rank: n/p for the
+    others, and for a leader (m-1)/m n between nodes, and n lg g inside.
+    Source: Karonis et al., IPDPS 2000.
+
+    5 ranks on nodes of 3 and 2, with the blocks that move::
+
+        1, 2 --> 0 <-[0,1,2],[3,4]-> 3 <-- 4    then    0 -all-> 1, 2    3 -all-> 4
+    """
+    node, leaders = node_of(rank, groups), leaders_of(groups)
+    yield from play(
+        "gather", "linear", node, rank, [owned((r,), blocks, size) for r in node], node[0]
+    )
+    if rank in leaders:
+        shares = [owned(group, blocks, size) for group in groups]
+        yield from play("allgather", across, leaders, rank, shares)
+    yield from play("broadcast", local, node, rank, [range(blocks)], node[0])
+
+
+@algorithm(
+    "reduce_scatter",
+    "hierarchical_leaders",
+    **leading("reduce_scatter", ("reduce",), ("reduce_scatter",)),
+)
+def reduce_scatter_hierarchical_leaders(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "binomial",
+    across: str = "ring",
+) -> Iterator[Round]:
+    """Reduce to the first rank of each node, reduce-scatter among these, scatter in the node.
+
+    Rounds: ceil(lg g) + m-1 + 1 on m nodes of at most g ranks.  Bytes per rank: n for the others,
+    and for a leader (m-1)/m n between nodes, and less than n/m inside.
+    Source: Karonis et al., IPDPS 2000.
+
+    5 ranks on nodes of 3 and 2, with the blocks that move::
+
+        1, 2 -all-> 0 <-[3,4],[0,1,2]-> 3 <-all- 4    then    0 --> 1, 2    3 --> 4
+    """
+    node, leaders = node_of(rank, groups), leaders_of(groups)
+    yield from play("reduce", local, node, rank, [range(blocks)], node[0])
+    if rank in leaders:
+        shares = [owned(group, blocks, size) for group in groups]
+        yield from play("reduce_scatter", across, leaders, rank, shares)
+    mine = [owned((r,), blocks, size) for r in node]
+    yield from play("scatter", "linear", node, rank, mine, node[0])
+
+
+@algorithm(
+    "barrier", "hierarchical_leaders", **leading("barrier", ("reduce", "broadcast"), ("barrier",))
+)
+def barrier_hierarchical_leaders(
+    rank: int,
+    size: int,
+    *,
+    groups: Groups,
+    blocks: int,
+    local: str = "binomial",
+    across: str = "dissemination",
+) -> Iterator[Round]:
+    """The first rank of each node hears that all have come, tells the others so, and its node.
+
+    Rounds: 2 ceil(lg g) + ceil(lg m) on m nodes of at most g ranks.  Bytes per rank: empty
+    messages, ceil(lg m) between nodes for a leader.
+    Source: Karonis et al., IPDPS 2000.
+
+    5 ranks on nodes of 3 and 2::
+
+        1, 2 --> 0 <-> 3 <-- 4    then    0 --> 1, 2    3 --> 4
+    """
+    node, leaders, whole = node_of(rank, groups), leaders_of(groups), [range(blocks)]
+    yield from play("reduce", local, node, rank, whole, node[0])
+    if rank in leaders:
+        yield from play("barrier", across, leaders, rank, whole)
+    yield from play("broadcast", local, node, rank, whole, node[0])
