@@ -43,7 +43,7 @@ def parse_sizes(text: str) -> list[int]:
     sizes: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not dash:
+        if not dash or not first.strip():  # no range: a size, or one below zero
             sizes.append(parse_size(part))
             continue
         low, high = parse_size(first), parse_size(last)
@@ -109,6 +109,14 @@ def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
 def median(values: Sequence[float]) -> float:
     """Give the median."""
     return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Give half of the range of the middle half, as a part of the median; None for fewer than 4."""
+    if len(values) < 4 or statistics.median(values) <= 0:
+        return None
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2 / middle
 
 
 def time_call(call: Callable[[], Any], repeat: int = 5) -> float:

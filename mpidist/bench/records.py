@@ -35,6 +35,8 @@ class Row:
         Whether the result of every call was right, on every rank.
     memory : str
         Where the arrays were: ``"private"``, or ``"symmetric"``: from ``comm.empty``.
+    spread : float or None
+        Half of the range in which the middle half of the iterations lies, as a part of the median.
     """
 
     collective: str
@@ -51,13 +53,14 @@ class Row:
     vs_native: float | None
     correct: bool
     memory: str = PRIVATE
+    spread: float | None = None
 
     @property
     def label(self) -> str:
         """The algorithm, and the memory where the name alone does not tell it."""
         if self.memory == PRIVATE or self.algorithm == self.memory:
             return self.algorithm
-        return f"{self.algorithm}, {self.memory} memory"
+        return f"{self.algorithm} in {self.memory}"
 
 
 @dataclass

@@ -9,9 +9,11 @@ from typing import Any
 
 from ..measure import round_size
 from .contenders import BARE
+from .crossovers import crossovers
 from .plot import as_svg, draw, draw_training
 from .records import Results, Row
-from .table import microseconds
+from .stream import BOUND_NOTE, bound_percent, describe_stream
+from .table import microseconds, percent
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #f6f7f9; margin: 0; }
@@ -109,17 +111,20 @@ def tables(results: Results) -> list[str]:
     for collective, group in groupby(results.rows, lambda row: row.collective):
         rows = list(group)
         top = max(row.busbw_gbs for row in rows) or 1.0
+        bound = any(bound_percent(row, results.header) is not None for row in rows)
         lines = [
             line
             for _, equals in groupby(rows, lambda row: row.bytes)
-            for line in _size_rows(list(equals), top, results.identical)
+            for line in _size_rows(list(equals), top, results, bound)
         ]
+        share = '<th class="n">% of bound</th>' if bound else ""
         bits = "<th>same bits</th>" if results.identical else ""
         parts.append(
             f"<h2>{escape(collective)}, {rows[0].ranks} ranks, {escape(rows[0].dtype)}</h2>"
             '<div class="card"><table><tr><th class="n">bytes</th><th>algorithm</th>'
             '<th class="n">time µs</th><th class="n">busbw GB/s</th><th></th>'
-            f'<th class="n">× mpi4py</th><th>right</th>{bits}</tr>{"".join(lines)}</table></div>'
+            f'<th class="n">× mpi4py</th>{share}<th>right</th>{bits}</tr>'
+            f"{''.join(lines)}</table>{_changes(rows)}</div>"
         )
     if results.unsupported:
         lines = [
@@ -133,14 +138,26 @@ def tables(results: Results) -> list[str]:
     return parts
 
 
-def _size_rows(rows: list[Row], top: float, identical: dict[str, bool]) -> list[str]:
+def _changes(rows: list[Row]) -> str:
+    """Say where the fastest one changes."""
+    found = [f"{c.after} from {round_size(round(c.bytes))}" for c in crossovers(rows)]
+    if not found:
+        return ""
+    first = crossovers(rows)[0].before
+    return f"<p>Fastest: {escape(', '.join([first, *found]))}.</p>"
+
+
+def _size_rows(rows: list[Row], top: float, results: Results, bound: bool) -> list[str]:
+    identical = results.identical
     fastest = min(rows, key=lambda row: row.time_us)
     lines = []
     for row in rows:
         marks = ["size"] * (row is rows[0]) + ["best"] * (row is fastest)
         marks += ["native"] * (row.algorithm in (BARE, "native"))
         ratio = "" if row.vs_native is None else f"{row.vs_native:.2f}"
-        bits = ""
+        share = bits = ""
+        if bound:
+            share = f'<td class="n">{percent(bound_percent(row, results.header))}</td>'
         if identical:
             bits = f"<td>{'yes' if identical.get(row.algorithm) else 'no'}</td>"
         verdict = '<td class="good">yes</td>' if row.correct else '<td class="bad">WRONG</td>'
@@ -149,7 +166,7 @@ def _size_rows(rows: list[Row], top: float, identical: dict[str, bool]) -> list[
             f'<td>{escape(row.label)}</td><td class="n">{microseconds(row.time_us)}</td>'
             f'<td class="n">{row.busbw_gbs:.3g}</td><td><span class="bar" style="width:'
             f'{120 * row.busbw_gbs / top:.0f}px"></span></td><td class="n">{ratio}</td>'
-            f"{verdict}{bits}</tr>"
+            f"{share}{verdict}{bits}</tr>"
         )
     return lines
 
@@ -165,6 +182,9 @@ def header(results: Results) -> str:
         "Time: median over iterations of the slowest rank's time, from a barrier on. × mpi4py: "
         "time of the bare mpi4py call in the same run over this one's; above 1 is faster."
     )
+    speed = describe_stream(results.header)
+    if speed:
+        note += f" {escape(speed[0].upper() + speed[1:])}. {escape(BOUND_NOTE)}."
     return (
         f'<h2>Measured on</h2><div class="card"><table>{"".join(lines)}</table><p>{note}</p></div>'
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..measure import algbw, busbw, median
+from ..measure import algbw, busbw, median, spread
 from .cases import Workload
 from .contenders import BARE, MEMORIES, Contender, contenders
 from .records import PRIVATE, SYMMETRIC, Refusal, Results, Row
@@ -205,4 +205,5 @@ def _row(entry: Entry, reference: float | None, comm: Any) -> Row:
         vs_native=reference / seconds if reference is not None and seconds > 0 else None,
         correct=not entry.wrong,
         memory=entry.contender.memory,
+        spread=spread(entry.times),
     )

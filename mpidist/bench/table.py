@@ -12,6 +12,7 @@ from rich.text import Text
 from ..measure import round_size
 from .contenders import BARE
 from .records import PRIVATE, Refusal, Results, Row
+from .stream import bound_percent
 
 MakeTable = Callable[..., Table]
 
@@ -19,6 +20,11 @@ MakeTable = Callable[..., Table]
 def microseconds(time_us: float) -> str:
     """Write a time in microseconds to four digits."""
     return f"{time_us:.4g}" if time_us < 1000 else f"{time_us:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    """Write a share in whole percent; nothing for None."""
+    return "" if share is None else f"{share:.0f}"
 
 
 def tabulate(results: Results, make: MakeTable, colours: bool) -> Iterable[tuple[str, Table]]:
@@ -59,8 +65,10 @@ def _table(results: Results, rows: list[Row], make: MakeTable, colours: bool) ->
     bits = len(results.identical) > 0
     memory = any(row.memory != PRIVATE for row in results.rows)
     speeds = (">time\nµs", ">algbw\nGB/s", ">busbw\nGB/s", ">x\nmpi4py")
+    bound = any(bound_percent(row, results.header) is not None for row in rows)
     where, same = ["memory"] if memory else [], ["same\nbits"] if bits else []
-    table = make(">bytes", "=algorithm", *where, *speeds, "right", *same)
+    of_bound = [">% of\nbound"] if bound else []
+    table = make(">bytes", "=algorithm", *where, *speeds, *of_bound, "right", *same)
     for nbytes, group in groupby(rows, lambda row: row.bytes):
         equals = list(group)
         fastest = min(equals, key=lambda row: row.time_us)
@@ -73,6 +81,7 @@ def _table(results: Results, rows: list[Row], make: MakeTable, colours: bool) ->
                 f"{row.algbw_gbs:.3g}",
                 f"{row.busbw_gbs:.3g}",
                 "" if row.vs_native is None else f"{row.vs_native:.2f}",
+                *([percent(bound_percent(row, results.header))] if bound else []),
                 "yes" if row.correct else "WRONG",
             ]
             if bits:

@@ -13,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import InvalidArgument
 from ..measure import format_size
+from .bench_checks import check_alone, check_files, make_settings
 from .catalogue import check_collectives
 from .common import examples, make_console, make_table, show
 from .info import knobs, versions
-from .options import Names, Sizes, check_writable, load_option
+from .options import Names, Sizes, load_option
 
 
 @click.command(
@@ -28,6 +29,7 @@ from .options import Names, Sizes, check_writable, load_option
         "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
         "mpidist run -n 2 -- mpidist bench allreduce --memory both --bytes 64K-64M --in-place",
         "mpidist run -n 2 -- mpidist bench --overhead",
+        "mpidist bench --compare before.json after.json",
     ),
 )
 @click.argument("collectives", nargs=-1, metavar="COLLECTIVE...")
@@ -62,10 +64,23 @@ from .options import Names, Sizes, check_writable, load_option
 @click.option(
     "--overhead", is_flag=True, help="Measure what mpidist itself costs, and nothing else."
 )
+@click.option(
+    "--stream/--no-stream",
+    default=None,
+    help="Measure the speed of memory as well; by default with symmetric memory.",
+)
+@click.option(
+    "--compare",
+    type=(str, str),
+    metavar="FILE FILE",
+    help="Compare the JSON of two runs, and measure nothing.",
+)
 @load_option
 def bench_command(
     collectives: tuple[str, ...],
     overhead: bool,
+    stream: bool | None,
+    compare: tuple[str, str] | None,
     json_file: str | None,
     plot: str | None,
     report: str | None,
@@ -81,10 +96,16 @@ def bench_command(
     import mpidist
 
     from ..bench import measure, steps
+    from ..bench.stream import measure_stream
 
-    check_files(json_file, plot=plot, report=report)
+    for name, alone in (("--compare", compare), ("--overhead", overhead)):
+        if alone:
+            check_alone(name)
+    if compare:
+        return print_comparison(*compare)
     if overhead:
         return print_overhead()
+    check_files(json_file, plot=plot, report=report)
     if not collectives:
         raise InvalidArgument(
             f"no collective was named; allowed are {', '.join(check_collectives(()))}"
@@ -95,32 +116,12 @@ def bench_command(
     with measuring(steps(collectives, settings)) as step:
         results = measure(comm, collectives, settings, step)
     results.header = header(comm, results)
+    if settings.memory != "private" if stream is None else stream:
+        results.header["stream"] = measure_stream(comm).as_header()
     if comm.rank == 0:
         print_results(results)
         write(results, json_file, plot, report)
     return 0 if results.correct else 1
-
-
-def make_settings(**options: Any) -> Any:
-    """Check the options, and give them as settings."""
-    from ..bench import Settings
-    from ..bench.data import find_dtype
-
-    for name, least in (("iterations", 1), ("budget", 0), ("limit", 0)):
-        if options[name] < least:
-            raise InvalidArgument(f"--{name} {options[name]}: allowed are numbers >= {least}")
-    return Settings(**{**options, "dtype": find_dtype(options["dtype"])})
-
-
-def check_files(json_file: str | None, **drawn: str | None) -> None:
-    """See, before anything is measured, that the files can be written and curves be drawn."""
-    from ..bench.plot import check_matplotlib
-
-    check_writable("--json", json_file)
-    for name, path in drawn.items():
-        check_writable(f"--{name}", path)
-        if path:
-            check_matplotlib(f"--{name}")
 
 
 def header(comm: Any, results: Any) -> dict[str, Any]:
@@ -155,14 +156,20 @@ def measuring(total: int) -> Iterator[Callable[[str, int], Any]]:
 
 def print_results(results: Any, console: Console | None = None) -> None:
     """Print the tables."""
+    from ..bench.stream import BOUND_NOTE, bound_percent, describe_stream
     from ..bench.table import tabulate
 
     console = console or make_console()
+    speed = describe_stream(results.header)
+    if speed:
+        console.print(f"{speed}")
     for heading, table in tabulate(
         results, lambda *columns: make_table(console, *columns), console.is_terminal
     ):
         console.print(f"\n[bold]{heading}[/]" if heading else "")
         show(console, table)
+    if any(bound_percent(row, results.header) is not None for row in results.rows):
+        console.print(f"{BOUND_NOTE}, {results.header['stream']['gbs']:.1f} GB/s")
 
 
 def write(results: Any, json_file: str | None, plot: str | None, report: str | None) -> None:
@@ -177,6 +184,25 @@ def write(results: Any, json_file: str | None, plot: str | None, report: str | N
         from ..bench.report import bench_page
 
         Path(report).write_text(bench_page(results), encoding="utf-8")
+
+
+def print_comparison(first: str, second: str) -> int:
+    """Print two runs beside each other; needs no MPI."""
+    from ..bench.compare import NOISE, compare, read, tabulate
+
+    console = make_console()
+    comparison = compare(read(first), read(second))
+    console.print(f"first: {first}\nsecond: {second}")
+    for heading, table in tabulate(comparison, lambda *columns: make_table(console, *columns)):
+        console.print(f"\n[bold]{heading}[/]")
+        show(console, table)
+    verdicts = [pair.verdict.partition(",")[0] for pair in comparison.pairs]
+    console.print(
+        f"\n{len(verdicts)} in both: {verdicts.count('better')} better, "
+        f"{verdicts.count('worse')} worse, beyond {100 * NOISE:.0f} % or the spread of the "
+        "iterations; ratio: time of the first over that of the second, above 1 it is faster now"
+    )
+    return 0
 
 
 def print_overhead() -> int:

@@ -13,7 +13,8 @@ from rich.console import Console
 from ..bench.contenders import BARE
 from ..errors import InvalidArgument
 from ..measure import format_size
-from .bench import check_files, header, measuring, print_results
+from .bench import header, measuring, print_results
+from .bench_checks import check_files
 from .common import examples, make_console
 from .options import Names, Size, load_option
 

@@ -25,6 +25,11 @@ def load(context: Any, option: Any, names: tuple[str, ...]) -> tuple[str, ...]:
                 sys.path.insert(0, os.getcwd())
                 importlib.import_module(name)
         except (Exception, SystemExit) as error:
+            missing = isinstance(error, FileNotFoundError) and not Path(name).exists()
+            if missing or getattr(error, "name", None) == name:
+                raise InvalidArgument(
+                    f"--import {name}: there is no such file in {os.getcwd()}, or module"
+                ) from error
             frames = traceback.extract_tb(error.__traceback__)
             at = [f.lineno for f in frames if Path(f.filename).name == Path(name).name]
             line = f", line {at[-1]}" if at else ""

@@ -100,7 +100,8 @@ def test_a_users_file_that_fails_is_named_with_its_line(tmp_path):
     text = call("list", "--load", str(script), status=1)
     assert f"--import {script}, line 2: ValueError: oh no" in text
     assert "Traceback" not in text
-    assert "ModuleNotFoundError" in call("list", "--import", "no_such_module", status=1)
+    for missing in ("no_such_module", "no_such_file.py"):
+        assert f"--import {missing}: there is no" in call("list", "--import", missing, status=2)
 
 
 def test_show_draws_text_and_pictures(tmp_path):
@@ -248,6 +249,12 @@ def test_launched_rank():
         ("bench", "no collective was named; allowed are allreduce, reduce"),
         ("bench allredcue", "did you mean 'allreduce'"),
         ("bench allreduce --bytes 8,x", "'x' is not a size"),
+        ("bench allreduce --bytes -8", "'-8' is not a size"),
+        ("bench allreduce --plot x.foo", "--plot x.foo: allowed endings are"),
+        ("bench allreduce --compare a.json b.json", "--compare together with a collective"),
+        ("bench --compare a.json b.json --plot x.png", "--compare together with --plot"),
+        ("bench --compare no-a.json no-b.json", "--compare no-a.json"),
+        ("bench allreduce --overhead", "--overhead together with a collective"),
         ("bench allreduce --dtype float31", "dtype 'float31': allowed are"),
         ("bench allreduce --iterations 0", "--iterations 0: allowed"),
         ("bench allreduce --budget -1", "--budget -1.0: allowed"),

@@ -77,7 +77,7 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     row = found["rows"][0]
     assert set(row) == {
         *("collective", "algorithm", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
-        *("time_us", "algbw_gbs", "busbw_gbs", "vs_native", "correct", "memory"),
+        *("time_us", "algbw_gbs", "busbw_gbs", "vs_native", "correct", "memory", "spread"),
     }
     assert all(r["correct"] and r["time_us"] > 0 and r["vs_native"] > 0 for r in found["rows"])
     assert {r["algorithm"]: r["vs_native"] for r in found["rows"]}["mpi4py"] == 1.0
