@@ -9,20 +9,23 @@ from typing import Any
 import numpy as np
 
 from . import background, collectives
+from .advice import Advice
 from .backends.base import Backend
+from .calibration import from_environment
 from .config import CollectiveConfig
 from .debug import check_alike
 from .errors import CommunicatorBroken, InvalidArgument, MpidistError, Unsupported
+from .explaining import explain
 from .levels import TWO_LEVEL, compose, make_levels
+from .measure import Calibration
 from .messages import Messages
-from .objects import allgather_object, broadcast_object, example_call
-from .operations import find_op
+from .objects import allgather_object, broadcast_object
 from .prepare import Place, Prepared
 from .quick import QuickCalls
-from .selection import Way, ways
 from .service import Service
 from .symmetric import Heap
 from .topology import Topology
+from .tuning import TuningTable
 from .work import UNSET, Work
 
 SEGMENT_BYTES = 1 << 20
@@ -47,6 +50,13 @@ class Communicator:
         Segments under way at a time.
     debug : bool, optional
         Agree on every collective first; by default as ``MPIDIST_DEBUG`` says.
+    tuning : TuningTable, optional
+        What "auto" takes, where the configuration leaves it open; the same on every rank, which
+        :func:`mpidist.init` sees to.
+    calibrate : bool or Calibration, optional
+        Measure the cost model's constants, within 50 ms, as soon as "auto" must choose among
+        hand-written algorithms; by default as ``MPIDIST_CALIBRATE`` says, else with MPI.
+        Constants that are known already are used at once.
     """
 
     def __init__(
@@ -57,6 +67,8 @@ class Communicator:
         segment_bytes: int = SEGMENT_BYTES,
         window: int = WINDOW,
         debug: bool | None = None,
+        tuning: TuningTable | None = None,
+        calibrate: bool | Calibration | None = None,
     ):
         for name, value in (("segment_bytes", segment_bytes), ("window", window)):
             if not isinstance(value, int) or value < 1:
@@ -68,7 +80,13 @@ class Communicator:
         self._backend, self._place = backend, Place(backend.rank, backend.size)
         self._service = Service(backend, config, segment_bytes, window)
         self._messages = Messages(self._service)
-        self._options = {"segment_bytes": segment_bytes, "window": window}
+        self._options: dict[str, Any] = {
+            "segment_bytes": segment_bytes,
+            "window": window,
+            "tuning": tuning,
+        }
+        self._service.advice = self._advice(calibrate)
+        self._service.advice.tell(backend.rank)
         self._debug = (
             os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
         )
@@ -192,7 +210,7 @@ class Communicator:
         if sub is None:
             return None
         config = self.config.at_level("local").replace(timeout=self.timeout)
-        return Communicator(sub, config, debug=self._debug, **self._options)
+        return Communicator(sub, config, debug=self._debug, **self._options, **self._calibrated())
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float64") -> np.ndarray:
         """Make an array in symmetric memory: every rank of the node reaches everyone's.
@@ -220,15 +238,9 @@ class Communicator:
         MemoryError
             If there is not so much shared memory.
         """
-        if self.topology.num_nodes > 1:
-            raise Unsupported(
-                f"rank {self.rank}: symmetric memory needs all ranks on one node, these are on "
-                f"{self.topology.num_nodes}: split() by node"
-            )
-        if self._backend.native is None:
-            raise Unsupported(
-                f"rank {self.rank}: the {self._backend.name} backend has no shared memory"
-            )
+        reason = self._no_symmetric_memory()
+        if reason is not None:
+            raise Unsupported(f"rank {self.rank}: {reason}")
         if self._service.heap is None:
             self._service.heap = Heap(self.rank, self.size, self.broadcast_object, self.barrier)
         return self._service.heap.empty(shape, dtype)
@@ -258,13 +270,43 @@ class Communicator:
             self._service.meet("free", self._backend.close)
             self._service.broken = "the communicator was freed"
 
-    def explain(self, collective: str, nbytes: int, op: str = "sum") -> tuple[Way, list[Way]]:
-        """Give the way that "auto" takes for `nbytes` of float32, and every way there is."""
-        call = example_call(self._place, collective, nbytes, find_op(op))
-        every = ways(call, self._service.means(call))
-        return self._service.way(call, "auto"), every
+    explain = explain
+
+    def calibrate(self) -> Calibration:
+        """Measure the constants of the cost model now, within 50 ms; collective.
+
+        Without it this happens when "auto" first needs them, unless that was turned off.
+        """
+        self._quick.clear()
+        return self._service.calibrate()
 
     # -- within ---------------------------------------------------------------------------------
+
+    def _no_symmetric_memory(self) -> str | None:
+        """Say why there are no arrays in symmetric memory here, or give None."""
+        nodes = self.topology.num_nodes
+        if nodes > 1:
+            return (
+                f"symmetric memory needs all ranks on one node, these are on {nodes}: "
+                "split() by node"
+            )
+        if self._backend.native is None:
+            return f"the {self._backend.name} backend has no shared memory"
+        return None
+
+    def _advice(self, calibrate: bool | Calibration | None) -> Advice:
+        known = calibrate if isinstance(calibrate, Calibration) else None
+        if calibrate is None:
+            calibrate = from_environment()
+        measures = self._backend.native is not None if calibrate is None else bool(calibrate)
+        library = getattr(self._backend, "library", self._backend.name)
+        return Advice(library, self.topology.groups, measures, known, **self._options)
+
+    def _calibrated(self) -> dict[str, Any]:
+        """Give the option of a sub-communicator: the constants, or whether to measure them."""
+        advice = self._service.advice
+        assert advice is not None
+        return {"calibrate": advice.calibration or advice.calibrates}
 
     def _run(
         self,

@@ -10,10 +10,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from .calibration import from_environment as calibrate_from_environment
 from .communicator import SEGMENT_BYTES, WINDOW, Communicator
 from .config import CollectiveConfig
 from .errors import InvalidArgument, LaunchError
+from .sharing import share_tuning
 from .topology import RANKS_PER_NODE, Topology
+from .tuning import TuningTable
 from .work import UNSET
 
 log = logging.getLogger("mpidist")
@@ -30,6 +33,8 @@ def init(
     segment_bytes: int = SEGMENT_BYTES,
     window: int = WINDOW,
     debug: bool | None = None,
+    tuning: str | os.PathLike | TuningTable | None = None,
+    calibrate: bool | None = None,
 ) -> Communicator:
     """Start MPI and give the default communicator; a second call gives the same one.
 
@@ -45,15 +50,22 @@ def init(
         Whose ranks take part; by default ``MPI.COMM_WORLD``.  It is duplicated, never used bare.
     segment_bytes, window, debug
         See :class:`Communicator`.
+    tuning : path or TuningTable, optional
+        A file of ``mpidist tune``, overridden by ``MPIDIST_TUNING``.  Rank 0 reads it for all.
+    calibrate : bool, optional
+        Overridden by ``MPIDIST_CALIBRATE``; see :class:`Communicator`.  That of rank 0 counts.
 
     Raises
     ------
+    ConfigError
+        On every rank, if rank 0 cannot read the tuning table; MPI stays usable, nothing is made.
     LaunchError
         If the launcher started N processes but MPI sees one, or MPI gives a lower thread level.
     """
     global _default
     if _default is not None and _default.broken is None and comm is None:
-        if config is not None or timeout is not UNSET:
+        given = (config, tuning, calibrate)
+        if timeout is not UNSET or any(value is not None for value in given):
             raise InvalidArgument(
                 "init: mpidist runs with other settings; set comm.timeout, or free() it"
             )
@@ -61,15 +73,19 @@ def init(
     config = CollectiveConfig.from_environment(os.environ, config)
     if timeout is not UNSET:
         config = config.replace(timeout=timeout)
+    asked = calibrate_from_environment(os.environ)
+    calibrate = calibrate if asked is None else asked
     mpi = start_mpi(thread_level)
     world = mpi.COMM_WORLD if comm is None else comm
     check_launch(world.Get_size(), os.environ)
     from .backends.mpi import MpiBackend
 
     backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))
-    settings = backend.comm.bcast((config, segment_bytes, window, debug), 0)
-    config, segment_bytes, window, debug = settings
-    made = Communicator(backend, config, segment_bytes=segment_bytes, window=window, debug=debug)
+    table = share_tuning(backend, tuning, os.environ)
+    options = {"segment_bytes": segment_bytes, "window": window, "debug": debug}
+    options["calibrate"] = calibrate
+    config, options = backend.comm.bcast((config, options), 0)
+    made = Communicator(backend, config, tuning=table, **options)
     if comm is None:
         _default = made
         _end_together()

@@ -31,7 +31,7 @@ def make_levels(comm: Communicator) -> Levels:
         backend = comm.backend.split(color, key)
         assert backend is not None
         config = comm.config.at_level(level).replace(timeout=comm.timeout)
-        levels.append(Communicator(backend, config))
+        levels.append(Communicator(backend, config, **comm._options, **comm._calibrated()))
     return levels[0], levels[1]
 
 

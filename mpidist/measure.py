@@ -155,11 +155,15 @@ class Calibration:
         Seconds per byte sent.
     gamma : float
         Seconds per byte combined.
+    far_alpha, far_beta : float or None
+        α and β between nodes; None where they were not told apart.
     """
 
     alpha: float
     beta: float
     gamma: float
+    far_alpha: float | None = None
+    far_beta: float | None = None
 
 
 def calibrate(comm: Any, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:

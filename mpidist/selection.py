@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .advice import Advice, memory_of
 from .call import Call
 from .config import CollectiveConfig
 from .errors import Unsupported
@@ -28,12 +29,18 @@ class Way:
         The reason, as a sentence.
     can : bool
         Whether it can serve the call at all.
+    seconds : float or None
+        The time that it is expected to take; only in what ``explain`` gives.
+    basis : str
+        Where that time is from.
     """
 
     name: str
     choice: Choice | None
     why: str
     can: bool = True
+    seconds: float | None = None
+    basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,11 +157,17 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
     return None
 
 
-def choose(call: Call, algorithm: str, config: CollectiveConfig, means: Means) -> Way:
+def choose(
+    call: Call,
+    algorithm: str,
+    config: CollectiveConfig,
+    means: Means,
+    advice: Advice | None = None,
+) -> Way:
     """Choose how to serve a call.
 
-    Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, shipped
-    rules.  An explicit name is never replaced by another way.
+    Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
+    table, shipped rules.  An explicit name is never replaced by another way.
 
     Raises
     ------
@@ -168,6 +181,66 @@ def choose(call: Call, algorithm: str, config: CollectiveConfig, means: Means) -
     asked = config.steering(call.collective, call.nbytes, call.size)
     if asked is not None:
         return _explicit(call, asked, means, "the configuration asks for it")
+    tuned, without = _tuned(call, means, advice)
+    if tuned is not None:
+        return tuned
+    way = _by_cost(call, means, advice) or _by_rules(call, means)
+    return replace(way, why=f"{way.why}; {without}") if without else way
+
+
+def _tuned(call: Call, means: Means, advice: Advice | None) -> tuple[Way | None, str]:
+    """Give the way that the tuning table names, if it can serve; else None and why not."""
+    if advice is None or advice.table is None:
+        return None, ""
+    entry, without = advice.entry(call, memory_of(means.no_symmetric is None))
+    if entry is None:
+        return None, without
+    name, first, above = entry.at(call.nbytes)
+    table = f"tuning table {advice.table.source}"
+    base = name.partition("/")[0].partition(":")[0]
+    way = next((w for w in ways(call, means) if w.name == base), None)
+    if way is None or not way.can:
+        reason = "there is no such way" if way is None else way.why
+        return None, f"the {table} names {name}, but {reason}"
+    choice = None if way.choice is None else find(call.collective, name)
+    upto = "on" if above == _ANY else f"to below {_size(above)}"
+    return Way(name, choice, f"{table}: {name} from {_size(first)} {upto}"), ""
+
+
+def rivals(call: Call, means: Means) -> list[Choice]:
+    """Give the algorithms that the rules name and that can serve, where native cannot.
+
+    Among these the cost model decides, where it is calibrated.
+    """
+    if means.no_native is None or means.no_symmetric is None or call.uneven_alltoall:
+        return []
+    names = dict.fromkeys(rule.name for rule in WITHOUT_NATIVE[call.collective])
+    choices = [find(call.collective, name) for name in names]
+    able = [c for c in choices if why_not(c, call, means.groups) is None]
+    return able if len(able) > 1 else []
+
+
+def needs_calibration(
+    call: Call, algorithm: str, config: CollectiveConfig, means: Means, advice: Advice | None
+) -> bool:
+    """Tell whether a choice would use constants that are still to be measured."""
+    if advice is None or not advice.uncalibrated or algorithm != "auto":
+        return False
+    if config.steering(call.collective, call.nbytes, call.size) is not None:
+        return False
+    return _tuned(call, means, advice)[0] is None and bool(rivals(call, means))
+
+
+def _by_cost(call: Call, means: Means, advice: Advice | None) -> Way | None:
+    """Give the fastest by the cost model, where hand-written algorithms are all there is."""
+    if advice is None or advice.model is None:
+        return None
+    found = advice.cheapest(call, rivals(call, means))
+    return None if found is None else Way(found[0].name, *found)
+
+
+def _by_rules(call: Call, means: Means) -> Way:
+    """Choose by the shipped rules."""
     native = means.no_native is None
     if means.no_symmetric is None:
         least, most = WITH_SYMMETRIC[call.collective]

@@ -8,8 +8,10 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from .advice import Advice
 from .backends.base import Backend
 from .binding import Program
+from .calibration import calibrate_shortly
 from .call import Call
 from .config import CollectiveConfig
 from .engine import Engine, Run
@@ -20,14 +22,16 @@ from .errors import (
     InvalidArgument,
     UnknownName,
 )
+from .measure import Calibration
 from .operations import finish_mean
 from .plan import SLOTS, TAG_SPACE
 from .prepare import Prepared
 from .programs import ProgramCache
 from .schedule.registry import algorithms, generation
-from .selection import SYMMETRIC, Means, Way, choose
+from .selection import SYMMETRIC, Means, Way, choose, needs_calibration
 from .symmetric import NEEDS, Heap, Place, place_of
 from .topology import Topology
+from .tuning_entry import kind_for
 from .watchdog import WATCHDOG
 from .work import UNSET, Work
 
@@ -59,6 +63,7 @@ class Service:
         self.engine = Engine(backend)
         self.cache = ProgramCache(backend, self.topology.groups, segment_bytes, window)
         self.heap: Heap | None = None
+        self.advice: Advice | None = None
         self.sequence = 0
         self.broken: str | None = None
         self._guarded = False
@@ -71,8 +76,13 @@ class Service:
 
     # -- choosing -------------------------------------------------------------------------------
 
-    def way(self, call: Call, algorithm: str, place: Place | None = None) -> Way:
-        """Choose how to serve a call; the same on every rank, for it depends on what they share."""
+    def way(
+        self, call: Call, algorithm: str, place: Place | None = None, background: bool = False
+    ) -> Way:
+        """Choose how to serve a call; the same on every rank, for it depends on what they share.
+
+        A blocking call calibrates first, if its choice needs that: only there do all ranks meet.
+        """
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
             raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, "native", "auto"])
@@ -86,10 +96,17 @@ class Service:
             commutes,
             generation(),
             place is None,
+            kind_for(call),
+            op is None or op.builtin,
         )
         way = self._ways.get(key)
         if way is None:
-            way = choose(call, algorithm, self.config, self.means(call, place))
+            means = self.means(call, place)
+            if needs_calibration(call, algorithm, self.config, means, self.advice):
+                if background:
+                    return choose(call, algorithm, self.config, means, self.advice)
+                self.calibrate()
+            way = choose(call, algorithm, self.config, means, self.advice)
             if len(self._ways) > 4096:
                 self._ways.clear()
             self._ways[key] = way
@@ -108,6 +125,22 @@ class Service:
             need = NEEDS.get(call.collective, "x")
             no_symmetric = f"{need} is no array of comm.empty(), or this is in the background"
         return Means(self.topology.groups, no_native, no_symmetric)
+
+    def calibrate(self) -> Calibration:
+        """Measure the cost model's constants now; collective.  Choices by them are made anew."""
+        backend, groups = self.backend, self.topology.groups
+        try:
+            found = self.meet(
+                "calibrate", lambda: calibrate_shortly(backend, groups, self.deadline(UNSET))
+            )
+        except BaseException as error:
+            if self.broken is not None:
+                raise
+            raise self.broke(error, "calibrate", self.sequence) from error.__cause__
+        if self.advice is not None:
+            self.advice.learn(found)
+        self._ways.clear()
+        return found
 
     # -- running --------------------------------------------------------------------------------
 
@@ -143,7 +176,7 @@ class Service:
     def begin(self, prepared: Prepared, algorithm: str) -> Work:
         """Begin to serve a call in the background."""
         call = prepared.call
-        way = self.way(call, algorithm)
+        way = self.way(call, algorithm, background=True)
         self.check_usable()
         sequence, what = self._announce(call, way)
         try:

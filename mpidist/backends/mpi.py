@@ -122,6 +122,8 @@ class MpiBackend:
         self._looks = LOOKS_CROWDED if crowded else LOOKS
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
+        vendor, version = MPI.get_vendor()
+        self.library = f"{vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
 
     def _find_hosts(self) -> tuple[int, ...]:
         """Name each node by the lowest rank on it."""

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
+from ..advice import MODEL
 from ..measure import format_size
+from ..tuning_entry import MEMORIES, PRIVATE
 from .common import examples, make_console, make_table, show
 from .options import Size, load_option
 
@@ -16,6 +18,7 @@ from .options import Size, load_option
     epilog=examples(
         "mpidist explain allreduce --bytes 64M",
         "mpidist run -n 4 -- mpidist explain allgather --bytes 8K",
+        "mpidist run -n 4 -- mpidist explain allreduce --memory symmetric --tuning tuning.json",
     ),
 )
 @click.argument("collective")
@@ -23,21 +26,52 @@ from .options import Size, load_option
     "--bytes", "nbytes", type=Size(), default="1M", show_default=True, help="Whole buffer."
 )
 @click.option("--op", default="sum", show_default=True, help="Operation, where it reduces.")
+@click.option(
+    "--memory",
+    type=click.Choice(MEMORIES),
+    default=PRIVATE,
+    show_default=True,
+    help="Where the arrays are: those of comm.empty() in symmetric memory.",
+)
+@click.option("--tuning", metavar="FILE", help="A table of `mpidist tune`.")
 @load_option
-def explain_command(collective: str, nbytes: int, op: str, imports: Any) -> None:
-    """Say which algorithm "auto" takes for COLLECTIVE, why, and what each other one could do."""
+def explain_command(
+    collective: str, nbytes: int, op: str, memory: str, tuning: str | None, imports: Any
+) -> None:
+    """Say which algorithm "auto" takes for COLLECTIVE, why, and what each other one could do.
+
+    Predicted times are those of the tuning table, where one holds, else of the cost model with
+    constants that are measured now; it knows nothing of native and of shared memory.
+    """
     import mpidist
 
-    comm = mpidist.init()
-    chosen, every = comm.explain(collective, nbytes, op)
+    comm = mpidist.init(tuning=tuning)
+    known = comm.calibrate() if comm.size > 1 else None
+    chosen, every = comm.explain(collective, nbytes, op, memory)
     console = make_console()
     console.print(
-        f"{collective}, {format_size(nbytes)} bytes of float32, {comm.size} rank"
+        f"{collective}, {format_size(nbytes)} bytes of float32 in {memory} memory, {comm.size} rank"
         f"{'s' * (comm.size > 1)} on {comm.topology.num_nodes} "
         f"node{'s' * (comm.topology.num_nodes > 1)}: [bold]{chosen.name}[/]\n{chosen.why}"
     )
-    table = make_table(console, "=way", "can", "why")
+    table = make_table(console, "=way", "can", ">expected µs", "why")
     for way in every:
         style = "bold" if way.name == chosen.name else "" if way.can else "dim"
-        table.add_row(way.name, "yes" if way.can else "no", way.why, style=style)
+        seconds = "" if way.seconds is None else f"{way.seconds * 1e6:,.4g}"
+        table.add_row(way.name, "yes" if way.can else "no", seconds, way.why, style=style)
     show(console, table)
+    for basis in dict.fromkeys(way.basis for way in every if way.basis):
+        console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
+
+
+def _constants(known: Any) -> str:
+    if known is None:
+        return ""
+    far = ""
+    if known.far_alpha is not None:
+        rate = 1e-9 / known.far_beta if known.far_beta else float("inf")
+        far = f", between nodes {known.far_alpha * 1e6:.3g} µs, {rate:.3g} GB/s"
+    return (
+        f": α {known.alpha * 1e6:.3g} µs, β {known.beta * 1e9:.3g} ns/byte, "
+        f"γ {known.gamma * 1e9:.3g} ns/byte{far}; native and shared memory are not modelled"
+    )

@@ -12,6 +12,9 @@ from .contract import COLLECTIVES, Contract
 from .rounds import Schedule
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
+RESERVED = ("auto", "native", "symmetric", "staged")
+"""Names of ways that are no algorithms."""
+
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -170,7 +173,7 @@ def algorithm(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    if not name or {":", "/"} & set(name) or name in ("auto", "native", "symmetric"):
+    if not name or {":", "/"} & set(name) or name in RESERVED:
         raise InvalidArgument(
             f"{name!r} cannot name an algorithm: it is reserved, empty or has a ':' or '/'"
         )

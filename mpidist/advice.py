@@ -1,0 +1,134 @@
+"""What a communicator knows about the speed of its ways: a tuning table, and a calibration."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from .calibration import Model
+from .call import Call
+from .measure import Calibration
+from .schedule.registry import Choice, Groups
+from .tuning import TuningTable
+from .tuning_entry import PRIVATE, SYMMETRIC, Entry, Key, kind_for
+
+log = logging.getLogger("mpidist")
+
+TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
+
+
+class Advice:
+    """Advises the selection; the same on every rank, for it knows only what the ranks share.
+
+    Parameters
+    ----------
+    library : str
+        The MPI library and its version, as tables name it.
+    groups : tuple of tuple of int
+        Which ranks share a node.
+    calibrates : bool
+        Whether constants may be measured.
+    calibration : Calibration, optional
+        If they are known already.
+    tuning : TuningTable, optional
+        Of this or other communicators.
+    segment_bytes, window : int
+        See :class:`~mpidist.Communicator`.
+    """
+
+    def __init__(
+        self,
+        library: str,
+        groups: Groups,
+        calibrates: bool = False,
+        calibration: Calibration | None = None,
+        tuning: TuningTable | None = None,
+        segment_bytes: int = 1 << 20,
+        window: int = 4,
+    ):
+        self.library, self.groups, self.table = library, groups, tuning
+        self.ranks_per_node = tuple(map(len, groups))
+        self.calibrates = calibrates and sum(self.ranks_per_node) > 1
+        self._pipelining = (segment_bytes, window)
+        self.calibration, self.model = calibration, None  # type: Calibration | None, Model | None
+        if calibration is not None:
+            self.learn(calibration)
+        self.mute = tuning and tuning.why_not(library, self.ranks_per_node)
+
+    def learn(self, calibration: Calibration) -> None:
+        """Predict with these constants from now on."""
+        self.calibration = calibration
+        self.model = Model(calibration, self.groups, *self._pipelining)
+
+    @property
+    def uncalibrated(self) -> bool:
+        """Whether constants are to be measured as soon as a choice needs them."""
+        return self.calibrates and self.calibration is None
+
+    def tell(self, rank: int) -> None:
+        """Log, on rank 0 and once for each table, that it does not apply."""
+        if self.table is None or self.table.told:
+            return
+        self.table.told = True  # parts of the communicator that it was made for need no table
+        if rank == 0 and self.mute:
+            log.warning("%s; the shipped rules choose", self.mute)
+
+    # -- the table ------------------------------------------------------------------------------
+
+    def entry(self, call: Call, memory: str) -> tuple[Entry | None, str]:
+        """Give the table's entry for a call, or None and why there is none; "" without a table."""
+        if self.table is None:
+            return None, ""
+        if self.mute:
+            return None, self.mute
+        if call.uneven_alltoall:
+            return None, "uneven alltoall is not tuned: no rank knows the others' bytes"
+        if call.op is not None and not call.op.builtin:
+            return None, "a function of the user is not what the table was tuned with"
+        key = self.key(kind_for(call), call.collective, memory)
+        found = self.table.find(key)
+        if found is None:
+            what = f"{call.collective} of kind {key.kind} in {memory} memory"
+            return None, f"the tuning table {self.table.source} has no entry for {what}"
+        return found, ""
+
+    def key(self, kind: str, collective: str, memory: str) -> Key:
+        """Give the key of an entry for this communicator."""
+        return Key(self.library, self.ranks_per_node, kind, collective, memory)
+
+    # -- predicted times ------------------------------------------------------------------------
+
+    def cheapest(self, call: Call, choices: list[Choice]) -> tuple[Choice, str] | None:
+        """Give the algorithm that the cost model predicts to be the fastest; None if unknown."""
+        times = [(self.modelled(call, choice), choice) for choice in choices]
+        known = [(seconds, choice) for seconds, choice in times if seconds is not None]
+        if len(known) < len(times) or len(known) < 2:
+            return None
+        seconds, best = min(known, key=lambda pair: pair[0])
+        others = [f"{c.name} {s * 1e6:.3g} µs" for s, c in known if c is not best]
+        return best, f"cost model: {best.name} {seconds * 1e6:.3g} µs, {', '.join(others)}"
+
+    def modelled(self, call: Call, choice: Choice) -> float | None:
+        """Give the cost model's time in seconds, or None."""
+        if self.model is None or call.uneven_alltoall:
+            return None
+        return self.model.seconds(call.collective, choice, call.nbytes)
+
+    def predicted(self, call: Call, way: Any, memory: str) -> Any:
+        """Give a way with the time that it is expected to take, if that is known."""
+        entry, _ = self.entry(call, memory)
+        if not way.can:
+            return way
+        if entry is not None:
+            names = (way.name, f"{way.name}:2")
+            times = [entry.seconds(name, call.nbytes) for name in names]
+            seconds = next((s for s in times if s is not None), None)
+            return way if seconds is None else replace(way, seconds=seconds, basis=TABLE)
+        seconds = None if way.choice is None else self.modelled(call, way.choice)
+        return way if seconds is None else replace(way, seconds=seconds, basis=MODEL)
+
+
+def memory_of(symmetric: bool) -> str:
+    """Name the kind of memory as tables do."""
+    return SYMMETRIC if symmetric else PRIVATE

@@ -1,0 +1,172 @@
+"""The tuning table under MPI: one decision for all ranks, and for two runs; the calibration."""
+
+import logging
+import os
+from time import perf_counter
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpidist
+from mpidist import ConfigError
+from mpidist.tuning import TuningTable
+from mpidist.tuning_entry import Entry, Key
+
+SIZES = (8, 512, 1 << 16, 1 << 20)
+LIMIT = 0.05  # seconds that a calibration may take
+LOADED = 10  # a machine with other work may take so much longer
+
+
+def library():
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+def table(comm, *ways):
+    """Take one way after the other, from 8 bytes on by factors of 64."""
+    nodes = tuple(map(len, comm.topology.groups))
+    choose = tuple((0 if k == 0 else 8 * 64**k, way) for k, way in enumerate(ways))
+    times = {8: {way: (k + 1) * 1e-6 for k, way in enumerate(ways)}}
+    keys = [
+        Key(library(), nodes, "float", "allreduce", memory) for memory in ("private", "symmetric")
+    ]
+    return TuningTable([Entry(key, choose, times) for key in keys])
+
+
+def names(comm, memory="private"):
+    return [comm.explain("allreduce", nbytes, memory=memory)[0].name for nbytes in SIZES]
+
+
+@pytest.fixture
+def made():
+    """Makes communicators of the world, which are freed afterwards."""
+    kept = []
+
+    def make(**options):
+        kept.append(mpidist.init(comm=MPI.COMM_WORLD, **options))
+        return kept[-1]
+
+    yield make
+    for comm in kept:
+        comm.free()
+
+
+def test_only_rank_0_has_the_file(comm, made, tmp_path):
+    path = tmp_path / "t.json"
+    if comm.rank == 0:
+        table(comm, "ring", "tree:4", "linear").save(path)
+    else:
+        path = "there/is/no/such/file"
+    tuned = made(tuning=path)
+    found = tuned.allgather_object(names(tuned))
+    assert found == [["ring", "tree:4", "linear", "linear"]] * comm.size
+    total = tuned.allreduce(np.ones(200, "float32"))
+    assert (total == comm.size).all()
+
+
+def test_ranks_have_different_files(comm, made, tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    table(comm, "ring" if comm.rank == 0 else "linear").save(path)
+    monkeypatch.setenv("MPIDIST_TUNING", str(path))
+    tuned = made()
+    assert tuned.allgather_object(names(tuned)) == [["ring"] * len(SIZES)] * comm.size
+    monkeypatch.setenv("MPIDIST_TUNING", "none")
+    assert names(made(tuning=path))[0] != "ring"
+
+
+def test_two_runs_decide_alike(comm, made, tmp_path):
+    path = tmp_path / "t.json"
+    table(comm, "ring", "recursive_doubling", "native").save(path)
+    first, second = names(made(tuning=path)), names(made(tuning=path))
+    assert first == second == ["ring", "recursive_doubling", "native", "native"]
+
+
+def test_a_table_for_other_ranks_falls_back_to_the_rules(comm, made, caplog):
+    other = table(comm, "linear")
+    entries = [
+        Entry(
+            Key(library(), (99,), *[getattr(k, n) for n in ("kind", "collective", "memory")]),
+            e.choose,
+            e.times,
+        )
+        for k, e in other.entries.items()
+    ]
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        tuned = made(tuning=TuningTable(entries, source="t.json"))
+        tuned.split(0).free()
+    assert names(tuned) == names(comm)
+    assert "it is for" in tuned.explain("allreduce", 8)[0].why
+    assert len(caplog.records) == (comm.rank == 0)
+
+
+def test_a_bad_table_is_an_error_everywhere_and_leaves_nothing(comm, made, tmp_path):
+    path = tmp_path / "t.json"
+    if comm.rank == 0:
+        path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="rank 0: tuning=.*t.json.* is no tuning table"):
+        made(tuning=path)
+    with pytest.raises(ConfigError, match="rank 0: tuning=3: must be a path or a TuningTable"):
+        made(tuning=3)
+    assert mpidist.get_communicator() is mpidist.init()
+    assert (made().allreduce(np.ones(3)) == comm.size).all()
+
+
+def test_init_again_with_a_table_is_refused(comm):
+    with pytest.raises(mpidist.InvalidArgument, match="runs with other settings"):
+        mpidist.init(tuning="t.json")
+
+
+def test_symmetric_memory_and_background(comm, made):
+    tuned = made(tuning=table(comm, "symmetric"))
+    assert names(tuned)[0] != "symmetric"
+    assert "but out is no array of comm.empty()" in tuned.explain("allreduce", 8)[0].why
+    if comm.topology.num_nodes == 1:
+        assert names(tuned, "symmetric") == ["symmetric"] * len(SIZES)
+        x = tuned.empty(5, "float32")
+        x[:] = 1
+        assert (tuned.allreduce(x, out=x) == comm.size).all()
+    assert (tuned.iallreduce(np.ones(5, "float32")).wait() == comm.size).all()
+
+
+def test_calibration_is_short_and_the_same_everywhere(comm, made):
+    tuned = made()
+    tuned.barrier()
+    begun = perf_counter()
+    found = tuned.calibrate()
+    seconds = perf_counter() - begun
+    slowest = max(comm.allgather_object(seconds))
+    print(f"calibrated {comm.size} ranks in {slowest * 1e3:.1f} ms: {found}")
+    assert slowest < LIMIT * LOADED
+    assert comm.allgather_object(found) == [found] * comm.size
+    if comm.size > 1:
+        assert 0 < found.alpha < 1e-2 and 0 <= found.beta < 1e-6 and 0 < found.gamma < 1e-6
+        times = [way.seconds for way in tuned.explain("allreduce", 1 << 20)[1] if way.choice]
+        assert any(times)
+
+
+def test_first_use_calibrates_once_unless_turned_off(comm, made, monkeypatch):
+    """Without MPI's own collective the choice needs constants."""
+    if comm.size == 1:
+        return
+    for options, expected in (({}, 1), ({"calibrate": False}, 0)):
+        tuned = made(**options)
+        monkeypatch.setattr(tuned.backend.native, "why_not", lambda call: "not today")
+        calls, calibrate = [], tuned._service.calibrate
+        monkeypatch.setattr(
+            tuned._service, "calibrate", lambda c=calls, f=calibrate: c.append(1) or f()
+        )
+        for _ in range(3):
+            assert (tuned.allreduce(np.ones(1000)) == comm.size).all()
+            assert (tuned.allreduce(np.ones(100_000)) == comm.size).all()
+        assert len(calls) == expected
+        why = tuned.explain("allreduce", 1 << 20)[0].why
+        assert why.startswith("cost model" if expected else "shipped rule")
+        assert comm.allgather_object(why) == [why] * comm.size
+
+
+def test_the_variable_turns_it_off(comm, made, monkeypatch):
+    if comm.rank == 0:
+        monkeypatch.setitem(os.environ, "MPIDIST_CALIBRATE", "0")
+    tuned = made(calibrate=True)
+    assert not tuned._service.advice.uncalibrated

@@ -1,0 +1,331 @@
+"""The tuning table: reading, looking up, who goes before whom; and the calibration."""
+
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from mpidist import CollectiveConfig, ConfigError, Op, run_simulated
+from mpidist.advice import Advice
+from mpidist.calibration import MOST_RANKS, Model, from_environment
+from mpidist.call import Call
+from mpidist.errors import DeadlockError
+from mpidist.measure import Calibration
+from mpidist.operations import OPS
+from mpidist.schedule.cost import cost
+from mpidist.schedule.registry import find
+from mpidist.selection import Means, choose, ways
+from mpidist.tuning import TuningTable
+from mpidist.tuning_entry import Entry, Key, kind_for
+
+KEY = Key("simulated", (4,), "float", "allreduce", "private")
+TIMES = {
+    64: {"ring": 8e-6, "tree:4": 2e-6, "linear": 3e-6},
+    1024: {"ring": 8e-6, "tree:4": 32e-6},
+}
+
+
+def table(chosen=None, times=TIMES, key=KEY, source="t.json"):
+    return TuningTable(
+        [Entry.from_points(key, chosen or {64: "tree:4", 1024: "ring"}, times)], {}, source
+    )
+
+
+def call_for(count, op="sum", dtype="float32", size=4, collective="allreduce"):
+    x = np.broadcast_to(np.zeros(1, dtype), (count,))
+    op = OPS[op] if isinstance(op, str) else op
+    return Call(collective, 0, size, 0, x.dtype, x, x, op)
+
+
+def advised(tuning, groups=((0, 1, 2, 3),), **more):
+    return Advice("simulated", groups, tuning=tuning, **more)
+
+
+MEANS = Means(((0, 1, 2, 3),), "there is no native here")
+
+
+def chosen(tuning, call, algorithm="auto", config=None, means=MEANS, **more):
+    return choose(call, algorithm, config or CollectiveConfig(), means, advised(tuning, **more))
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+
+def test_round_trip(tmp_path):
+    first, path = table(), tmp_path / "t.json"
+    first.save(path)
+    second = TuningTable.load(path)
+    assert second.source == str(path)
+    (one,), (other,) = first.entries.values(), second.entries.values()
+    assert one.key == other.key and one.choose == other.choose
+    for size, at in one.times.items():
+        assert other.times[size] == pytest.approx(at)
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"], "nothing is left beside it"
+
+
+def document(**changes):
+    content = json.loads(table().to_json())
+    content["entries"][0].update(changes)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "t.json is not JSON"),
+        ([], "t.json is no tuning table"),
+        ({"rows": []}, "t.json is no tuning table"),
+        ({"mpidist_tuning": 7, "entries": []}, "version 7 of the table; known is 1"),
+        ({"mpidist_tuning": 1, "entries": 3}, "'entries' must be a list, not 3"),
+        ({"mpidist_tuning": 1, "entries": [3]}, "entry 0 must be an object, not 3"),
+        (document(choose=[{"from": 0, "way": "rign"}]), "entry 0: .*did you mean 'ring'"),
+        (document(choose=[{"from": 0, "way": "ring:4"}]), "entry 0: .*ring has no arity"),
+        (document(choose=[{"from": 0, "way": "auto"}]), "entry 0: .*'auto'"),
+        (document(choose=[{"from": 8, "way": "ring"}]), "must begin from 0"),
+        (document(choose=[{"way": "ring"}]), "must be a list of {from, way}"),
+        (document(choose=[]), "must begin from 0"),
+        (document(times_us={"8": {"ring": 0}}), "must be above 0"),
+        (document(times_us={"x": {}}), "'times_us'"),
+        (document(collective="allredcue"), "collective='allredcue': allowed are allreduce"),
+        (document(kind="float32"), "kind='float32': allowed are any, float"),
+        (document(memory="shared"), "memory='shared': allowed are private, symmetric"),
+        (document(ranks_per_node=[0]), r"ranks_per_node=\[0\]: must be whole numbers > 0"),
+        (document(ranks_per_node=4), "ranks_per_node=4"),
+        (document(library=None), "library=None: must be a name"),
+    ],
+)
+def test_bad_documents_say_where_and_why(content, told):
+    text = content if isinstance(content, str) else json.dumps(content)
+    with pytest.raises(ConfigError, match=told):
+        TuningTable.from_json(text, "t.json")
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(ConfigError, match="no.json: No such file"):
+        TuningTable.load(tmp_path / "no.json")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        TuningTable.load(tmp_path)
+    (tmp_path / "b").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="it is not text"):
+        TuningTable.load(tmp_path / "b")
+
+
+def test_merged_replaces_equal_keys_and_keeps_the_others():
+    other = Key("simulated", (2,), "float", "allreduce", "private")
+    old = TuningTable([*table().entries.values(), Entry(other, ((0, "ring"),), {})])
+    new = old.merged(table({64: "linear"}))
+    assert new.find(other).at(1)[0] == "ring"
+    assert new.find(KEY).at(1 << 20)[0] == "linear"
+
+
+# -- looking up ------------------------------------------------------------------------------------
+
+
+def test_the_way_changes_where_the_times_cross():
+    entry = table().find(KEY)
+    # tree leads by 4 at 64 bytes, ring by 4 at 1024: they are even in the middle, 256 bytes.
+    assert entry.choose == ((0, "tree:4"), (256, "ring"))
+    assert entry.at(0) == ("tree:4", 0, 256)
+    assert entry.at(255)[0] == "tree:4" and entry.at(256) == ("ring", 256, math.inf)
+    assert entry.at(1 << 40)[0] == "ring", "above the largest size"
+
+
+def test_the_way_changes_in_the_middle_where_times_are_missing():
+    entry = table({64: "linear", 1024: "ring"}).find(KEY)
+    assert entry.choose == ((0, "linear"), (256, "ring"))
+
+
+def test_a_measured_size_keeps_its_own_way():
+    times = {8: {"ring": 1.0, "linear": 1.0}, 32: {"ring": 2.0, "linear": 1.0}}
+    entry = table({8: "ring", 32: "linear"}, times).find(KEY)
+    assert entry.at(8)[0] == "ring" and entry.at(9)[0] == "linear"
+    times = {8: {"ring": 1.0, "linear": 2.0}, 32: {"ring": 1.0, "linear": 1.0}}
+    entry = table({8: "ring", 32: "linear"}, times).find(KEY)
+    assert entry.at(31)[0] == "ring" and entry.at(32)[0] == "linear"
+
+
+def test_times_are_interpolated_on_logarithmic_axes():
+    entry = table().find(KEY)
+    assert entry.seconds("tree:4", 256) == pytest.approx(8e-6)
+    assert entry.seconds("tree:4", 64) == 2e-6 and entry.seconds("tree:4", 0) == 2e-6
+    assert entry.seconds("tree:4", 4096) == pytest.approx(128e-6)
+    assert entry.seconds("linear", 128) == pytest.approx(6e-6), "in proportion above its last"
+    assert entry.seconds("binomial", 128) is None
+
+
+def test_kinds():
+    pytest.importorskip("ml_dtypes")
+    kinds = {"float32": "float", "float64": "float", "float16": "half", "int8": "int"}
+    for dtype, kind in {**kinds, "complex64": "complex"}.items():
+        assert kind_for(call_for(1, dtype=dtype)) == kind
+    assert kind_for(call_for(1, "max", "bool")) == "bool"
+    assert kind_for(call_for(1, dtype="bfloat16")) == "half"
+    broadcast = Call("broadcast", 0, 4, 0, np.dtype("int8"), np.zeros(1), np.zeros(1))
+    assert kind_for(broadcast) == "any"
+
+
+# -- who goes before whom --------------------------------------------------------------------------
+
+
+def test_precedence():
+    small, config = call_for(16), CollectiveConfig(local_allreduce="ring")
+    assert chosen(None, small).name == "recursive_doubling"
+    tuned = chosen(table(), small)
+    assert tuned.name == "tree:4" and tuned.choice.arity == 4
+    assert tuned.why == "tuning table t.json: tree:4 from 0 B to below 256 B"
+    assert chosen(table(), small, config=config).why == "the configuration asks for it"
+    assert chosen(table(), small, "linear", config).why == "the call asks for it"
+    assert chosen(table(), call_for(1 << 20)).why == "tuning table t.json: ring from 256 B on"
+
+
+def test_a_way_that_cannot_serve_is_skipped_for_the_rules():
+    table_of_native = table({64: "native"})
+    way = chosen(table_of_native, call_for(16))
+    assert way.name == "recursive_doubling"
+    assert way.why.endswith("; the tuning table t.json names native, but there is no native here")
+    able = Means(((0, 1, 2, 3),), None)
+    assert chosen(table_of_native, call_for(16), means=able).name == "native"
+    late = Op(np.subtract, commute=False, name="late", builtin=True)
+    way = chosen(table({64: "ring"}), call_for(16, late))
+    assert way.name == "recursive_doubling" and "ring combines out of rank order" in way.why
+
+
+@pytest.mark.parametrize(
+    ("call", "groups", "told"),
+    [
+        (call_for(16), ((0, 1), (2, 3)), r"it is for simulated, 4 ranks on 1 node; this is sim"),
+        (call_for(16, dtype="int32"), None, "no entry for allreduce of kind int in private memory"),
+        (call_for(16, Op(np.add)), None, "a function of the user"),
+    ],
+)
+def test_a_table_for_something_else_does_not_apply_and_says_so(call, groups, told):
+    way = chosen(table(), call, groups=groups or ((0, 1, 2, 3),))
+    assert way.name == "recursive_doubling"
+    assert told in way.why
+
+
+def test_symmetric_memory_has_entries_of_its_own():
+    key = Key("simulated", (4,), "float", "allreduce", "symmetric")
+    both = table({64: "ring"}).merged(table({64: "symmetric"}, key=key))
+    shared = Means(((0, 1, 2, 3),), None, None)
+    assert chosen(both, call_for(16), means=shared).name == "symmetric"
+    assert chosen(both, call_for(16)).name == "ring"
+
+
+def test_that_it_does_not_apply_is_logged_once(caplog):
+    elsewhere = table(key=Key("another MPI 1.0", (4,), "float", "allreduce", "private"))
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        run_simulated(4, lambda comm: comm.split(0).explain("allreduce", 8), tuning=elsewhere)
+        run_simulated(4, lambda comm: comm.split(comm.rank % 2).rank, tuning=table())
+    (record,) = caplog.records
+    assert "t.json does not apply: it is for another MPI 1.0, 4 ranks" in record.message
+
+
+def test_a_communicator_and_its_parts_use_the_table():
+    pair = Key("simulated", (2,), "float", "allreduce", "private")
+    both = table().merged(table({64: "linear"}, key=pair))
+
+    def names(comm):
+        half = comm.split(comm.rank % 2)
+        total = half.allreduce(np.ones(3, "float32"))
+        return comm.explain("allreduce", 8)[0].name, half.explain("allreduce", 8)[0].name, total[0]
+
+    assert run_simulated(4, names, tuning=both) == [("tree:4", "linear", 2.0)] * 4
+
+
+def test_explain_shows_the_times_of_the_table():
+    chosen, every = run_simulated(4, lambda c: c.explain("allreduce", 64), tuning=table())[0]
+    times = {way.name: way.seconds for way in every}
+    assert chosen.seconds == pytest.approx(2e-6) and "tuning table" in chosen.basis
+    assert times["ring"] == pytest.approx(8e-6) and times["binomial"] is None
+    chosen, _ = run_simulated(4, lambda c: c.explain("allreduce", 64))[0]
+    assert chosen.seconds is None
+
+
+# -- calibration -----------------------------------------------------------------------------------
+
+KNOWN = Calibration(1e-5, 1e-9, 1e-10)
+
+
+def test_the_cost_model_chooses_where_it_is_calibrated():
+    """With a latency of 10 ms recursive doubling stays ahead far above the shipped threshold."""
+    slow = Calibration(1e-2, 1e-9, 1e-10)
+    call = call_for(1 << 18)
+    assert chosen(None, call).name == "ring"
+    way = chosen(None, call, calibration=slow)
+    assert way.name == "recursive_doubling" and way.why.startswith("cost model: ")
+    assert chosen(None, call, calibration=KNOWN).name == "ring"
+    able = Means(((0, 1, 2, 3),), None)
+    assert chosen(None, call_for(16), means=able, calibration=slow).name == "native"
+
+
+def test_predicted_times_are_those_of_the_cost_model():
+    model = Model(KNOWN, ((0, 1, 2, 3),), 1 << 20, 4)
+    ring = find("allreduce", "ring")
+    exact = cost("allreduce", ring, 4, 1 << 16, alpha=1e-5, beta=1e-9, gamma=1e-10).seconds
+    assert model.seconds("allreduce", ring, 65_000) == exact, "rounded to a power of two"
+    assert model.seconds("barrier", find("barrier", "dissemination"), 0) == pytest.approx(2e-5)
+    many = Model(KNOWN, (tuple(range(MOST_RANKS + 1)),), 1 << 20, 4)
+    assert many.seconds("allreduce", ring, 8) is None
+    apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), 1 << 20, 4)
+    assert apart.seconds("allreduce", ring, 8) > 1e-3
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_simulated_ranks_calibrate_when_asked(size):
+    def both(comm):
+        before = comm.explain("allreduce", 1 << 20)[0].why
+        total = comm.allreduce(np.ones(1 << 18, "float32"))
+        after = comm.explain("allreduce", 1 << 20)[0].why
+        inherited = comm.split(0).explain("allreduce", 1 << 20)[0].why
+        return before, after, inherited, total.sum()
+
+    found = run_simulated(size, both, calibrate=True)
+    assert len(set(found)) == 1, "every rank has the same figures"
+    before, after, inherited, total = found[0]
+    assert "the first call will calibrate" in before and total == size << 18
+    assert after.startswith("cost model: ") and inherited == after
+    before, after, _, _ = run_simulated(size, both)[0]
+    assert before == after == "shipped rule: ring for large buffers"
+
+
+def test_a_call_in_the_background_does_not_calibrate():
+    """Its ranks need not meet: this one would wait for a message that comes later."""
+
+    def cross(comm):
+        data = np.ones(4, "float32")
+        if comm.rank == 0:
+            work = comm.iallreduce(data)
+            comm.send(data, 1)
+        else:
+            comm.recv(data, 0)
+            work = comm.iallreduce(data)
+        return work.wait()[0]
+
+    assert run_simulated(2, cross, calibrate=True, timeout=10) == [2.0, 2.0]
+
+
+def test_a_rank_that_does_not_come_to_calibrate_is_an_error():
+    def absent(comm):
+        if comm.rank == 0:
+            with pytest.raises(DeadlockError) as caught:
+                comm.allreduce(np.ones(2))
+            assert "calibrate" in comm.broken
+            raise caught.value
+
+    with pytest.raises(DeadlockError, match="ranks 0 wait"):
+        run_simulated(2, absent, calibrate=True)
+
+
+def test_the_variable():
+    assert from_environment({}) is None
+    assert from_environment({"MPIDIST_CALIBRATE": "0"}) is False
+    assert from_environment({"MPIDIST_CALIBRATE": "1"}) is True
+    with pytest.raises(ConfigError, match="MPIDIST_CALIBRATE='no': allowed are 0 and 1"):
+        from_environment({"MPIDIST_CALIBRATE": "no"})
+
+
+def test_every_way_is_still_listed():
+    assert {"native", "symmetric", "ring"} <= {way.name for way in ways(call_for(16), MEANS)}
