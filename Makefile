@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-mpi test-mpich stress mutation lint format docs bench clean
+.PHONY: help venv demo test test-serial test-mpi test-mpich stress mutation lint format docs bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,5 +82,8 @@ docs: $(VENV)/.docs  ## docs/_build/html, warnings are errors
 bench: $(VENV)/.demo  ## allreduce: every algorithm beside native, on RANKS ranks
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist bench allreduce $(ARGS)
 
+benchmarks: $(VENV)/.test $(MPICH_VENV)/.test  ## the published comparison, 20 minutes; ARGS=--quick tries it in 2
+	$(BIN)/python benchmarks/compare.py $(ARGS)
+
 clean:  ## remove what was built; `git clean -Xd` removes the rest
-	rm -rf $(VENV) $(MPICH_VENV) .test build docs/_build docs/generated *.egg-info
+	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build docs/_build docs/generated *.egg-info

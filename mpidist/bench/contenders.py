@@ -86,22 +86,30 @@ def contenders(
         found.append(Contender("native"))
     for kind in kinds:
         found += [Contender(name, kind) for name in chosen if name != BARE]
-    if names is None:  # what is defined by its memory is no contender elsewhere
+    if names is None or len(kinds) > 1:  # what is defined by its memory is no contender elsewhere
         found = [c for c in found if c.name != SYMMETRIC or c.memory == SYMMETRIC]
     return list(dict.fromkeys(found))
 
 
 def _find_any(comm: Any, name: str, collectives: Sequence[str]) -> None:
-    failures: list[MpidistError] = []
-    for collective in collectives:
-        if name in way_names(comm, collective):
-            return
-        try:
-            find(collective, name)
-            return
-        except MpidistError as error:
-            failures.append(error)
-    raise failures[0]
+    failures = [_unknown(comm, name, collective) for collective in collectives]
+    if failures and all(failures):
+        raise failures[0]  # type: ignore[misc]
+
+
+def knows(comm: Any, name: str, collective: str) -> bool:
+    """Tell whether a collective can be asked for by that name."""
+    return name in (BARE, "auto") or _unknown(comm, name, collective) is None
+
+
+def _unknown(comm: Any, name: str, collective: str) -> MpidistError | None:
+    if name in way_names(comm, collective):
+        return None
+    try:
+        find(collective, name)
+    except MpidistError as error:
+        return error
+    return None
 
 
 def ours(comm: Any, case: Case, algorithm: str) -> Callable[[], Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import Unsupported
 from .cases import Case, Workload
-from .contenders import BARE, Contender, bare, ours, way_names
+from .contenders import BARE, Contender, bare, knows, ours
 
 if TYPE_CHECKING:
     from .runner import Settings
@@ -73,6 +73,8 @@ class Series:
         The others, and why.
     iterations : int
         How many are to be timed, the same on every rank.
+    seconds : float
+        Of one iteration, as rank 0 saw it before the first that is timed.
     """
 
     def __init__(
@@ -92,13 +94,12 @@ class Series:
         self.spent = 0.0
         self.done = 0  # iterations that were timed
         self.over = False
-        self._ways = way_names(comm, self.case.collective)
         for contender in contenders:
             self._admit(contender)
         begun = perf_counter()
         self.warm_up()
-        seconds = self._agree(perf_counter() - begun)
-        planned = settings.budget / max(seconds, 1e-9)
+        self.seconds = self._agree(perf_counter() - begun)
+        planned = settings.budget / max(self.seconds, 1e-9)
         self.iterations = int(
             max(min(LEAST, settings.iterations), min(planned, settings.iterations))
         )
@@ -106,7 +107,7 @@ class Series:
     def _admit(self, contender: Contender) -> None:
         """Make a contender and call it once; refuse it if it cannot serve or takes too long."""
         name, case = contender.name, self.cases[contender.memory]
-        if name.partition(":")[0] not in {*self._ways, BARE, "native", "auto"}:
+        if not knows(self.comm, name, case.collective):
             self.refused.append((contender, f"{case.collective} has no {name}"))
             return
         try:

@@ -1,0 +1,144 @@
+"""Which launches the published comparison consists of, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "allgather", "broadcast", "alltoall")
+MAIN = "as launched"  # by `mpidist run`, nothing set
+VARIANT_LAUNCHES = 3
+_MALLOC = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+_UCX = {
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_pml_ucx_tls": "any",
+    "OMPI_MCA_pml_ucx_devices": "any",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings under which the bare call may be faster; ``openmpi``: only Open MPI knows them."""
+
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    openmpi: bool = False
+
+
+VARIANTS = (
+    Variant("UCX", _UCX, openmpi=True),
+    Variant("tuned malloc", _MALLOC),
+    Variant("UCX, tuned malloc", {**_UCX, **_MALLOC}, openmpi=True),
+    # Where ranks share cores `mpidist run` has Open MPI yield; this is the library's own default.
+    Variant("no yield", {"OMPI_MCA_mpi_yield_when_idle": "0"}, openmpi=True),
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured: sizes as bench reads them, and seconds for one of them."""
+
+    sizes: str
+    large: str
+    budget: float
+    variant_budget: float
+    launches: int
+
+
+FULL = Scale("8,128,2K,16K,64K-64M", "64K-64M", 0.25, 0.08, 5)
+QUICK = Scale("8,64K,1M", "64K,1M", 0.05, 0.05, 1)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One job.
+
+    Attributes
+    ----------
+    python : str
+        Of the environment whose MPI it is.
+    place : str
+        ``"apart"`` or ``"in place"``.
+    number : int
+        From 1 on.
+    """
+
+    python: str
+    ranks: int
+    place: str
+    variant: Variant
+    number: int
+    scale: Scale
+
+    @property
+    def mpi(self) -> str:
+        """Name the environment: its folder."""
+        return Path(self.python).absolute().parent.parent.name.strip(".")
+
+    @property
+    def name(self) -> str:
+        """Name the launch, as a file can be called."""
+        words = (self.mpi, f"{self.ranks}", self.place, self.variant.name, f"{self.number}")
+        return "-".join(word.replace(", ", "+").replace(" ", "_") for word in words)
+
+    def bench(self) -> list[str]:
+        """Give the arguments of ``mpidist bench``."""
+        main = self.variant.name == MAIN
+        collectives = COLLECTIVES if self.place == "apart" else ("allreduce",)
+        sizes = self.scale.sizes if main else self.scale.large
+        budget = self.scale.budget if main else self.scale.variant_budget
+        who = ["--memory", "both", "--algorithms", "auto,symmetric"] if main else []
+        return [
+            *("bench", *collectives, "--bytes", sizes, "--budget", f"{budget:g}"),
+            *(who or ["--algorithms", "mpi4py"]),
+            *(["--in-place"] if self.place == "in place" else []),
+        ]
+
+    def expected_seconds(self) -> float:
+        """Give a rough guess, from a machine with 2 cores."""
+        share = 1.0 if self.place == "apart" else 0.2
+        work = (18.0 if self.variant.name == MAIN else 5.5) * share * self.ranks / 2
+        return 2.5 + work * (1.0 if self.scale.launches > 1 else 0.08)
+
+
+def applies(variant: Variant, vendor: str, ranks: int, cores: int) -> bool:
+    """Tell whether a variant differs from what ``mpidist run`` sets anyway."""
+    if variant.openmpi and vendor != "Open MPI":
+        return False
+    return variant.name != "no yield" or ranks > cores
+
+
+def plan(
+    vendors: Mapping[str, str], ranks: Sequence[int], cores: int, scale: Scale
+) -> list[Launch]:
+    """Give the launches in turn: the first of every configuration, then the second of every one.
+
+    Parameters
+    ----------
+    vendors : mapping
+        By path of a python: the vendor of its MPI.
+    ranks : sequence of int
+        Numbers of ranks.
+    cores : int
+        That there are.
+    scale : Scale
+        How much.
+    """
+    launches = []
+    for number in range(1, scale.launches + 1):
+        for python, vendor in vendors.items():
+            for n in ranks:
+                variants = [Variant(MAIN)]
+                if number <= VARIANT_LAUNCHES:
+                    variants += [v for v in VARIANTS if applies(v, vendor, n, cores)]
+                launches += [
+                    Launch(python, n, place, variant, number, scale)
+                    for variant in variants
+                    for place in ("apart", "in place")
+                ]
+    return launches
