@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from .backends.base import Backend
 from .binding import Program, Round, Side
 
+ALARM_SECONDS = (0.1, 0.5)  # of waiting before the first look for trouble; between two of them
+
+
+class _UnderWay(threading.local):
+    """The engines with something in the background, of this thread: ranks may be threads.
+
+    A rank that waits on one communicator must bring forward what it began on the others, or two
+    ranks could wait for each other: so this is known across communicators.
+    """
+
+    def __init__(self) -> None:
+        self.engines: list[Engine] = []
+
+
+_under_way = _UnderWay()
+
 
 class Engine:
     """Runs the programs of one communicator and keeps those in the background going.
+
+    Parameters
+    ----------
+    backend : Backend
+        Where they run.
+    alarm : callable, optional
+        Called now and then during a long wait; raises if it can never end well.
 
     Attributes
     ----------
@@ -18,8 +43,8 @@ class Engine:
         What is under way in the background, in the order it was started.
     """
 
-    def __init__(self, backend: Backend):
-        self.backend = backend
+    def __init__(self, backend: Backend, alarm: Callable[[], object] | None = None):
+        self.backend, self.alarm = backend, alarm
         self.active: list[Run] = []
 
     def run(self, program: Program, deadline: float | None) -> bool:
@@ -50,16 +75,47 @@ class Engine:
         """Begin to run in the background."""
         run = Run(program)
         self.active.append(run)
+        if self not in _under_way.engines:
+            _under_way.engines.append(self)
         run.test()
         return run
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for `test` while what is active goes on; False if the deadline passed first."""
-        return self.backend.wait(test, deadline, self.progress if self.active else None)
+        wait = self.backend.wait
+        return self.patiently(lambda until: wait(test, until, self.background()), deadline)
+
+    def patiently(self, wait: Callable[[float | None], bool], deadline: float | None) -> bool:
+        """Call ``wait(until)`` with ever later times up to `deadline`, and the alarm between."""
+        if self.alarm is None:
+            return wait(deadline)
+        until = time.monotonic() + ALARM_SECONDS[0]
+        while deadline is None or until < deadline:
+            if wait(until):
+                return True
+            self.alarm()
+            until = time.monotonic() + ALARM_SECONDS[1]
+        return wait(deadline)
+
+    def background(self) -> Callable[[], None] | None:
+        """Give what brings everything in the background forward, on any communicator, if any."""
+        return self.progress if _under_way.engines else None
 
     def progress(self) -> None:
-        """Bring everything in the background forward."""
-        self.active = [run for run in self.active if not run.test()]
+        """Bring everything in the background forward; what fails elsewhere is raised there."""
+        for engine in tuple(_under_way.engines):
+            if engine is self:
+                self.active = [run for run in self.active if not run.test()]
+            else:
+                engine.active = [run for run in engine.active if not run.ended()]
+            if not engine.active:
+                engine.abandon()
+
+    def abandon(self) -> None:
+        """Bring nothing of this communicator forward any more."""
+        self.active = []
+        if self in _under_way.engines:
+            _under_way.engines.remove(self)
 
 
 class Run:
@@ -84,6 +140,13 @@ class Run:
                 raise
             self.program.busy = not self.done
         return self.done
+
+    def ended(self) -> bool:
+        """Make progress; tell whether the program has ended or failed."""
+        try:
+            return self.test()
+        except Exception:  # test() raises it again, for who waits for this program
+            return True
 
 
 def _ended(steps: Iterator[None]) -> bool:

@@ -20,6 +20,7 @@ from .errors import (
     CollectiveTimeout,
     CommunicatorBroken,
     InvalidArgument,
+    RankFailed,
     UnknownName,
 )
 from .measure import Calibration
@@ -60,7 +61,8 @@ class Service:
         self.backend, self.config = backend, config
         self.timeout: float | None = config.timeout
         self.topology = Topology.from_hosts(backend.rank, list(backend.hosts), {})
-        self.engine = Engine(backend)
+        # Ranks that are threads of one process see at once that they wait in vain.
+        self.engine = Engine(backend, self._alarm if backend.native is not None else None)
         self.cache = ProgramCache(backend, self.topology.groups, segment_bytes, window)
         self.heap: Heap | None = None
         self.advice: Advice | None = None
@@ -285,7 +287,9 @@ class Service:
 
     def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
         """Wait until every rank has come to a native call, which cannot be interrupted."""
-        if deadline is not None and not self.backend.arrive(sequence, deadline):
+        if deadline is not None and not self.engine.patiently(
+            lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
+        ):
             raise self.timed_out(what, sequence, "native")
         self._check_same(sequence, what, harmless=deadline is not None)
 
@@ -308,6 +312,23 @@ class Service:
         except BaseException as error:
             raise self.broke(error, what, sequence) from error.__cause__
         return result
+
+    def _alarm(self) -> None:
+        """During a long wait: raise if a rank has left, or is in another operation."""
+        sequence, board, rank = self.sequence, self.backend.board, self.backend.rank
+        left = board.left(sequence)
+        if left:
+            told = "; ".join(board.describe(r) for r in left)
+            raise RankFailed(f"rank {rank}: collective #{sequence} waits in vain: {told}")
+        if sequence:
+            what = self._doing(sequence)
+            if what is not None:
+                self._check_same(sequence, what)
+
+    def _doing(self, sequence: int) -> str | None:
+        """Give what this rank announced as operation number `sequence`, the last one."""
+        announced = self.backend.board.fingerprint(sequence)
+        return next((what for what, number in self._prints.items() if number == announced), None)
 
     def _check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
         other = self.backend.board.different(sequence, self.fingerprint(what))
@@ -333,9 +354,7 @@ class Service:
         elif other:
             told = f"rank {', '.join(map(str, other))} is in another operation"
         elif sequence is not None:
-            told = (
-                "all ranks have arrived: a message was lost, or a rank hangs inside the operation"
-            )
+            told = f"all ranks have arrived: {self._inside()}"
         else:
             told = "the message has not come"
         seconds = self.timeout if timeout is UNSET else timeout
@@ -347,6 +366,14 @@ class Service:
             sequence=sequence,
             missing=missing,
         )
+
+    def _inside(self) -> str:
+        """Say what is known about who hangs inside an operation."""
+        behind = self.heap.behind() if self.heap is not None else ()
+        known = list(self.backend.board.unwell())
+        if behind:
+            known.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
+        return "; ".join(known) or "a message was lost, or a rank hangs inside the operation"
 
     def check_usable(self) -> None:
         """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
@@ -361,6 +388,7 @@ class Service:
         if isinstance(error, CommunicatorBroken) or getattr(error, "harmless", False):
             return error
         self.inside = 0
+        self.engine.abandon()
         error = self.backend.translate(error)
         self.broken = (
             f"the communicator is broken since {what} (collective #{sequence}) ended with "

@@ -22,11 +22,13 @@ def poll(
     deadline: float | None,
     progress: Callable[[], object] | None = None,
     looks: int = LOOKS,
+    nudge: Callable[[], object] | None = None,
 ) -> bool:
     """Wait until ``test()`` is true; False if `deadline` (of ``time.monotonic``) passed first.
 
     `progress` is called between looks: whatever else is under way must go on while we wait.  The
-    first `looks` are made without giving the core away.
+    first `looks` are made without giving the core away.  `nudge` is called less often, about every
+    20 µs at first: what only has to be done now and then.
     """
     for _ in range(looks):
         if test():
@@ -39,6 +41,8 @@ def poll(
             if progress is not None:
                 progress()
             os.sched_yield()
+        if nudge is not None:
+            nudge()
         now = time.monotonic()
         if deadline is not None and now > deadline:
             return test()
@@ -49,6 +53,8 @@ def poll(
             return True
         if progress is not None:
             progress()
+        if nudge is not None:
+            nudge()
         if deadline is not None and time.monotonic() > deadline:
             return test()
         time.sleep(SLEEP_SECONDS)

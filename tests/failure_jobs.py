@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from mpidist.errors import (
     InvalidArgument,
     InvalidRank,
     MpidistError,
+    RankFailed,
     UnknownName,
     Unsupported,
     UnsupportedDtype,
@@ -209,11 +211,33 @@ def raises():
     comm.barrier()
 
 
-def leaves():
-    comm = start()
+def leaves(algorithm):
+    """A rank whose program has ended says so: the others need not wait for the deadline."""
+    comm = start(timeout=HANG)
+    x = comm.empty(100_000) if algorithm == "symmetric" else np.ones(9)
     if comm.rank == 1:
-        sys.exit(0)
-    waits_in_vain(comm, "ring")
+        sys.exit(3)
+    begin = time.monotonic()
+    call = partial(comm.allreduce, x, out=x, algorithm=algorithm)
+    expect(RankFailed, call, f"rank {comm.rank}:", "rank 1 not arrived", "has left")
+    assert time.monotonic() - begin < 5
+    expect(CommunicatorBroken, comm.barrier, "broken since allreduce")
+    say(comm, "named")
+    time.sleep(1)  # for the others to say theirs before this rank ends the job
+
+
+def differ(first, second):
+    """One rank takes another way than the others, or brings another array: all hear of it soon."""
+    comm = start(timeout=HANG)
+    shared, private = comm.empty(100_000), np.ones(100_000)
+    arrays = {"slice": shared[1:50_001], "shared": shared[:50_000], "private": private[:50_000]}
+    way, name = (second if comm.rank == 1 else first).split(",")
+    x, begin = arrays[name], time.monotonic()
+    call = partial(comm.allreduce, x, out=x, algorithm=way)
+    expect((mpidist.CollectiveMismatch, RankFailed), call, f"rank {comm.rank}:")
+    assert time.monotonic() - begin < 5
+    say(comm, "named")
+    time.sleep(1)
 
 
 def never_comes(algorithm):

@@ -72,7 +72,12 @@ class Backend(Protocol):
         `progress` is called now and then: what else is under way must go on meanwhile.
         """
 
-    def arrive(self, sequence: int, deadline: float | None) -> bool:
+    def arrive(
+        self,
+        sequence: int,
+        deadline: float | None,
+        progress: Callable[[], object] | None = None,
+    ) -> bool:
         """Wait until every rank has announced `sequence`; False if the deadline passed."""
 
     def missing(self, sequence: int) -> tuple[int, ...]:

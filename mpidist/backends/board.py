@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from array import array
 from collections.abc import Sequence
 
 _WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
-_PID = 1  # word 0 is the sequence number
+_PID, _LEFT = 1, 2  # word 0 is the sequence number
 PRINTS, HISTORY = 4, 4  # words 4 … 7 are the fingerprints of the last four operations
 
 
@@ -22,12 +24,15 @@ class Board:
         The ranks that write to it.
     """
 
-    __slots__ = ("words", "ranks", "_at", "_keep")
+    __slots__ = ("words", "ranks", "_at", "_keep", "__weakref__")
 
     def __init__(self, words: memoryview, rank: int, ranks: Sequence[int], keep: object = None):
         self.words, self.ranks, self._keep = words, tuple(ranks), keep
         self._at = rank * _WIDTH
         words[self._at + _PID] = os.getpid()
+        if not _boards:
+            atexit.register(_leave)
+        _boards.add(self)
 
     @staticmethod
     def base(rank: int) -> int:
@@ -38,6 +43,10 @@ class Board:
         """Note that this rank has reached operation number `sequence`."""
         self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
         self.words[self._at] = sequence
+
+    def fingerprint(self, sequence: int) -> int:
+        """Give what this rank announced with operation number `sequence`, one of the last."""
+        return self.words[self._at + PRINTS + sequence % HISTORY]
 
     def all_reached(self, sequence: int) -> bool:
         """Tell whether every rank on the board has reached operation number `sequence`."""
@@ -69,6 +78,23 @@ class Board:
                 found.append(rank)
         return tuple(found)
 
+    def leave(self) -> None:
+        """Tell the others that this rank's program has ended: it will come to nothing more."""
+        if self.words[self._at + _PID] == os.getpid():  # a forked child leaves nobody alone
+            self.words[self._at + _LEFT] = 1
+
+    def left(self, sequence: int) -> tuple[int, ...]:
+        """Give the ranks that left before they reached operation number `sequence`."""
+        words = self.words
+        gone = (r for r in self.ranks if words[r * _WIDTH + _LEFT])
+        return tuple(r for r in gone if words[r * _WIDTH] < sequence)
+
+    def unwell(self) -> tuple[str, ...]:
+        """Name the ranks whose process is stopped or dead."""
+        pids = [(r, self.words[r * _WIDTH + _PID]) for r in self.ranks]
+        states = [(r, pid, _process_state(pid)) for r, pid in pids]
+        return tuple(f"rank {r} is{state} (pid {pid})" for r, pid, state in states if state)
+
     def describe(self, rank: int) -> str:
         """Say where `rank` is, for the report of a deadline that passed."""
         if rank not in self.ranks:
@@ -76,7 +102,18 @@ class Board:
         at = self.words[rank * _WIDTH]
         pid = self.words[rank * _WIDTH + _PID]
         where = f"last at collective #{at}" if at else "at no collective yet"
+        if self.words[rank * _WIDTH + _LEFT]:
+            where += ", has left"
         return f"rank {rank} not arrived ({where}, pid {pid}{_process_state(pid)})"
+
+
+_boards: weakref.WeakSet[Board] = weakref.WeakSet()
+
+
+def _leave() -> None:
+    """At exit, before MPI ends: mark every board."""
+    for board in _boards:
+        board.leave()
 
 
 def _process_state(pid: int) -> str:

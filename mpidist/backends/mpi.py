@@ -122,6 +122,7 @@ class MpiBackend:
         self._looks = LOOKS_CROWDED if crowded else LOOKS
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
+        self._arriving: tuple[int, MPI.Request] | None = None
         vendor, version = MPI.get_vendor()
         self.library = f"{vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
 
@@ -169,7 +170,15 @@ class MpiBackend:
         progress: Callable[[], object] | None = None,
     ) -> bool:
         """Wait for `test`; False if the deadline passed first."""
-        return poll(test, deadline, self._meanwhile(progress), self._looks)
+        return poll(test, deadline, self._meanwhile(progress), self._looks, self._nudge)
+
+    def _nudge(self) -> None:
+        """Have MPI move what is under way: a look at flags in memory is no call of the library.
+
+        Without it, a rank that waits here could keep from moving a large message that it has sent,
+        and for which another rank waits before it comes here.
+        """
+        self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def _meanwhile(self, progress: Callable[[], object] | None) -> Callable[[], object] | None:
         """Answer other nodes' questions while we wait."""
@@ -190,7 +199,12 @@ class MpiBackend:
         elsewhere = self._roll_call.missing(sequence) if self._roll_call is not None else ()
         return tuple(sorted((*here, *elsewhere)))
 
-    def arrive(self, sequence: int, deadline: float | None) -> bool:
+    def arrive(
+        self,
+        sequence: int,
+        deadline: float | None,
+        progress: Callable[[], object] | None = None,
+    ) -> bool:
         """Wait until every rank has announced operation `sequence`; False if the deadline passed.
 
         On one node the board tells; across nodes a non-blocking barrier.
@@ -199,9 +213,10 @@ class MpiBackend:
             board = self.board
             if board.all_reached(sequence):
                 return True
-            return poll(lambda: board.all_reached(sequence), deadline, looks=self._looks)
-        request = self.comm.Ibarrier()
-        return poll(request.Test, deadline, self._meanwhile(None))
+            return self.wait(lambda: board.all_reached(sequence), deadline, progress)
+        if self._arriving is None or self._arriving[0] != sequence:  # else a wait goes on
+            self._arriving = (sequence, self.comm.Ibarrier())
+        return poll(self._arriving[1].Test, deadline, self._meanwhile(progress))
 
     def split(self, color: int | None, key: int) -> MpiBackend | None:
         """Give a backend over the ranks of one color, ordered by key."""

@@ -70,9 +70,14 @@ class NullBackend:
         """Give a null backend of one rank, for nobody answers."""
         return None if color is None else NullBackend(1)
 
-    def arrive(self, sequence: int, deadline: float | None) -> bool:
+    def arrive(
+        self,
+        sequence: int,
+        deadline: float | None,
+        progress: Callable[[], object] | None = None,
+    ) -> bool:
         """Wait until every rank has announced `sequence`; False if the deadline passed."""
-        return self.wait(lambda: self.board.all_reached(sequence), deadline)
+        return self.wait(lambda: self.board.all_reached(sequence), deadline, progress)
 
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Give the ranks that have not reached operation `sequence`."""

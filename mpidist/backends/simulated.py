@@ -271,11 +271,16 @@ class SimulatedBackend:
             group.waiting.discard(self.rank)
             group.condition.notify_all()
 
-    def arrive(self, sequence: int, deadline: float | None) -> bool:
+    def arrive(
+        self,
+        sequence: int,
+        deadline: float | None,
+        progress: Callable[[], object] | None = None,
+    ) -> bool:
         """Wait until every rank has announced `sequence`; False if the deadline passed."""
         with self._group.condition:
             self._group.wake_all()
-        return self.wait(lambda: self.board.all_reached(sequence), deadline)
+        return self.wait(lambda: self.board.all_reached(sequence), deadline, progress)
 
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Give the ranks that have not reached operation `sequence`."""

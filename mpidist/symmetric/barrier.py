@@ -31,6 +31,17 @@ class Lines:
             for slot in range(slots)
         ]
 
+    def behind(self) -> tuple[int, ...]:
+        """Give the ranks that have not come to a barrier that this rank has come to."""
+        return tuple(
+            peer
+            for peer in range(self.size)
+            if any(
+                self.words[(slot * self.size + peer) * WORDS] < count
+                for slot, count in enumerate(self.counts)
+            )
+        )
+
     @staticmethod
     def bytes_needed(size: int, slots: int) -> int:
         """Give the length of the words in bytes."""

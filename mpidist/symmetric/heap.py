@@ -86,6 +86,10 @@ class Heap:
         assert self._lines is not None
         return self._lines
 
+    def behind(self) -> tuple[int, ...]:
+        """Give the ranks that have not come to the barrier that this rank came to last."""
+        return () if self._lines is None else self._lines.behind()
+
     def _make_lines(self) -> None:
         """Make the words by which the ranks meet, before anything that needs them; collective."""
         if self._lines is None:

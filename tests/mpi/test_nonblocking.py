@@ -211,3 +211,35 @@ def test_an_error_stays_with_its_work(comm):
                 with pytest.raises(CollectiveMismatch, match="length"):
                     work.wait()
     assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", ["native", "symmetric", "ring"])
+def test_waiting_on_one_communicator_brings_others_forward(comm, way):
+    """Rank 0 waits where the others come only when what was begun elsewhere has ended."""
+    other = comm.split(0)
+    meeting = other.empty(9) if way == "symmetric" else np.zeros(9)
+    for begun in ("ring", "linear", "message"):
+        meeting[:] = 1
+        if begun == "message":
+            data = np.full(600_000, comm.rank)
+            peers = range(1, comm.size)
+            if comm.rank:
+                requests = [comm.backend.comm.Irecv(data, 0, 5)]
+            else:
+                requests = [comm.backend.comm.Isend(data, peer, 5) for peer in peers]
+
+            def wait(requests=requests, data=data):
+                for request in requests:
+                    request.Wait()
+                return data
+        else:
+            data = np.full(100_000, comm.rank + 1.0)
+            wait = comm.iallreduce(data, algorithm=begun).wait
+        if comm.rank == 0:
+            other.allreduce(meeting, out=meeting, algorithm=way)
+        got = wait()
+        if comm.rank:
+            other.allreduce(meeting, out=meeting, algorithm=way)
+        assert (meeting == comm.size).all()
+        assert (got == (0 if begun == "message" else sum(range(1, comm.size + 1)))).all()

@@ -50,10 +50,26 @@ def test_a_rank_that_never_comes_to_work_in_the_background(python):
 
 
 @each_mpi
-def test_a_rank_that_leaves(python):
-    finished = job(python, 3, "leaves")
+@pytest.mark.parametrize("algorithm", ["native", "ring", "symmetric"])
+def test_a_rank_that_leaves(python, algorithm):
+    finished = job(python, 3, "leaves", algorithm)
     assert said(finished, "named") == [0, 2], finished.output
     assert finished.status
+
+
+@each_mpi
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("symmetric,shared", "native,shared"),
+        ("symmetric,shared", "ring,private"),
+        ("symmetric,shared", "symmetric,slice"),
+        ("auto,private", "auto,shared"),
+    ],
+)
+def test_a_rank_that_goes_another_way(python, first, second):
+    finished = job(python, 3, "differ", first, second)
+    assert said(finished, "named") == [0, 1, 2], finished.output
 
 
 @each_mpi
