@@ -16,7 +16,6 @@ from .config import CollectiveConfig
 from .debug import check_alike
 from .errors import CommunicatorBroken, InvalidArgument, MpidistError, Unsupported
 from .explaining import explain
-from .levels import TWO_LEVEL, compose, make_levels
 from .measure import Calibration
 from .messages import Messages
 from .objects import allgather_object, broadcast_object
@@ -91,7 +90,6 @@ class Communicator:
             os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
         )
         self._quick = QuickCalls(self._service)
-        self._levels: tuple[Communicator, Communicator] | None = None
         self.rank, self.size = backend.rank, backend.size
 
     def __repr__(self) -> str:
@@ -260,10 +258,6 @@ class Communicator:
             self._quick.clear()
             self._service.heap.forget(x)
             return
-        if self._levels is not None:
-            for level in self._levels:
-                level.free()
-            self._levels = None
         if self._service.broken is None:
             self._quick.clear()
             self._service.cache.clear()
@@ -318,10 +312,6 @@ class Communicator:
         out: Any = None,
     ) -> Any:
         prepared = self._prepared(collective, make, algorithm)
-        op = prepared.call.op
-        commutes = op is None or op.commute  # the ranks of a node need not follow each other
-        if algorithm == "auto" and self.config.two_level and collective in TWO_LEVEL and commutes:
-            return self._two_level(prepared)
         result = self._service.serve(prepared, algorithm)
         same = result is None or result is out or result is x
         if key is not None and not self._debug and same:
@@ -348,8 +338,3 @@ class Communicator:
 
     def _root(self, root: Any) -> int:
         return self._place.check_root(root)
-
-    def _two_level(self, prepared: Prepared) -> Any:
-        if self._levels is None:
-            self._levels = self._service.meet("split", lambda: make_levels(self))
-        return compose(self, self._levels, prepared)

@@ -178,7 +178,8 @@ def choose(
     """
     if algorithm != "auto":
         return _explicit(call, algorithm, means, "the call asks for it")
-    asked = config.steering(call.collective, call.nbytes, call.size)
+    commutes = call.op is None or call.op.commute
+    asked = config.asked(call.collective, call.nbytes, call.size, commutes)
     if asked is not None:
         return _explicit(call, asked, means, "the configuration asks for it")
     tuned, without = _tuned(call, means, advice)
@@ -226,7 +227,8 @@ def needs_calibration(
     """Tell whether a choice would use constants that are still to be measured."""
     if advice is None or not advice.uncalibrated or algorithm != "auto":
         return False
-    if config.steering(call.collective, call.nbytes, call.size) is not None:
+    commutes = call.op is None or call.op.commute
+    if config.asked(call.collective, call.nbytes, call.size, commutes) is not None:
         return False
     return _tuned(call, means, advice)[0] is None and bool(rivals(call, means))
 

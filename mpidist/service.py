@@ -63,7 +63,8 @@ class Service:
         self.topology = Topology.from_hosts(backend.rank, list(backend.hosts), {})
         # Ranks that are threads of one process see at once that they wait in vain.
         self.engine = Engine(backend, self._alarm if backend.native is not None else None)
-        self.cache = ProgramCache(backend, self.topology.groups, segment_bytes, window)
+        self.groups = config.groups(self.topology.groups)  # by node, as the configuration counts
+        self.cache = ProgramCache(backend, self.groups, segment_bytes, window)
         self.heap: Heap | None = None
         self.advice: Advice | None = None
         self.sequence = 0
@@ -126,7 +127,7 @@ class Service:
         else:
             need = NEEDS.get(call.collective, "x")
             no_symmetric = f"{need} is no array of comm.empty(), or this is in the background"
-        return Means(self.topology.groups, no_native, no_symmetric)
+        return Means(self.groups, no_native, no_symmetric)
 
     def calibrate(self) -> Calibration:
         """Measure the cost model's constants now; collective.  Choices by them are made anew."""

@@ -8,6 +8,12 @@ from .errors import ConfigError
 from .strategy import ALLOWED, Strategy
 
 LEVELS = ("local", "global")
+# What is played on a level whose strategy is left open while the other level's is given.
+OPEN = {
+    "allreduce": ("direct", "ring"),
+    "reduce": ("direct", "binomial"),
+    "broadcast": ("direct", "binomial"),
+}
 Config = TypeVar("Config", bound="Steering")
 
 
@@ -114,6 +120,47 @@ class Steering:
         elif "tree_arity" in self.given and nbytes < self.tree_threshold_bytes:
             return f"tree:{self.tree_arity}"
         return None
+
+    def asked(self, collective: str, nbytes: int, size: int, commutes: bool = True) -> str | None:
+        """Give the algorithm that the user's settings ask for, on one level or two.
+
+        Parameters
+        ----------
+        collective, nbytes, size
+            As of :meth:`steering`.
+        commutes : bool
+            Whether the operation does.  One that does not is served on a single level: the ranks of
+            a node need not follow each other.
+        """
+        if self.two_level and collective in OPEN and commutes:
+            return self.both_levels(collective, nbytes, size)
+        return self.steering(collective, nbytes, size)
+
+    def both_levels(self, collective: str, nbytes: int, size: int) -> str | None:
+        """Give the two-level algorithm that the strategies of both levels make up.
+
+        Parameters
+        ----------
+        collective : {"allreduce", "reduce", "broadcast"}
+            What is to be served.
+        nbytes, size : int
+            Bytes of the whole buffer, and number of ranks on all nodes.
+
+        Returns
+        -------
+        str or None
+            ``"hierarchical/LOCAL/GLOBAL"`` where every local rank carries a slice between the nodes
+            (a ring in the node, or left open), ``"hierarchical_leaders/…"`` where a root gathers in
+            the node (a tree, centralized); None where both levels are left open.
+        """
+        nodes = self.num_nodes or 1
+        local = self.level(collective, "local", nbytes, size // nodes)
+        across = self.level(collective, "global", nbytes, nodes)
+        if local == across == "auto":
+            return None
+        kind = "hierarchical" if local in ("auto", "ring") else "hierarchical_leaders"
+        parts = (p if p != "auto" else o for p, o in zip((local, across), OPEN[collective]))
+        return "/".join((kind, *parts))
 
     def at_level(self: Config, which: str) -> Config:
         """Give the single-level configuration inside the nodes or between them.

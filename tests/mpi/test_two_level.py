@@ -20,19 +20,21 @@ def layout(comm):
 
 
 def watch(comm):
-    """Note which way each level takes: (level, collective, algorithm)."""
-    taken = []
-    comm.allreduce(0)  # makes the levels
-    for level, part in zip(("local", "global"), comm._levels):
-        way = part._service.way
+    """Note which way is taken."""
+    taken, way = [], comm._service.way
 
-        def watching(call, algorithm, place=None, level=level, way=way):
-            found = way(call, algorithm, place)
-            taken.append((level, call.collective, found.name))
-            return found
+    def watching(*asked, **more):
+        found = way(*asked, **more)
+        taken.append(found.name)
+        return found
 
-        part._service.way = watching
+    comm._service.way = watching
     return taken
+
+
+def kind(local):
+    """Only what gathers at a root in the node needs a leader."""
+    return "hierarchical" if local in ("direct", "ring") else "hierarchical_leaders"
 
 
 def test_results(comm):
@@ -90,11 +92,11 @@ def test_allreduce_strategies(comm, strategy, local, across):
     config = CollectiveConfig.multi_node(*layout(comm)).replace(**strategy)
     two = two_nodes(comm, config)
     taken = watch(two)
+    expected = f"{kind(local)}/{local}/{across}"
     assert (two.allreduce(np.ones(9)) == comm.size).all()
-    assert list(dict.fromkeys(taken)) == [
-        ("local", "allreduce", local),
-        ("global", "allreduce", across),
-    ]
+    assert (two.iallreduce(np.ones(9)).wait() == comm.size).all()
+    assert len(taken) >= 2 and set(taken) == {expected}
+    assert two.explain("allreduce", 36)[0].name == expected
     two.free()
 
 
@@ -103,25 +105,39 @@ def test_allreduce_strategies(comm, strategy, local, across):
     ("strategy", "name"), [("centralized", "linear"), ("direct", "linear"), ("tree:3", "tree:3")]
 )
 def test_rooted_strategies(comm, collective, strategy, name):
-    for level in ("local", "global"):
-        config = CollectiveConfig.multi_node(*layout(comm))
+    """The local strategy of multi_node is left open, the global one a tree."""
+    config = CollectiveConfig.multi_node(*layout(comm))
+    for level, expected in (
+        ("local", f"hierarchical_leaders/{name}/tree:2"),
+        ("global", f"hierarchical/direct/{name}"),
+    ):
         two = two_nodes(comm, config.replace(**{f"{level}_{collective}": strategy}))
         taken = watch(two)
-        getattr(two, collective)(np.ones(3))
-        ways = [way for at, _, way in taken if at == level]
-        assert all(way == name for way in ways)
-        assert ways or (level == "global" and comm.rank % layout(comm)[0])
+        x = np.full(3, comm.rank + 1.0)
+        getattr(two, collective)(x, root=comm.size - 1)
+        getattr(two, f"i{collective}")(x, root=comm.size - 1).wait()
+        assert len(taken) >= 2 and set(taken) == {expected}
         two.free()
 
 
 def test_levels_have_the_right_ranks(comm):
+    """Seen in the messages: with a star on both levels a leader hears from its node and leaders."""
     devices, nodes = layout(comm)
-    two = two_nodes(comm, CollectiveConfig.multi_node(devices, nodes))
-    two.allreduce(1)
-    local, across = two._levels
-    assert (local.size, across.size) == (devices, nodes)
-    assert (local.rank, across.rank) == (comm.rank % devices, comm.rank // devices)
-    assert local.timeout == across.timeout == two.timeout
+    star = dict.fromkeys(("local_allreduce", "global_allreduce"), "centralized")
+    two = two_nodes(comm, CollectiveConfig.multi_node(devices, nodes).replace(**star))
+    peers, irecv = set(), two.backend.irecv
+
+    def watching(data, peer, tag):
+        peers.add(peer)
+        return irecv(data, peer, tag)
+
+    two.backend.irecv = watching
+    two.allreduce(np.ones(3))
+    first, top = comm.rank - comm.rank % devices, comm.rank == 0
+    expected = set(range(first + 1, first + devices)) if comm.rank == first else {first}
+    if comm.rank == first:
+        expected |= set(range(devices, comm.size, devices)) if top else {0}
+    assert peers == expected
     two.free()
 
 
@@ -148,8 +164,8 @@ def test_thresholds_steer_auto(comm):
     used = []
     way = ring._service.way
 
-    def watching(*asked):
-        found = way(*asked)
+    def watching(*asked, **more):
+        found = way(*asked, **more)
         used.append(found.name)
         return found
 

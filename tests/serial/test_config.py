@@ -169,6 +169,9 @@ def test_arity_steers():
     assert config.replace(local_allreduce="tree:3").steering("allreduce", 8, 4) == "tree:3"
 
 
+LEADERS_BY_STARS = "hierarchical_leaders/linear/linear"
+
+
 def test_two_levels():
     config = CollectiveConfig.multi_node(2, 3)
     assert config.two_level and not CollectiveConfig.single_node(2).two_level
@@ -189,6 +192,33 @@ def test_two_levels():
         assert not inner.two_level and inner.timeout is None and not inner.is_set("num_devices")
     with pytest.raises(ConfigError, match="local and global"):
         config.at_level("inner")
+
+
+@pytest.mark.parametrize(
+    ("changes", "collective", "expected"),
+    [
+        ({}, "allreduce", "hierarchical_leaders/tree:2/ring"),
+        ({}, "reduce", "hierarchical/direct/tree:2"),
+        ({}, "broadcast", "hierarchical/direct/tree:2"),
+        ({"local_allreduce": "ring"}, "allreduce", "hierarchical/ring/ring"),
+        ({"local_allreduce": "auto"}, "allreduce", "hierarchical/direct/ring"),
+        ({"global_allreduce": "auto"}, "allreduce", "hierarchical_leaders/tree:2/ring"),
+        ({"local_allreduce": "auto", "global_allreduce": "auto"}, "allreduce", None),
+        ({"global_reduce": "auto"}, "reduce", None),
+        ({"local_broadcast": "tree:3"}, "broadcast", "hierarchical_leaders/tree:3/tree:2"),
+        ({"local_reduce": "direct", "global_reduce": "linear"}, "reduce", LEADERS_BY_STARS),
+        ({}, "allgather", None),
+    ],
+)
+def test_two_levels_make_up_one_algorithm(changes, collective, expected):
+    config = CollectiveConfig.multi_node(2, 3).replace(**changes)
+    assert config.asked(collective, 8, 6) == expected
+
+
+def test_on_one_level_as_ever():
+    """What does not commute is not nested; a configuration of one level has no second."""
+    assert CollectiveConfig.multi_node(2, 3).asked("allreduce", 8, 6, commutes=False) == "tree:2"
+    assert CollectiveConfig.single_node(4).asked("allreduce", 8, 4) == "ring"
 
 
 def test_counts_are_checked_against_the_ranks():
