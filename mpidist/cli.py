@@ -1,4 +1,4 @@
-"""The command line: ``mpidist info | list | show | prove | bench | explain | demo | run``."""
+"""The command line: ``mpidist info | list | show | prove | bench | tune | explain | demo | …``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .commands.info import info_command
 from .commands.main import Main
 from .commands.prove import prove_command
 from .commands.run import run_command
+from .commands.tune import tune_command
 
 
 @click.group(
@@ -37,6 +38,7 @@ for _command in (
     show_command,
     prove_command,
     bench_command,
+    tune_command,
     demo_command,
     explain_command,
     run_command,

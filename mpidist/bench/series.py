@@ -49,8 +49,8 @@ class Entry:
         return self.contender.name
 
 
-class Series:
-    """The contenders of one collective at one size; making it warms them up.
+class Field:
+    """Contenders of one collective at one size, which are called in turn on all ranks.
 
     Parameters
     ----------
@@ -60,10 +60,8 @@ class Series:
         By the kind of memory that contenders name.
     nbytes : int
         Of the whole buffer.
-    contenders : sequence of Contender
-        Who.
     settings : Settings
-        Iterations, budget, limit and bits are used.
+        Limit and bits are used.
 
     Attributes
     ----------
@@ -71,6 +69,93 @@ class Series:
         Those that can serve.
     refused : list of (Contender, str)
         The others, and why.
+    over : bool
+        Whether rank 0's time is up, as all ranks know since the last cycle.
+    checking : bool
+        Whether results are looked at.
+    """
+
+    def __init__(self, comm: Any, works: Mapping[str, Workload], nbytes: int, settings: Settings):
+        self.comm, self.works, self.settings = comm, works, settings
+        self.cases: dict[str, Case] = {kind: work.case(nbytes) for kind, work in works.items()}
+        self.case = next(iter(self.cases.values()))  # they differ in their memory only
+        self.one_clock = comm.topology.num_nodes == 1  # ranks of a node share their clock
+        self.entries: list[Entry] = []
+        self.refused: list[tuple[Contender, str]] = []
+        self.spent = 0.0
+        self.over, self.checking = False, True
+
+    def admit(self, contender: Contender) -> None:
+        """Make a contender and call it once; refuse it if it cannot serve or takes too long."""
+        name, case = contender.name, self.cases[contender.memory]
+        if not knows(self.comm, name, case.collective):
+            self.refused.append((contender, f"{case.collective} has no {name}"))
+            return
+        try:
+            run = bare(self.comm, case) if name == BARE else ours(self.comm, case, name)
+            entry = Entry(contender, case, self.works[contender.memory], run)
+            seconds = self.cycle([entry])[0]
+        except Unsupported as error:
+            self.refused.append((contender, str(error).removeprefix(f"rank {case.rank}: ")))
+            return
+        if seconds > self.settings.limit:
+            limit = f"the limit of {self.settings.limit:g} s"
+            self.refused.append((contender, f"one call took {seconds:.1f} s, over {limit}"))
+            return
+        self.entries.append(entry)
+
+    def warm_up(self) -> None:
+        """Call everyone once more: the second call with an array is the first that is bound."""
+        self.cycle(self.entries)
+
+    def cycle(self, entries: list[Entry]) -> list[float]:
+        """Call each contender once, with data of its own; give the slowest rank's times."""
+        begun = perf_counter()
+        told = np.zeros((len(entries) + 1, _COLUMNS))
+        for line, entry in zip(told, entries):
+            line[:] = self._call(entry)
+        self.spent += perf_counter() - begun
+        told[-1, 0] = self.comm.rank == 0 and self.must_end()
+        told = self.comm.allreduce(told, "max", out=told)
+        self.over = bool(told[-1, 0])
+        for line, entry in zip(told, entries):
+            latest_in, first_out = line[2], -line[3]
+            early = self.case.collective == "barrier" and self.one_clock and latest_in > first_out
+            entry.wrong += bool(line[1]) or early
+            entry.identical = entry.identical and line[4] == -line[5]
+        return told[:-1, 0].tolist()
+
+    def must_end(self) -> bool:
+        """Tell, on rank 0, whether the time is up."""
+        return self.spent > self.settings.limit
+
+    def _call(self, entry: Entry) -> tuple[float, ...]:
+        """Call one contender; give what this rank has to tell, of which the maximum is taken."""
+        case, turn = entry.case, entry.work.next_turn()
+        case.fill(turn)
+        self.comm.barrier()
+        begun = perf_counter()
+        entry.run()
+        ended = perf_counter()
+        wrong = self.checking and not case.check(turn, entry.name == BARE)
+        bits = 0
+        if self.settings.bits and case.out is not None:
+            bits = zlib.crc32(case.out.view(np.uint8).data)
+        return ended - begun, wrong, begun, -ended, bits, -bits
+
+
+class Series(Field):
+    """The contenders of one collective at one size; making it warms them up.
+
+    Parameters
+    ----------
+    contenders : sequence of Contender
+        Who.
+    comm, works, nbytes, settings
+        See :class:`Field`; iterations and budget are used as well.
+
+    Attributes
+    ----------
     iterations : int
         How many are to be timed, the same on every rank.
     seconds : float
@@ -85,17 +170,10 @@ class Series:
         contenders: Sequence[Contender],
         settings: Settings,
     ):
-        self.comm, self.works, self.settings = comm, works, settings
-        self.cases: dict[str, Case] = {kind: work.case(nbytes) for kind, work in works.items()}
-        self.case = next(iter(self.cases.values()))  # they differ in their memory only
-        self.one_clock = comm.topology.num_nodes == 1  # ranks of a node share their clock
-        self.entries: list[Entry] = []
-        self.refused: list[tuple[Contender, str]] = []
-        self.spent = 0.0
+        super().__init__(comm, works, nbytes, settings)
         self.done = 0  # iterations that were timed
-        self.over = False
         for contender in contenders:
-            self._admit(contender)
+            self.admit(contender)
         begun = perf_counter()
         self.warm_up()
         self.seconds = self._agree(perf_counter() - begun)
@@ -103,29 +181,6 @@ class Series:
         self.iterations = int(
             max(min(LEAST, settings.iterations), min(planned, settings.iterations))
         )
-
-    def _admit(self, contender: Contender) -> None:
-        """Make a contender and call it once; refuse it if it cannot serve or takes too long."""
-        name, case = contender.name, self.cases[contender.memory]
-        if not knows(self.comm, name, case.collective):
-            self.refused.append((contender, f"{case.collective} has no {name}"))
-            return
-        try:
-            run = bare(self.comm, case) if name == BARE else ours(self.comm, case, name)
-            entry = Entry(contender, case, self.works[contender.memory], run)
-            seconds = self._cycle([entry])[0]
-        except Unsupported as error:
-            self.refused.append((contender, str(error).removeprefix(f"rank {case.rank}: ")))
-            return
-        if seconds > self.settings.limit:
-            limit = f"the limit of {self.settings.limit:g} s"
-            self.refused.append((contender, f"one call took {seconds:.1f} s, over {limit}"))
-            return
-        self.entries.append(entry)
-
-    def warm_up(self) -> None:
-        """Call everyone once more: the second call with an array is the first that is bound."""
-        self._cycle(self.entries)
 
     def run(self, turn: int, passes: int) -> None:
         """Time this pass's share of the iterations."""
@@ -136,39 +191,8 @@ class Series:
             first = k % len(self.entries) if self.entries else 0
             self.done += 1
             order = self.entries[first:] + self.entries[:first]
-            for entry, seconds in zip(order, self._cycle(order)):
+            for entry, seconds in zip(order, self.cycle(order)):
                 entry.times.append(seconds)
-
-    def _cycle(self, entries: list[Entry]) -> list[float]:
-        """Call each contender once, with data of its own; give the slowest rank's times."""
-        begun = perf_counter()
-        told = np.zeros((len(entries) + 1, _COLUMNS))
-        for line, entry in zip(told, entries):
-            line[:] = self._call(entry)
-        self.spent += perf_counter() - begun
-        told[-1, 0] = self.comm.rank == 0 and self.spent > self.settings.limit
-        told = self.comm.allreduce(told, "max", out=told)
-        self.over = bool(told[-1, 0])
-        for line, entry in zip(told, entries):
-            latest_in, first_out = line[2], -line[3]
-            early = self.case.collective == "barrier" and self.one_clock and latest_in > first_out
-            entry.wrong += bool(line[1]) or early
-            entry.identical = entry.identical and line[4] == -line[5]
-        return told[:-1, 0].tolist()
-
-    def _call(self, entry: Entry) -> tuple[float, ...]:
-        """Call one contender; give what this rank has to tell, of which the maximum is taken."""
-        case, turn = entry.case, entry.work.next_turn()
-        case.fill(turn)
-        self.comm.barrier()
-        begun = perf_counter()
-        entry.run()
-        ended = perf_counter()
-        wrong = not case.check(turn, entry.name == BARE)
-        bits = 0
-        if self.settings.bits and case.out is not None:
-            bits = zlib.crc32(case.out.view(np.uint8).data)
-        return ended - begun, wrong, begun, -ended, bits, -bits
 
     def _agree(self, seconds: float) -> float:
         """Give rank 0's figure to all: every rank must plan the same iterations."""

@@ -84,6 +84,23 @@ def check_writable(option: str, path: str | None) -> None:
         raise InvalidArgument(f"{option} {path}: cannot be written there; the folder must exist")
 
 
+class Seconds(click.ParamType):
+    """A time, for example 60, 60s, 2m or 1.5h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Give the seconds."""
+        if isinstance(value, float):
+            return value
+        units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+        text = str(value).strip()
+        number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+        if not number.replace(".", "", 1).isdigit() or float(number) == 0:
+            raise InvalidArgument(f"{value!r} is no time: allowed are numbers > 0, like 60s or 2m")
+        return float(number) * unit
+
+
 class Sizes(click.ParamType):
     """Numbers of bytes, for example 8,64K,1M."""
 

@@ -19,7 +19,7 @@ from mpidist.errors import LaunchError
 from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import unregister
 
-COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show")
+COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "tune")
 
 MINE = '''
 from mpidist.schedule import algorithm
@@ -259,6 +259,15 @@ def test_launched_rank():
         ("bench allreduce --iterations 0", "--iterations 0: allowed"),
         ("bench allreduce --budget -1", "--budget -1.0: allowed"),
         ("bench allreduce --json /no/such/folder/x.json", "--json /no/such/folder/x.json"),
+        ("tune", "one of -o FILE and --verify FILE"),
+        ("tune -o a.json --verify b.json", "one of -o FILE and --verify FILE"),
+        ("tune -o a.json --json b.json", "--json goes with --verify"),
+        ("tune allredcue -o a.json", "did you mean 'allreduce'"),
+        ("tune -o a.json --budget 1d", "'1d' is no time: allowed are"),
+        ("tune -o a.json --budget 0", "'0' is no time"),
+        ("tune -o /no/such/folder/x.json", "-o /no/such/folder/x.json"),
+        ("tune --verify /no/such/file.json", "/no/such/file.json: No such file"),
+        ("explain allreduce --memory share", "'share' is not one of"),
         ("demo --bytes-limit 3", "--bytes-limit 3: allowed"),
         ("demo --report /no/such/folder/x.html", "--report /no/such/folder/x.html"),
         ("run -n 0 train.py", "-n 0: allowed"),

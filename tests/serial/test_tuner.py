@@ -1,0 +1,148 @@
+"""The tuner without MPI: regret, who drops out, what is settled on, and runs on threads."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpidist import run_simulated
+from mpidist.bench import race, rounds
+from mpidist.bench.regret import Regret, score, summarise
+from mpidist.bench.rounds import Stop, Wish, count_cells
+from mpidist.bench.tune import settle, tune
+from mpidist.bench.verify import between, verify
+from mpidist.commands.options import Seconds
+from mpidist.tuning import TuningTable
+
+WAYS = ("binomial", "linear", "tree:2", "tree:4")
+
+
+def test_regret_is_scored_on_the_other_half():
+    """a is the best on even iterations by luck alone; b on the odd ones."""
+    times = {"a": [1.0, 2.0] * 3, "b": [2.0, 1.0] * 3, "c": [1.2] * 6}
+    regret, raw, floor, best = score(times, "c")
+    # The oracle takes a from the even half, which takes 2 on the odd one: c is ahead of it.
+    assert regret == 0.0 and best == "c" and raw == 0.0
+    assert floor == pytest.approx(1.0), "the oracle loses a factor of 2 on the other half"
+    regret, raw, floor, best = score({"a": [1.0] * 4, "b": [1.5] * 4}, "b")
+    assert (regret, raw, floor, best) == (pytest.approx(0.5), pytest.approx(0.5), 0.0, "a")
+
+
+def test_summary_has_a_line_each_and_one_of_all():
+    def cell(collective, regret):
+        return Regret(collective, "private", 8, "a", "b", regret, regret, 0.1, 1.0, 4)
+
+    cells = [cell("allreduce", r / 100) for r in range(101)] + [cell("reduce", 0.0)]
+    first, second, total = summarise(cells)
+    assert first.mean == pytest.approx(0.5) and first.p95 == pytest.approx(0.95)
+    assert (second.cells, total.cells, total.collective) == (1, 102, "all")
+    assert summarise([]) == []
+
+
+def named(**seconds):
+    entries = [(s, SimpleNamespace(name=n)) for n, s in seconds.items()]
+    return sorted(entries, key=lambda pair: pair[0])
+
+
+def test_the_slower_half_drops_out_but_not_who_is_close():
+    def left(**seconds):
+        return [entry.name for entry in race.faster_half(named(**seconds))]
+
+    assert left(a=1, b=2, c=3, d=4) == ["a", "b"]
+    assert left(a=1, b=2, c=3) == ["a", "b"]
+    assert left(a=1.0, b=1.01, c=1.05, d=4) == ["a", "b", "c"]
+    keep = race.all_but_the_slow("d")
+    assert [e.name for e in keep(named(a=1, b=1.4, c=2, d=9))] == ["a", "b", "d"]
+
+
+def test_small_differences_change_nothing():
+    times = {"native": [1.02], "ring": [1.0], "linear": [1.01]}
+    assert settle(times, "native", "linear") == "native"
+    assert settle(times, "direct", "linear") == "linear"
+    assert settle({**times, "native": [1.1]}, "native", "direct") == "ring"
+
+
+def test_sizes_between():
+    assert between([8, 32, 128]) == [8, 16, 32, 64, 128]
+    assert between([8]) == [8]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("90s", 90), ("1.5m", 90), ("1h", 3600)])
+def test_times(text, seconds):
+    assert Seconds().convert(text, None, None) == seconds
+
+
+def test_tune_and_verify_on_simulated_ranks(tmp_path):
+    wish = Wish(["reduce", "barrier"], [8, 1024], "float32", 2.0)
+
+    def run(comm):
+        tables = []
+        found = tune(comm, wish, {}, on_table=lambda t: tables.append(len(t.entries)))
+        return found.table.to_json(), found.wrong, found.measured, found.left_out, tables
+
+    results = run_simulated(2, run)
+    assert results[0] == results[1], "every rank has the same table"
+    text, wrong, measured, left_out, tables = results[0]
+    assert not wrong and (measured, left_out) == (3, 0) and tables[-1] == 2
+    table = TuningTable.from_json(text)
+    for entry in table.entries.values():
+        assert entry.key.library == "simulated" and entry.key.ranks_per_node == (2,)
+    entry = next(e for k, e in table.entries.items() if k.collective == "reduce")
+    assert set(entry.times[8]) >= set(WAYS) and entry.choose[0][0] == 0
+
+    def check(comm):
+        found = verify(comm, Wish(["reduce"], between([8, 1024]), "float32", 2.0))
+        return [(r.bytes, r.pick, r.regret) for r in found.regrets], found.wrong
+
+    (regrets, wrong), other = run_simulated(2, check, tuning=table)
+    assert (regrets, wrong) == other and not wrong
+    assert [nbytes for nbytes, _, _ in regrets] == [8, 92, 1024]
+    assert regrets[0][1] == entry.at(8)[0]
+
+
+def test_stopping_keeps_what_was_measured():
+    wish = Wish(["reduce", "gather"], [8, 1024], "float32", 20.0)
+
+    def run(comm):
+        stop = Stop()
+
+        def step(collective, nbytes):
+            stop.wanted = nbytes == 1024
+
+        found = tune(comm, wish, {}, step, stopped=stop)
+        return list(found.table.entries), found.left_out
+
+    keys, left_out = run_simulated(2, run)[0]
+    assert [key.collective for key in keys] == ["reduce"] and left_out >= 2
+
+
+def test_a_way_with_wrong_results_is_not_taken(monkeypatch):
+    call = race.Race._call
+
+    def mistaken(self, entry):
+        seconds, wrong, *rest = call(self, entry)
+        return seconds, wrong or entry.name == "binomial", *rest
+
+    monkeypatch.setattr(race.Race, "_call", mistaken)
+    wish = Wish(["gather"], [8], "float32", 1.0)
+    found = run_simulated(2, lambda comm: tune(comm, wish, {}))[0]
+    (entry,) = found.table.entries.values()
+    assert found.wrong == ["gather binomial 8 B"] and entry.choose == ((0, "linear"),)
+
+
+def test_every_collective_in_every_memory_is_counted(monkeypatch):
+    comm = SimpleNamespace(
+        topology=SimpleNamespace(num_nodes=1), backend=SimpleNamespace(native=object())
+    )
+    assert count_cells(comm, Wish(["allreduce", "barrier"], [8, 32, 128])) == 7
+    comm.topology.num_nodes = 2
+    assert rounds.memories(comm, "allreduce") == ("private",)
+
+
+def test_times_of_the_document_are_numbers():
+    found = run_simulated(2, lambda comm: tune(comm, Wish(["barrier"], [8], "int8", 0.3), {}))
+    (entry,) = json.loads(found[0].table.to_json())["entries"]
+    assert entry["kind"] == "any"
+    assert all(us > 0 for us in entry["times_us"]["0"].values())
+    assert np.isfinite(list(entry["times_us"]["0"].values())).all()
