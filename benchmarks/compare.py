@@ -21,7 +21,7 @@ from pathlib import Path
 from launching import ROOT, run_missing, say
 from merge import merge
 from plan import FULL, MAIN, QUICK, Launch, plan
-from tables import Group, page
+from tables import Group, page, without_paths
 
 from mpidist.bench.records import Results
 
@@ -105,7 +105,8 @@ def gather(launches: Sequence[Launch], folder: Path) -> list[Group]:
 
 def read_group(mpi: str, ranks: int, launches: Sequence[Launch], folder: Path) -> Group:
     """Merge the launches of one MPI and number of ranks."""
-    runs, headers, commands, failures = [], [], [], []
+    runs, headers, failures = [], [], []
+    commands: dict[str, None] = {}
     commits: dict[str, None] = {}
     counts: dict[str, int] = {}
     for launch in launches:
@@ -122,14 +123,25 @@ def read_group(mpi: str, ranks: int, launches: Sequence[Launch], folder: Path) -
             failures.append(f"{launch.name}: exit code {content['status']} after all results")
         runs.append((launch.variant.name, results.header, results.rows))
         commits[content["commit"]] = None
-        if launch.number == 1:
-            commands.append(content["command"])
+        if launch.variant.name == MAIN:
+            commands[content["command"]] = None
         if launch.variant.name == MAIN:
             headers.append(results.header)
         name = f"{launch.variant.name}, {launch.place}"
         counts[name] = counts.get(name, 0) + 1
     cells = merge(runs)
-    return Group(mpi, ranks, cells, headers, commands, list(commits), counts, failures)
+    return Group(mpi, ranks, cells, headers, list(commands), list(commits), counts, failures)
+
+
+def rounded(values: dict) -> dict:
+    """Give the same with four digits: more is noise."""
+
+    def four(value: object) -> object:
+        if isinstance(value, list):
+            return [four(one) for one in value]
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return {name: four(value) for name, value in values.items()}
 
 
 def write(groups: Sequence[Group], folder: Path, wanted: int) -> None:
@@ -139,6 +151,7 @@ def write(groups: Sequence[Group], folder: Path, wanted: int) -> None:
         header = dict(group.headers[0]) if group.headers else {}
         for private in ("host", "date", "command", "iterations"):  # of one launch only
             header.pop(private, None)
+        header["environment"] = without_paths(header.get("environment", {}))
         content = {
             "title": group.title,
             "header": header,
@@ -148,13 +161,13 @@ def write(groups: Sequence[Group], folder: Path, wanted: int) -> None:
             "failures": group.failures,
         }
         cells = [
-            json.dumps({**dataclasses.asdict(key), **dataclasses.asdict(cell)})
+            json.dumps({**dataclasses.asdict(key), **rounded(dataclasses.asdict(cell))})
             for key, cell in group.cells.items()
         ]
         text = json.dumps(content, indent=1)[:-2] + ',\n "cells": [\n  ' + ",\n  ".join(cells)
-        path = folder / f"{group.mpi}-{group.ranks}.json"
+        path = folder / f"{group.title.lower().replace(', ', '-').replace(' ', '-')}.json"
         path.write_text(text + "\n ]\n}\n", encoding="utf-8")
-    (folder / "tables.txt").write_text(page(groups, wanted), encoding="utf-8")
+    (folder / "tables.inc").write_text(page(groups, wanted), encoding="utf-8")
 
 
 if __name__ == "__main__":

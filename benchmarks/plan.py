@@ -8,7 +8,7 @@ from pathlib import Path
 
 COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "allgather", "broadcast", "alltoall")
 MAIN = "as launched"  # by `mpidist run`, nothing set
-VARIANT_LAUNCHES = 3
+VARIANT_LAUNCHES = 2
 _MALLOC = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
@@ -103,7 +103,7 @@ class Launch:
         """Give a rough guess, from a machine with 2 cores."""
         share = 1.0 if self.place == "apart" else 0.2
         work = (18.0 if self.variant.name == MAIN else 5.5) * share * self.ranks / 2
-        return 2.5 + work * (1.0 if self.scale.launches > 1 else 0.08)
+        return 2.5 + work * (1.0 if self.scale.sizes == FULL.sizes else 0.08)
 
 
 def applies(variant: Variant, vendor: str, ranks: int, cores: int) -> bool:

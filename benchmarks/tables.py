@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from merge import (
     geometric_mean,
     judge,
 )
+from plan import VARIANTS
 
 from mpidist.bench.stream import describe_stream
 from mpidist.bench.table import microseconds
@@ -150,6 +152,11 @@ def _figures(cells: Cells, collective: str, in_place: bool, sizes: Sequence[int]
     return _csv([*header, *(["% of bound"] if bound else [])], rows)
 
 
+def without_paths(environment: dict[str, str]) -> dict[str, str]:
+    """Give the variables of an environment, without what only this machine has: paths."""
+    return {k: v if os.sep not in v else "(a path)" for k, v in environment.items()}
+
+
 def _ratio(cell: Any) -> float | None:
     return None if cell is None else cell.ratio
 
@@ -170,11 +177,12 @@ def _said(group: Group, wanted: int) -> list[str]:
     if group.headers:
         head = group.headers[0]
         versions = ", ".join(f"{k} {v}" for k, v in head.get("versions", {}).items())
-        knobs = " ".join(f"``{k}={v}``" for k, v in head.get("environment", {}).items())
+        knobs = without_paths(head.get("environment", {}))
+        told = " ".join(f"``{k}={v}``" for k, v in knobs.items())
         dates = sorted(header.get("date", "") for header in group.headers)
         said.append(
             f"{versions}; {head.get('cores')} cores; {dates[0]} to {dates[-1]}; mpidist at "
-            f"{', '.join(group.commits)}; set: {knobs or 'nothing'}."
+            f"{', '.join(group.commits)}; set: {told or 'nothing'}."
         )
         streams = sorted(
             (h for h in group.headers if h.get("stream")), key=lambda h: h["stream"]["gbs"]
@@ -184,6 +192,13 @@ def _said(group: Group, wanted: int) -> list[str]:
             rates = ", ".join(f"{h['stream']['gbs']:.1f}" for h in streams)
             said.append(f"{middle[0].upper()}{middle[1:]}; all launches: {rates} GB/s.")
     said += [f"``{command}``" for command in group.commands]
+    settings = [
+        f"{v.name}: " + " ".join(f"``{k}={value}``" for k, value in v.settings.items())
+        for v in VARIANTS
+        if any(name.rpartition(", ")[0] == v.name for name in group.launches)
+    ]
+    if settings:
+        said.append(f"The bare call alone, with settings of its own: {'; '.join(settings)}.")
     wrong = [key for key, cell in group.cells.items() if cell.wrong]
     said += [f"WRONG RESULT: {key}" for key in wrong]
     said += [f"FAILED: {failure}" for failure in group.failures]

@@ -15,7 +15,7 @@ from .records import SYMMETRIC, Row
 
 CACHES = 4  # times the last-level cache: what STREAM asks of its arrays
 _LEAST = 16 << 20  # bytes of an array, where the cache is small or not known
-_REPEAT = 5
+_REPEAT = 12
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import launching
 import pytest
 from merge import TARGETS, Key, Target, best_bare, geometric_mean, judge, merge
 from plan import FULL, MAIN, QUICK, VARIANT_LAUNCHES, VARIANTS, Launch, Variant, plan
-from tables import Group, page
+from tables import Group, page, without_paths
 
 from mpidist.bench import Results, Row
 
@@ -98,9 +98,18 @@ def test_every_goal_is_about_something_that_is_measured():
         assert (target.collective, place) in measured
 
 
+def test_paths_of_this_machine_are_not_published():
+    assert without_paths({"A": "1", "B": "/some/where"}) == {"A": "1", "B": "(a path)"}
+    text = page(groups(), 5)
+    assert "/some/where" not in text and "``B=(a path)``" in text
+    assert "UCX: ``OMPI_MCA_pml=ucx" in text and "tuned malloc:" not in text
+
+
 def groups(**more):
     cells = merge([launch(100, 110, 50), launch(100, 110, 25, 1 << 20)])
-    return [Group("ompi", 2, cells, [HEADER], ["mpidist run"], ["abc"], {"as launched": 2}, **more)]
+    header = {**HEADER, "environment": {"B": "/some/where"}}
+    counts = {"as launched, apart": 2, "UCX, apart": 1}
+    return [Group("ompi", 2, cells, [header], ["mpidist run"], ["abc"], counts, **more)]
 
 
 def test_tables_have_every_figure_the_mean_and_what_failed():
