@@ -44,6 +44,11 @@ def allreduce(
     -------
     ndarray
         `out`, or a new array of the shape and dtype of `x`.
+
+    Notes
+    -----
+    "max" and "min" of floats with NaN: the algorithms here give the same on every rank, as numpy
+    does; MPI leaves it open what its own ("native") gives, which may differ between ranks.
     """
     key = ("allreduce", id(x), id(out), op, algorithm, commute)
     quick = self._quick.find(key, x, out)

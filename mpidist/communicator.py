@@ -201,8 +201,15 @@ class Communicator:
         Communicator or None
             With this one's single-level strategies, thresholds and deadline.
         """
-        if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
-            raise self._place.wrong(f"color={color!r}: must be a whole number >= 0, or None")
+
+        def check() -> tuple[()]:
+            if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
+                raise self._place.wrong(f"color={color!r}: must be a whole number >= 0, or None")
+            return ()
+
+        if self._debug:
+            self._agreed("split", check)
+        check()
         mine = (None if color is None else int(color), int(key))
         sub = self._service.meet("split", lambda: self._backend.split(*mine))
         if sub is None:
@@ -233,6 +240,10 @@ class Communicator:
         ------
         Unsupported
             If the ranks are on several nodes, or threads of one process.
+        InvalidArgument
+            If shape or dtype cannot be, on any rank.
+        CollectiveMismatch
+            If the ranks ask for different ones: on every rank, with a table; all goes on.
         MemoryError
             If there is not so much shared memory.
         """
@@ -240,8 +251,12 @@ class Communicator:
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
         if self._service.heap is None:
-            self._service.heap = Heap(self.rank, self.size, self.broadcast_object, self.barrier)
-        return self._service.heap.empty(shape, dtype)
+            talk = (self.broadcast_object, self.allgather_object)
+            self._service.heap = Heap(self.rank, self.size, *talk)
+        heap = self._service.heap
+        self._service.meet("empty", lambda: None)
+        dims, known = self._agreed("empty", lambda: heap.check(shape, dtype))
+        return heap.empty(dims, known)
 
     def free(self, x: np.ndarray | None = None) -> None:
         """Give back what the communicator holds; collective.  With an array: see :meth:`empty`.
@@ -255,8 +270,11 @@ class Communicator:
         if x is not None:
             if self._service.heap is None:
                 raise self._place.wrong("free(x): this communicator has no symmetric memory")
+            heap = self._service.heap
+            if self._debug:
+                self._agreed("free", lambda: (heap.key(x),))
             self._quick.clear()
-            self._service.heap.forget(x)
+            heap.forget(x)
             return
         if self._service.broken is None:
             self._quick.clear()
@@ -335,6 +353,17 @@ class Communicator:
             raise
         check_alike(self._messages, f"{prepared.call.fingerprint} algorithm={algorithm}")
         return prepared
+
+    def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:
+        """Check arguments that must be the same on every rank, and that they are."""
+        self._service.check_usable()
+        try:
+            found = check()
+        except MpidistError as error:
+            check_alike(self._messages, what, error)
+            raise
+        check_alike(self._messages, f"{what} {', '.join(map(str, found))}".strip())
+        return found
 
     def _root(self, root: Any) -> int:
         return self._place.check_root(root)

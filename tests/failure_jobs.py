@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 import mpidist
+from mpidist.backends import memory_file
 from mpidist.errors import (
     CollectiveTimeout,
     CommunicatorBroken,
@@ -149,7 +150,7 @@ def bad_out(comm, x, me):
 def debug_mismatches():
     """With MPIDIST_DEBUG=1 every rank gets the table, and the communicator stays usable."""
     comm = start(timeout=10)
-    r = comm.rank
+    r, shared = comm.rank, comm.empty(9)
     cases = {
         "kind": lambda: comm.barrier() if r == 1 else comm.allreduce(1),
         "length": lambda: comm.allreduce(np.ones(3 + (r == 1))),
@@ -160,6 +161,9 @@ def debug_mismatches():
         "raises": lambda: comm.reduce(1, root=99 if r == 1 else 0),
         "rows": lambda: comm.allgather(np.ones((r, 2))),
         "native": lambda: comm.iallreduce(np.ones(3 + (r == 1)), algorithm="native"),
+        "split": lambda: comm.split(-1 if r == 1 else 0),
+        "empty": lambda: comm.empty(3 + (r == 1)),
+        "free": lambda: comm.free(shared if r == 1 else shared[1:]),
     }
     for name, call in cases.items():
         error = expect(mpidist.CollectiveMismatch, call, "the ranks do not call the same")
@@ -282,6 +286,29 @@ def killed():
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     comm.allreduce(1, algorithm="ring")
+    say(comm, "went on")
+
+
+def killed_in_memory(who, when):
+    """Ranks die by SIGKILL among collectives in symmetric memory, or while they make some."""
+    comm = start(timeout=10)
+    x, dies = comm.empty(200_000), who == "all" or comm.rank == int(who)
+    attach, left = memory_file.attach, [5]
+
+    def attach_and_die(made, nbytes):
+        left[0] -= 1
+        if dies and when == "empty" and not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return attach(made, nbytes)
+
+    memory_file.attach = attach_and_die
+    for k in range(10_000):
+        x[:] = comm.rank
+        if dies and when == "collective" and k == 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.allreduce(x, out=x, algorithm="symmetric")
+        if k % 3 == 0:
+            comm.empty(1000 + k)
     say(comm, "went on")
 
 

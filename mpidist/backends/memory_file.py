@@ -1,14 +1,24 @@
-"""Files that exist in memory only: how processes of one node share a piece of it."""
+"""Files that exist in memory only: how processes of one node share a piece of it.
+
+An anonymous file has no name in any folder, so that nothing can be left behind, whenever and
+however the job is killed.  The others open it through the maker's open file in ``/proc``; where
+they see another ``/proc`` (ranks in containers of their own) a file in ``/dev/shm`` serves instead.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import tempfile
 
+ANONYMOUS, NAMED = "anonymous", "named"
+KINDS = (ANONYMOUS, NAMED) if hasattr(os, "memfd_create") else (NAMED,)
+"""The kinds of file, to be tried in this order."""
 
-def create(nbytes: int, purpose: str) -> str:
-    """Make a file of zeros; the others open it by its path, then it is to be unlinked.
+
+def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
+    """Make a file of zeros and give what :func:`attach` finds it by; then it is to be removed.
 
     Raises
     ------
@@ -16,21 +26,54 @@ def create(nbytes: int, purpose: str) -> str:
         If there is not so much free: writing to it would end the process by a signal.
     """
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    room = os.statvfs(folder)
-    if room.f_bavail * room.f_frsize < nbytes:
+    free, where = (_available(), "the machine") if kind == ANONYMOUS else (_room(folder), folder)
+    if free < nbytes:
         raise MemoryError(
-            f"{nbytes} bytes of shared memory are wanted; {folder} has not so much free"
+            f"{nbytes} bytes of shared memory are wanted; {where} has not so much free"
         )
+    if kind == ANONYMOUS:
+        name = f"mpidist-{purpose}-{secrets.token_hex(8)}"
+        handle = os.memfd_create(name)
+        os.ftruncate(handle, nbytes)
+        return f"/proc/{os.getpid()}/fd/{handle}:{name}"
     handle, path = tempfile.mkstemp(prefix=f"mpidist-{purpose}-", dir=folder)
     os.ftruncate(handle, nbytes)
     os.close(handle)
     return path
 
 
-def attach(path: str, nbytes: int) -> mmap.mmap:
-    """Map the file."""
+def attach(made: str, nbytes: int) -> mmap.mmap:
+    """Map the file; OSError if this process cannot reach it."""
+    path, _, name = made.partition(":")
     handle = os.open(path, os.O_RDWR)
     try:
+        # Another process may have that number here.
+        if name and f":{name} " not in os.readlink(f"/proc/self/fd/{handle}"):
+            raise FileNotFoundError(f"{path} is another file here")
         return mmap.mmap(handle, nbytes)
     finally:
         os.close(handle)
+
+
+def remove(made: str) -> None:
+    """Take the file's name away, on the rank that made it; it lives on while it is mapped."""
+    path, _, name = made.partition(":")
+    if name:
+        os.close(int(path.rpartition("/")[2]))
+    else:
+        os.unlink(path)
+
+
+def _room(folder: str) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+def _available() -> float:
+    """Give the bytes that can be had without swapping, as far as the system tells."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            known = dict(line.split(":") for line in lines)
+        return int(known["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return float("inf")

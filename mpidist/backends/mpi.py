@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ class MpiBackend:
         # Making a roll call is collective: all must know whether any rank has absent ones.
         anywhere = self.comm.allreduce(len(absent), MPI.MAX)
         self._roll_call = RollCall(self.comm, absent) if anywhere else None
-        crowded = len(self.board.ranks) > (os.cpu_count() or 1)
+        crowded = len(self.board.ranks) > self._cores_here()
         self._looks = LOOKS_CROWDED if crowded else LOOKS
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
@@ -133,22 +134,28 @@ class MpiBackend:
         node.Free()
         return tuple(self.comm.allgather(lowest))
 
+    def _cores_here(self) -> int:
+        """Count the cores that the ranks on the board may run on, all together."""
+        allowed = self.comm.allgather(os.sched_getaffinity(0))
+        return len(set().union(*(allowed[r] for r in self.board.ranks)))
+
     def _make_board(self) -> Board:
         """Share the arrival board with the ranks of this node."""
         here = [r for r in range(self.size) if self.hosts[r] == self.hosts[self.rank]]
         length = bytes_needed(self.size)
-        mine = memory_file.create(length, "board") if self.rank == here[0] else None
-        path = self.comm.allgather(mine)[here[0]]
-        try:
-            mapping = memory_file.attach(path, length)
-            words = memoryview(mapping).cast("q")
-        except OSError:  # ranks that share a host name need not share a file system
-            words, mapping, here = private_words(self.size), None, [self.rank]
-        board = Board(words, self.rank, here, mapping)
-        self.comm.Barrier()
-        if self.rank == here[0] and path is not None:
-            os.unlink(path)
-        return board
+        for kind in memory_file.KINDS:
+            mine = memory_file.create(length, "board", kind) if self.rank == here[0] else None
+            mapping = None
+            with suppress(OSError):
+                mapping = memory_file.attach(self.comm.allgather(mine)[here[0]], length)
+            everywhere = self.comm.allreduce(mapping is not None, MPI.LAND)
+            if mine is not None:
+                memory_file.remove(mine)
+            if everywhere:
+                break
+        if mapping is None:  # ranks that share a host name need not share a file system
+            return Board(private_words(self.size), self.rank, [self.rank])
+        return Board(memoryview(mapping).cast("q"), self.rank, here, mapping)
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> MpiRequest:
         """Begin to send a contiguous array."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from threading import Lock
 
 from ..plan import slot_of
 
 WORDS = 8  # int64 per rank: one cache line, so that ranks do not write into each other's
+_WEAKLY_ORDERED = platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686")
 _NOTES = 1  # word 0 counts barriers, the others are notes of the operation under way
 
 
@@ -60,8 +62,16 @@ class Barrier:
     """A round in which nothing moves: over when every rank has started it.
 
     One word per rank counts the barriers that it has come to.  It is a Transfer, so kernels are
-    programs like all others.  Numpy's stores are ordered before the flag on x86; elsewhere a lock's
-    release and acquire order them.
+    programs like all others.
+
+    What a rank stored before it came is seen by every rank that has gone on.  Neither compiler nor
+    interpreter moves numpy's stores past a call, and an aligned word is stored at once; what is
+    left is the processor.  x86 keeps loads in order, and stores in order, but for stores past the
+    cache, which a locked instruction drains.  Others (ARM) may swap any two unless a release is
+    followed by an acquire: what comes before a release stays before it, what comes after an acquire
+    stays after it, and the processor keeps the two in order.  There a lock is taken twice in a row,
+    to end what came before and then to begin what comes after; taken once, both could slip into it
+    and pass each other there.
 
     Parameters
     ----------
@@ -83,7 +93,11 @@ class Barrier:
         with self._lock:
             lines.counts[slot] += 1
         self._count, self._others = lines.counts[slot], lines.others[slot]
-        lines.words[lines.mine[slot]] = self._count
+        if _WEAKLY_ORDERED:
+            with self._lock:
+                lines.words[lines.mine[slot]] = self._count
+        else:
+            lines.words[lines.mine[slot]] = self._count
 
     def test(self) -> bool:
         """Tell whether all have come."""
@@ -91,5 +105,8 @@ class Barrier:
         for other in self._others:
             if words[other] < count:
                 return False
+        if _WEAKLY_ORDERED:
+            with self._lock:
+                pass
         with self._lock:
             return True

@@ -1,16 +1,16 @@
 """Symmetric memory: arrays that every rank of a node has at the same place and all can reach.
 
-``comm.empty(shape, dtype)`` maps one file that exists in memory only; it is unlinked as soon as all
-ranks have opened it, so that nothing is left behind however the job ends.  A rank gives its mapping
-back when its own arrays on it are dead, without asking the others.
+``comm.empty(shape, dtype)`` maps one file that exists in memory only and has no name, so that
+nothing is left behind however the job ends.  A rank gives its mapping back when its own arrays on
+it are dead, without asking the others: they have mappings of their own, of the parts of all ranks,
+so they go on reading and writing until they drop theirs.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +70,18 @@ class Heap:
     ----------
     rank, size : int
         Of the communicator.
-    tell, meet : callable
-        ``tell(value)`` broadcasts an object from rank 0; ``meet()`` waits until all have come.
+    tell, everyone : callable
+        ``tell(value)`` broadcasts an object from rank 0; ``everyone(value)`` gives those of all.
     """
 
-    def __init__(self, rank: int, size: int, tell: Callable[[Any], Any], meet: Callable[[], Any]):
-        self.rank, self.size, self._tell, self._meet = rank, size, tell, meet
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        tell: Callable[[Any], Any],
+        everyone: Callable[[Any], list[Any]],
+    ):
+        self.rank, self.size, self._tell, self._everyone = rank, size, tell, everyone
         self._known: dict[int, Allocation] = {}
         self._made = 0
         self._lines: Lines | None = None
@@ -96,16 +102,26 @@ class Heap:
             words = memoryview(self._map(Lines.bytes_needed(self.size, SLOTS + 1))).cast("q")
             self._lines = Lines(words, self.rank, self.size)
 
-    def empty(self, shape: Sequence[int] | int, dtype: Any) -> np.ndarray:
-        """Make an array on every rank; collective.  The contents are zero."""
-        dtype = np.dtype(dtype)
-        if dtype.hasobject:
-            raise InvalidArgument(f"rank {self.rank}: dtype {dtype} cannot lie in shared memory")
-        dims = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    def check(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
+        """Give shape and dtype as they are to be, or raise."""
+        try:
+            known = np.dtype(dtype)
+        except TypeError as error:
+            raise InvalidArgument(f"rank {self.rank}: dtype={dtype!r}: {error}") from None
+        if known.hasobject:
+            raise InvalidArgument(f"rank {self.rank}: dtype {known} cannot lie in shared memory")
+        try:
+            dims = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        except TypeError:
+            dims = (shape,)
         if any(not isinstance(n, (int, np.integer)) or n < 0 for n in dims):
             raise InvalidArgument(
                 f"rank {self.rank}: shape={shape!r}: whole numbers >= 0 are allowed"
             )
+        return tuple(map(int, dims)), known
+
+    def empty(self, dims: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Make an array on every rank; collective, all want the same.  The contents are zero."""
         self._make_lines()
         count = int(np.prod(dims, dtype=np.int64))
         half = -(-max(count * dtype.itemsize, 1) // PAGE) * PAGE
@@ -122,21 +138,25 @@ class Heap:
         return own.view(dtype).reshape(dims)
 
     def _map(self, nbytes: int) -> mmap.mmap:
-        """Map a new file of `nbytes` on every rank."""
-        made: str | MemoryError = ""
-        if self.rank == 0:
+        """Map a new file of `nbytes` on every rank; if one cannot, none does and all raise."""
+        wrong = ""
+        for kind in memory_file.KINDS:
+            made, mapping, mine = None, None, ""
             try:
-                made = memory_file.create(nbytes, "symmetric")
-            except MemoryError as error:
-                made = error
-        made = self._tell(made)
-        if isinstance(made, MemoryError):
-            raise MemoryError(f"rank {self.rank}: {made}")
-        mapping = memory_file.attach(made, nbytes)
-        self._meet()
-        if self.rank == 0:
-            os.unlink(made)
-        return mapping
+                if self.rank == 0:
+                    made, mine = _create(nbytes, kind)
+                told = self._tell(made)
+                if told is not None:
+                    mapping, mine = _attach(told, nbytes)
+                problems = [(r, text) for r, text in enumerate(self._everyone(mine)) if text]
+            finally:
+                if made is not None:
+                    memory_file.remove(made)
+            if not problems:
+                assert mapping is not None
+                return mapping
+            wrong = "; ".join(f"on rank {r}: {text}" for r, text in problems)
+        raise MemoryError(f"rank {self.rank}: {nbytes} bytes of shared memory: {wrong}")
 
     def find(self, x: np.ndarray | None) -> Place | None:
         """Give the place of a flat array, or None if it is private memory."""
@@ -159,11 +179,32 @@ class Heap:
                 return Place(known, offset)
         return None
 
-    def forget(self, x: np.ndarray) -> None:
-        """Treat the memory of `x` as private from now on."""
+    def key(self, x: np.ndarray) -> str:
+        """Name the place of an array, the same on every rank; raise if it is private."""
         place = self.find(x.reshape(-1) if x.flags.c_contiguous else x)
         if place is None:
             raise InvalidArgument(
                 f"rank {self.rank}: free(x): x is not from empty() of this communicator"
             )
+        return place.key
+
+    def forget(self, x: np.ndarray) -> None:
+        """Treat the memory of `x` as private from now on."""
+        self.key(x)
         self._known.pop(id(owner(x)), None)
+
+
+def _create(nbytes: int, kind: str) -> tuple[str | None, str]:
+    """Make a file; give it, and what went wrong."""
+    try:
+        return memory_file.create(nbytes, "symmetric", kind), ""
+    except (MemoryError, OSError) as error:
+        return None, str(error)
+
+
+def _attach(made: str, nbytes: int) -> tuple[mmap.mmap | None, str]:
+    """Map a file; give the mapping, and what went wrong."""
+    try:
+        return memory_file.attach(made, nbytes), ""
+    except (OSError, ValueError) as error:
+        return None, str(error)

@@ -1,6 +1,7 @@
 """Collectives on arrays of ``comm.empty``: the results of messages, without messages."""
 
 import gc
+import time
 import weakref
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import mpidist
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
+from mpidist.symmetric.barrier import Barrier
 
 SIZES = (0, 1, 7, 1009, 70_001)
 
@@ -197,3 +199,81 @@ def test_parts_of_no_elements(comm):
         comm.scatter(source, root=root, out=part, counts=counts)
         assert (x[7:12] == (np.arange(5) if r == last else r)).all()
         assert (x[:7] == r).all() and (x[12:] == r).all()
+
+
+def flags_do_not_overtake(comm, n, rounds):
+    """Each rank writes its part, meets the others, and reads theirs: never what was before."""
+    x = comm.empty(n * comm.size, "int64")
+    heap = comm._service.heap
+    place = heap.find(x)
+    views = place.views(x.size, x.dtype)
+    barrier = Barrier(heap.lines, [0])
+    stale = 0
+    for k in range(1, rounds + 1):
+        for peer in range(comm.size):  # push into everybody's
+            views[peer][comm.rank * n : (comm.rank + 1) * n] = k * 10 + comm.rank
+        barrier.start()
+        assert comm._service.engine.wait(barrier.test, time.monotonic() + 10)
+        for peer in range(comm.size):
+            part = x[peer * n : (peer + 1) * n]
+            stale += int(part[0] != k * 10 + peer) + int(part[-1] != k * 10 + peer)
+        barrier.start()
+        assert comm._service.engine.wait(barrier.test, time.monotonic() + 10)
+    return stale
+
+
+@pytest.mark.parametrize(("n", "rounds"), [(1, 3000), (40, 2000), (4099, 500), (200_003, 20)])
+def test_a_flag_never_overtakes_data(comm, n, rounds):
+    """From one word to more than the caches hold, where copies may go past them."""
+    assert flags_do_not_overtake(comm, n, rounds) == 0
+
+
+def test_the_ranks_want_different_arrays(comm):
+    """All hear of it, with who wanted what, and all goes on."""
+    if comm.size == 1:
+        return
+    odd = comm.rank == comm.size - 1
+    for shape, dtype, error in (
+        ((3, 4 + odd), "float32", mpidist.CollectiveMismatch),
+        ((3, 4), "float64" if odd else "float32", mpidist.CollectiveMismatch),
+        ((-1 if odd else 3, 4), "float32", mpidist.CollectiveMismatch),
+        ((3, 4), "no such dtype", mpidist.InvalidArgument),
+        ((1 << 60,), "float64", MemoryError),
+    ):
+        with pytest.raises(error, match="rank"):
+            comm.empty(shape, dtype)
+        assert comm.allreduce(1) == comm.size
+    assert comm.empty((3, 4), "float32").shape == (3, 4)
+
+
+def ours():
+    with open("/proc/self/maps") as maps:
+        return sum("mpidist-symmetric" in line for line in maps)
+
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def test_memory_is_given_back(comm):
+    """Taken and dropped again and again, on some ranks later than on others."""
+    comm.empty(1)
+    gc.collect()
+    mappings, bytes_before, kept = ours(), 0, []
+    for k in range(60):
+        x = comm.empty(1 << 18, "float32")
+        x[:] = comm.rank
+        comm.allreduce(x, out=x, algorithm="symmetric")
+        if comm.rank == k % comm.size:
+            kept.append(x)  # the others drop theirs first
+        if len(kept) > 2:
+            assert all((old == sum(range(comm.size))).all() for old in kept)
+            kept.clear()
+        if k == 20:
+            bytes_before = resident()
+    del x
+    kept.clear()
+    gc.collect()
+    assert ours() == mappings
+    assert resident() < bytes_before + (8 << 20)

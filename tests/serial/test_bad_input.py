@@ -25,6 +25,8 @@ def test_debug_shows_who_called_what_where(python):
         "table dtype: rank 1: allreduce op=sum 2 x float32",
         "table root: rank 1: broadcast root=1 2 x float64",
         "table raises: rank 1: raised InvalidRank: rank 1: root=99 is not a rank",
+        "table split: rank 1: raised InvalidArgument: rank 1: color=-1",
+        "table empty: rank 1: empty (4,), float64",
     ):
         assert said(finished, text) == [0, 1, 2], text
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import processes
 import pytest
@@ -84,6 +85,19 @@ def test_a_rank_that_is_killed(python):
     finished = job(python, 3, "killed")
     assert finished.status and said(finished, "went on") == []
     assert finished.seconds < 20
+
+
+@each_mpi
+@pytest.mark.parametrize("who", ["0", "1", "all"])
+@pytest.mark.parametrize("when", ["collective", "empty"])
+def test_ranks_that_are_killed_leave_no_memory_behind(python, who, when):
+    def named():
+        return {path.name for path in Path("/dev/shm").glob("mpidist-*")}
+
+    before = named()
+    finished = job(python, 3, "killed_in_memory", who, when)
+    assert finished.status and finished.seconds < 20 and said(finished, "went on") == []
+    assert named() <= before
 
 
 @each_mpi
