@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import click
@@ -98,7 +99,9 @@ def _tune(comm: Any, wish: Any, output: str) -> int:
     about = _about(comm)
     stop = Stop()
     with stop.listening(), measuring(count_cells(comm, wish)) as step:
+        begun = perf_counter()
         found = tune(comm, wish, about, step, write, stop)
+        seconds = perf_counter() - begun
     console = make_console()
     lines = make_table(console, "collective", "memory", "=way from so many bytes on")
     for key, entry in found.table.entries.items():
@@ -110,7 +113,9 @@ def _tune(comm: Any, wish: Any, output: str) -> int:
         console, found.left_out, stop.wanted, "the choice of the nearest size holds there"
     )
     if found.table.entries:
-        console.print(f"{found.measured} sizes measured, written to {output}{kept}")
+        console.print(
+            f"{found.measured} sizes measured in {seconds:.0f} s, written to {output}{kept}"
+        )
     return _tell_wrong(console, found.wrong)
 
 
@@ -122,10 +127,15 @@ def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
     wish = dataclasses.replace(wish, sizes=between(wish.sizes))
     stop = Stop()
     with stop.listening(), measuring(count_cells(comm, wish)) as step:
+        begun = perf_counter()
         found = verify(comm, wish, step, stop)
+        seconds = perf_counter() - begun
     summary, about = summarise(found.regrets), _about(comm)
     console = make_console()
-    console.print(f"{table}: {comm.size} ranks, {wish.dtype}, regret in % of the best one's time")
+    console.print(
+        f"{table}: {comm.size} ranks, {wish.dtype}, {len(found.regrets)} sizes in {seconds:.0f} s; "
+        "regret in % of the best one's time"
+    )
     names = ("sizes", "mean", "95th", "raw mean", "noise floor", "its 95th", "auto / pick")
     lines = make_table(console, "collective", "memory", *(f">{name}" for name in names))
     for line in summary:

@@ -3,13 +3,17 @@
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from processes import environment, run
+from processes import end, environment, run
 
 from mpidist.schedule import COLLECTIVES
+from mpidist.tuning import TuningTable
 
 LIMIT = 80  # seconds; each takes a few
 
@@ -208,3 +212,46 @@ def test_the_printed_command_works_when_pasted(tmp_path):
         sorted(part for part in done.output.split() if part.isdigit())
         == ["0", "1", "2"] + ["3"] * 3
     )
+
+
+def test_tune_writes_a_table_that_explain_shows_and_verify_scores(tmp_path):
+    """A second run keeps what the first has found for another collective."""
+    for collective in ("reduce", "barrier"):
+        text = mpidist(
+            "tune", collective, "--bytes", "8,1K", "--budget", "2s", "-o", "t.json", cwd=tmp_path
+        )
+        assert "sizes measured" in text
+    keys = [
+        (e["collective"], e["memory"])
+        for e in json.loads((tmp_path / "t.json").read_text())["entries"]
+    ]
+    assert keys == [("barrier", "private"), ("reduce", "private"), ("reduce", "symmetric")]
+    text = mpidist("explain", "reduce", "--bytes", "100", "--tuning", "t.json", cwd=tmp_path)
+    assert "tuning table t.json: " in text and "measured, from the tuning table" in text
+    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "2s", "--verify", "t.json")
+    text = mpidist(*verify, "--json", "v.json", cwd=tmp_path)
+    assert "noise floor" in text
+    sizes = json.loads((tmp_path / "v.json").read_text())["sizes"]
+    assert {size["bytes"] for size in sizes} == {8, 92, 1024}
+
+
+def test_a_tuner_that_is_interrupted_has_written_what_it_measured(tmp_path):
+    """As by Ctrl-C on the terminal: the launcher passes it on to the ranks."""
+    path = tmp_path / "t.json"
+    start = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--", "mpidist"]
+    job = subprocess.Popen(
+        [*start, "tune", "allreduce", "--budget", "60s", "-o", str(path)],
+        env=plain(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until = time.monotonic() + LIMIT
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.killpg(job.pid, signal.SIGINT)
+        job.wait(20)
+    finally:
+        end(job)
+    assert TuningTable.load(path).entries
