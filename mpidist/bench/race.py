@@ -34,10 +34,18 @@ def candidates(comm: Any, collective: str, nbytes: int, memory: str) -> tuple[li
     return names, name if name in names else f"{name}:2"
 
 
-def faster_half(ranking: list[tuple[float, Entry]]) -> list[Entry]:
-    """Keep the faster half, and whoever is close to the fastest."""
-    half, limit = -(-len(ranking) // 2), ranking[0][0] * CLOSE
-    return [e for place, (seconds, e) in enumerate(ranking) if place < half or seconds <= limit]
+def faster_half(*kept: str) -> Keep:
+    """Make a rule that keeps the faster half, whoever is close to the fastest, and some others."""
+
+    def keep(ranking: list[tuple[float, Entry]]) -> list[Entry]:
+        half, limit = -(-len(ranking) // 2), ranking[0][0] * CLOSE
+        return [
+            entry
+            for place, (seconds, entry) in enumerate(ranking)
+            if place < half or seconds <= limit or entry.name in kept
+        ]
+
+    return keep
 
 
 def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:

@@ -87,7 +87,7 @@ def tune(
             race = Race(comm, cell.works, cell.nbytes, cell.memory, cell.until, stopped)
             nbytes = race.case.nbytes
             names, usual = candidates(comm, cell.collective, nbytes, cell.memory)
-            finalists = race.run(before.order(names, usual), faster_half)
+            finalists = race.run(before.order(names, usual), faster_half(usual))
             found.wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
             right = {n: t for n, t in finalists.items() if n not in race.wrong and t}
             if not right:

@@ -46,12 +46,13 @@ def named(**seconds):
 
 
 def test_the_slower_half_drops_out_but_not_who_is_close():
-    def left(**seconds):
-        return [entry.name for entry in race.faster_half(named(**seconds))]
+    def left(*kept, **seconds):
+        return [entry.name for entry in race.faster_half(*kept)(named(**seconds))]
 
     assert left(a=1, b=2, c=3, d=4) == ["a", "b"]
     assert left(a=1, b=2, c=3) == ["a", "b"]
     assert left(a=1.0, b=1.01, c=1.05, d=4) == ["a", "b", "c"]
+    assert left("d", a=1, b=2, c=3, d=4) == ["a", "b", "d"]
     keep = race.all_but_the_slow("d")
     assert [e.name for e in keep(named(a=1, b=1.4, c=2, d=9))] == ["a", "b", "d"]
 
