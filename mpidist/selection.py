@@ -64,17 +64,21 @@ class Means:
 
 @dataclass(frozen=True)
 class Rule:
-    """Below `below` bytes of the whole buffer, on at most `ranks` ranks, take `name`."""
+    """Below `below` bytes of the whole buffer, on so many ranks and nodes, take `name`."""
 
     below: float
     name: str
     ranks: float = float("inf")
     one_node: bool = False
+    several_nodes: bool = False
+    two_nodes: bool = False
 
     def holds(self, nbytes: float, size: int, nodes: int) -> bool:
         """Tell whether the rule speaks about such a call."""
         small = nbytes < self.below or self.below == float("inf")
-        return small and size <= self.ranks and (nodes == 1 or not self.one_node)
+        if (self.one_node and nodes > 1) or (self.several_nodes and nodes == 1):
+            return False
+        return small and size <= self.ranks and (nodes == 2 or not self.two_nodes)
 
 
 _ANY = float("inf")
@@ -91,18 +95,45 @@ WITHOUT_NATIVE: dict[str, tuple[Rule, ...]] = {
 }
 """Shipped rules for backends without collectives of their own (Thakur et al. 2005, figures 5–9)."""
 
+_SLICES = 16 << 10  # bytes from which a slice for every lane pays, between nodes
+
+
+def _between_nodes(
+    large: tuple[Rule, ...], small: str = "hierarchical_leaders"
+) -> tuple[Rule, ...]:
+    return (Rule(_SLICES, small, several_nodes=True), *large)
+
+
+_LANES = (
+    Rule(_ANY, "hierarchical", several_nodes=True),
+    Rule(_ANY, "hierarchical_leaders", several_nodes=True),
+)
 WITH_NATIVE: dict[str, tuple[Rule, ...]] = {
     "allreduce": (
+        *_between_nodes(
+            (Rule(_ANY, "hierarchical/direct/recursive_doubling", two_nodes=True), *_LANES),
+            "hierarchical_leaders/binomial/recursive_doubling",
+        ),
         Rule(2 << 20, NATIVE),
         Rule(_ANY, "direct", ranks=16, one_node=True),
         Rule(32 << 20, NATIVE),
         Rule(_ANY, "ring"),
     ),
+    "reduce": (
+        *_between_nodes((Rule(256 << 10, "hierarchical", several_nodes=True),)),
+        Rule(_ANY, NATIVE),
+    ),
+    "broadcast": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
+    "allgather": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
+    "reduce_scatter": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
+    "barrier": (*_between_nodes(()), Rule(_ANY, NATIVE)),
 }
 """Shipped rules where the library has its own: ours only where it was measured to be faster.
 
 On one node, direct took 0.57–0.92 of native's time from 4 MB on (Open MPI 5.0.11 and MPICH 5.0.2, 2
 and 4 ranks).  Above 32 MB native allreduce maps a full-size temporary in every call, on any nodes.
+Between nodes see docs/hierarchical.rst: there a native call with a deadline first waits until all
+have come, which costs a round trip that ours does not need.
 """
 
 
@@ -256,6 +287,10 @@ def _by_rules(call: Call, means: Means) -> Way:
         if not rule.holds(nbytes, call.size, len(means.groups)):
             continue
         limit = f"below {_size(rule.below)}" if rule.below < _ANY else "for large buffers"
+        if rule.below == _ANY and not any(
+            other.below < _ANY and other.holds(0, call.size, len(means.groups)) for other in rules
+        ):
+            limit = "at every size"
         why = f"shipped rule: {rule.name} {limit}"
         if rule.name == NATIVE:
             return Way(NATIVE, None, why)

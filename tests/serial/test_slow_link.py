@@ -1,0 +1,74 @@
+"""Two nodes of two ranks and a link of 1 Gbit/s and 100 µs, where the machine permits that."""
+
+import os
+from pathlib import Path
+
+import pytest
+from jobs import each_mpi
+from minicluster import Cluster, Refused
+
+TESTS = Path(__file__).resolve().parents[1]
+LIMIT = 75.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    try:
+        running = Cluster(nodes=2, rate=1e9, delay=100e-6)
+        running.__enter__()
+    except Refused as why:
+        pytest.skip(f"needs network namespaces and a TUN device: {why}")
+    yield running
+    running.stop()
+    assert not running._inhabitants()
+
+
+def job(cluster, python, part):
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    program = str(TESTS / "slow_link_job.py")
+    finished = cluster.mpiexec(4, program, part, python=python, limit=LIMIT, PYTHONPATH=path)
+    assert finished.status == 0, finished.output
+    assert f"{part}: yes" in finished.output
+
+
+@each_mpi
+def test_results_are_right(cluster, python):
+    job(cluster, python, "right")
+
+
+@each_mpi
+def test_auto_takes_two_levels(cluster, python):
+    job(cluster, python, "chosen")
+
+
+def test_the_link_has_its_rate_and_delay(cluster):
+    """One byte there and back takes two delays and more; a megabyte takes its time on the wire."""
+    seconds = [float(word) for word in measure(cluster).split()[-2:]]
+    assert seconds[0] >= 200e-6 and seconds[1] >= 1e6 * 8 / 1e9
+
+
+def measure(cluster):
+    finished = cluster.mpiexec(2, "-c", ECHO, limit=LIMIT)
+    assert finished.status == 0, finished.output
+    return finished.output
+
+
+ECHO = """
+import time
+import numpy as np
+from mpi4py import MPI
+comm, x = MPI.COMM_WORLD, np.zeros(1_000_000, "u1")
+def there_and_back(n):
+    begin = time.perf_counter()
+    for _ in range(5):
+        if comm.rank == 0:
+            comm.Send(x[:n], 1)
+            comm.Recv(x[:1], 1)
+        else:
+            comm.Recv(x[:n], 0)
+            comm.Send(x[:1], 0)
+    return (time.perf_counter() - begin) / 5
+small, large = there_and_back(1), there_and_back(x.size)
+if comm.rank == 0:
+    print(small, large)
+"""

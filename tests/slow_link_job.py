@@ -1,0 +1,62 @@
+"""What every rank does in tests/serial/test_slow_link.py: two nodes of two ranks."""
+
+import sys
+
+import collective_cases as cases
+import numpy as np
+
+import mpidist
+from mpidist.schedule import algorithms, find
+
+OTHERS = {
+    "allreduce": ["hierarchical/ring/recursive_doubling", "hierarchical_leaders/tree:2/direct"],
+    "broadcast": ["hierarchical/bruck/chain"],
+}
+
+
+def right(comm):
+    """Every two-level algorithm gives the right result, from every root, in place or not."""
+    for algorithm in algorithms():
+        if not algorithm.local:
+            continue
+        collective = algorithm.collective
+        names = [algorithm.name, *OTHERS.get(collective, [])]
+        for name in names:
+            if collective == "barrier":
+                comm.barrier(name)
+                continue
+            roots = range(comm.size) if algorithm.contract.rooted else (0,)
+            for root in roots:
+                for n in (0, 1, 5, 1001):
+                    for in_place in (False, True):
+                        cases.CHECKS[collective](comm, name, n, "float32", root, in_place)
+
+
+def chosen(comm):
+    """Across nodes "auto" takes two levels for large buffers; so does a two-level configuration."""
+    for collective in ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter"):
+        name = comm.explain(collective, 64 << 10)[0].name
+        assert find(collective, name).algorithm.local, f"{collective} takes {name}"
+    assert comm.explain("allreduce", 16 << 20)[0].name.startswith("hierarchical/")
+    x = np.full(1 << 20, comm.rank + 1.0, "float32")
+    assert (comm.allreduce(x) == 10).all()
+    config = mpidist.CollectiveConfig.multi_node(num_devices=2, num_nodes=2)
+    from mpidist.backends.mpi import MpiBackend
+
+    two = mpidist.Communicator(MpiBackend(comm.backend.comm), config)
+    assert two.explain("allreduce", 4 << 20)[0].name == "hierarchical_leaders/tree:2/ring"
+    assert (two.allreduce(x) == 10).all() and (two.iallreduce(x).wait() == 10).all()
+    two.free()
+
+
+def main(part):
+    comm = mpidist.init(timeout=30.0)
+    assert comm.topology.groups == ((0, 1), (2, 3)), comm.topology.groups
+    {"right": right, "chosen": chosen}[part](comm)
+    comm.barrier()
+    if comm.rank == 0:
+        print(f"{part}: yes", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
