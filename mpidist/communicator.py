@@ -25,6 +25,7 @@ from .service import Service
 from .symmetric import Heap
 from .topology import Topology
 from .tuning import TuningTable
+from .waiting import SPINS
 from .work import UNSET, Work
 
 SEGMENT_BYTES = 1 << 20
@@ -91,6 +92,10 @@ class Communicator:
         )
         self._quick = QuickCalls(self._service)
         self.rank, self.size = backend.rank, backend.size
+        if backend.native is not None and self.topology.num_nodes == 1:
+            spins = getattr(backend, "spins", SPINS)
+            talk = (self.broadcast_object, self.allgather_object)
+            self._service.shared.heap = Heap(self.rank, self.size, *talk, spins)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"
@@ -250,10 +255,8 @@ class Communicator:
         reason = self._no_symmetric_memory()
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
-        if self._service.heap is None:
-            talk = (self.broadcast_object, self.allgather_object)
-            self._service.heap = Heap(self.rank, self.size, *talk)
-        heap = self._service.heap
+        heap = self._service.shared.heap
+        assert heap is not None
         self._service.meet("empty", lambda: None)
         dims, known = self._agreed("empty", lambda: heap.check(shape, dtype))
         return heap.empty(dims, known)
@@ -268,9 +271,9 @@ class Communicator:
             with its last view.  To be called on every rank.
         """
         if x is not None:
-            if self._service.heap is None:
+            if self._service.shared.heap is None:
                 raise self._place.wrong("free(x): this communicator has no symmetric memory")
-            heap = self._service.heap
+            heap = self._service.shared.heap
             if self._debug:
                 self._agreed("free", lambda: (heap.key(x),))
             self._quick.clear()

@@ -20,7 +20,8 @@ from .schedule.contract import COLLECTIVES
 from .schedule.registry import Choice, Groups
 from .schedule.rounds import segmented
 from .storage import Storage, view_at
-from .symmetric import Heap, Place, kernels
+from .symmetric import Heap, Place, kernels, staged
+from .symmetric.kernels import Kernel
 
 _PROGRAMS = 64
 _SEGMENT_LIMIT = 255
@@ -74,17 +75,31 @@ class ProgramCache:
             self._keep(key, program, persistent)
         return program
 
-    def kernel(self, call: Call, place: Place, heap: Heap) -> Program:
-        """Give the program of a call whose arrays lie in symmetric memory."""
-        key = (*self._key(call, None, 0), "kernel", place.key)
+    def kernel(self, call: Call, place: Place, heap: Heap, background: bool = False) -> Kernel:
+        """Give a kernel, not busy, for a call whose arrays lie in symmetric memory."""
+        key = (*self._key(call, None, 0), "kernel", place.key, background)
+
+        def make() -> Kernel:
+            made = kernels.kernel(call, place, heap)
+            return made.in_background(self.backend.board) if background else made
+
+        return self._kernel(call, key, make)
+
+    def staged(self, call: Call, heap: Heap, slot: int) -> Kernel:
+        """Give a kernel for a call whose arrays go through slots of shared memory."""
+        key = (*self._key(call, None, 0), "staged", slot)
+        return self._kernel(call, key, lambda: staged.kernel(call, heap, slot))
+
+    def _kernel(self, call: Call, key: Hashable, make: Callable[[], Kernel]) -> Kernel:
         known = self._programs.get(key)
-        if known is not None:
+        if known is not None and not known[0].busy:
             self._programs.move_to_end(key)
+            assert isinstance(known[0], Kernel)
             return known[0]
-        program = kernels.program(call, place, heap)
-        if self._watch(call, key):
-            self._keep(key, program, True)
-        return program
+        made = make()
+        if known is None and self._watch(call, key):
+            self._keep(key, made, True)
+        return made
 
     def _keep(self, key: Hashable, program: Program, persistent: bool) -> None:
         self._programs[key] = (program, persistent)

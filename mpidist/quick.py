@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from .arrays import address
-from .backends.board import HISTORY, PRINTS
+from .backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
 from .binding import Program
 from .prepare import Prepared
 from .schedule.registry import generation
-from .selection import SYMMETRIC
 from .service import Service, describe
-from .symmetric import place_of
+from .symmetric import STAGED, SYMMETRIC
+from .symmetric.kernels import Kernel
+from .waiting import SPINS
 from .work import UNSET
 
 _LIMIT = 64
@@ -37,6 +38,7 @@ class QuickCall:
         "_print",
         "_native",
         "_program",
+        "_kernels",
         "_how",
         "_dtype",
         "_size",
@@ -44,6 +46,8 @@ class QuickCall:
         "_words",
         "_at",
         "_others",
+        "_spin",
+        "_spins",
     )
 
     def __init__(
@@ -53,13 +57,16 @@ class QuickCall:
         how: str,
         native: Callable[[], Any] | None,
         program: Program | None,
+        kernels: tuple[Kernel, ...] = (),
     ):
         self._service, self._how, self._native, self._program = service, how, native, program
+        self._kernels = kernels  # one, or one for each staging slot
         self._generation = generation()
         self._what = what
         self._print = service.fingerprint(self._what)
         board = service.backend.board
         self._words, self._at = board.words, board.base(service.backend.rank)
+        self._spin, self._spins = board.spin, getattr(service.backend, "spins", SPINS)
         everyone = len(board.ranks) == service.backend.size
         mine = service.backend.rank
         self._others = tuple(board.base(r) for r in board.ranks if r != mine) if everyone else None
@@ -94,11 +101,25 @@ class QuickCall:
             service.check_usable()
         service.sequence = sequence = service.sequence + 1
         slot = PRINTS + sequence % HISTORY
-        words[at + slot] = self._print
-        words[at] = sequence
+        kernels = self._kernels
         try:
+            if kernels:
+                kernel = kernels[sequence % len(kernels)]
+                service.take_slot(kernel, sequence, self._what, self._how)
+                for action in kernel.before:
+                    action()
+                if not STORES_KEEP_ORDER:
+                    fence()
+                words[at + slot] = self._print
+                words[at] = sequence
+                self._arrive(sequence, slot)
+                service.run(kernel, self._what, sequence, self._how)
+                return
+            words[at + slot] = self._print
+            words[at] = sequence
             if self._program is not None:
                 service.run(self._program, self._what, sequence, self._how)
+                service.check_same(sequence, self._what)
                 return
             if service.timeout is not None:
                 self._arrive(sequence, slot)
@@ -109,16 +130,16 @@ class QuickCall:
             raise service.broke(error, self._what, sequence) from error.__cause__
 
     def _arrive(self, sequence: int, slot: int) -> None:
-        """Wait until every rank has come; usually all are here already: look at that first."""
-        words = self._words
-        if self._others is not None:
-            for other in self._others:
+        """Wait until every rank has come; usually all are here already, or soon: look first."""
+        words, others = self._words, self._others
+        if others is not None and self._spin(sequence, self._spins):
+            for other in others:
                 if words[other] != sequence or words[other + slot] != self._print:
                     break
             else:
                 return
         service = self._service
-        service.arrive(sequence, self._what, service.deadline(UNSET))
+        service.arrive(sequence, self._what, service.deadline(UNSET), always=True)
 
 
 class QuickCalls:
@@ -139,7 +160,7 @@ class QuickCalls:
     def remember(self, key: Hashable, prepared: Prepared, algorithm: str, x: Any, out: Any) -> None:
         """Bind a call that has just been served, if its arrays can be used as they are."""
         service, call = self._service, prepared.call
-        place = place_of(call, service.heap)
+        place = service.shared.place(call)
         way = service.way(call, algorithm, place)
         packed = prepared.staging is not None or not getattr(x, "flags", {"C": False})["C"]
         if packed or type(x) is not np.ndarray or (out is not None and type(out) is not np.ndarray):
@@ -148,9 +169,11 @@ class QuickCalls:
             if mine is not None and mine.size and address(mine) != address(given):
                 return  # prepared from a copy, which would stay as it is now
         native, program = None, None
-        if way.name == SYMMETRIC:
-            assert place is not None and service.heap is not None
-            program = service.cache.kernel(call, place, service.heap)
+        kernels: tuple[Kernel, ...] = ()
+        if way.name in (SYMMETRIC, STAGED):
+            turns = 2 if way.name == STAGED else 1
+            make = service.shared.kernel
+            kernels = tuple(make(call, way.name, place, turn) for turn in range(turns))
         elif way.choice is None:
             if call.op is not None and call.op.name == "mean":
                 return
@@ -160,7 +183,7 @@ class QuickCalls:
             if program.busy:
                 return
         what = describe(call, way, place)
-        quick = QuickCall(service, what, way.name, native, program)
+        quick = QuickCall(service, what, way.name, native, program, kernels)
         calls = self._calls
         if len(calls) >= _LIMIT:
             calls.clear()

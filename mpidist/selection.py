@@ -9,10 +9,9 @@ from .call import Call
 from .config import CollectiveConfig
 from .errors import Unsupported
 from .schedule.registry import Choice, Groups, algorithms, find
-from .symmetric import NEEDS
+from .symmetric import STAGED, SYMMETRIC
 
 NATIVE = "native"
-SYMMETRIC = "symmetric"
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,14 @@ class Means:
         Why the backend's own collective cannot serve the call; None if it can.
     no_symmetric : str or None
         Why it cannot be served in symmetric memory; None if it can.
+    no_staged : str or None
+        Why private arrays cannot go through slots of shared memory; None if they can.
     """
 
     groups: Groups
     no_native: str | None = None
     no_symmetric: str | None = "no array is in symmetric memory"
+    no_staged: str | None = "the ranks share no memory"
 
 
 @dataclass(frozen=True)
@@ -138,35 +140,33 @@ have come, which costs a round trip that ours does not need.
 
 
 WITH_SYMMETRIC: dict[str, tuple[float, float]] = {
-    "allreduce": (16 << 10, _ANY),
-    "reduce": (128 << 10, 8 << 20),
+    "allreduce": (8 << 10, _ANY),
+    "reduce": (32 << 10, _ANY),
     "broadcast": (16 << 10, _ANY),
-    "allgather": (32 << 10, 32 << 20),
-    "reduce_scatter": (32 << 10, _ANY),
-    "gather": (64 << 10, _ANY),
-    "scatter": (64 << 10, _ANY),
-    "alltoall": (64 << 10, _ANY),
+    "allgather": (32 << 10, _ANY),
+    "reduce_scatter": (16 << 10, _ANY),
+    "gather": (32 << 10, _ANY),
+    "scatter": (32 << 10, _ANY),
+    "alltoall": (32 << 10, _ANY),
+    "barrier": (0, _ANY),
 }
-"""Shipped rules for arrays in symmetric memory: the bytes between which it beat native.
+"""Shipped rules for arrays in symmetric memory: the bytes between which it beat native."""
 
-Outside of them pure copies are at parity at best: native makes a single copy as well.
-"""
+WITH_STAGED: dict[str, tuple[float, float]] = {
+    "allreduce": (8 << 10, 1 << 20),
+}
+"""Shipped rules for private arrays through slots of shared memory, on one node."""
 
 
 def ways(call: Call, means: Means) -> list[Way]:
     """List every way with whether it can serve the call, and why not: for ``explain``."""
     no_native = means.no_native
     found = [Way(NATIVE, None, no_native or "the backend's own collective", no_native is None)]
-    if call.collective in NEEDS:
-        reason = means.no_symmetric
-        found.append(
-            Way(
-                SYMMETRIC,
-                None,
-                reason or "every rank reads and writes the others' arrays",
-                reason is None,
-            )
-        )
+    shared = (
+        (SYMMETRIC, means.no_symmetric, "every rank reads and writes the others' arrays"),
+        (STAGED, means.no_staged, "every rank reads what the others copied into shared memory"),
+    )
+    found += [Way(name, None, reason or how, reason is None) for name, reason, how in shared]
     for algorithm in algorithms(call.collective):
         choice = Choice(algorithm)
         reason = why_not(choice, call, means.groups)
@@ -275,10 +275,13 @@ def _by_cost(call: Call, means: Means, advice: Advice | None) -> Way | None:
 def _by_rules(call: Call, means: Means) -> Way:
     """Choose by the shipped rules."""
     native = means.no_native is None
-    if means.no_symmetric is None:
-        least, most = WITH_SYMMETRIC[call.collective]
-        if least <= call.nbytes < most:
-            return Way(SYMMETRIC, None, f"shipped rule: symmetric memory from {_size(least)}")
+    for name, table, reason in (
+        (SYMMETRIC, WITH_SYMMETRIC, means.no_symmetric),
+        (STAGED, WITH_STAGED, means.no_staged),
+    ):
+        least, most = table.get(call.collective, (0, 0))
+        if reason is None and least <= call.nbytes < most:
+            return Way(name, None, f"shipped rule: {name} memory from {_size(least)}")
     if native and call.collective not in WITH_NATIVE:
         return Way(NATIVE, None, "shipped rule: native at every size")
     rules = WITH_NATIVE[call.collective] if native else WITHOUT_NATIVE[call.collective]
@@ -310,10 +313,11 @@ def _explicit(call: Call, name: str, means: Means, why: str) -> Way:
         if means.no_native is not None:
             raise _unsupported(call, name, means.no_native, means)
         return Way(NATIVE, None, why)
-    if name == SYMMETRIC:
-        if means.no_symmetric is not None:
-            raise _unsupported(call, name, means.no_symmetric, means)
-        return Way(SYMMETRIC, None, why)
+    for shared, reason in ((SYMMETRIC, means.no_symmetric), (STAGED, means.no_staged)):
+        if name == shared:
+            if reason is not None:
+                raise _unsupported(call, name, reason, means)
+            return Way(name, None, why)
     choice = find(call.collective, name)
     cannot = why_not(choice, call, means.groups)
     if cannot is not None:

@@ -6,6 +6,7 @@ import logging
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .advice import Advice
@@ -29,8 +30,10 @@ from .plan import SLOTS, TAG_SPACE
 from .prepare import Prepared
 from .programs import ProgramCache
 from .schedule.registry import algorithms, generation
-from .selection import SYMMETRIC, Means, Way, choose, needs_calibration
-from .symmetric import NEEDS, Heap, Place, place_of
+from .selection import Means, Way, choose, needs_calibration
+from .shared import SharedMemory
+from .symmetric import STAGED, SYMMETRIC, Place
+from .symmetric.kernels import Kernel
 from .topology import Topology
 from .tuning_entry import kind_for
 from .watchdog import WATCHDOG
@@ -41,9 +44,11 @@ log = logging.getLogger("mpidist")
 
 def describe(call: Call, way: Way, place: Place | None) -> str:
     """Say what must be equal on all ranks; so must be the allocation of symmetric memory."""
-    if way.name != SYMMETRIC or place is None:
+    if way.name == STAGED:
+        return f"{call.fingerprint} staged"
+    if way.name != SYMMETRIC:
         return call.fingerprint
-    return f"{call.fingerprint} in symmetric memory {place.key}"
+    return f"{call.fingerprint} in symmetric memory{f' {place.key}' if place else ''}"
 
 
 class Service:
@@ -65,8 +70,8 @@ class Service:
         self.engine = Engine(backend, self._alarm if backend.native is not None else None)
         self.groups = config.groups(self.topology.groups)  # by node, as the configuration counts
         self.cache = ProgramCache(backend, self.groups, segment_bytes, window)
-        self.heap: Heap | None = None
         self.advice: Advice | None = None
+        self.shared = SharedMemory(backend, self.cache)
         self.sequence = 0
         self.broken: str | None = None
         self._guarded = False
@@ -101,10 +106,11 @@ class Service:
             place is None,
             kind_for(call),
             op is None or op.builtin,
+            background,
         )
         way = self._ways.get(key)
         if way is None:
-            means = self.means(call, place)
+            means = self.means(call, place, background)
             if needs_calibration(call, algorithm, self.config, means, self.advice):
                 if background:
                     return choose(call, algorithm, self.config, means, self.advice)
@@ -115,19 +121,19 @@ class Service:
             self._ways[key] = way
         return way
 
-    def means(self, call: Call, place: Place | None = None) -> Means:
+    def means(self, call: Call, place: Place | None = None, background: bool = False) -> Means:
         """Give what there is to serve a call with."""
         native = self.backend.native
         if native is None:
             no_native = f"the {self.backend.name} backend has no collectives of its own"
         else:
             no_native = native.why_not(call)
-        if place is not None:
-            no_symmetric = "rows of other ranks are not known" if call.uneven_alltoall else None
+        no_symmetric = self.shared.why_not_symmetric(call, place)
+        if background:
+            no_staged: str | None = "this is in the background"
         else:
-            need = NEEDS.get(call.collective, "x")
-            no_symmetric = f"{need} is no array of comm.empty(), or this is in the background"
-        return Means(self.groups, no_native, no_symmetric)
+            no_staged = self.shared.why_not_staged(call)
+        return Means(self.groups, no_native, no_symmetric, no_staged)
 
     def calibrate(self) -> Calibration:
         """Measure the cost model's constants now; collective.  Choices by them are made anew."""
@@ -150,41 +156,79 @@ class Service:
     def serve(self, prepared: Prepared, algorithm: str) -> Any:
         """Serve a call, blocking, and give the user's result."""
         call = prepared.call
-        place = place_of(call, self.heap)
+        place = self.shared.place(call)
         way = self.way(call, algorithm, place)
         self.check_usable()
-        sequence, what = self._announce(call, way, place)
+        if not self.shared.is_ready(way.name):
+            self._ways.clear()
+            way = self.way(call, algorithm, place)
+        what = describe(call, way, place)
+        if way.name in (SYMMETRIC, STAGED):
+            self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
+            return prepared.give()
+        sequence = self._announce(what)
         try:
-            if way.name == SYMMETRIC:
-                assert place is not None and self.heap is not None
-                program = self.cache.kernel(call, place, self.heap)
-                self.run(program, what, sequence, way.name)
-            elif way.choice is None:
+            if way.choice is None:
                 self.arrive(sequence, what, self.deadline(UNSET))
                 self._native(call)
             else:
                 program = self.cache.program(call, way.choice, self.arity(way), False)
                 self.run(program, what, sequence, way.name)
+                self.check_same(sequence, what)
         except BaseException as error:
             raise self.broke(error, what, sequence) from error.__cause__
         return prepared.give()
+
+    def enter(self, kernel: Kernel, what: str, how: str) -> None:
+        """Run a kernel as the next operation, blocking: nothing is touched until all have come."""
+        self.sequence = sequence = self.sequence + 1
+        try:
+            self.take_slot(kernel, sequence, what, how)
+            for action in kernel.before:
+                action()
+            self.backend.board.announce(sequence, self.fingerprint(what))
+            self.arrive(sequence, what, self.deadline(UNSET), always=True)
+            self.run(kernel, what, sequence, how)
+        except BaseException as error:
+            raise self.broke(error, what, sequence) from error.__cause__
+
+    def take_slot(self, kernel: Kernel, sequence: int, what: str, how: str) -> None:
+        """Wait until the staging slot of a kernel, if it has one, may be written again."""
+        if kernel.slot is None:
+            return
+        free, last_use = self.shared.slot_is_free, self.shared.last_use
+        if not free(kernel.slot):
+            slot = kernel.slot
+            if not self.engine.wait(lambda: free(slot), self.deadline(UNSET)):
+                raise self.timed_out(what, last_use[slot] + 1, how)
+        last_use[kernel.slot] = sequence
 
     def run(self, program: Program, what: str, sequence: int, how: str) -> None:
         """Run a program for operation number `sequence`, blocking."""
         program.tag_base[0] = 0
         if not self.engine.run(program, self.deadline(UNSET)):
             raise self.timed_out(what, sequence, how)
-        self._check_same(sequence, what)
 
     def begin(self, prepared: Prepared, algorithm: str) -> Work:
         """Begin to serve a call in the background."""
         call = prepared.call
-        way = self.way(call, algorithm, background=True)
+        place = self.shared.place(call)
+        way = self.way(call, algorithm, place, background=True)
         self.check_usable()
-        sequence, what = self._announce(call, way)
+        what = describe(call, way, place)
+        if way.name == SYMMETRIC:
+            kernel = self.shared.kernel(call, SYMMETRIC, place, 0, background=True)
+            for action in kernel.before:
+                action()
+        sequence = self._announce(what)
         try:
             self.sweep()
-            if way.choice is None:
+            if way.name == SYMMETRIC:
+                assert kernel.arrival is not None
+                kernel.arrival.sequence = sequence
+                kernel.arrival.check = partial(self.check_same, sequence, what)
+                look, give = self._begin_program(kernel, what, sequence, way.name), prepared.give
+            elif way.choice is None:
                 look, give = self._begin_native(prepared)
             else:
                 program = self.cache.program(call, way.choice, self.arity(way), True)
@@ -267,11 +311,10 @@ class Service:
             )
         return None if seconds is None else time.monotonic() + seconds
 
-    def _announce(self, call: Call, way: Way, place: Place | None = None) -> tuple[int, str]:
+    def _announce(self, what: str) -> int:
         self.sequence = sequence = self.sequence + 1
-        what = describe(call, way, place)
         self.backend.board.announce(sequence, self.fingerprint(what))
-        return sequence, what
+        return sequence
 
     def _guard(self) -> None:
         """Have the watchdog look at this communicator: a native call is about to begin."""
@@ -286,13 +329,19 @@ class Service:
             number = self._prints[what] = zlib.crc32(what.encode())
         return number
 
-    def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
-        """Wait until every rank has come to a native call, which cannot be interrupted."""
-        if deadline is not None and not self.engine.patiently(
+    def arrive(
+        self, sequence: int, what: str, deadline: float | None, always: bool = False
+    ) -> None:
+        """Wait until every rank has come: a native call cannot be interrupted later.
+
+        Without a deadline a native call needs no such wait; `always` says that this one does.
+        """
+        waits = always or deadline is not None
+        if waits and not self.engine.patiently(
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
         ):
-            raise self.timed_out(what, sequence, "native")
-        self._check_same(sequence, what, harmless=deadline is not None)
+            raise self.timed_out(what, sequence, "waiting for all to come")
+        self.check_same(sequence, what, harmless=waits)
 
     def meet(self, what: str, act: Callable[[], Any]) -> Any:
         """Do something collective that cannot be interrupted, such as a split, once all have come.
@@ -302,8 +351,7 @@ class Service:
         self.check_usable()
         if self.backend.native is None:
             return act()
-        self.sequence = sequence = self.sequence + 1
-        self.backend.board.announce(sequence, self.fingerprint(what))
+        sequence = self._announce(what)
         try:
             self.arrive(sequence, what, self.deadline(UNSET))
             self._guard()
@@ -324,14 +372,15 @@ class Service:
         if sequence:
             what = self._doing(sequence)
             if what is not None:
-                self._check_same(sequence, what)
+                self.check_same(sequence, what)
 
     def _doing(self, sequence: int) -> str | None:
         """Give what this rank announced as operation number `sequence`, the last one."""
         announced = self.backend.board.fingerprint(sequence)
         return next((what for what, number in self._prints.items() if number == announced), None)
 
-    def _check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
+    def check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
+        """Raise CollectiveMismatch if another rank is seen to mean another operation."""
         other = self.backend.board.different(sequence, self.fingerprint(what))
         if other:
             error = CollectiveMismatch(
@@ -370,7 +419,8 @@ class Service:
 
     def _inside(self) -> str:
         """Say what is known about who hangs inside an operation."""
-        behind = self.heap.behind() if self.heap is not None else ()
+        heap = self.shared.heap
+        behind = heap.behind() if heap is not None else ()
         known = list(self.backend.board.unwell())
         if behind:
             known.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")

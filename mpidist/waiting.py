@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 
 LOOKS = 64
+SPINS = 400  # looks at a word of shared memory, 20 µs: it is cheaper than a test of messages
+SPINS_CROWDED = 20
 LOOKS_CROWDED = 4  # with more ranks than cores, whom we wait for may need this core
 YIELD_SECONDS = 0.05
 SLEEP_SECONDS = 200e-6

@@ -78,7 +78,10 @@ class Backend(Protocol):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until every rank has announced `sequence`; False if the deadline passed."""
+        """Wait until every rank has announced `sequence`; False if the deadline passed.
+
+        `progress` is called now and then, as in `wait`.
+        """
 
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Give the ranks that are known not to have announced operation `sequence`."""

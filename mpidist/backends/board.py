@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import weakref
 from array import array
 from collections.abc import Sequence
+from threading import Lock
 
 _WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
 _PID, _LEFT = 1, 2  # word 0 is the sequence number
 PRINTS, HISTORY = 4, 4  # words 4 … 7 are the fingerprints of the last four operations
+
+
+STORES_KEEP_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
+_LOCK = Lock()
+
+
+def fence() -> None:
+    """Keep loads and stores from moving over this point, on processors that would move them.
+
+    Twice, because others may move into one critical section from both sides and meet there; but
+    none moves up over the first release, nor down over the second acquire.
+    """
+    with _LOCK:
+        pass
+    with _LOCK:
+        pass
 
 
 class Board:
@@ -24,11 +42,12 @@ class Board:
         The ranks that write to it.
     """
 
-    __slots__ = ("words", "ranks", "_at", "_keep", "__weakref__")
+    __slots__ = ("words", "ranks", "others", "_at", "_keep", "__weakref__")
 
     def __init__(self, words: memoryview, rank: int, ranks: Sequence[int], keep: object = None):
         self.words, self.ranks, self._keep = words, tuple(ranks), keep
         self._at = rank * _WIDTH
+        self.others = tuple(r * _WIDTH for r in self.ranks if r != rank)  # their first words
         words[self._at + _PID] = os.getpid()
         if not _boards:
             atexit.register(_leave)
@@ -40,7 +59,9 @@ class Board:
         return rank * _WIDTH
 
     def announce(self, sequence: int, fingerprint: int) -> None:
-        """Note that this rank has reached operation number `sequence`."""
+        """Note that this rank has reached operation number `sequence`, after all it stored."""
+        if not STORES_KEEP_ORDER:
+            fence()
         self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
         self.words[self._at] = sequence
 
@@ -50,8 +71,19 @@ class Board:
 
     def all_reached(self, sequence: int) -> bool:
         """Tell whether every rank on the board has reached operation number `sequence`."""
+        return self.spin(sequence, 0)
+
+    def spin(self, sequence: int, looks: int) -> bool:
+        """Look up to `looks` times in a row whether every rank has reached an operation."""
         words = self.words
-        return all(words[rank * _WIDTH] >= sequence for rank in self.ranks)
+        for base in self.others:
+            while words[base] < sequence:
+                looks -= 1
+                if looks < 0:
+                    return False
+        if not STORES_KEEP_ORDER:
+            fence()
+        return True
 
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Give the ranks on the board that have not reached operation number `sequence`."""

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import CollectiveMismatch, CommunicationError
-from ..waiting import LOOKS, LOOKS_CROWDED, poll
+from ..waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
 from . import memory_file
 from .base import Message
 from .board import Board, bytes_needed, private_words
@@ -121,6 +121,7 @@ class MpiBackend:
         self._roll_call = RollCall(self.comm, absent) if anywhere else None
         crowded = len(self.board.ranks) > self._cores_here()
         self._looks = LOOKS_CROWDED if crowded else LOOKS
+        self.spins = SPINS_CROWDED if crowded else SPINS
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
         self._arriving: tuple[int, MPI.Request] | None = None
@@ -218,7 +219,7 @@ class MpiBackend:
         """
         if len(self.board.ranks) == self.size:
             board = self.board
-            if board.all_reached(sequence):
+            if board.spin(sequence, self.spins):
                 return True
             return self.wait(lambda: board.all_reached(sequence), deadline, progress)
         if self._arriving is None or self._arriving[0] != sequence:  # else a wait goes on

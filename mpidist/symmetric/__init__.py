@@ -3,4 +3,7 @@
 from .heap import Heap, Place
 from .kernels import NEEDS, place_of
 
-__all__ = ["NEEDS", "Heap", "Place", "place_of"]
+SYMMETRIC = "symmetric"
+STAGED = "staged"
+
+__all__ = ["NEEDS", "STAGED", "SYMMETRIC", "Heap", "Place", "place_of"]

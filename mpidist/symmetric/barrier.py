@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-from threading import Lock
+from collections.abc import Callable
 
+from ..backends.board import STORES_KEEP_ORDER, Board, fence
 from ..plan import slot_of
 
 WORDS = 8  # int64 per rank: one cache line, so that ranks do not write into each other's
-_WEAKLY_ORDERED = platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686")
 _NOTES = 1  # word 0 counts barriers, the others are notes of the operation under way
 
 
@@ -21,10 +20,12 @@ class Lines:
         ``bytes_needed(size, slots)`` bytes that all ranks of the node see.
     rank, size : int
         Of the communicator.
+    spins : int
+        Looks that a blocking call takes before it gives the core away.
     """
 
-    def __init__(self, words: memoryview, rank: int, size: int):
-        self.words, self.rank, self.size = words, rank, size
+    def __init__(self, words: memoryview, rank: int, size: int, spins: int):
+        self.words, self.rank, self.size, self.spins = words, rank, size, spins
         slots = len(words) // (WORDS * size)
         self.counts = [0] * slots
         self.mine = [(slot * size + rank) * WORDS for slot in range(slots)]
@@ -66,12 +67,9 @@ class Barrier:
 
     What a rank stored before it came is seen by every rank that has gone on.  Neither compiler nor
     interpreter moves numpy's stores past a call, and an aligned word is stored at once; what is
-    left is the processor.  x86 keeps loads in order, and stores in order, but for stores past the
-    cache, which a locked instruction drains.  Others (ARM) may swap any two unless a release is
-    followed by an acquire: what comes before a release stays before it, what comes after an acquire
-    stays after it, and the processor keeps the two in order.  There a lock is taken twice in a row,
-    to end what came before and then to begin what comes after; taken once, both could slip into it
-    and pass each other there.
+    left is the processor.  x86 keeps loads in order, and stores in order: those of a string
+    instruction come before a later store (Intel SDM 3A, 8.2.4), and the C library ends copies that
+    go past the cache with a fence.  Others (ARM) may swap any two, so there a fence comes between.
 
     Parameters
     ----------
@@ -81,32 +79,58 @@ class Barrier:
         The tags' base of the program: it tells the operations apart that are under way together.
     """
 
-    __slots__ = ("_lines", "_base", "_count", "_others", "_lock")
+    __slots__ = ("_lines", "_base", "_count", "_others")
 
     def __init__(self, lines: Lines, base: list[int]):
         self._lines, self._base = lines, base
-        self._count, self._others, self._lock = 0, lines.others[0], Lock()
+        self._count, self._others = 0, lines.others[0]
 
     def start(self) -> None:
         """Tell the others that this rank has come."""
         lines, slot = self._lines, slot_of(self._base)
-        with self._lock:
-            lines.counts[slot] += 1
-        self._count, self._others = lines.counts[slot], lines.others[slot]
-        if _WEAKLY_ORDERED:
-            with self._lock:
-                lines.words[lines.mine[slot]] = self._count
-        else:
-            lines.words[lines.mine[slot]] = self._count
+        lines.counts[slot] = self._count = lines.counts[slot] + 1
+        self._others = lines.others[slot]
+        if not STORES_KEEP_ORDER:
+            fence()
+        lines.words[lines.mine[slot]] = self._count
+
+    def test(self) -> bool:
+        """Tell whether all have come; a blocking call looks for some microseconds."""
+        lines, count = self._lines, self._count
+        words, looks = lines.words, 0 if self._base[0] else lines.spins
+        for other in self._others:
+            while words[other] < count:
+                looks -= 1
+                if looks < 0:
+                    return False
+        if not STORES_KEEP_ORDER:
+            fence()
+        return True
+
+
+class Arrival:
+    """A round that is over when every rank has come to an operation, as the arrival board tells.
+
+    Attributes
+    ----------
+    sequence : int
+        Number of the operation; to be set before the start.
+    check : callable
+        Called when all have come; raises if they mean different operations.
+    """
+
+    __slots__ = ("_board", "sequence", "check")
+
+    def __init__(self, board: Board):
+        self._board, self.sequence = board, 0
+        self.check: Callable[[], object] = int
+
+    def start(self) -> None:
+        """Do nothing: this rank was announced by who set the number."""
 
     def test(self) -> bool:
         """Tell whether all have come."""
-        words, count = self._lines.words, self._count
-        for other in self._others:
-            if words[other] < count:
-                return False
-        if _WEAKLY_ORDERED:
-            with self._lock:
-                pass
-        with self._lock:
-            return True
+        if not self._board.all_reached(self.sequence):
+            return False
+        self.check()
+        return True

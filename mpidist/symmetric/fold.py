@@ -13,7 +13,7 @@ from ..operations import Op, finish_mean
 from ..storage import Action
 from .half import half_format
 
-PIECE_BYTES = 64 << 10
+PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
 
 
 def fold(

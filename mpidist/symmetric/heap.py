@@ -21,9 +21,12 @@ from ..backends import memory_file
 from ..errors import InvalidArgument
 from ..plan import SLOTS
 from ..storage import view_at
+from ..waiting import SPINS
 from .barrier import Lines
 
 PAGE = 4096
+STAGING_BYTES = 2 << 20  # of each of the two slots of a rank
+_SKEW = 5 * 64  # a rank's part begins at another place in its page than the part before it
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,17 @@ class Place:
 
     def views(self, count: int, dtype: np.dtype) -> list[np.ndarray]:
         """Give the array of every rank, by rank."""
-        a = self.allocation
-        return [
-            view_at(a.address + r * a.stride + self.offset, count, dtype) for r in range(a.size)
-        ]
+        ranks = range(self.allocation.size)
+        return [view_at(self.address(rank), count, dtype) for rank in ranks]
+
+    def address(self, rank: int) -> int:
+        """Give the address of the array of `rank`."""
+        return self.allocation.address + rank * self.allocation.stride + self.offset
 
     def shadow(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
         """Give scratch memory as long as the array, on `rank`; all ranks reach it."""
-        a = self.allocation
-        return view_at(a.address + rank * a.stride + a.stride // 2 + self.offset, count, dtype)
+        half = self.allocation.stride // 2
+        return view_at(self.address(rank) + half, count, dtype)
 
     @property
     def key(self) -> str:
@@ -51,7 +56,7 @@ class Place:
         return f"@{self.allocation.number}+{self.offset}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Allocation:
     """One mapping: `size` parts of `stride` bytes; the second half of a part is its shadow."""
 
@@ -72,6 +77,8 @@ class Heap:
         Of the communicator.
     tell, everyone : callable
         ``tell(value)`` broadcasts an object from rank 0; ``everyone(value)`` gives those of all.
+    spins : int
+        Looks that a barrier takes before it gives the core away.
     """
 
     def __init__(
@@ -80,11 +87,15 @@ class Heap:
         size: int,
         tell: Callable[[Any], Any],
         everyone: Callable[[Any], list[Any]],
+        spins: int = SPINS,
     ):
         self.rank, self.size, self._tell, self._everyone = rank, size, tell, everyone
-        self._known: dict[int, Allocation] = {}
+        self._spins = spins
+        self._known: dict[int, Allocation] = {}  # by the identity of the memory's owner
+        self._numbered: dict[int, Allocation] = {}
         self._made = 0
         self._lines: Lines | None = None
+        self._staging: tuple[Allocation, np.ndarray] | None = None
 
     @property
     def lines(self) -> Lines:
@@ -100,7 +111,7 @@ class Heap:
         """Make the words by which the ranks meet, before anything that needs them; collective."""
         if self._lines is None:
             words = memoryview(self._map(Lines.bytes_needed(self.size, SLOTS + 1))).cast("q")
-            self._lines = Lines(words, self.rank, self.size)
+            self._lines = Lines(words, self.rank, self.size, self._spins)
 
     def check(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
         """Give shape and dtype as they are to be, or raise."""
@@ -124,18 +135,46 @@ class Heap:
         """Make an array on every rank; collective, all want the same.  The contents are zero."""
         self._make_lines()
         count = int(np.prod(dims, dtype=np.int64))
-        half = -(-max(count * dtype.itemsize, 1) // PAGE) * PAGE
-        mapping = self._map(2 * half * self.size)
-        self._made += 1
-        flat = np.frombuffer(mapping, np.uint8)
-        start = flat.__array_interface__["data"][0]
-        holder = owner(flat)
-        mark = id(holder)
-        ref = weakref.ref(holder, lambda _: self._known.pop(mark, None))
-        self._known[mark] = Allocation(self._made, start, 2 * half, self.size, self.rank, ref)
-        first = self.rank * 2 * half
+        flat, made = self._allocate(max(count * dtype.itemsize, 1))
+        mark = id(made.holder())
+        number = made.number
+
+        def forget(_: weakref.ref) -> None:
+            self._known.pop(mark, None)
+            self._numbered.pop(number, None)
+
+        made.holder = weakref.ref(made.holder(), forget)
+        self._known[mark] = self._numbered[number] = made
+        first = self.rank * made.stride
         own = flat[first : first + count * dtype.itemsize]
         return own.view(dtype).reshape(dims)
+
+    def make_staging(self) -> None:
+        """Make the slots through which private arrays go, at the first use; collective.
+
+        Raises
+        ------
+        MemoryError
+            On every rank, if there is not so much shared memory.
+        """
+        if self._staging is None:
+            self._make_lines()
+            flat, made = self._allocate(2 * STAGING_BYTES)
+            self._staging = (made, flat)
+
+    def slot(self, index: int) -> Place:
+        """Give slot 0 or 1 of the staging memory."""
+        assert self._staging is not None
+        return Place(self._staging[0], index * STAGING_BYTES)
+
+    def _allocate(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
+        """Map `nbytes` and as much of shadow for every rank."""
+        stride = 2 * (-(-nbytes // PAGE) * PAGE) + 2 * _SKEW
+        flat = np.frombuffer(self._map(stride * self.size), np.uint8)
+        self._made += 1
+        start = flat.__array_interface__["data"][0]
+        ref = weakref.ref(owner(flat))
+        return flat, Allocation(self._made, start, stride, self.size, self.rank, ref)
 
     def _map(self, nbytes: int) -> mmap.mmap:
         """Map a new file of `nbytes` on every rank; if one cannot, none does and all raise."""
@@ -174,10 +213,8 @@ class Heap:
 
     def place(self, number: int, offset: int) -> Place | None:
         """Give a place by its allocation's number, None if this rank has given that back."""
-        for known in self._known.values():
-            if known.number == number and known.holder() is not None:
-                return Place(known, offset)
-        return None
+        known = self._numbered.get(number)
+        return None if known is None or known.holder() is None else Place(known, offset)
 
     def key(self, x: np.ndarray) -> str:
         """Name the place of an array, the same on every rank; raise if it is private."""
@@ -191,7 +228,8 @@ class Heap:
     def forget(self, x: np.ndarray) -> None:
         """Treat the memory of `x` as private from now on."""
         self.key(x)
-        self._known.pop(id(owner(x)), None)
+        known = self._known.pop(id(owner(x)))
+        self._numbered.pop(known.number, None)
 
 
 def _create(nbytes: int, kind: str) -> tuple[str | None, str]:

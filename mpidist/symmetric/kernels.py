@@ -1,30 +1,31 @@
 """Collectives in symmetric memory: every rank reads and writes the arrays of the others in place.
 
-A kernel is a program of two or three rounds whose transfer is a barrier.  Reductions are cut into
-pieces that stay in cache, so the data cross the memory bus once to be read and once to be written,
-whatever the number of ranks.  Each is an executor of the ``direct`` schedule of its collective, and
-so gives the same bits (see :mod:`.fold`).
+A kernel is a program that begins when all ranks have come to the call, as the arrival board tells,
+and that has a barrier between its phases; the last is empty where others may still be at work in
+this rank's memory.  Reductions are cut into pieces that stay in cache, so the data cross the memory
+bus once to be read and once to be written, whatever the number of ranks.  Each is an executor of
+the ``direct`` schedule of its collective, and so gives the same bits (see :mod:`.fold`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 
 from ..algorithms.relabel import onward
-from ..arrays import address
-from ..binding import Program, Round
+from ..backends.board import Board
+from ..binding import Program, Round, Side
 from ..call import Call
 from ..schedule.rounds import blocks
-from ..storage import Action, view_at
-from .barrier import Barrier
-from .fold import PIECE_BYTES, fold
+from ..storage import Action
+from . import rooted
+from .barrier import Arrival, Barrier
+from .fold import fold
 from .heap import Heap, Place
-
-Body = tuple[list[Action], list[list[Action]]]  # before the first barrier; after each but the last
+from .parts import Body, divisor, push, slices_of, unowned
 
 NEEDS = {
     "allreduce": "out",
@@ -54,31 +55,48 @@ def place_of(call: Call, heap: Heap | None) -> Place | None:
     return heap.find(call.out if need == "out" else call.x)
 
 
-def program(call: Call, place: Place, heap: Heap) -> Program:
+@dataclass(slots=True)
+class Kernel(Program):
+    """A program that begins when every rank has come to the call.
+
+    Attributes
+    ----------
+    before : tuple of callable
+        What is done before this rank is announced as having come: others may read it then.
+    slot : int or None
+        Which slot of the staging memory it uses.
+    arrival : Arrival or None
+        In the background, the first round; a blocking call waits for the others by itself.
+    """
+
+    before: tuple[Action, ...] = ()
+    slot: int | None = None
+    arrival: Arrival | None = None
+
+    def in_background(self, board: Board) -> Kernel:
+        """Make it wait for the other ranks in its first round."""
+        self.arrival = Arrival(board)
+        self.items = [Round((), self.arrival, ()), *self.items]
+        return self
+
+
+def kernel(call: Call, place: Place, heap: Heap) -> Kernel:
     """Bind the kernel of a call to its memory."""
     base = [0]
-    before, phases = _KERNELS[call.collective](call, place, heap, base)
-    return rounds(before, phases, heap, base)
+    return assemble(_KERNELS[call.collective](call, place, heap, base), heap, base)
 
 
-def rounds(
-    before: list[Action], phases: list[list[Action]], heap: Heap, base: list[int]
-) -> Program:
-    """Put a barrier before each phase, and one behind the last."""
-    items = []
-    for index, actions in enumerate([*phases, []]):
-        first = tuple(before) if index == 0 else ()
-        items.append(Round(first, Barrier(heap.lines, base), tuple(actions)))
-    return Program(list(items), (), 0, 0, base)
+def meeting() -> Kernel:
+    """Give the kernel of a barrier: over when every rank has come to the call."""
+    return Kernel([], (), 0, 0, [0])
 
 
-def _mean(call: Call) -> int:
-    return call.size if call.op is not None and call.op.name == "mean" else 0
-
-
-def _slices(counts: Sequence[int]) -> list[slice]:
-    stops = list(accumulate(counts))
-    return [slice(stop - count, stop) for stop, count in zip(stops, counts)]
+def assemble(body: Body, heap: Heap, base: list[int], slot: int | None = None) -> Kernel:
+    """Put a barrier between the phases."""
+    before, phases = body
+    items: list[Round | Side] = [Round((), None, tuple(phases[0]))]
+    items += [Round((), Barrier(heap.lines, base), tuple(actions)) for actions in phases[1:]]
+    return Kernel(items, (), 0, 0, base, before=tuple(before), slot=slot)
 
 
 def _own_first(views: Sequence[np.ndarray], rank: int) -> list[np.ndarray]:
@@ -94,152 +112,44 @@ def _allreduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         inputs = source.views(call.x.size, call.dtype)
     else:
         inputs = outs
-        before.append(partial(np.copyto, outs[call.rank], _unowned(call.x)))
+        before.append(partial(np.copyto, outs[call.rank], unowned(call.x)))
     mine = blocks(call.x.size, call.size)[call.rank]
     targets = [out[mine] for out in _own_first(outs, call.rank)]
-    return before, [fold(call.op, [x[mine] for x in inputs], call.rank, targets, _mean(call))]
+    combine = fold(call.op, [x[mine] for x in inputs], call.rank, targets, divisor(call))
+    return before, [combine, []]
 
 
 def _reduce_scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.x is not None and call.op is not None and call.out is not None
-    mine = _slices(call.counts)[call.rank]
+    mine = slices_of(call.counts)[call.rank]
     inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
-    return [], [fold(call.op, inputs, call.rank, [_unowned(call.out)], _mean(call))]
-
-
-def _reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    """Every rank combines a slice straight into the root's `out`.
-
-    Only the root knows it, and so notes before the first barrier where it lies.  Where it is
-    private, or a rank has given back its mapping of it, the slice goes by the shadow of `x`.
-    """
-    assert call.x is not None and call.op is not None
-    slices, op, mean = blocks(call.x.size, call.size), call.op, _mean(call)
-    mine = slices[call.rank]
-    inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
-    shadow = place.shadow(call.root, call.x.size, call.dtype)
-    if call.rank == call.root:
-        assert call.out is not None
-        out = _unowned(call.out)
-        aim = heap.find(call.out)
-        number, offset = (0, 0) if aim is None else (aim.allocation.number, aim.offset)
-        announce: list[Action] = [
-            partial(heap.lines.note, base, _ALLOCATION, number),
-            partial(heap.lines.note, base, _OFFSET, offset),
-        ]
-        collect = partial(_collect, heap, base, out, shadow, slices, call.rank)
-        return announce, [fold(op, inputs, call.rank, [out[mine]], mean), [collect]]
-    known: dict[tuple[int, int], list[Action]] = {}
-
-    def combine() -> None:
-        number, offset = (heap.lines.read(base, call.root, i) for i in (_ALLOCATION, _OFFSET))
-        target = heap.place(number, offset) if number else None
-        heap.lines.note(base, _BY_SHADOW, target is None)
-        if (number, offset) not in known or number and target is None:
-            view = shadow if target is None else target.views(shadow.size, call.dtype)[call.root]
-            known.clear()
-            known[number, offset] = fold(op, inputs, call.rank, [view[mine]], mean)
-        for action in known[number, offset]:
-            action()
-
-    return [], [[combine], []]
-
-
-_ALLOCATION, _OFFSET, _BY_SHADOW = range(3)  # notes of reduce
-
-
-def _collect(
-    heap: Heap,
-    base: list[int],
-    out: np.ndarray,
-    shadow: np.ndarray,
-    slices: Sequence[slice],
-    rank: int,
-) -> None:
-    """Bring to the root's `out` what came by the shadow."""
-    for peer, part in enumerate(slices):
-        if peer != rank and heap.lines.read(base, peer, _BY_SHADOW):
-            np.copyto(out[part], shadow[part])
+    return [], [fold(call.op, inputs, call.rank, [unowned(call.out)], divisor(call)), []]
 
 
 def _allgather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.x is not None and call.out is not None
-    mine = _slices(call.counts)[call.rank]
+    mine = slices_of(call.counts)[call.rank]
     outs = place.views(call.out.size, call.dtype)
     targets = [out[mine] for out in _own_first(outs, call.rank)]
-    return [], [_push(_unowned(call.x), targets[1:] if call.in_place else targets)]
-
-
-def _push(x: np.ndarray, targets: Sequence[np.ndarray]) -> list[Action]:
-    """Store an array in several places, piece by piece: read from memory once."""
-    if len(targets) < 2:
-        return [partial(np.copyto, target, x) for target in targets]
-    piece = max(1, PIECE_BYTES // max(x.itemsize, 1))
-    return [
-        partial(np.copyto, target[start : start + piece], x[start : start + piece])
-        for start in range(0, x.size, piece)
-        for target in targets
-    ]
-
-
-def _broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    assert call.out is not None
-    views = place.views(call.out.size, call.dtype)
-    if call.rank != call.root:
-        return [], [[partial(np.copyto, views[call.rank], views[call.root])]]
-    if call.in_place or call.x is None:
-        return [], [[]]
-    return [partial(np.copyto, views[call.rank], _unowned(call.x))], [[]]
-
-
-def _gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    if call.rank != call.root or call.out is None:
-        return [], [[]]
-    out = _unowned(call.out)
-    actions: list[Action] = []
-    for source, part in enumerate(_slices(call.counts)):
-        if source == call.rank and call.in_place:
-            continue
-        count = part.stop - part.start
-        x = place.views(count, call.dtype)[source]
-        actions.append(partial(np.copyto, out[part], x))
-    return [], [actions]
-
-
-def _scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    if call.rank != call.root or call.x is None:
-        return [], [[]]
-    x = _unowned(call.x)
-    actions: list[Action] = []
-    for target, part in enumerate(_slices(call.counts)):
-        if target == call.rank and call.in_place:
-            continue
-        out = place.views(part.stop - part.start, call.dtype)[target]
-        actions.append(partial(np.copyto, out, x[part]))
-    return [], [actions]
+    return [], [push(unowned(call.x), targets[1:] if call.in_place else targets), []]
 
 
 def _alltoall(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     assert call.x is not None and call.out is not None
-    mine = _slices(call.counts)[call.rank]
+    mine = slices_of(call.counts)[call.rank]
     views = place.views(call.x.size, call.dtype)
-    out, parts = _unowned(call.out), _slices(call.out_counts)
+    out, parts = unowned(call.out), slices_of(call.out_counts)
     order = [call.rank, *onward(call.rank, call.size)]
-    return [], [[partial(np.copyto, out[parts[s]], views[s][mine]) for s in order]]
-
-
-def _unowned(x: np.ndarray) -> np.ndarray:
-    """Give a view that does not keep the user's array alive."""
-    return view_at(address(x), x.size, x.dtype)
+    return [], [[partial(np.copyto, out[parts[s]], views[s][mine]) for s in order], []]
 
 
 _KERNELS = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,
-    "reduce": _reduce,
+    "reduce": rooted.reduce,
     "allgather": _allgather,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "scatter": _scatter,
+    "broadcast": rooted.broadcast,
+    "gather": rooted.gather,
+    "scatter": rooted.scatter,
     "alltoall": _alltoall,
 }

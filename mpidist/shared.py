@@ -1,0 +1,71 @@
+"""What the ranks of one node do without messages: symmetric arrays, staged ones, barriers."""
+
+from __future__ import annotations
+
+from .backends.base import Backend
+from .call import Call
+from .programs import ProgramCache
+from .symmetric import NEEDS, STAGED, SYMMETRIC, Heap, Place, place_of, staged
+from .symmetric.kernels import Kernel, meeting
+
+
+class SharedMemory:
+    """The kernels of one communicator.
+
+    Attributes
+    ----------
+    heap : Heap or None
+        The memory; None where the ranks share none.
+    """
+
+    def __init__(self, backend: Backend, cache: ProgramCache):
+        self._backend, self._cache = backend, cache
+        self.heap: Heap | None = None
+        self._no_staging: str | None = None
+        self.last_use = [0, 0]  # number of the operation that last used each staging slot
+
+    def place(self, call: Call) -> Place | None:
+        """Give the place of the array that must be symmetric, or None."""
+        return place_of(call, self.heap)
+
+    def why_not_symmetric(self, call: Call, place: Place | None) -> str | None:
+        """Give why a call cannot be served in symmetric memory, or None."""
+        if self.heap is None:
+            return "the ranks share no memory"
+        if call.collective == "barrier":
+            return None
+        if place is None:
+            return f"{NEEDS.get(call.collective, 'x')} is no array of comm.empty()"
+        return "rows of other ranks are not known" if call.uneven_alltoall else None
+
+    def why_not_staged(self, call: Call) -> str | None:
+        """Give why a call of private arrays cannot go through shared slots, or None."""
+        if self.heap is None:
+            return "the ranks share no memory"
+        return self._no_staging or staged.why_not(call)
+
+    def kernel(
+        self, call: Call, name: str, place: Place | None, sequence: int, background: bool = False
+    ) -> Kernel:
+        """Give the kernel for operation number `sequence`."""
+        assert self.heap is not None
+        if call.collective == "barrier":
+            return meeting().in_background(self._backend.board) if background else meeting()
+        if name == SYMMETRIC:
+            assert place is not None
+            return self._cache.kernel(call, place, self.heap, background)
+        return self._cache.staged(call, self.heap, sequence % 2)
+
+    def is_ready(self, name: str) -> bool:
+        """Make what a way needs at its first use, which is collective; False if it cannot be."""
+        if name == STAGED and self.heap is not None and self._no_staging is None:
+            try:
+                self.heap.make_staging()
+            except MemoryError as error:
+                self._no_staging = str(error)
+        return name != STAGED or self._no_staging is None
+
+    def slot_is_free(self, slot: int) -> bool:
+        """Tell whether every rank has done with what was last in a staging slot."""
+        last = self.last_use[slot]
+        return not last or self._backend.board.all_reached(last + 1)

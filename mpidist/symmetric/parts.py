@@ -1,0 +1,44 @@
+"""What the kernels have in common: the parts of an array, views of it, copies to several places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from ..arrays import address
+from ..call import Call
+from ..storage import Action, view_at
+from .fold import PIECE_BYTES
+
+Body = tuple[list[Action], list[list[Action]]]  # before the rank is announced; the phases
+
+
+def divisor(call: Call) -> int:
+    """Give what the sum of a call is divided by in the end; 0 for nothing."""
+    return call.size if call.op is not None and call.op.name == "mean" else 0
+
+
+def slices_of(counts: Sequence[int]) -> list[slice]:
+    """Give the part of each rank in an array that has all parts one after another."""
+    stops = list(accumulate(counts))
+    return [slice(stop - count, stop) for stop, count in zip(stops, counts)]
+
+
+def unowned(x: np.ndarray) -> np.ndarray:
+    """Give a view that does not keep the user's array alive."""
+    return view_at(address(x), x.size, x.dtype)
+
+
+def push(x: np.ndarray, targets: Sequence[np.ndarray]) -> list[Action]:
+    """Store an array in several places, piece by piece: it is read from memory once."""
+    if len(targets) < 2:
+        return [partial(np.copyto, target, x) for target in targets]
+    piece = max(1, PIECE_BYTES // max(x.itemsize, 1))
+    return [
+        partial(np.copyto, target[start : start + piece], x[start : start + piece])
+        for start in range(0, x.size, piece)
+        for target in targets
+    ]

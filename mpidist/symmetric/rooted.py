@@ -1,0 +1,169 @@
+"""Kernels of the collectives with a root, some of whose arrays only the root has.
+
+The root notes where its array lies before it is announced.  Where that is private, or a rank has
+given back its own mapping of it, the work of that rank falls to the root.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ..call import Call
+from ..schedule.rounds import blocks
+from ..storage import Action, view_at
+from .fold import fold
+from .heap import Heap, Place
+from .parts import Body, divisor, slices_of, unowned
+
+_WHERE, _LEFT = range(2)  # the notes
+_OFFSET_BITS = 44
+
+
+class RootArray:
+    """An array of the root that the others may reach.
+
+    Parameters
+    ----------
+    heap : Heap
+        The symmetric memory.
+    base : list of int
+        Tells the operations apart that are under way together.
+    root : int
+        Whose array it is.
+    """
+
+    def __init__(self, heap: Heap, base: list[int], root: int):
+        self._heap, self._base, self._root = heap, base, root
+        self._noted, self._address = 0, 0
+        self._place: Place | None = None
+
+    def announce(self, x: np.ndarray) -> list[Action]:
+        """On the root: note where `x` lies, before it is announced as having come."""
+        place = self._heap.find(x)
+        note = 0 if place is None else place.allocation.number << _OFFSET_BITS | place.offset
+        return [partial(self._heap.lines.note, self._base, _WHERE, note)]
+
+    def find(self) -> int:
+        """On the others: give the address of the root's array, 0 where it is out of reach."""
+        noted = self._heap.lines.read(self._base, self._root, _WHERE)
+        if noted != self._noted or self._place is None or self._place.allocation.holder() is None:
+            number, offset = noted >> _OFFSET_BITS, noted & ((1 << _OFFSET_BITS) - 1)
+            self._noted, self._place = noted, self._heap.place(number, offset)
+            self._address = 0 if self._place is None else self._place.address(self._root)
+        self._heap.lines.note(self._base, _LEFT, not self._address)
+        return self._address
+
+    def left(self) -> list[int]:
+        """On the root, after a barrier: give the ranks that could not reach the array."""
+        lines, ranks = self._heap.lines, range(self._heap.size)
+        return [r for r in ranks if r != self._root and lines.read(self._base, r, _LEFT)]
+
+
+def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    """Every rank combines a slice straight into the root's `out`, or into the shadow of `x`."""
+    assert call.x is not None and call.op is not None
+    parts, op, mean = blocks(call.x.size, call.size), call.op, divisor(call)
+    mine = parts[call.rank]
+    inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
+    shadow = place.shadow(call.root, call.x.size, call.dtype)
+    aim = RootArray(heap, base, call.root)
+    if call.rank == call.root:
+        assert call.out is not None
+        out = unowned(call.out)
+
+        def collect() -> None:
+            for rank in aim.left():
+                np.copyto(out[parts[rank]], shadow[parts[rank]])
+
+        own = fold(op, inputs, call.rank, [out[mine]], mean)
+        return aim.announce(call.out), [own, [collect]]
+    bound: dict[int, list[Action]] = {}
+
+    def combine() -> None:
+        at = aim.find()
+        if at not in bound:
+            bound.clear()
+            target = view_at(at, shadow.size, call.dtype) if at else shadow
+            bound[at] = fold(op, inputs, call.rank, [target[mine]], mean)
+        for action in bound[at]:
+            action()
+
+    return [], [[combine], []]
+
+
+def broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    """Everyone copies the same amount: the root stores a slice of every other rank's array.
+
+    A single core does not use up the memory's bandwidth, so for 2 ranks this is twice as fast as
+    the one copy of the other rank alone.
+    """
+    assert call.out is not None
+    views = place.views(call.out.size, call.dtype)
+    cut = blocks(call.out.size, call.size)[-1].start
+    theirs = slice(0, cut) if call.size > 1 else slice(0, 0)
+    if call.rank != call.root:
+        return [], [[partial(np.copyto, views[call.rank][theirs], views[call.root][theirs])], []]
+    before: list[Action] = []
+    if not call.in_place and call.x is not None:
+        before.append(partial(np.copyto, views[call.rank], unowned(call.x)))
+    others = [view for rank, view in enumerate(views) if rank != call.root]
+    work = [partial(np.copyto, view[cut:], views[call.root][cut:]) for view in others]
+    return before, [list[Action](work), []]
+
+
+def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    """Every rank stores its part in the root's `out`; the root fetches what is left."""
+    aim, parts = RootArray(heap, base, call.root), slices_of(call.counts)
+    mine, total = parts[call.rank], sum(call.counts)
+    if call.rank != call.root:
+        assert call.x is not None
+        x = unowned(call.x)
+
+        def store() -> None:
+            at = aim.find()
+            if at:
+                np.copyto(view_at(at, total, call.dtype)[mine], x)
+
+        return [], [[store], [], []]
+    assert call.x is not None and call.out is not None
+    out = unowned(call.out)
+
+    def collect() -> None:
+        for rank in aim.left():
+            count = call.counts[rank]
+            np.copyto(out[parts[rank]], place.views(count, call.dtype)[rank])
+
+    own: list[Action] = []
+    if not call.in_place:
+        own.append(partial(np.copyto, out[mine], unowned(call.x)))
+    return aim.announce(call.out), [own, [collect], []]
+
+
+def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    """Every rank fetches its part of the root's `x`; the root stores what is left."""
+    aim, parts = RootArray(heap, base, call.root), slices_of(call.counts)
+    mine, total = parts[call.rank], sum(call.counts)
+    if call.rank != call.root:
+        assert call.out is not None
+        out = unowned(call.out)
+
+        def fetch() -> None:
+            at = aim.find()
+            if at:
+                np.copyto(out, view_at(at, total, call.dtype)[mine])
+
+        return [], [[fetch], [], []]
+    assert call.x is not None and call.out is not None
+    x = unowned(call.x)
+
+    def deal() -> None:
+        for rank in aim.left():
+            count = call.counts[rank]
+            np.copyto(place.views(count, call.dtype)[rank], x[parts[rank]])
+
+    own: list[Action] = []
+    if not call.in_place:
+        own.append(partial(np.copyto, unowned(call.out), x[mine]))
+    return aim.announce(call.x), [own, [deal], []]

@@ -1,0 +1,196 @@
+"""Collectives of private arrays through slots of shared memory.
+
+A rank copies what others need into its slot and is announced; the others then read it.  Two slots
+take turns, so that nobody waits until the others have read: a slot is used again when every rank
+has come to a later call.  Each kernel is an executor of the ``direct`` schedule of its collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from ..algorithms.relabel import onward
+from ..call import Call
+from ..schedule.rounds import blocks
+from ..storage import Action
+from .fold import fold
+from .heap import STAGING_BYTES, Heap, Place
+from .kernels import Kernel, assemble
+from .parts import Body, divisor, slices_of, unowned
+
+ONE_SHOT_BYTES = 32 << 10
+
+
+def kernel(call: Call, heap: Heap, slot: int) -> Kernel:
+    """Bind the kernel of a call to its arrays and to slot 0 or 1."""
+    return assemble(_KERNELS[call.collective](call, heap.slot(slot)), heap, [0], slot)
+
+
+def why_not(call: Call) -> str | None:
+    """Give why a call cannot go through the slots, or None."""
+    if call.collective not in _KERNELS:
+        return f"{call.collective} has no such form"
+    if call.uneven_alltoall:
+        return "rows of other ranks are not known"
+    if call.nbytes > STAGING_BYTES:
+        return f"it has more than the {STAGING_BYTES >> 20} MiB of a slot"
+    return None
+
+
+def _allreduce(call: Call, slot: Place) -> Body:
+    """Up to 32 KiB everyone combines everything; else a slice each, which the others fetch.
+
+    Either way a slice is combined in its owner's order, so the bits are the same everywhere.
+    """
+    assert call.x is not None and call.out is not None
+    if call.nbytes > ONE_SHOT_BYTES:
+        return _two_shot(call, slot, unowned(call.out), onward(call.rank, call.size))
+    out = unowned(call.out)
+    before, inputs = _bring(call, slot, [slice(0, call.x.size)])
+    alike = call.size <= 2  # both orders of two are the same
+    owners = [(call.rank, slice(0, out.size))] if alike else enumerate(blocks(out.size, call.size))
+    combine: list[Action] = []
+    for owner, part in owners:
+        combine += _combine(call, inputs, owner, part, out[part])
+    return before, [combine]
+
+
+def _reduce(call: Call, slot: Place) -> Body:
+    """Up to 32 KiB the root combines everything; else everyone a slice, which the root fetches."""
+    assert call.x is not None
+    here = call.rank == call.root
+    if call.nbytes > ONE_SHOT_BYTES:
+        others = onward(call.rank, call.size) if here else []
+        return _two_shot(
+            call, slot, unowned(call.out) if here and call.out is not None else None, others
+        )
+    if not here:
+        return _bring(call, slot, [slice(0, call.x.size)])[0], [[]]
+    assert call.out is not None
+    inputs = _bring(call, slot, [])[1]
+    return [], [_combine(call, inputs, call.rank, slice(0, call.x.size), unowned(call.out))]
+
+
+def _bring(call: Call, slot: Place, parts: list[slice]) -> tuple[list[Action], list[np.ndarray]]:
+    """Copy parts of this rank's input into its slot; give that, and the inputs by rank."""
+    assert call.x is not None
+    x, slots = unowned(call.x), slot.views(call.x.size, call.dtype)
+    copies: list[Action] = [partial(np.copyto, slots[call.rank][part], x[part]) for part in parts]
+    return copies, [x if peer == call.rank else view for peer, view in enumerate(slots)]
+
+
+def _combine(
+    call: Call, inputs: list[np.ndarray], owner: int, part: slice, target: np.ndarray
+) -> list[Action]:
+    assert call.op is not None
+    return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
+
+
+def _two_shot(call: Call, slot: Place, out: np.ndarray | None, others: Sequence[int]) -> Body:
+    """Combine a slice each, and store it for the others; fetch the slices of `others`."""
+    assert call.x is not None
+    parts, mine = blocks(call.x.size, call.size), blocks(call.x.size, call.size)[call.rank]
+    needed = [parts[peer] for peer in onward(call.rank, call.size)]
+    before, inputs = _bring(call, slot, needed)
+    results = [slot.shadow(rank, call.x.size, call.dtype) for rank in range(call.size)]
+    target = results[call.rank][mine] if out is None else out[mine]
+    combine = _combine(call, inputs, call.rank, mine, target)
+    if out is not None and call.collective == "allreduce":
+        combine.append(partial(np.copyto, results[call.rank][mine], target))
+    fetch: list[Action] = []
+    if out is not None:
+        fetch = [partial(np.copyto, out[parts[r]], results[r][parts[r]]) for r in others]
+    return before, [combine, fetch]
+
+
+def _reduce_scatter(call: Call, slot: Place) -> Body:
+    assert call.out is not None
+    parts = slices_of(call.counts)
+    needed = [parts[peer] for peer in onward(call.rank, call.size)]
+    before, inputs = _bring(call, slot, needed)
+    return before, [_combine(call, inputs, call.rank, parts[call.rank], unowned(call.out))]
+
+
+def _allgather(call: Call, slot: Place) -> Body:
+    assert call.x is not None and call.out is not None
+    x, out, parts = unowned(call.x), unowned(call.out), slices_of(call.counts)
+    before: list[Action] = [partial(np.copyto, slot.views(x.size, call.dtype)[call.rank], x)]
+    fetch: list[Action] = []
+    if not call.in_place:
+        fetch.append(partial(np.copyto, out[parts[call.rank]], x))
+    for peer in onward(call.rank, call.size):
+        theirs = slot.views(call.counts[peer], call.dtype)[peer]
+        fetch.append(partial(np.copyto, out[parts[peer]], theirs))
+    return before, [fetch]
+
+
+def _broadcast(call: Call, slot: Place) -> Body:
+    assert call.out is not None
+    out = unowned(call.out)
+    source = slot.views(out.size, call.dtype)[call.root]
+    if call.rank != call.root:
+        return [], [[partial(np.copyto, out, source)]]
+    x = out if call.x is None else unowned(call.x)
+    before: list[Action] = [partial(np.copyto, source, x)]
+    if not call.in_place and call.x is not None:
+        return before, [[partial(np.copyto, out, x)]]
+    return before, [[]]
+
+
+def _gather(call: Call, slot: Place) -> Body:
+    assert call.x is not None
+    x = unowned(call.x)
+    if call.rank != call.root:
+        return [partial(np.copyto, slot.views(x.size, call.dtype)[call.rank], x)], [[]]
+    assert call.out is not None
+    out, parts = unowned(call.out), slices_of(call.counts)
+    fetch: list[Action] = []
+    if not call.in_place:
+        fetch.append(partial(np.copyto, out[parts[call.rank]], x))
+    for peer in onward(call.rank, call.size):
+        theirs = slot.views(call.counts[peer], call.dtype)[peer]
+        fetch.append(partial(np.copyto, out[parts[peer]], theirs))
+    return [], [fetch]
+
+
+def _scatter(call: Call, slot: Place) -> Body:
+    assert call.out is not None
+    out, parts = unowned(call.out), slices_of(call.counts)
+    source = slot.views(sum(call.counts), call.dtype)[call.root]
+    if call.rank != call.root:
+        return [], [[partial(np.copyto, out, source[parts[call.rank]])]]
+    assert call.x is not None
+    x = unowned(call.x)
+    before = [
+        partial(np.copyto, source[parts[r]], x[parts[r]]) for r in onward(call.rank, call.size)
+    ]
+    own: list[Action] = []
+    if not call.in_place:
+        own.append(partial(np.copyto, out, x[parts[call.rank]]))
+    return list[Action](before), [own]
+
+
+def _alltoall(call: Call, slot: Place) -> Body:
+    assert call.x is not None and call.out is not None
+    x, out, parts = unowned(call.x), unowned(call.out), slices_of(call.counts)
+    slots, mine = slot.views(x.size, call.dtype), slices_of(call.counts)[call.rank]
+    others = onward(call.rank, call.size)
+    before = [partial(np.copyto, slots[call.rank][parts[r]], x[parts[r]]) for r in others]
+    fetch: list[Action] = [partial(np.copyto, out[mine], x[mine])]
+    fetch += [partial(np.copyto, out[parts[r]], slots[r][mine]) for r in others]
+    return list[Action](before), [fetch]
+
+
+_KERNELS = {
+    "allreduce": _allreduce,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "allgather": _allgather,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "scatter": _scatter,
+    "alltoall": _alltoall,
+}
