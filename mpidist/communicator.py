@@ -93,9 +93,9 @@ class Communicator:
         self._quick = QuickCalls(self._service)
         self.rank, self.size = backend.rank, backend.size
         if backend.native is not None and self.topology.num_nodes == 1:
-            spins = getattr(backend, "spins", SPINS)
+            patience = getattr(backend, "patience", SPINS)
             talk = (self.broadcast_object, self.allgather_object)
-            self._service.shared.heap = Heap(self.rank, self.size, *talk, spins)
+            self._service.shared.heap = Heap(self.rank, self.size, *talk, patience)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"

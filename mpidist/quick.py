@@ -47,7 +47,7 @@ class QuickCall:
         "_at",
         "_others",
         "_spin",
-        "_spins",
+        "_patience",
     )
 
     def __init__(
@@ -66,7 +66,7 @@ class QuickCall:
         self._print = service.fingerprint(self._what)
         board = service.backend.board
         self._words, self._at = board.words, board.base(service.backend.rank)
-        self._spin, self._spins = board.spin, getattr(service.backend, "spins", SPINS)
+        self._spin, self._patience = board.spin, getattr(service.backend, "patience", SPINS)
         everyone = len(board.ranks) == service.backend.size
         mine = service.backend.rank
         self._others = tuple(board.base(r) for r in board.ranks if r != mine) if everyone else None
@@ -132,7 +132,7 @@ class QuickCall:
     def _arrive(self, sequence: int, slot: int) -> None:
         """Wait until every rank has come; usually all are here already, or soon: look first."""
         words, others = self._words, self._others
-        if others is not None and self._spin(sequence, self._spins):
+        if others is not None and self._spin(sequence, self._patience):
             for other in others:
                 if words[other] != sequence or words[other + slot] != self._print:
                     break

@@ -8,10 +8,11 @@ from .advice import Advice, memory_of
 from .call import Call
 from .config import CollectiveConfig
 from .errors import Unsupported
+from .rules import NATIVE, WITH_NATIVE, WITH_SYMMETRIC, WITHOUT_NATIVE, staged_range
 from .schedule.registry import Choice, Groups, algorithms, find
 from .symmetric import STAGED, SYMMETRIC
 
-NATIVE = "native"
+_ANY = float("inf")
 
 
 @dataclass(frozen=True)
@@ -56,106 +57,18 @@ class Means:
         Why it cannot be served in symmetric memory; None if it can.
     no_staged : str or None
         Why private arrays cannot go through slots of shared memory; None if they can.
+    library : str
+        The MPI library, for example "Open MPI"; empty without MPI.
+    crowded : bool
+        Whether there are more ranks than cores.
     """
 
     groups: Groups
     no_native: str | None = None
     no_symmetric: str | None = "no array is in symmetric memory"
     no_staged: str | None = "the ranks share no memory"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Below `below` bytes of the whole buffer, on so many ranks and nodes, take `name`."""
-
-    below: float
-    name: str
-    ranks: float = float("inf")
-    one_node: bool = False
-    several_nodes: bool = False
-    two_nodes: bool = False
-
-    def holds(self, nbytes: float, size: int, nodes: int) -> bool:
-        """Tell whether the rule speaks about such a call."""
-        small = nbytes < self.below or self.below == float("inf")
-        if (self.one_node and nodes > 1) or (self.several_nodes and nodes == 1):
-            return False
-        return small and size <= self.ranks and (nodes == 2 or not self.two_nodes)
-
-
-_ANY = float("inf")
-WITHOUT_NATIVE: dict[str, tuple[Rule, ...]] = {
-    "allreduce": (Rule(32 << 10, "recursive_doubling"), Rule(_ANY, "ring")),
-    "reduce": (Rule(256 << 10, "binomial"), Rule(_ANY, "reduce_scatter_gather")),
-    "broadcast": (Rule(512 << 10, "binomial"), Rule(_ANY, "scatter_allgather")),
-    "allgather": (Rule(64 << 10, "bruck"), Rule(_ANY, "ring")),
-    "reduce_scatter": (Rule(64 << 10, "recursive_halving"), Rule(_ANY, "ring")),
-    "gather": (Rule(_ANY, "binomial"),),
-    "scatter": (Rule(_ANY, "binomial"),),
-    "alltoall": (Rule(4 << 10, "bruck"), Rule(_ANY, "pairwise")),
-    "barrier": (Rule(_ANY, "dissemination"),),
-}
-"""Shipped rules for backends without collectives of their own (Thakur et al. 2005, figures 5–9)."""
-
-_SLICES = 16 << 10  # bytes from which a slice for every lane pays, between nodes
-
-
-def _between_nodes(
-    large: tuple[Rule, ...], small: str = "hierarchical_leaders"
-) -> tuple[Rule, ...]:
-    return (Rule(_SLICES, small, several_nodes=True), *large)
-
-
-_LANES = (
-    Rule(_ANY, "hierarchical", several_nodes=True),
-    Rule(_ANY, "hierarchical_leaders", several_nodes=True),
-)
-WITH_NATIVE: dict[str, tuple[Rule, ...]] = {
-    "allreduce": (
-        *_between_nodes(
-            (Rule(_ANY, "hierarchical/direct/recursive_doubling", two_nodes=True), *_LANES),
-            "hierarchical_leaders/binomial/recursive_doubling",
-        ),
-        Rule(2 << 20, NATIVE),
-        Rule(_ANY, "direct", ranks=16, one_node=True),
-        Rule(32 << 20, NATIVE),
-        Rule(_ANY, "ring"),
-    ),
-    "reduce": (
-        *_between_nodes((Rule(256 << 10, "hierarchical", several_nodes=True),)),
-        Rule(_ANY, NATIVE),
-    ),
-    "broadcast": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
-    "allgather": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
-    "reduce_scatter": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
-    "barrier": (*_between_nodes(()), Rule(_ANY, NATIVE)),
-}
-"""Shipped rules where the library has its own: ours only where it was measured to be faster.
-
-On one node, direct took 0.57–0.92 of native's time from 4 MB on (Open MPI 5.0.11 and MPICH 5.0.2, 2
-and 4 ranks).  Above 32 MB native allreduce maps a full-size temporary in every call, on any nodes.
-Between nodes see docs/hierarchical.rst: there a native call with a deadline first waits until all
-have come, which costs a round trip that ours does not need.
-"""
-
-
-WITH_SYMMETRIC: dict[str, tuple[float, float]] = {
-    "allreduce": (8 << 10, _ANY),
-    "reduce": (32 << 10, _ANY),
-    "broadcast": (16 << 10, _ANY),
-    "allgather": (32 << 10, _ANY),
-    "reduce_scatter": (16 << 10, _ANY),
-    "gather": (32 << 10, _ANY),
-    "scatter": (32 << 10, _ANY),
-    "alltoall": (32 << 10, _ANY),
-    "barrier": (0, _ANY),
-}
-"""Shipped rules for arrays in symmetric memory: the bytes between which it beat native."""
-
-WITH_STAGED: dict[str, tuple[float, float]] = {
-    "allreduce": (8 << 10, 1 << 20),
-}
-"""Shipped rules for private arrays through slots of shared memory, on one node."""
+    library: str = ""
+    crowded: bool = False
 
 
 def ways(call: Call, means: Means) -> list[Way]:
@@ -224,7 +137,9 @@ def _tuned(call: Call, means: Means, advice: Advice | None) -> tuple[Way | None,
     """Give the way that the tuning table names, if it can serve; else None and why not."""
     if advice is None or advice.table is None:
         return None, ""
-    entry, without = advice.entry(call, memory_of(means.no_symmetric is None))
+    entry, without = advice.entry(
+        call, memory_of(means.no_symmetric is None and call.collective != "barrier")
+    )
     if entry is None:
         return None, without
     name, first, above = entry.at(call.nbytes)
@@ -272,16 +187,24 @@ def _by_cost(call: Call, means: Means, advice: Advice | None) -> Way | None:
     return None if found is None else Way(found[0].name, *found)
 
 
+def _by_shared_memory(call: Call, means: Means) -> Way | None:
+    """Give the way through memory that the ranks share, if the rules name one."""
+    crowd = ", with more ranks than cores" if means.crowded else ""
+    least = WITH_SYMMETRIC[call.collective][means.crowded]
+    if means.no_symmetric is None and call.nbytes >= least:
+        return Way(SYMMETRIC, None, f"shipped rule: symmetric from {_size(least)}{crowd}")
+    first, below = staged_range(call.collective, means.library, means.crowded)
+    if means.no_staged is None and first <= call.nbytes < below:
+        return Way(STAGED, None, f"shipped rule: staged from {_size(first)}{crowd}")
+    return None
+
+
 def _by_rules(call: Call, means: Means) -> Way:
     """Choose by the shipped rules."""
     native = means.no_native is None
-    for name, table, reason in (
-        (SYMMETRIC, WITH_SYMMETRIC, means.no_symmetric),
-        (STAGED, WITH_STAGED, means.no_staged),
-    ):
-        least, most = table.get(call.collective, (0, 0))
-        if reason is None and least <= call.nbytes < most:
-            return Way(name, None, f"shipped rule: {name} memory from {_size(least)}")
+    shared = _by_shared_memory(call, means)
+    if shared is not None:
+        return shared
     if native and call.collective not in WITH_NATIVE:
         return Way(NATIVE, None, "shipped rule: native at every size")
     rules = WITH_NATIVE[call.collective] if native else WITHOUT_NATIVE[call.collective]

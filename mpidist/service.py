@@ -32,7 +32,7 @@ from .programs import ProgramCache
 from .schedule.registry import algorithms, generation
 from .selection import Means, Way, choose, needs_calibration
 from .shared import SharedMemory
-from .symmetric import STAGED, SYMMETRIC, Place
+from .symmetric import BY_PARTS, STAGED, SYMMETRIC, Place
 from .symmetric.kernels import Kernel
 from .topology import Topology
 from .tuning_entry import kind_for
@@ -48,7 +48,10 @@ def describe(call: Call, way: Way, place: Place | None) -> str:
         return f"{call.fingerprint} staged"
     if way.name != SYMMETRIC:
         return call.fingerprint
-    return f"{call.fingerprint} in symmetric memory{f' {place.key}' if place else ''}"
+    if place is None:
+        return f"{call.fingerprint} in symmetric memory"
+    where = f"@{place.allocation.number}" if call.collective in BY_PARTS else place.key
+    return f"{call.fingerprint} in symmetric memory {where}"
 
 
 class Service:
@@ -133,7 +136,9 @@ class Service:
             no_staged: str | None = "this is in the background"
         else:
             no_staged = self.shared.why_not_staged(call)
-        return Means(self.groups, no_native, no_symmetric, no_staged)
+        library = getattr(self.backend, "library", "")
+        crowded = getattr(self.backend, "crowded", False)
+        return Means(self.groups, no_native, no_symmetric, no_staged, library, crowded)
 
     def calibrate(self) -> Calibration:
         """Measure the cost model's constants now; collective.  Choices by them are made anew."""

@@ -12,11 +12,39 @@ import time
 from collections.abc import Callable
 
 LOOKS = 64
-SPINS = 400  # looks at a word of shared memory, 20 µs: it is cheaper than a test of messages
-SPINS_CROWDED = 20
+SPINS, SPINS_CROWDED = (400, 0), (2, 200)  # looks at words of shared memory: 20 µs; then yields
 LOOKS_CROWDED = 4  # with more ranks than cores, whom we wait for may need this core
 YIELD_SECONDS = 0.05
 SLEEP_SECONDS = 200e-6
+
+
+def spin(words: memoryview, bases: tuple[int, ...], least: int, patience: tuple[int, int]) -> bool:
+    """Look for a short time whether words in shared memory have reached a number.
+
+    This is quicker to see it than :func:`poll`, and nothing else makes progress meanwhile.
+
+    Parameters
+    ----------
+    words : memoryview of int64
+        The memory.
+    bases : tuple of int
+        Which words.
+    least : int
+        What each of them must have reached.
+    patience : tuple of int
+        Looks in a row, then looks that give the core away between.
+    """
+    looks, yields = patience
+    for base in bases:
+        while words[base] < least:
+            if looks:
+                looks -= 1
+            elif yields:
+                yields -= 1
+                os.sched_yield()
+            else:
+                return False
+    return True
 
 
 def poll(

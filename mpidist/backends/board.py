@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Sequence
 from threading import Lock
 
+from ..waiting import spin
+
 _WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
 _PID, _LEFT = 1, 2  # word 0 is the sequence number
 PRINTS, HISTORY = 4, 4  # words 4 … 7 are the fingerprints of the last four operations
@@ -71,16 +73,12 @@ class Board:
 
     def all_reached(self, sequence: int) -> bool:
         """Tell whether every rank on the board has reached operation number `sequence`."""
-        return self.spin(sequence, 0)
+        return self.spin(sequence, (0, 0))
 
-    def spin(self, sequence: int, looks: int) -> bool:
-        """Look up to `looks` times in a row whether every rank has reached an operation."""
-        words = self.words
-        for base in self.others:
-            while words[base] < sequence:
-                looks -= 1
-                if looks < 0:
-                    return False
+    def spin(self, sequence: int, patience: tuple[int, int]) -> bool:
+        """Look for a short time whether every rank has reached an operation."""
+        if not spin(self.words, self.others, sequence, patience):
+            return False
         if not STORES_KEEP_ORDER:
             fence()
         return True

@@ -121,7 +121,8 @@ class MpiBackend:
         self._roll_call = RollCall(self.comm, absent) if anywhere else None
         crowded = len(self.board.ranks) > self._cores_here()
         self._looks = LOOKS_CROWDED if crowded else LOOKS
-        self.spins = SPINS_CROWDED if crowded else SPINS
+        self.patience = SPINS_CROWDED if crowded else SPINS
+        self.crowded, self.library = crowded, MPI.get_vendor()[0]
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
         self._arriving: tuple[int, MPI.Request] | None = None
@@ -219,7 +220,7 @@ class MpiBackend:
         """
         if len(self.board.ranks) == self.size:
             board = self.board
-            if board.spin(sequence, self.spins):
+            if board.spin(sequence, self.patience):
                 return True
             return self.wait(lambda: board.all_reached(sequence), deadline, progress)
         if self._arriving is None or self._arriving[0] != sequence:  # else a wait goes on

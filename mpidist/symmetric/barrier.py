@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..backends.board import STORES_KEEP_ORDER, Board, fence
 from ..plan import slot_of
+from ..waiting import spin
 
 WORDS = 8  # int64 per rank: one cache line, so that ranks do not write into each other's
 _NOTES = 1  # word 0 counts barriers, the others are notes of the operation under way
@@ -20,12 +21,12 @@ class Lines:
         ``bytes_needed(size, slots)`` bytes that all ranks of the node see.
     rank, size : int
         Of the communicator.
-    spins : int
-        Looks that a blocking call takes before it gives the core away.
+    patience : tuple of int
+        Of a blocking call, see :func:`~mpidist.waiting.spin`.
     """
 
-    def __init__(self, words: memoryview, rank: int, size: int, spins: int):
-        self.words, self.rank, self.size, self.spins = words, rank, size, spins
+    def __init__(self, words: memoryview, rank: int, size: int, patience: tuple[int, int]):
+        self.words, self.rank, self.size, self.patience = words, rank, size, patience
         slots = len(words) // (WORDS * size)
         self.counts = [0] * slots
         self.mine = [(slot * size + rank) * WORDS for slot in range(slots)]
@@ -97,12 +98,9 @@ class Barrier:
     def test(self) -> bool:
         """Tell whether all have come; a blocking call looks for some microseconds."""
         lines, count = self._lines, self._count
-        words, looks = lines.words, 0 if self._base[0] else lines.spins
-        for other in self._others:
-            while words[other] < count:
-                looks -= 1
-                if looks < 0:
-                    return False
+        patience = (0, 0) if self._base[0] else lines.patience
+        if not spin(lines.words, self._others, count, patience):
+            return False
         if not STORES_KEEP_ORDER:
             fence()
         return True

@@ -77,8 +77,8 @@ class Heap:
         Of the communicator.
     tell, everyone : callable
         ``tell(value)`` broadcasts an object from rank 0; ``everyone(value)`` gives those of all.
-    spins : int
-        Looks that a barrier takes before it gives the core away.
+    patience : tuple of int
+        Of a barrier, see :func:`~mpidist.waiting.spin`.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Heap:
         size: int,
         tell: Callable[[Any], Any],
         everyone: Callable[[Any], list[Any]],
-        spins: int = SPINS,
+        patience: tuple[int, int] = SPINS,
     ):
         self.rank, self.size, self._tell, self._everyone = rank, size, tell, everyone
-        self._spins = spins
+        self._patience = patience
         self._known: dict[int, Allocation] = {}  # by the identity of the memory's owner
         self._numbered: dict[int, Allocation] = {}
         self._made = 0
@@ -111,7 +111,7 @@ class Heap:
         """Make the words by which the ranks meet, before anything that needs them; collective."""
         if self._lines is None:
             words = memoryview(self._map(Lines.bytes_needed(self.size, SLOTS + 1))).cast("q")
-            self._lines = Lines(words, self.rank, self.size, self._spins)
+            self._lines = Lines(words, self.rank, self.size, self._patience)
 
     def check(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
         """Give shape and dtype as they are to be, or raise."""

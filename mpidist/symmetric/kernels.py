@@ -38,7 +38,8 @@ NEEDS = {
     "alltoall": "x",
 }
 """Which array of a call must be symmetric, on every rank."""
-_BY_PARTS = ("gather", "scatter")  # whose symmetric array is a rank's own part
+BY_PARTS = ("gather", "scatter")
+"""Whose symmetric array is a rank's own part, anywhere in an allocation that all ranks hold."""
 
 
 def place_of(call: Call, heap: Heap | None) -> Place | None:
@@ -50,7 +51,7 @@ def place_of(call: Call, heap: Heap | None) -> Place | None:
     need = NEEDS.get(call.collective)
     if heap is None or need is None:
         return None
-    if call.collective in _BY_PARTS and not call.even and 0 in call.counts:
+    if call.collective in BY_PARTS and not call.even and 0 in call.counts:
         return None
     return heap.find(call.out if need == "out" else call.x)
 

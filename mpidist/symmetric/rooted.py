@@ -22,7 +22,7 @@ _OFFSET_BITS = 44
 
 
 class RootArray:
-    """An array of the root that the others may reach.
+    """An array of the root that the others may reach; and those of the others, for what is left.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class RootArray:
         self._place: Place | None = None
 
     def announce(self, x: np.ndarray) -> list[Action]:
-        """On the root: note where `x` lies, before it is announced as having come."""
+        """Note where this rank's `x` lies, before it is announced as having come."""
         place = self._heap.find(x)
         note = 0 if place is None else place.allocation.number << _OFFSET_BITS | place.offset
         return [partial(self._heap.lines.note, self._base, _WHERE, note)]
@@ -54,6 +54,13 @@ class RootArray:
             self._address = 0 if self._place is None else self._place.address(self._root)
         self._heap.lines.note(self._base, _LEFT, not self._address)
         return self._address
+
+    def theirs(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
+        """On the root: give what `rank` announced, which lies in an allocation that all hold."""
+        noted = self._heap.lines.read(self._base, rank, _WHERE)
+        place = self._heap.place(noted >> _OFFSET_BITS, noted & ((1 << _OFFSET_BITS) - 1))
+        assert place is not None
+        return view_at(place.address(rank), count, dtype)
 
     def left(self) -> list[int]:
         """On the root, after a barrier: give the ranks that could not reach the array."""
@@ -114,7 +121,10 @@ def broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
 
 
 def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    """Every rank stores its part in the root's `out`; the root fetches what is left."""
+    """Every rank stores its part in the root's `out`; the root fetches what is left.
+
+    The parts may lie at different places of one allocation, as in place they do on the root.
+    """
     aim, parts = RootArray(heap, base, call.root), slices_of(call.counts)
     mine, total = parts[call.rank], sum(call.counts)
     if call.rank != call.root:
@@ -126,14 +136,13 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
             if at:
                 np.copyto(view_at(at, total, call.dtype)[mine], x)
 
-        return [], [[store], [], []]
+        return aim.announce(call.x), [[store], [], []]
     assert call.x is not None and call.out is not None
     out = unowned(call.out)
 
     def collect() -> None:
         for rank in aim.left():
-            count = call.counts[rank]
-            np.copyto(out[parts[rank]], place.views(count, call.dtype)[rank])
+            np.copyto(out[parts[rank]], aim.theirs(rank, call.counts[rank], call.dtype))
 
     own: list[Action] = []
     if not call.in_place:
@@ -154,14 +163,13 @@ def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
             if at:
                 np.copyto(out, view_at(at, total, call.dtype)[mine])
 
-        return [], [[fetch], [], []]
+        return aim.announce(call.out), [[fetch], [], []]
     assert call.x is not None and call.out is not None
     x = unowned(call.x)
 
     def deal() -> None:
         for rank in aim.left():
-            count = call.counts[rank]
-            np.copyto(place.views(count, call.dtype)[rank], x[parts[rank]])
+            np.copyto(aim.theirs(rank, call.counts[rank], call.dtype), x[parts[rank]])
 
     own: list[Action] = []
     if not call.in_place:

@@ -21,7 +21,7 @@ from .heap import STAGING_BYTES, Heap, Place
 from .kernels import Kernel, assemble
 from .parts import Body, divisor, slices_of, unowned
 
-ONE_SHOT_BYTES = 32 << 10
+ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}  # up to here one meeting less pays
 
 
 def kernel(call: Call, heap: Heap, slot: int) -> Kernel:
@@ -46,23 +46,17 @@ def _allreduce(call: Call, slot: Place) -> Body:
     Either way a slice is combined in its owner's order, so the bits are the same everywhere.
     """
     assert call.x is not None and call.out is not None
-    if call.nbytes > ONE_SHOT_BYTES:
+    if call.nbytes > ONE_SHOT_BYTES[call.collective]:
         return _two_shot(call, slot, unowned(call.out), onward(call.rank, call.size))
-    out = unowned(call.out)
     before, inputs = _bring(call, slot, [slice(0, call.x.size)])
-    alike = call.size <= 2  # both orders of two are the same
-    owners = [(call.rank, slice(0, out.size))] if alike else enumerate(blocks(out.size, call.size))
-    combine: list[Action] = []
-    for owner, part in owners:
-        combine += _combine(call, inputs, owner, part, out[part])
-    return before, [combine]
+    return before, [_combine_all(call, inputs, unowned(call.out))]
 
 
 def _reduce(call: Call, slot: Place) -> Body:
-    """Up to 32 KiB the root combines everything; else everyone a slice, which the root fetches."""
+    """Up to 128 KiB the root combines everything; else everyone a slice, which the root fetches."""
     assert call.x is not None
     here = call.rank == call.root
-    if call.nbytes > ONE_SHOT_BYTES:
+    if call.nbytes > ONE_SHOT_BYTES[call.collective]:
         others = onward(call.rank, call.size) if here else []
         return _two_shot(
             call, slot, unowned(call.out) if here and call.out is not None else None, others
@@ -71,7 +65,7 @@ def _reduce(call: Call, slot: Place) -> Body:
         return _bring(call, slot, [slice(0, call.x.size)])[0], [[]]
     assert call.out is not None
     inputs = _bring(call, slot, [])[1]
-    return [], [_combine(call, inputs, call.rank, slice(0, call.x.size), unowned(call.out))]
+    return [], [_combine_all(call, inputs, unowned(call.out))]
 
 
 def _bring(call: Call, slot: Place, parts: list[slice]) -> tuple[list[Action], list[np.ndarray]]:
@@ -87,6 +81,15 @@ def _combine(
 ) -> list[Action]:
     assert call.op is not None
     return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
+
+
+def _combine_all(call: Call, inputs: list[np.ndarray], out: np.ndarray) -> list[Action]:
+    """Combine everything, each slice in its owner's order; of two operands both are the same."""
+    parts = [slice(0, out.size)] if call.size <= 2 else blocks(out.size, call.size)
+    combine: list[Action] = []
+    for owner, part in enumerate(parts):
+        combine += _combine(call, inputs, owner, part, out[part])
+    return combine
 
 
 def _two_shot(call: Call, slot: Place, out: np.ndarray | None, others: Sequence[int]) -> Body:

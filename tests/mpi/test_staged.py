@@ -1,0 +1,114 @@
+"""Private arrays through slots of shared memory: the results, and the bits, of messages."""
+
+import numpy as np
+import pytest
+
+import mpidist
+
+SIZES = (0, 1, 7, 1009, 20_011, 70_001, 300_007)  # one shot and two, and no multiple of anything
+
+
+def data(rank, n, dtype="float32"):
+    return (((np.arange(n) * 7 + rank * 3) % 11) / 8).astype(dtype)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("collective", ["allreduce", "reduce"])
+def test_reductions_have_the_bits_of_direct(comm, collective, n):
+    random = np.random.default_rng(comm.rank)
+    x = np.empty(n, "float32")
+    call = getattr(comm, collective)
+    for op in ("sum", "mean", "max"):
+        for _ in range(3):
+            x[:] = random.random(n, dtype="float32") - 0.5
+            expected = comm.allreduce(x, op, algorithm="direct")
+            got = call(x, op, algorithm="staged")
+            if got is not None:
+                assert got.tobytes() == expected.tobytes()
+        if collective == "allreduce":
+            assert comm.allreduce(x, op, out=x, algorithm="staged") is x
+            assert x.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("n", SIZES[:-1])
+def test_every_root(comm, n):
+    parts = [data(r, n) for r in range(comm.size)]
+    for root in range(comm.size):
+        here = comm.rank == root
+        x = data(comm.rank, n)
+        got = comm.reduce(x, "max", root=root, algorithm="staged")
+        assert (got == np.max(parts, axis=0)).all() if here else got is None
+        got = comm.gather(x, root=root, algorithm="staged")
+        assert (got == np.concatenate(parts)).all() if here else got is None
+        comm.broadcast(x, root=root, algorithm="staged")
+        assert (x == parts[root]).all()
+        out = np.full(n, -1, "float32")
+        whole = np.concatenate(parts) if here else None
+        comm.scatter(whole, root=root, out=out, algorithm="staged")
+        assert (out == parts[comm.rank]).all()
+
+
+@pytest.mark.parametrize("n", (0, 1, 7, 1009, 9_001))
+def test_all_to_all(comm, n):
+    p, r = comm.size, comm.rank
+    x = np.arange(n * p) + 1000 * r
+    everyone = [np.arange(n * p) + 1000 * peer for peer in range(p)]
+    for _ in range(3):
+        mine = slice(r * n, (r + 1) * n)
+        got = comm.alltoall(x, algorithm="staged")
+        assert (got == np.concatenate([e[mine] for e in everyone])).all()
+        assert (comm.allgather(x, algorithm="staged") == np.concatenate(everyone)).all()
+        assert (comm.reduce_scatter(x, algorithm="staged") == sum(everyone)[mine]).all()
+
+
+def test_uneven_counts(comm):
+    counts = [(3 * r) % 5 for r in range(comm.size)]
+    parts = [data(r, c) for r, c in enumerate(counts)]
+    mine = parts[comm.rank]
+    whole = np.concatenate(parts)
+    assert (comm.allgather(mine, counts=counts, algorithm="staged") == whole).all()
+    x = data(comm.rank, sum(counts))
+    start = sum(counts[: comm.rank])
+    total = sum(data(r, sum(counts)) for r in range(comm.size))
+    got = comm.reduce_scatter(x, counts=counts, algorithm="staged")
+    assert (got == total[start : start + counts[comm.rank]]).all()
+
+
+def test_slots_are_not_written_while_others_read(comm):
+    """Calls in a row of changing kinds, some of which no rank waits in for the others."""
+    x = np.empty(5000, "int64")
+    for k in range(400):
+        x[:] = k + comm.rank
+        got = comm.allgather(x, algorithm="staged")
+        if k % 3:
+            comm.broadcast(np.array([k]), root=k % comm.size, algorithm="linear")
+        assert (got.reshape(comm.size, -1) == k + np.arange(comm.size)[:, None]).all()
+
+
+def test_a_function_of_the_user_that_does_not_commute(comm):
+    def second(a, b):
+        return b + 0 * a
+
+    x = np.full(9000, comm.rank, "float64")
+    got = comm.allreduce(x, second, commute=False, algorithm="staged")
+    assert (got == comm.size - 1).all()
+
+
+def test_what_is_larger_than_a_slot_is_refused_by_name(comm):
+    x = np.zeros((2 << 20) + 1, "uint8")
+    with pytest.raises(mpidist.Unsupported, match="2 MiB of a slot"):
+        comm.allreduce(x, "max", algorithm="staged")
+    with pytest.raises(mpidist.Unsupported, match="background"):
+        comm.iallreduce(x[:100], "max", algorithm="staged")
+    comm.barrier()
+
+
+def test_it_is_told_apart_from_other_ways(comm):
+    if comm.size == 1:
+        return
+    made = comm.split(0)
+    made.allreduce(np.ones(10), algorithm="staged")  # makes the slots, together
+    name = "staged" if comm.rank else "native"
+    with pytest.raises(mpidist.CollectiveMismatch, match="allreduce"):
+        made.allreduce(np.ones(10), algorithm=name)
+    assert made.allreduce(np.ones(10), algorithm="staged")[0] == comm.size
