@@ -85,8 +85,8 @@ class Communicator:
             "window": window,
             "tuning": tuning,
         }
-        self._service.advice = self._advice(calibrate)
-        self._service.advice.tell(backend.rank)
+        self._service.chooser.advice = self._advice(calibrate)
+        self._service.chooser.advice.tell(backend.rank)
         self._debug = (
             os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
         )
@@ -319,7 +319,7 @@ class Communicator:
 
     def _calibrated(self) -> dict[str, Any]:
         """Give the option of a sub-communicator: the constants, or whether to measure them."""
-        advice = self._service.advice
+        advice = self._service.chooser.advice
         assert advice is not None
         return {"calibrate": advice.calibration or advice.calibrates}
 

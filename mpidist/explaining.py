@@ -52,14 +52,14 @@ def explain(
         raise self._place.wrong(f"memory={memory!r}: allowed are {' and '.join(MEMORIES)}")
     call = example_call(self._place, collective, nbytes, find_op(op))
     service = self._service
-    means = service.means(call)
+    means = service.chooser.means(call)
     if memory != PRIVATE:
         reason = self._no_symmetric_memory()
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
         if collective in NEEDS:
             means = replace(means, no_symmetric=None)
-    advice = service.advice
+    advice = service.chooser.advice
     chosen = choose(call, "auto", self.config, means, advice)
     if needs_calibration(call, "auto", self.config, means, advice):
         why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"

@@ -11,9 +11,10 @@ import numpy as np
 from .arrays import address
 from .backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
 from .binding import Program
+from .choosing import describe
 from .prepare import Prepared
 from .schedule.registry import generation
-from .service import Service, describe
+from .service import Service
 from .symmetric import STAGED, SYMMETRIC
 from .symmetric.kernels import Kernel
 from .waiting import SPINS
@@ -63,7 +64,7 @@ class QuickCall:
         self._kernels = kernels  # one, or one for each staging slot
         self._generation = generation()
         self._what = what
-        self._print = service.fingerprint(self._what)
+        self._print = service.reports.fingerprint(self._what)
         board = service.backend.board
         self._words, self._at = board.words, board.base(service.backend.rank)
         self._spin, self._patience = board.spin, getattr(service.backend, "patience", SPINS)
@@ -119,7 +120,7 @@ class QuickCall:
             words[at] = sequence
             if self._program is not None:
                 service.run(self._program, self._what, sequence, self._how)
-                service.check_same(sequence, self._what)
+                service.reports.check_same(sequence, self._what)
                 return
             if service.timeout is not None:
                 self._arrive(sequence, slot)
@@ -161,7 +162,7 @@ class QuickCalls:
         """Bind a call that has just been served, if its arrays can be used as they are."""
         service, call = self._service, prepared.call
         place = service.shared.place(call)
-        way = service.way(call, algorithm, place)
+        way = service.chooser.way(call, algorithm, place)
         packed = prepared.staging is not None or not getattr(x, "flags", {"C": False})["C"]
         if packed or type(x) is not np.ndarray or (out is not None and type(out) is not np.ndarray):
             return

@@ -4,54 +4,37 @@ from __future__ import annotations
 
 import logging
 import time
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .advice import Advice
 from .backends.base import Backend
 from .binding import Program
 from .calibration import calibrate_shortly
 from .call import Call
+from .choosing import Chooser, describe
 from .config import CollectiveConfig
 from .engine import Engine, Run
 from .errors import (
-    CollectiveMismatch,
     CollectiveTimeout,
     CommunicatorBroken,
     InvalidArgument,
-    RankFailed,
-    UnknownName,
 )
 from .measure import Calibration
 from .operations import finish_mean
 from .plan import SLOTS, TAG_SPACE
 from .prepare import Prepared
 from .programs import ProgramCache
-from .schedule.registry import algorithms, generation
-from .selection import Means, Way, choose, needs_calibration
+from .reports import Reports
+from .selection import Way
 from .shared import SharedMemory
-from .symmetric import BY_PARTS, STAGED, SYMMETRIC, Place
+from .symmetric import STAGED, SYMMETRIC
 from .symmetric.kernels import Kernel
 from .topology import Topology
-from .tuning_entry import kind_for
 from .watchdog import WATCHDOG
 from .work import UNSET, Work
 
 log = logging.getLogger("mpidist")
-
-
-def describe(call: Call, way: Way, place: Place | None) -> str:
-    """Say what must be equal on all ranks; so must be the allocation of symmetric memory."""
-    if way.name == STAGED:
-        return f"{call.fingerprint} staged"
-    if way.name != SYMMETRIC:
-        return call.fingerprint
-    if place is None:
-        return f"{call.fingerprint} in symmetric memory"
-    where = f"@{place.allocation.number}" if call.collective in BY_PARTS else place.key
-    return f"{call.fingerprint} in symmetric memory {where}"
 
 
 class Service:
@@ -69,76 +52,22 @@ class Service:
         self.backend, self.config = backend, config
         self.timeout: float | None = config.timeout
         self.topology = Topology.from_hosts(backend.rank, list(backend.hosts), {})
-        # Ranks that are threads of one process see at once that they wait in vain.
-        self.engine = Engine(backend, self._alarm if backend.native is not None else None)
         self.groups = config.groups(self.topology.groups)  # by node, as the configuration counts
+        self.sequence: int = 0
         self.cache = ProgramCache(backend, self.groups, segment_bytes, window)
-        self.advice: Advice | None = None
         self.shared = SharedMemory(backend, self.cache)
-        self.sequence = 0
+        self.reports = Reports(backend, self.shared, lambda: self.sequence)
+        # Ranks that are threads of one process see at once that they wait in vain.
+        alarm = self.reports.alarm if backend.native is not None else None
+        self.engine = Engine(backend, alarm)
+
+        self.chooser = Chooser(backend, config, self.groups, self.shared, lambda: self.calibrate())
         self.broken: str | None = None
         self._guarded = False
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.pending: set[Work] = set()  # what is under way in the background
         self._begun = 0
         self._in_slot: dict[int, Run] = {}
-        self._ways: dict[Any, Way] = {}
-        self._prints: dict[str, int] = {}
-
-    # -- choosing -------------------------------------------------------------------------------
-
-    def way(
-        self, call: Call, algorithm: str, place: Place | None = None, background: bool = False
-    ) -> Way:
-        """Choose how to serve a call; the same on every rank, for it depends on what they share.
-
-        A blocking call calibrates first, if its choice needs that: only there do all ranks meet.
-        """
-        if not isinstance(algorithm, str):
-            known = [a.name for a in algorithms(call.collective)]
-            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, "native", "auto"])
-        op = call.op
-        commutes = op is None or op.commute
-        key = (
-            call.collective,
-            algorithm,
-            call.nbytes,
-            call.even,
-            commutes,
-            generation(),
-            place is None,
-            kind_for(call),
-            op is None or op.builtin,
-            background,
-        )
-        way = self._ways.get(key)
-        if way is None:
-            means = self.means(call, place, background)
-            if needs_calibration(call, algorithm, self.config, means, self.advice):
-                if background:
-                    return choose(call, algorithm, self.config, means, self.advice)
-                self.calibrate()
-            way = choose(call, algorithm, self.config, means, self.advice)
-            if len(self._ways) > 4096:
-                self._ways.clear()
-            self._ways[key] = way
-        return way
-
-    def means(self, call: Call, place: Place | None = None, background: bool = False) -> Means:
-        """Give what there is to serve a call with."""
-        native = self.backend.native
-        if native is None:
-            no_native = f"the {self.backend.name} backend has no collectives of its own"
-        else:
-            no_native = native.why_not(call)
-        no_symmetric = self.shared.why_not_symmetric(call, place)
-        if background:
-            no_staged: str | None = "this is in the background"
-        else:
-            no_staged = self.shared.why_not_staged(call)
-        library = getattr(self.backend, "library", "")
-        crowded = getattr(self.backend, "crowded", False)
-        return Means(self.groups, no_native, no_symmetric, no_staged, library, crowded)
 
     def calibrate(self) -> Calibration:
         """Measure the cost model's constants now; collective.  Choices by them are made anew."""
@@ -151,9 +80,9 @@ class Service:
             if self.broken is not None:
                 raise
             raise self.broke(error, "calibrate", self.sequence) from error.__cause__
-        if self.advice is not None:
-            self.advice.learn(found)
-        self._ways.clear()
+        if self.chooser.advice is not None:
+            self.chooser.advice.learn(found)
+        self.chooser.forget()
         return found
 
     # -- running --------------------------------------------------------------------------------
@@ -162,11 +91,11 @@ class Service:
         """Serve a call, blocking, and give the user's result."""
         call = prepared.call
         place = self.shared.place(call)
-        way = self.way(call, algorithm, place)
+        way = self.chooser.way(call, algorithm, place)
         self.check_usable()
         if not self.shared.is_ready(way.name):
-            self._ways.clear()
-            way = self.way(call, algorithm, place)
+            self.chooser.forget()
+            way = self.chooser.way(call, algorithm, place)
         what = describe(call, way, place)
         if way.name in (SYMMETRIC, STAGED):
             self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
@@ -179,7 +108,7 @@ class Service:
             else:
                 program = self.cache.program(call, way.choice, self.arity(way), False)
                 self.run(program, what, sequence, way.name)
-                self.check_same(sequence, what)
+                self.reports.check_same(sequence, what)
         except BaseException as error:
             raise self.broke(error, what, sequence) from error.__cause__
         return prepared.give()
@@ -191,7 +120,7 @@ class Service:
             self.take_slot(kernel, sequence, what, how)
             for action in kernel.before:
                 action()
-            self.backend.board.announce(sequence, self.fingerprint(what))
+            self.backend.board.announce(sequence, self.reports.fingerprint(what))
             self.arrive(sequence, what, self.deadline(UNSET), always=True)
             self.run(kernel, what, sequence, how)
         except BaseException as error:
@@ -218,7 +147,7 @@ class Service:
         """Begin to serve a call in the background."""
         call = prepared.call
         place = self.shared.place(call)
-        way = self.way(call, algorithm, place, background=True)
+        way = self.chooser.way(call, algorithm, place, background=True)
         self.check_usable()
         what = describe(call, way, place)
         if way.name == SYMMETRIC:
@@ -231,7 +160,7 @@ class Service:
             if way.name == SYMMETRIC:
                 assert kernel.arrival is not None
                 kernel.arrival.sequence = sequence
-                kernel.arrival.check = partial(self.check_same, sequence, what)
+                kernel.arrival.check = partial(self.reports.check_same, sequence, what)
                 look, give = self._begin_program(kernel, what, sequence, way.name), prepared.give
             elif way.choice is None:
                 look, give = self._begin_native(prepared)
@@ -318,7 +247,7 @@ class Service:
 
     def _announce(self, what: str) -> int:
         self.sequence = sequence = self.sequence + 1
-        self.backend.board.announce(sequence, self.fingerprint(what))
+        self.backend.board.announce(sequence, self.reports.fingerprint(what))
         return sequence
 
     def _guard(self) -> None:
@@ -326,13 +255,6 @@ class Service:
         if not self._guarded:
             WATCHDOG.watch(self)
             self._guarded = True
-
-    def fingerprint(self, what: str) -> int:
-        """Give the number that stands for an operation on the arrival board."""
-        number = self._prints.get(what)
-        if number is None:
-            number = self._prints[what] = zlib.crc32(what.encode())
-        return number
 
     def arrive(
         self, sequence: int, what: str, deadline: float | None, always: bool = False
@@ -346,7 +268,7 @@ class Service:
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
         ):
             raise self.timed_out(what, sequence, "waiting for all to come")
-        self.check_same(sequence, what, harmless=waits)
+        self.reports.check_same(sequence, what, harmless=waits)
 
     def meet(self, what: str, act: Callable[[], Any]) -> Any:
         """Do something collective that cannot be interrupted, such as a split, once all have come.
@@ -367,69 +289,12 @@ class Service:
             raise self.broke(error, what, sequence) from error.__cause__
         return result
 
-    def _alarm(self) -> None:
-        """During a long wait: raise if a rank has left, or is in another operation."""
-        sequence, board, rank = self.sequence, self.backend.board, self.backend.rank
-        left = board.left(sequence)
-        if left:
-            told = "; ".join(board.describe(r) for r in left)
-            raise RankFailed(f"rank {rank}: collective #{sequence} waits in vain: {told}")
-        if sequence:
-            what = self._doing(sequence)
-            if what is not None:
-                self.check_same(sequence, what)
-
-    def _doing(self, sequence: int) -> str | None:
-        """Give what this rank announced as operation number `sequence`, the last one."""
-        announced = self.backend.board.fingerprint(sequence)
-        return next((what for what, number in self._prints.items() if number == announced), None)
-
-    def check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
-        """Raise CollectiveMismatch if another rank is seen to mean another operation."""
-        other = self.backend.board.different(sequence, self.fingerprint(what))
-        if other:
-            error = CollectiveMismatch(
-                f"rank {self.backend.rank}: collective #{sequence} is {what} here and another "
-                "on rank "
-                f"{', '.join(map(str, other))}; MPIDIST_DEBUG=1 shows who called what where"
-            )
-            error.harmless = harmless
-            raise error
-
     def timed_out(
         self, what: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
         """Make the report of a deadline that passed."""
-        board, rank = self.backend.board, self.backend.rank
-        known = self._prints.get(what)  # the watchdog does not know what it watches
-        other = board.different(sequence, known) if sequence is not None and known else ()
-        missing = self.backend.missing(sequence) if sequence is not None else ()
-        if missing:
-            told = "; ".join(board.describe(r) for r in missing)
-        elif other:
-            told = f"rank {', '.join(map(str, other))} is in another operation"
-        elif sequence is not None:
-            told = f"all ranks have arrived: {self._inside()}"
-        else:
-            told = "the message has not come"
         seconds = self.timeout if timeout is UNSET else timeout
-        within = f"{seconds} s" if seconds is not None else "its deadline"
-        number = f" (collective #{sequence}, {how})" if sequence is not None else ""
-        return CollectiveTimeout(
-            f"rank {rank}: {what}{number} not finished within {within}: {told}",
-            collective=what.split()[0],
-            sequence=sequence,
-            missing=missing,
-        )
-
-    def _inside(self) -> str:
-        """Say what is known about who hangs inside an operation."""
-        heap = self.shared.heap
-        behind = heap.behind() if heap is not None else ()
-        known = list(self.backend.board.unwell())
-        if behind:
-            known.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
-        return "; ".join(known) or "a message was lost, or a rank hangs inside the operation"
+        return self.reports.timed_out(what, sequence, how, seconds)
 
     def check_usable(self) -> None:
         """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""

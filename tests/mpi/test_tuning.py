@@ -169,4 +169,4 @@ def test_the_variable_turns_it_off(comm, made, monkeypatch):
     if comm.rank == 0:
         monkeypatch.setitem(os.environ, "MPIDIST_CALIBRATE", "0")
     tuned = made(calibrate=True)
-    assert not tuned._service.advice.uncalibrated
+    assert not tuned._service.chooser.advice.uncalibrated

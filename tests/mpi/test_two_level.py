@@ -21,14 +21,14 @@ def layout(comm):
 
 def watch(comm):
     """Note which way is taken."""
-    taken, way = [], comm._service.way
+    taken, way = [], comm._service.chooser.way
 
     def watching(*asked, **more):
         found = way(*asked, **more)
         taken.append(found.name)
         return found
 
-    comm._service.way = watching
+    comm._service.chooser.way = watching
     return taken
 
 
@@ -162,14 +162,14 @@ def test_thresholds_steer_auto(comm):
     assert explained(comm, CollectiveConfig.single_node(p), 8) == "ring"
     ring = Communicator(comm.backend.split(0, comm.rank), CollectiveConfig(tree_arity=3))
     used = []
-    way = ring._service.way
+    way = ring._service.chooser.way
 
     def watching(*asked, **more):
         found = way(*asked, **more)
         used.append(found.name)
         return found
 
-    ring._service.way = watching
+    ring._service.chooser.way = watching
     for name in ("auto", "ring", "native", "tree:4", "tree"):
         assert ring.allreduce(1, algorithm=name) == p
     assert list(dict.fromkeys(used)) == ["tree:3", "ring", "native", "tree:4", "tree"]

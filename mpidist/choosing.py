@@ -1,0 +1,122 @@
+"""Chooses the way of a call, once for all calls that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .advice import Advice
+from .backends.base import Backend
+from .call import Call
+from .config import CollectiveConfig
+from .errors import UnknownName
+from .schedule.registry import Groups, algorithms, generation
+from .selection import Means, Way, choose, needs_calibration
+from .shared import SharedMemory
+from .symmetric import BY_PARTS, STAGED, SYMMETRIC, Place
+from .tuning_entry import kind_for
+
+
+def describe(call: Call, way: Way, place: Place | None) -> str:
+    """Say what must be equal on all ranks; so must be the allocation of symmetric memory."""
+    if way.name == STAGED:
+        return f"{call.fingerprint} staged"
+    if way.name != SYMMETRIC:
+        return call.fingerprint
+    if place is None:
+        return f"{call.fingerprint} in symmetric memory"
+    where = f"@{place.allocation.number}" if call.collective in BY_PARTS else place.key
+    return f"{call.fingerprint} in symmetric memory {where}"
+
+
+class Chooser:
+    """What a communicator has to serve calls with, and what it chose.
+
+    Parameters
+    ----------
+    backend : Backend
+        Whose native collectives there are.
+    config : CollectiveConfig
+        What the user asks for.
+    groups : tuple of tuple of int
+        The ranks by node, as the configuration counts.
+    shared : SharedMemory
+        What the ranks of the node share.
+    calibrate : callable
+        Measures the cost model's constants; collective.
+
+    Attributes
+    ----------
+    advice : Advice or None
+        The tuning table and the cost model.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: CollectiveConfig,
+        groups: Groups,
+        shared: SharedMemory,
+        calibrate: Callable[[], Any],
+    ):
+        self.backend, self.config, self.groups, self.shared = backend, config, groups, shared
+        self.advice: Advice | None = None
+        self._calibrate = calibrate
+        self._ways: dict[Any, Way] = {}
+
+    def forget(self) -> None:
+        """Choose anew from now on: there is more, or less, to choose from."""
+        self._ways.clear()
+
+    def way(
+        self, call: Call, algorithm: str, place: Place | None = None, background: bool = False
+    ) -> Way:
+        """Choose how to serve a call; the same on every rank, for it depends on what they share.
+
+        A blocking call calibrates first, if its choice needs that: only there do all ranks meet.
+        """
+        if not isinstance(algorithm, str):
+            known = [a.name for a in algorithms(call.collective)]
+            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, "native", "auto"])
+        op = call.op
+        commutes = op is None or op.commute
+        key = (
+            call.collective,
+            algorithm,
+            call.nbytes,
+            call.even,
+            commutes,
+            generation(),
+            place is None,
+            kind_for(call),
+            op is None or op.builtin,
+            background,
+        )
+        way = self._ways.get(key)
+        if way is None:
+            means = self.means(call, place, background)
+            if needs_calibration(call, algorithm, self.config, means, self.advice):
+                if background:
+                    return choose(call, algorithm, self.config, means, self.advice)
+                self._calibrate()
+            way = choose(call, algorithm, self.config, means, self.advice)
+            if len(self._ways) > 4096:
+                self._ways.clear()
+            self._ways[key] = way
+        return way
+
+    def means(self, call: Call, place: Place | None = None, background: bool = False) -> Means:
+        """Give what there is to serve a call with."""
+        native = self.backend.native
+        if native is None:
+            no_native = f"the {self.backend.name} backend has no collectives of its own"
+        else:
+            no_native = native.why_not(call)
+        no_symmetric = self.shared.why_not_symmetric(call, place)
+        if background:
+            no_staged: str | None = "this is in the background"
+        else:
+            no_staged = self.shared.why_not_staged(call)
+        library = getattr(self.backend, "library", "")
+        crowded = getattr(self.backend, "crowded", False)
+        return Means(self.groups, no_native, no_symmetric, no_staged, library, crowded)

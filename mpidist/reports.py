@@ -1,0 +1,98 @@
+"""What is told of operations: who has not come, who means another one, who has left."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from .backends.base import Backend
+from .errors import CollectiveMismatch, CollectiveTimeout, RankFailed
+from .shared import SharedMemory
+
+
+class Reports:
+    """Compares what the ranks announce on the arrival board, and words what goes wrong.
+
+    Parameters
+    ----------
+    backend : Backend
+        Whose board it is.
+    shared : SharedMemory
+        In which a rank may be behind.
+    current : callable
+        Gives the number of the last operation begun.
+    """
+
+    def __init__(self, backend: Backend, shared: SharedMemory, current: Callable[[], int]):
+        self._backend, self._shared, self._current = backend, shared, current
+        self._prints: dict[str, int] = {}
+
+    def fingerprint(self, what: str) -> int:
+        """Give the number that stands for an operation on the arrival board."""
+        number = self._prints.get(what)
+        if number is None:
+            number = self._prints[what] = zlib.crc32(what.encode())
+        return number
+
+    def alarm(self) -> None:
+        """During a long wait: raise if a rank has left, or is in another operation."""
+        sequence, board, rank = self._current(), self._backend.board, self._backend.rank
+        left = board.left(sequence)
+        if left:
+            told = "; ".join(board.describe(r) for r in left)
+            raise RankFailed(f"rank {rank}: collective #{sequence} waits in vain: {told}")
+        if sequence:
+            what = self._doing(sequence)
+            if what is not None:
+                self.check_same(sequence, what)
+
+    def _doing(self, sequence: int) -> str | None:
+        """Give what this rank announced as operation number `sequence`, the last one."""
+        announced = self._backend.board.fingerprint(sequence)
+        return next((what for what, number in self._prints.items() if number == announced), None)
+
+    def check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
+        """Raise CollectiveMismatch if another rank is seen to mean another operation."""
+        other = self._backend.board.different(sequence, self.fingerprint(what))
+        if other:
+            error = CollectiveMismatch(
+                f"rank {self._backend.rank}: collective #{sequence} is {what} here and another "
+                "on rank "
+                f"{', '.join(map(str, other))}; MPIDIST_DEBUG=1 shows who called what where"
+            )
+            error.harmless = harmless
+            raise error
+
+    def timed_out(
+        self, what: str, sequence: int | None, how: str, seconds: float | None
+    ) -> CollectiveTimeout:
+        """Make the report of a deadline that passed, `seconds` after its wait began."""
+        board, rank = self._backend.board, self._backend.rank
+        known = self._prints.get(what)  # the watchdog does not know what it watches
+        other = board.different(sequence, known) if sequence is not None and known else ()
+        missing = self._backend.missing(sequence) if sequence is not None else ()
+        if missing:
+            told = "; ".join(board.describe(r) for r in missing)
+        elif other:
+            told = f"rank {', '.join(map(str, other))} is in another operation"
+        elif sequence is not None:
+            told = f"all ranks have arrived: {self._inside()}"
+        else:
+            told = "the message has not come"
+        within = f"{seconds} s" if seconds is not None else "its deadline"
+        number = f" (collective #{sequence}, {how})" if sequence is not None else ""
+        return CollectiveTimeout(
+            f"rank {rank}: {what}{number} not finished within {within}: {told}",
+            collective=what.split()[0],
+            sequence=sequence,
+            missing=missing,
+        )
+
+    def _inside(self) -> str:
+        """Say what is known about who hangs inside an operation."""
+        heap = self._shared.heap
+        behind = heap.behind() if heap is not None else ()
+        known = list(self._backend.board.unwell())
+        if behind:
+            known.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
+        return "; ".join(known) or "a message was lost, or a rank hangs inside the operation"
