@@ -95,7 +95,9 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
         The collectives that are played inside the nodes, and along the lanes between them.
     """
     made = leading(collective, inside, between)
-    per_rank = COLLECTIVES[collective].per_rank
+    dealt = {name: COLLECTIVES[name].per_rank for name in (collective, *inside)}
+    # Sliced where the node's part deals one to each lane; a barrier has nothing to deal.
+    sliced = any(dealt.values()) and not dealt[collective]
 
     def requires(size: int, *, groups: Groups, local: str, across: str) -> str | None:
         lengths = sorted({len(group) for group in groups})
@@ -105,7 +107,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
         return made["requires"](size, groups=groups, local=local, across=across)
 
     def blocks(size: int, *, groups: Groups, local: str, across: str) -> int:
-        lanes = 1 if per_rank else len(groups[0])
+        lanes = len(groups[0]) if sliced else 1
         return lanes * made["blocks"](size, groups=groups, local=local, across=across)
 
     return {"requires": requires, "blocks": blocks}

@@ -52,6 +52,10 @@ RING = (lambda p: p - 1, lambda p: p * (p - 1), lambda p: p * (p - 1))
 ALL_AT_ONCE = (lambda p: min(p - 1, 1), lambda p: p * (p - 1), lambda p: p * (p - 1))
 TREE = (None, lambda p: p - 1, lambda p: p - 1)
 TWO_TREES = (None, lambda p: 2 * (p - 1), lambda p: 2 * (p - 1))
+DISSEMINATION = (lg, lambda p: p * lg(p), lambda p: p * lg(p))
+TWICE_AT_ONCE = (lambda p: 2 * min(p - 1, 1),)
+# Through one leader: all of it goes up or down a binomial tree, and each rank's own part besides.
+BY_A_LEADER = (lambda p: lg(p) + 1 if p > 1 else 0, lambda p: 2 * (p - 1), lambda p: p * p - 1)
 FORMS = {
     "allreduce linear": UP_AND_DOWN,
     "allreduce ring": tuple(lambda p, f=f: 2 * f(p) for f in RING),
@@ -69,8 +73,6 @@ FORMS = {
     ),
     "allreduce direct": tuple(lambda p, f=f: 2 * f(p) for f in ALL_AT_ONCE),
     "allreduce double_binary_tree": (None, lambda p: 4 * (p - 1), lambda p: 4 * (p - 1)),
-    "allreduce hierarchical": tuple(lambda p, f=f: 2 * f(p) for f in ALL_AT_ONCE),  # one node
-    "allreduce hierarchical_leaders": tuple(lambda p, f=f: 2 * f(p) for f in BINOMIAL),
     "broadcast linear": ONE_EACH,
     "broadcast tree": TREE,
     "broadcast binomial": BINOMIAL,
@@ -120,7 +122,20 @@ FORMS = {
     "alltoall bruck": (lg, lambda p: p * lg(p), lambda p: p * bits(p)),
     "barrier linear": UP_AND_DOWN,
     "barrier tree": TWO_TREES,
-    "barrier dissemination": (lg, lambda p: p * lg(p), lambda p: p * lg(p)),
+    "barrier dissemination": DISSEMINATION,
+    # Two levels, where all ranks are on one node; on more: test_hierarchical_partitions.py.
+    "allreduce hierarchical": tuple(lambda p, f=f: 2 * f(p) for f in ALL_AT_ONCE),
+    "reduce hierarchical": TWICE_AT_ONCE + (lambda p: p * p - 1,) * 2,
+    "broadcast hierarchical": TWICE_AT_ONCE + ALL_AT_ONCE[1:],
+    "allgather hierarchical": ALL_AT_ONCE,
+    "reduce_scatter hierarchical": ALL_AT_ONCE,
+    "barrier hierarchical": DISSEMINATION,
+    "allreduce hierarchical_leaders": tuple(lambda p, f=f: 2 * f(p) for f in BINOMIAL),
+    "reduce hierarchical_leaders": BINOMIAL,
+    "broadcast hierarchical_leaders": BINOMIAL,
+    "allgather hierarchical_leaders": BY_A_LEADER,
+    "reduce_scatter hierarchical_leaders": BY_A_LEADER,
+    "barrier hierarchical_leaders": tuple(lambda p, f=f: 2 * f(p) for f in BINOMIAL),
 }
 
 
