@@ -152,21 +152,25 @@ class Service:
         what = describe(call, way, place)
         if way.name == SYMMETRIC:
             kernel = self.shared.kernel(call, SYMMETRIC, place, 0, background=True)
-            for action in kernel.before:
-                action()
-        sequence = self._announce(what)
+        sequence = self.sequence + 1
         try:
+            if way.name == SYMMETRIC:
+                self._give_tags(kernel, what, sequence, way.name)  # its notes lie where they say
+                for action in kernel.before:
+                    action()
+            self._announce(what)
             self.sweep()
             if way.name == SYMMETRIC:
                 assert kernel.arrival is not None
                 kernel.arrival.sequence = sequence
                 kernel.arrival.check = partial(self.reports.check_same, sequence, what)
-                look, give = self._begin_program(kernel, what, sequence, way.name), prepared.give
+                look, give = self._begin_program(kernel), prepared.give
             elif way.choice is None:
                 look, give = self._begin_native(prepared)
             else:
                 program = self.cache.program(call, way.choice, self.arity(way), True)
-                look, give = self._begin_program(program, what, sequence, way.name), prepared.give
+                self._give_tags(program, what, sequence, way.name)
+                look, give = self._begin_program(program), prepared.give
         except BaseException as error:
             raise self.broke(error, what, sequence) from error.__cause__
 
@@ -188,16 +192,20 @@ class Service:
 
         return Work(test, wait, give, self.pending)
 
-    def _begin_program(
-        self, program: Program, what: str, sequence: int, how: str
-    ) -> Callable[[], bool]:
-        """Start a program with tags of its own; every rank counts alike, so all take the same."""
+    def _give_tags(self, program: Program, what: str, sequence: int, how: str) -> None:
+        """Give a program in the background tags of its own, once who had them before has ended.
+
+        Every rank counts alike, so all take the same.
+        """
         self._begun += 1
         slot = self._begun % max(1, min(SLOTS, self.backend.tag_limit // 2 // TAG_SPACE - 1))
         before = self._in_slot.get(slot)
         if before is not None and not self.engine.wait(before.test, self.deadline(UNSET)):
             raise self.timed_out(what, sequence, how)
         program.tag_base[0] = TAG_SPACE * (1 + slot)
+
+    def _begin_program(self, program: Program) -> Callable[[], bool]:
+        slot = program.tag_base[0] // TAG_SPACE - 1
         self._in_slot = {s: r for s, r in self._in_slot.items() if not r.done}
         run = self._in_slot[slot] = self.engine.start(program)
         return run.test

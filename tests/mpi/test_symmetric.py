@@ -319,6 +319,36 @@ def test_roots_array_out_of_reach(comm, n):
         assert (back == data(comm.rank, n)).all()
 
 
+def test_roots_arrays_of_operations_in_the_background(comm):
+    """Each operation under way has notes of its own on where its root's array lies."""
+    n, p = 1009, comm.size
+    wholes = [(np, comm)[k % 2].empty(n * p) for k in range(8)]
+    parts = [comm.empty(n) for _ in wholes]
+    for turn in range(5):
+        root = turn % p
+        works = []
+        for k, (whole, part) in enumerate(zip(wholes, parts)):
+            part[:] = turn + k + comm.rank
+            given = whole if comm.rank == root else None
+            works.append(comm.igather(part, root=root, out=given, algorithm="symmetric"))
+        for work in works:
+            work.wait()
+        if comm.rank == root:
+            for k, whole in enumerate(wholes):
+                ranks = whole.reshape(p, n)
+                assert (ranks == turn + k + np.arange(p)[:, None]).all()
+                ranks += 1
+        works = [
+            comm.iscatter(
+                whole if comm.rank == root else None, root=root, out=part, algorithm="symmetric"
+            )
+            for whole, part in zip(wholes, parts)
+        ]
+        for k, (work, part) in enumerate(zip(works, parts)):
+            work.wait()
+            assert (part == turn + k + comm.rank + 1).all()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("n", (0, 1, 1009, 200_003))
 def test_half_precision_is_summed_in_float32(comm, dtype, n):
