@@ -233,9 +233,9 @@ def alltoall(
     call.counts, call.out_counts = _elements(rows, x.shape[1:]), _elements(gets, x.shape[1:])
     call.even = sends is None
     prepared = _finish(call, (sum(gets), *x.shape[1:]), out, place, False)
-    if call.in_place:  # every part is both sent and overwritten: send from a copy
-        assert call.x is not None
-        call.x, call.in_place = call.x.copy(), False
+    if call.in_place:  # every part is both sent and overwritten; `x` stays, it may be symmetric
+        call.in_place = False
+        call.out = prepared.staging = np.empty(sum(call.out_counts), x.dtype)
     return prepared
 
 

@@ -53,7 +53,7 @@ def _allgather(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 def _gather(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
     begin = case.rank * part
     assert case.x is not None
-    case.x = _at_root(case, case.x, part)
+    case.x = _own_part(case, case.x, part)
     case.sources = [(case.x, g, begin)]
     case.expected = [(case.out, g, 0)]
     if case.rank != case.root:
@@ -63,7 +63,7 @@ def _gather(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
     begin = case.rank * part
     assert case.out is not None
-    case.out = _at_root(case, case.out, part)
+    case.out = _own_part(case, case.out, part)
     case.expected = [(case.out, g, begin)]
     if case.rank == case.root:
         case.sources = [(case.x, g, 0)]
@@ -71,12 +71,9 @@ def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
         case.x = None
 
 
-def _at_root(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
-    """Give this rank's part: in place, every rank has it where the root's lies in the whole.
-
-    Only the root's is in place; symmetric memory asks for the same offset on all ranks.
-    """
-    begin = case.root * part if case.in_place else 0
+def _own_part(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
+    """Give this rank's part: in place, the root has it in the whole; the others have no whole."""
+    begin = case.root * part if case.in_place and case.rank == case.root else 0
     return memory[begin : begin + part]
 
 

@@ -218,7 +218,9 @@ class Heap:
 
     def key(self, x: np.ndarray) -> str:
         """Name the place of an array, the same on every rank; raise if it is private."""
-        place = self.find(x.reshape(-1) if x.flags.c_contiguous else x)
+        place = None
+        if isinstance(x, np.ndarray):
+            place = self.find(x.reshape(-1) if x.flags.c_contiguous else x)
         if place is None:
             raise InvalidArgument(
                 f"rank {self.rank}: free(x): x is not from empty() of this communicator"

@@ -93,6 +93,21 @@ def test_all_to_all(comm, n):
     assert (out == np.repeat(np.arange(p), n)).all()
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_alltoall_in_place(comm, n):
+    """Sent and overwritten is the same memory; it is no reason to leave the quick way."""
+    p, r = comm.size, comm.rank
+    x = comm.empty(n * p, "int64")
+    expected = [np.arange(n) + 1000 * k + 100_000 * r for k in range(p)]
+    for _ in range(3):
+        x[:] = np.concatenate([np.arange(n) + 1000 * r + 100_000 * k for k in range(p)])
+        assert comm.alltoall(x, out=x, algorithm="symmetric") is x
+        assert (x == np.concatenate(expected)).all()
+    x[:] = np.concatenate([np.arange(n) + 1000 * r + 100_000 * k for k in range(p)])
+    work = comm.ialltoall(x, out=x, algorithm="symmetric")
+    assert work.wait() is x and (x == np.concatenate(expected)).all()
+
+
 def test_uneven_counts(comm):
     p, r = comm.size, comm.rank
     counts = [3 * k + 1 for k in range(p)]
@@ -157,8 +172,9 @@ def test_free(comm):
         comm.allreduce(x, out=x, algorithm="symmetric")
     x[:] = 1
     assert (comm.allreduce(x) == comm.size).all()
-    with pytest.raises(mpidist.InvalidArgument):
-        comm.free(np.zeros(3))
+    for wrong in (np.zeros(3), [1.0], 3):
+        with pytest.raises(mpidist.InvalidArgument, match=f"rank {comm.rank}: free"):
+            comm.free(wrong)
 
 
 @pytest.mark.mpi(min_size=2)
