@@ -10,7 +10,7 @@ from .backends.base import Backend
 from .call import Call
 from .config import CollectiveConfig
 from .errors import UnknownName
-from .schedule.registry import Groups, algorithms, generation
+from .schedule.registry import RESERVED, Groups, algorithms, generation
 from .selection import Means, Way, choose, needs_calibration
 from .shared import SharedMemory
 from .symmetric import BY_PARTS, STAGED, SYMMETRIC, Place
@@ -77,7 +77,7 @@ class Chooser:
         """
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
-            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, "native", "auto"])
+            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, *RESERVED])
         op = call.op
         commutes = op is None or op.commute
         key = (

@@ -65,6 +65,8 @@ def example_call(place: Place, collective: str, nbytes: int, op: Op) -> Call:
     """Make a call of about `nbytes` of float32 whose arrays take no memory."""
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
+    if collective == "barrier":
+        return barrier_call(place).call
     contract = COLLECTIVES[collective]
     each = nbytes // 4 if not contract.per_rank else nbytes // 4 // place.size
     data = np.broadcast_to(np.float32(0), (each if not contract.per_rank else each * place.size,))

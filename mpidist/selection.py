@@ -11,6 +11,7 @@ from .errors import Unsupported
 from .rules import NATIVE, WITH_NATIVE, WITH_SYMMETRIC, WITHOUT_NATIVE, staged_range
 from .schedule.registry import Choice, Groups, algorithms, find
 from .symmetric import STAGED, SYMMETRIC
+from .symmetric.heap import STAGING_BYTES
 
 _ANY = float("inf")
 
@@ -75,8 +76,11 @@ def ways(call: Call, means: Means) -> list[Way]:
     """List every way with whether it can serve the call, and why not: for ``explain``."""
     no_native = means.no_native
     found = [Way(NATIVE, None, no_native or "the backend's own collective", no_native is None)]
+    direct = "every rank reads and writes the others' arrays"
+    if call.collective == "barrier":
+        direct = "the ranks meet by numbers in shared memory"
     shared = (
-        (SYMMETRIC, means.no_symmetric, "every rank reads and writes the others' arrays"),
+        (SYMMETRIC, means.no_symmetric, direct),
         (STAGED, means.no_staged, "every rank reads what the others copied into shared memory"),
     )
     found += [Way(name, None, reason or how, reason is None) for name, reason, how in shared]
@@ -192,10 +196,12 @@ def _by_shared_memory(call: Call, means: Means) -> Way | None:
     crowd = ", with more ranks than cores" if means.crowded else ""
     least = WITH_SYMMETRIC[call.collective][means.crowded]
     if means.no_symmetric is None and call.nbytes >= least:
-        return Way(SYMMETRIC, None, f"shipped rule: symmetric from {_size(least)}{crowd}")
+        since = f"from {_size(least)} on" if least else "at every size"
+        return Way(SYMMETRIC, None, f"shipped rule: symmetric {since}{crowd}")
     first, below = staged_range(call.collective, means.library, means.crowded)
     if means.no_staged is None and first <= call.nbytes < below:
-        return Way(STAGED, None, f"shipped rule: staged from {_size(first)}{crowd}")
+        upto = f"to {_size(STAGING_BYTES)}" if below > STAGING_BYTES else f"to below {_size(below)}"
+        return Way(STAGED, None, f"shipped rule: staged from {_size(first)} {upto}{crowd}")
     return None
 
 

@@ -22,6 +22,7 @@ from .options import Names, Sizes, load_option
 
 @click.command(
     "bench",
+    short_help="Measure every algorithm beside the bare mpi4py call.",
     epilog=examples(
         "mpidist run -n 4 -- mpidist bench allreduce --bytes 8,64K,1M,64M",
         "mpidist run -n 2 -- mpidist bench allgather alltoall --algorithms native,ring,pairwise",

@@ -38,9 +38,29 @@ def list_command(collective: str | None, as_json: bool, imports: Any) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     console = make_console()
-    table = make_table(
-        console, "=collective", "=algorithm", "rounds", "bytes per rank", "ordered", "summary"
-    )
+    print_table(console, tabulate(console, rows))
+    for line in (_COSTS if console.width >= _WIDE else _NO_COSTS, *_LEGEND):
+        console.print(line)
+
+
+_WIDE = 120  # columns from which there is room for the costs
+_COSTS = "n bytes in the whole buffer, p ranks, m nodes, g ranks on a node; lg is to the base 2."
+_NO_COSTS = f"Rounds and bytes of each: in a terminal of {_WIDE} columns, in a file, or by --json."
+_LEGEND = (
+    "Ordered: combines in rank order, and so serves operations that do not commute.",
+    "tree:K is a tree of arity K, for example tree:4.",
+    "hierarchical/LOCAL/ACROSS, and hierarchical_leaders: played in two levels, by the algorithm "
+    "LOCAL inside the nodes and ACROSS between them, for example hierarchical/direct/ring.",
+    "Ways without a schedule that a call may ask for as well: native, MPI's own collective; "
+    "symmetric, in arrays of comm.empty(); staged, through shared memory, on one node.",
+)
+
+
+def tabulate(console: Any, rows: list[dict[str, Any]]) -> Any:
+    """Tabulate algorithms; in a narrow terminal without their costs."""
+    wide = console.width >= _WIDE
+    costs_of = ("rounds", "bytes per rank") if wide else ()
+    table = make_table(console, "=collective", "=algorithm", *costs_of, "ordered", "summary")
     before = ""
     for row in rows:
         first = "" if row["collective"] == before and console.is_terminal else row["collective"]
@@ -49,17 +69,11 @@ def list_command(collective: str | None, as_json: bool, imports: Any) -> None:
         table.add_row(
             first,
             row["algorithm"] + (":K" if "arity" in row["uses"] else ""),
-            row["rounds"],
-            row["bytes_per_rank"],
+            *((row["rounds"], row["bytes_per_rank"]) if wide else ()),
             "yes" if row["ordered"] else "no",
             row["summary"] + notes,
         )
-    print_table(console, table)
-    console.print(
-        "n bytes in the whole buffer, p ranks; ordered: combines in rank order, so it serves "
-        "operations that do not commute.\n"
-        "K is the arity of a tree (tree:4).  Every collective has native as well."
-    )
+    return table
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
@@ -98,6 +112,7 @@ def requirement(algorithm: Algorithm) -> str | None:
 
 @click.command(
     "show",
+    short_help="Draw what ALGORITHM does: who sends what to whom, and when.",
     epilog=examples(
         "mpidist show allreduce ring --ranks 5",
         "mpidist show broadcast tree:3 --ranks 9 --root 2 --svg tree.svg",
@@ -126,7 +141,7 @@ def show_command(
     svg: str | None,
     imports: Any,
 ) -> None:
-    """Draw what ALGORITHM does, round by round: who sends which blocks to whom."""
+    """Draw what ALGORITHM does: who sends which blocks to whom, round by round."""
     choice = find(collective, algorithm)
     for name, value in (("--ranks", ranks), ("--segments", segments)):
         if value < 1:

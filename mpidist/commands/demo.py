@@ -23,6 +23,7 @@ NATIVE = (BARE, "native")  # whose bits are reported, not promised
 
 @click.command(
     "demo",
+    short_help="Train on real digits on all ranks, then compare every allreduce.",
     epilog=examples(
         "mpidist run -n 4 -- mpidist demo",
         "mpidist run -n 4 -- mpidist demo --report report.html --epochs 40",

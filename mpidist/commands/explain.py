@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from .options import Size, load_option
 
 @click.command(
     "explain",
+    short_help='Say what "auto" takes for COLLECTIVE, and why.',
     epilog=examples(
         "mpidist explain allreduce --bytes 64M",
         "mpidist run -n 4 -- mpidist explain allgather --bytes 8K",
@@ -38,7 +40,10 @@ from .options import Size, load_option
 def explain_command(
     collective: str, nbytes: int, op: str, memory: str, tuning: str | None, imports: Any
 ) -> None:
-    """Say which algorithm "auto" takes for COLLECTIVE, why, and what each other one could do.
+    """Say what "auto" takes for COLLECTIVE, and why.
+
+    Every way is listed, with whether it can serve the call and the time that it is expected to
+    take.
 
     Predicted times are those of the tuning table, where one holds, else of the cost model with
     constants that are measured now; it knows nothing of native and of shared memory.
@@ -49,19 +54,29 @@ def explain_command(
     known = comm.calibrate() if comm.size > 1 else None
     chosen, every = comm.explain(collective, nbytes, op, memory)
     console = make_console()
+    data = f", {format_size(nbytes)} bytes of float32 in {memory} memory"
     console.print(
-        f"{collective}, {format_size(nbytes)} bytes of float32 in {memory} memory, {comm.size} rank"
+        f"{collective}{data if collective != 'barrier' else ''}, {comm.size} rank"
         f"{'s' * (comm.size > 1)} on {comm.topology.num_nodes} "
-        f"node{'s' * (comm.topology.num_nodes > 1)}: [bold]{chosen.name}[/]\n{chosen.why}"
+        f"node{'s' * (comm.topology.num_nodes > 1)}: [bold]{chosen.name}[/]{_time(chosen)}\n"
+        f"{chosen.why}"
     )
     table = make_table(console, "=way", "can", ">expected µs", "why")
+    if chosen.name not in [way.name for way in every]:
+        every = [replace(chosen, why="the same, by its full name"), *every]
     for way in every:
-        style = "bold" if way.name == chosen.name else "" if way.can else "dim"
+        taken = way.name == chosen.name
+        style = "bold" if taken else "" if way.can else "dim"
         seconds = "" if way.seconds is None else f"{way.seconds * 1e6:,.4g}"
-        table.add_row(way.name, "yes" if way.can else "no", seconds, way.why, style=style)
+        can = "taken" if taken else "yes" if way.can else "no"
+        table.add_row(way.name, can, seconds, way.why, style=style)
     show(console, table)
     for basis in dict.fromkeys(way.basis for way in every if way.basis):
         console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
+
+
+def _time(way: Any) -> str:
+    return "" if way.seconds is None else f", expected {way.seconds * 1e6:,.4g} µs"
 
 
 def _constants(known: Any) -> str:

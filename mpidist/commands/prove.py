@@ -22,6 +22,7 @@ from .options import Names, Numbers, load_option
 
 @click.command(
     "prove",
+    short_help="Prove algorithms, for every size and root, or find what is wrong.",
     epilog=examples(
         "mpidist prove",
         "mpidist prove --ranks 1-64 --jobs 2",

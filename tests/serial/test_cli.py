@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -70,6 +71,27 @@ def test_list_has_every_algorithm_in_order_of_the_collectives():
         assert [known.collective, name] in lines
     places = [list(COLLECTIVES).index(first) for first, *_ in lines if first in COLLECTIVES]
     assert places == sorted(places)
+
+
+def test_list_explains_its_names():
+    legend = " ".join(call("list").splitlines()[-6:])
+    for word in ("tree:K", "hierarchical/LOCAL/ACROSS", "native", "symmetric", "staged", "m nodes"):
+        assert word in legend
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_list_fits_the_terminal(columns, monkeypatch):
+    """No word is cut, and no summary is a column of single words."""
+    monkeypatch.setenv("MPIDIST_TERMINAL", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = re.sub("\x1b\\[[0-9;]*m", "", call("list"))
+    assert all(len(line) <= int(columns) for line in text.splitlines())
+    assert "…" not in text and len(text.splitlines()) < 5 * len(algorithms())
+
+
+def test_help_names_what_each_command_does_in_one_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in call("--help").partition("Commands:")[2]
 
 
 def test_list_as_json_has_costs_of_every_algorithm():

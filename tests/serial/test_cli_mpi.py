@@ -56,6 +56,23 @@ def test_explain_says_what_and_why():
     assert "it needs an even number" in text
 
 
+def test_explain_of_a_barrier_speaks_of_no_bytes():
+    text = mpidist("explain", "barrier", ranks=2)
+    assert "barrier, 2 ranks on 1 node: symmetric" in text
+    assert "shipped rule: symmetric at every size" in text and "0 B" not in text
+
+
+def test_explain_shows_what_is_taken(monkeypatch):
+    """A way made of two levels stands in the table by its full name, with its time."""
+    monkeypatch.setenv("MPIDIST_RANKS_PER_NODE", "1")
+    text = mpidist("explain", "allreduce", "--bytes", "1M", ranks=2)
+    taken = [line.split() for line in text.splitlines() if " taken " in line]
+    assert [words[0] for words in taken] == ["hierarchical/direct/recursive_doubling"]
+    assert float(taken[0][2].replace(",", "")) > 0
+    text = mpidist("explain", "barrier", ranks=2)
+    assert "hierarchical_leaders, expected" in text, "chosen as for no bytes, not for 1M"
+
+
 def test_bench_writes_json_plot_and_page(tmp_path):
     text = mpidist(
         *(
