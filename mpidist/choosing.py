@@ -13,20 +13,8 @@ from .errors import UnknownName
 from .schedule.registry import RESERVED, Groups, algorithms, generation
 from .selection import Means, Way, choose, needs_calibration
 from .shared import SharedMemory
-from .symmetric import BY_PARTS, STAGED, SYMMETRIC, Place
+from .symmetric import STAGED, SYMMETRIC, Place
 from .tuning_entry import kind_for
-
-
-def describe(call: Call, way: Way, place: Place | None) -> str:
-    """Say what must be equal on all ranks; so must be the allocation of symmetric memory."""
-    if way.name == STAGED:
-        return f"{call.fingerprint} staged"
-    if way.name != SYMMETRIC:
-        return call.fingerprint
-    if place is None:
-        return f"{call.fingerprint} in symmetric memory"
-    where = f"@{place.allocation.number}" if call.collective in BY_PARTS else place.key
-    return f"{call.fingerprint} in symmetric memory {where}"
 
 
 class Chooser:
@@ -104,6 +92,22 @@ class Chooser:
                 self._ways.clear()
             self._ways[key] = way
         return way
+
+    def describe(self, call: Call, way: Way, place: Place | None, background: bool = False) -> str:
+        """Say what must be equal on all ranks; so must be the place in symmetric memory."""
+        words = [call.fingerprint]
+        if way.name == STAGED:
+            words.append(STAGED)
+        if way.name == SYMMETRIC:
+            words.append(f"in symmetric memory {self.shared.where(call, place)}".rstrip())
+        if background:
+            words.append("in the background")
+        return " ".join(words)
+
+    def intention(self, call: Call, algorithm: str, background: bool) -> str:
+        """Say how a call is going to be served."""
+        place = self.shared.place(call)
+        return self.describe(call, self.way(call, algorithm, place, background), place, background)
 
     def means(self, call: Call, place: Place | None = None, background: bool = False) -> Means:
         """Give what there is to serve a call with."""

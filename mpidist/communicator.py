@@ -22,7 +22,7 @@ from .objects import allgather_object, broadcast_object
 from .prepare import Place, Prepared
 from .quick import QuickCalls
 from .service import Service
-from .symmetric import Heap
+from .symmetric import Heap, check_shape
 from .topology import Topology
 from .tuning import TuningTable
 from .waiting import SPINS
@@ -246,9 +246,10 @@ class Communicator:
         Unsupported
             If the ranks are on several nodes, or threads of one process.
         InvalidArgument
-            If shape or dtype cannot be, on any rank.
+            If there can be no such array, on all ranks.
         CollectiveMismatch
-            If the ranks ask for different ones: on every rank, with a table; all goes on.
+            If the ranks ask for different ones, or some for what cannot be: on every rank, with a
+            table; all goes on.
         MemoryError
             If there is not so much shared memory.
         """
@@ -257,8 +258,9 @@ class Communicator:
             raise Unsupported(f"rank {self.rank}: {reason}")
         heap = self._service.shared.heap
         assert heap is not None
-        self._service.meet("empty", lambda: None)
-        dims, known = self._agreed("empty", lambda: heap.check(shape, dtype))
+        if not self._debug:  # which has them agree before they meet
+            self._service.meet("empty", lambda: None)
+        dims, known = self._agreed("empty", lambda: check_shape(shape, dtype, self.rank))
         return heap.empty(dims, known)
 
     def free(self, x: np.ndarray | None = None) -> None:
@@ -280,6 +282,8 @@ class Communicator:
             heap.forget(x)
             return
         if self._service.broken is None:
+            if self._debug:
+                self._agreed("free", tuple)
             self._quick.clear()
             self._service.cache.clear()
             self._service.meet("free", self._backend.close)
@@ -340,10 +344,17 @@ class Communicator:
         return result
 
     def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
-        return self._service.begin(self._prepared(collective, make, algorithm), algorithm)
+        prepared = self._prepared(collective, make, algorithm, background=True)
+        return self._service.begin(prepared, algorithm)
 
-    def _prepared(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Prepared:
-        """Check the arguments; with debug, agree with the other ranks on them."""
+    def _prepared(
+        self,
+        collective: str,
+        make: Callable[[], Prepared],
+        algorithm: str,
+        background: bool = False,
+    ) -> Prepared:
+        """Check the arguments; with debug, agree with the other ranks on them, and on the way."""
         if not self._debug:
             return make()
         self._service.check_usable()
@@ -354,7 +365,10 @@ class Communicator:
         except MpidistError as error:
             check_alike(self._messages, collective, error)
             raise
-        check_alike(self._messages, f"{prepared.call.fingerprint} algorithm={algorithm}")
+        call, choose = prepared.call, self._service.chooser.intention
+        check_alike(self._messages, f"{call.fingerprint} algorithm={algorithm}")
+        if self._service.shared.heap is not None:  # arrays may be symmetric on some ranks only
+            self._agreed("", lambda: (choose(call, algorithm, background),))
         return prepared
 
     def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:

@@ -20,7 +20,7 @@ from .schedule.contract import COLLECTIVES
 from .schedule.registry import Choice, Groups
 from .schedule.rounds import segmented
 from .storage import Storage, view_at
-from .symmetric import Heap, Place, kernels, staged
+from .symmetric import Heap, Place, kernels, staged, where
 from .symmetric.kernels import Kernel
 
 _PROGRAMS = 64
@@ -77,7 +77,7 @@ class ProgramCache:
 
     def kernel(self, call: Call, place: Place, heap: Heap, background: bool = False) -> Kernel:
         """Give a kernel, not busy, for a call whose arrays lie in symmetric memory."""
-        key = (*self._key(call, None, 0), "kernel", place.key, background)
+        key = (*self._key(call, None, 0), "kernel", where(call, place, heap), background)
 
         def make() -> Kernel:
             made = kernels.kernel(call, place, heap)

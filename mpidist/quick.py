@@ -11,7 +11,6 @@ import numpy as np
 from .arrays import address
 from .backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
 from .binding import Program
-from .choosing import describe
 from .prepare import Prepared
 from .schedule.registry import generation
 from .service import Service
@@ -183,7 +182,7 @@ class QuickCalls:
             program = service.cache.program(call, way.choice, service.arity(way), False)
             if program.busy:
                 return
-        what = describe(call, way, place)
+        what = service.chooser.describe(call, way, place)
         quick = QuickCall(service, what, way.name, native, program, kernels)
         calls = self._calls
         if len(calls) >= _LIMIT:

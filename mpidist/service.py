@@ -12,7 +12,7 @@ from .backends.base import Backend
 from .binding import Program
 from .calibration import calibrate_shortly
 from .call import Call
-from .choosing import Chooser, describe
+from .choosing import Chooser
 from .config import CollectiveConfig
 from .engine import Engine, Run
 from .errors import (
@@ -22,13 +22,13 @@ from .errors import (
 )
 from .measure import Calibration
 from .operations import finish_mean
-from .plan import SLOTS, TAG_SPACE
+from .plan import SLOTS, TAG_SPACE, slot_of
 from .prepare import Prepared
 from .programs import ProgramCache
 from .reports import Reports
 from .selection import Way
 from .shared import SharedMemory
-from .symmetric import STAGED, SYMMETRIC
+from .symmetric import STAGED, SYMMETRIC, Place
 from .symmetric.kernels import Kernel
 from .topology import Topology
 from .watchdog import WATCHDOG
@@ -67,7 +67,7 @@ class Service:
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.pending: set[Work] = set()  # what is under way in the background
         self._begun = 0
-        self._in_slot: dict[int, Run] = {}
+        self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
 
     def calibrate(self) -> Calibration:
         """Measure the cost model's constants now; collective.  Choices by them are made anew."""
@@ -96,7 +96,7 @@ class Service:
         if not self.shared.is_ready(way.name):
             self.chooser.forget()
             way = self.chooser.way(call, algorithm, place)
-        what = describe(call, way, place)
+        what = self.chooser.describe(call, way, place)
         if way.name in (SYMMETRIC, STAGED):
             self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
             return prepared.give()
@@ -149,28 +149,20 @@ class Service:
         place = self.shared.place(call)
         way = self.chooser.way(call, algorithm, place, background=True)
         self.check_usable()
-        what = describe(call, way, place)
-        if way.name == SYMMETRIC:
-            kernel = self.shared.kernel(call, SYMMETRIC, place, 0, background=True)
-        sequence = self.sequence + 1
+        what = self.chooser.describe(call, way, place, background=True)
+        sequence, give = self.sequence + 1, prepared.give
         try:
-            if way.name == SYMMETRIC:
-                self._give_tags(kernel, what, sequence, way.name)  # its notes lie where they say
-                for action in kernel.before:
-                    action()
-            self._announce(what)
+            program = self._background_program(call, way, place, sequence, what)
+            if program is not None:
+                self._take_tags(program, what, way.name)
+            for action in program.before if isinstance(program, Kernel) else ():
+                action()
+            sequence = self._announce(what)
             self.sweep()
-            if way.name == SYMMETRIC:
-                assert kernel.arrival is not None
-                kernel.arrival.sequence = sequence
-                kernel.arrival.check = partial(self.reports.check_same, sequence, what)
-                look, give = self._begin_program(kernel), prepared.give
-            elif way.choice is None:
+            if program is None:
                 look, give = self._begin_native(prepared)
             else:
-                program = self.cache.program(call, way.choice, self.arity(way), True)
-                self._give_tags(program, what, sequence, way.name)
-                look, give = self._begin_program(program), prepared.give
+                look = self._start(program, sequence)
         except BaseException as error:
             raise self.broke(error, what, sequence) from error.__cause__
 
@@ -192,22 +184,38 @@ class Service:
 
         return Work(test, wait, give, self.pending)
 
-    def _give_tags(self, program: Program, what: str, sequence: int, how: str) -> None:
-        """Give a program in the background tags of its own, once who had them before has ended.
+    def _background_program(
+        self, call: Call, way: Way, place: Place | None, sequence: int, what: str
+    ) -> Program | None:
+        """Give the program of operation number `sequence`; None for native."""
+        if way.name == SYMMETRIC:
+            kernel = self.shared.kernel(call, SYMMETRIC, place, 0, background=True)
+            assert kernel.arrival is not None
+            kernel.arrival.sequence = sequence
+            kernel.arrival.check = partial(self.reports.check_same, sequence, what)
+            return kernel
+        if way.choice is None:
+            return None
+        return self.cache.program(call, way.choice, self.arity(way), True)
 
-        Every rank counts alike, so all take the same.
+    def _take_tags(self, program: Program, what: str, how: str) -> None:
+        """Give a program tags of its own; every rank counts alike, so all take the same.
+
+        They come before anything is done, for what a kernel notes is told apart by them.
         """
         self._begun += 1
         slot = self._begun % max(1, min(SLOTS, self.backend.tag_limit // 2 // TAG_SPACE - 1))
-        before = self._in_slot.get(slot)
+        before, number = self._in_slot.get(slot, (None, 0))
         if before is not None and not self.engine.wait(before.test, self.deadline(UNSET)):
-            raise self.timed_out(what, sequence, how)
+            raise self.timed_out(what, number, how)
+        self._in_slot = {s: r for s, r in self._in_slot.items() if not r[0].done}
         program.tag_base[0] = TAG_SPACE * (1 + slot)
 
-    def _begin_program(self, program: Program) -> Callable[[], bool]:
-        slot = program.tag_base[0] // TAG_SPACE - 1
-        self._in_slot = {s: r for s, r in self._in_slot.items() if not r.done}
-        run = self._in_slot[slot] = self.engine.start(program)
+    def _start(self, program: Program, sequence: int) -> Callable[[], bool]:
+        """Start a program that has its tags."""
+        slot = slot_of(program.tag_base) - 1
+        run = self.engine.start(program)
+        self._in_slot[slot] = (run, sequence)
         return run.test
 
     def sweep(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .backends.base import Backend
 from .call import Call
 from .programs import ProgramCache
-from .symmetric import NEEDS, STAGED, SYMMETRIC, Heap, Place, place_of, staged
+from .symmetric import NEEDS, STAGED, SYMMETRIC, Heap, Place, place_of, staged, where
 from .symmetric.kernels import Kernel, meeting
 
 
@@ -27,6 +27,10 @@ class SharedMemory:
     def place(self, call: Call) -> Place | None:
         """Give the place of the array that must be symmetric, or None."""
         return place_of(call, self.heap)
+
+    def where(self, call: Call, place: Place | None) -> str:
+        """Name the symmetric memory of a call; empty if there is none."""
+        return "" if self.heap is None or place is None else where(call, place, self.heap)
 
     def why_not_symmetric(self, call: Call, place: Place | None) -> str | None:
         """Give why a call cannot be served in symmetric memory, or None."""

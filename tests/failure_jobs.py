@@ -150,7 +150,8 @@ def bad_out(comm, x, me):
 def debug_mismatches():
     """With MPIDIST_DEBUG=1 every rank gets the table, and the communicator stays usable."""
     comm = start(timeout=10)
-    r, shared = comm.rank, comm.empty(9)
+    r, shared = comm.rank, comm.empty(50_000)
+    private, part = np.ones(50_000), shared[r == 1 :][:9]
     cases = {
         "kind": lambda: comm.barrier() if r == 1 else comm.allreduce(1),
         "length": lambda: comm.allreduce(np.ones(3 + (r == 1))),
@@ -164,6 +165,11 @@ def debug_mismatches():
         "split": lambda: comm.split(-1 if r == 1 else 0),
         "empty": lambda: comm.empty(3 + (r == 1)),
         "free": lambda: comm.free(shared if r == 1 else shared[1:]),
+        "empty and another": lambda: comm.empty(3) if r == 1 else comm.allreduce(1),
+        "free and another": lambda: comm.free() if r == 1 else comm.allreduce(1),
+        "symmetric on some": lambda: comm.broadcast(private if r == 1 else shared),
+        "elsewhere in it": lambda: comm.allreduce(part, out=part, algorithm="symmetric"),
+        "background": lambda: (comm.iallreduce if r == 1 else comm.allreduce)(private),
     }
     for name, call in cases.items():
         error = expect(mpidist.CollectiveMismatch, call, "the ranks do not call the same")

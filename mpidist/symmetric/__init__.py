@@ -1,9 +1,19 @@
 """Memory that the ranks of a node share, and the collectives that take place in it."""
 
 from .heap import Heap, Place
-from .kernels import BY_PARTS, NEEDS, place_of
+from .kernels import NEEDS, place_of, where
+from .shape import check_shape
 
 SYMMETRIC = "symmetric"
 STAGED = "staged"
 
-__all__ = ["BY_PARTS", "NEEDS", "STAGED", "SYMMETRIC", "Heap", "Place", "place_of"]
+__all__ = [
+    "NEEDS",
+    "STAGED",
+    "SYMMETRIC",
+    "Heap",
+    "Place",
+    "check_shape",
+    "place_of",
+    "where",
+]

@@ -8,6 +8,7 @@ so they go on reading and writing until they drop theirs.
 
 from __future__ import annotations
 
+import math
 import mmap
 import weakref
 from collections.abc import Callable
@@ -113,29 +114,11 @@ class Heap:
             words = memoryview(self._map(Lines.bytes_needed(self.size, SLOTS + 1))).cast("q")
             self._lines = Lines(words, self.rank, self.size, self._patience)
 
-    def check(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
-        """Give shape and dtype as they are to be, or raise."""
-        try:
-            known = np.dtype(dtype)
-        except TypeError as error:
-            raise InvalidArgument(f"rank {self.rank}: dtype={dtype!r}: {error}") from None
-        if known.hasobject:
-            raise InvalidArgument(f"rank {self.rank}: dtype {known} cannot lie in shared memory")
-        try:
-            dims = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        except TypeError:
-            dims = (shape,)
-        if any(not isinstance(n, (int, np.integer)) or n < 0 for n in dims):
-            raise InvalidArgument(
-                f"rank {self.rank}: shape={shape!r}: whole numbers >= 0 are allowed"
-            )
-        return tuple(map(int, dims)), known
-
     def empty(self, dims: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Make an array on every rank; collective, all want the same.  The contents are zero."""
         self._make_lines()
-        count = int(np.prod(dims, dtype=np.int64))
-        flat, made = self._allocate(max(count * dtype.itemsize, 1))
+        nbytes = math.prod(dims) * dtype.itemsize
+        flat, made = self._allocate(max(nbytes, 1))
         mark = id(made.holder())
         number = made.number
 
@@ -146,7 +129,7 @@ class Heap:
         made.holder = weakref.ref(made.holder(), forget)
         self._known[mark] = self._numbered[number] = made
         first = self.rank * made.stride
-        own = flat[first : first + count * dtype.itemsize]
+        own = flat[first : first + nbytes]
         return own.view(dtype).reshape(dims)
 
     def make_staging(self) -> None:
@@ -218,27 +201,25 @@ class Heap:
 
     def key(self, x: np.ndarray) -> str:
         """Name the place of an array, the same on every rank; raise if it is private."""
-        place = None
-        if isinstance(x, np.ndarray):
-            place = self.find(x.reshape(-1) if x.flags.c_contiguous else x)
+        place = self.find(x) if isinstance(x, np.ndarray) else None
         if place is None:
             raise InvalidArgument(
-                f"rank {self.rank}: free(x): x is not from empty() of this communicator"
+                f"rank {self.rank}: free(x): x is not from empty() of this communicator, "
+                "or is free already"
             )
         return place.key
 
     def forget(self, x: np.ndarray) -> None:
-        """Treat the memory of `x` as private from now on."""
+        """Treat the memory of `x` as private from now on; what is under way goes on in it."""
         self.key(x)
-        known = self._known.pop(id(owner(x)))
-        self._numbered.pop(known.number, None)
+        del self._known[id(owner(x))]
 
 
 def _create(nbytes: int, kind: str) -> tuple[str | None, str]:
     """Make a file; give it, and what went wrong."""
     try:
         return memory_file.create(nbytes, "symmetric", kind), ""
-    except (MemoryError, OSError) as error:
+    except (MemoryError, OSError, OverflowError) as error:
         return None, str(error)
 
 
@@ -246,5 +227,5 @@ def _attach(made: str, nbytes: int) -> tuple[mmap.mmap | None, str]:
     """Map a file; give the mapping, and what went wrong."""
     try:
         return memory_file.attach(made, nbytes), ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         return None, str(error)

@@ -56,6 +56,19 @@ def place_of(call: Call, heap: Heap | None) -> Place | None:
     return heap.find(call.out if need == "out" else call.x)
 
 
+def where(call: Call, place: Place, heap: Heap) -> str:
+    """Name the memory that a call takes place in: it must be the same on every rank.
+
+    In allreduce that is also the input, if it is a symmetric array of its own: the others read it
+    there.  A private one is copied into the result first, where it lies in place as well.
+    """
+    if call.collective in BY_PARTS:
+        return f"@{place.allocation.number}"
+    own = call.collective == "allreduce" and not call.in_place and call.count > 0
+    source = heap.find(call.x) if own else None
+    return place.key if source is None else f"{place.key} from {source.key}"
+
+
 @dataclass(slots=True)
 class Kernel(Program):
     """A program that begins when every rank has come to the call.

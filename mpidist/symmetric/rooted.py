@@ -17,8 +17,7 @@ from .fold import fold
 from .heap import Heap, Place
 from .parts import Body, divisor, slices_of, unowned
 
-_WHERE, _LEFT = range(2)  # the notes
-_OFFSET_BITS = 44
+_NUMBER, _OFFSET, _LEFT = range(3)  # the notes: of an allocation, a place in it, work for the root
 
 
 class RootArray:
@@ -36,29 +35,34 @@ class RootArray:
 
     def __init__(self, heap: Heap, base: list[int], root: int):
         self._heap, self._base, self._root = heap, base, root
-        self._noted, self._address = 0, 0
+        self._noted, self._address = (0, 0), 0
         self._place: Place | None = None
 
     def announce(self, x: np.ndarray) -> list[Action]:
         """Note where this rank's `x` lies, before it is announced as having come."""
-        place = self._heap.find(x)
-        note = 0 if place is None else place.allocation.number << _OFFSET_BITS | place.offset
-        return [partial(self._heap.lines.note, self._base, _WHERE, note)]
+        place, note = self._heap.find(x), self._heap.lines.note
+        number, offset = (0, 0) if place is None else (place.allocation.number, place.offset)
+        return [
+            partial(note, self._base, _NUMBER, number),
+            partial(note, self._base, _OFFSET, offset),
+        ]
 
     def find(self) -> int:
         """On the others: give the address of the root's array, 0 where it is out of reach."""
-        noted = self._heap.lines.read(self._base, self._root, _WHERE)
+        noted = self._read(self._root)
         if noted != self._noted or self._place is None or self._place.allocation.holder() is None:
-            number, offset = noted >> _OFFSET_BITS, noted & ((1 << _OFFSET_BITS) - 1)
-            self._noted, self._place = noted, self._heap.place(number, offset)
+            self._noted, self._place = noted, self._heap.place(*noted)
             self._address = 0 if self._place is None else self._place.address(self._root)
         self._heap.lines.note(self._base, _LEFT, not self._address)
         return self._address
 
+    def _read(self, rank: int) -> tuple[int, int]:
+        read = self._heap.lines.read
+        return read(self._base, rank, _NUMBER), read(self._base, rank, _OFFSET)
+
     def theirs(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
         """On the root: give what `rank` announced, which lies in an allocation that all hold."""
-        noted = self._heap.lines.read(self._base, rank, _WHERE)
-        place = self._heap.place(noted >> _OFFSET_BITS, noted & ((1 << _OFFSET_BITS) - 1))
+        place = self._heap.place(*self._read(rank))
         assert place is not None
         return view_at(place.address(rank), count, dtype)
 
