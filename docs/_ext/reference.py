@@ -49,6 +49,47 @@ def settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def shared_table() -> str:
+    """Give, by collective, which array is to be symmetric and the bytes for which "auto" acts."""
+    from mpidist.rules import WITH_SYMMETRIC
+    from mpidist.symmetric import NEEDS
+
+    lines = [".. list-table::", "   :header-rows: 1", "   :widths: 24 28 24 24", ""]
+    lines += row("collective", "what must be symmetric", '``"auto"`` from', "ranks > cores: from")
+    for collective, (least, crowded) in WITH_SYMMETRIC.items():
+        need = f"``{NEEDS[collective]}``" if collective in NEEDS else "nothing"
+        lines += row(collective, need, _bytes(least), _bytes(crowded))
+    return "\n".join(lines) + "\n"
+
+
+def staged_table() -> str:
+    """Give, by collective, the bytes for which "auto" takes private arrays through slots."""
+    from mpidist.rules import staged_range
+    from mpidist.schedule import COLLECTIVES
+
+    cases = [(library, crowded) for library in ("Open MPI", "MPICH") for crowded in (False, True)]
+    lines = [".. list-table::", "   :header-rows: 1", "   :widths: 20 20 20 20 20", ""]
+    heads = [library + ", ranks > cores" * crowded for library, crowded in cases]
+    lines += row("collective", *heads)
+    for collective in COLLECTIVES:
+        ranges = [staged_range(collective, library, crowded) for library, crowded in cases]
+        if any(below > 0 for _, below in ranges):
+            lines += row(collective, *(_range(*found) for found in ranges))
+    return "\n".join(lines) + "\n"
+
+
+def _range(first: float, below: float) -> str:
+    return "—" if first >= below else f"{_bytes(first)} … {_bytes(below)}"
+
+
+def _bytes(number: float) -> str:
+    """Give a size as the pages do; the odd byte of a limit that is included is left out."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if number >= unit:
+            return f"{number // unit:g} {name}"
+    return "every size" if number == 0 else f"{number:g} B"
+
+
 def field_meanings(documented: type) -> dict[str, str]:
     """Read the section ``Parameters`` of a numpydoc docstring: what stands under each name."""
     part = (inspect.getdoc(documented) or "").partition("Parameters\n----------\n")[2]
