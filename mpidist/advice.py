@@ -9,6 +9,7 @@ from typing import Any
 from .calibration import Model
 from .call import Call
 from .measure import Calibration
+from .pipelining import Pipelining
 from .schedule.registry import Choice, Groups
 from .tuning import TuningTable
 from .tuning_entry import PRIVATE, SYMMETRIC, Entry, Key, kind_for
@@ -16,6 +17,8 @@ from .tuning_entry import PRIVATE, SYMMETRIC, Entry, Key, kind_for
 log = logging.getLogger("mpidist")
 
 TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
+
+_USUAL = Pipelining()
 
 
 class Advice:
@@ -33,8 +36,8 @@ class Advice:
         If they are known already.
     tuning : TuningTable, optional
         Of this or other communicators.
-    segment_bytes, window : int
-        See :class:`~mpidist.Communicator`.
+    pipelining : Pipelining
+        How long blocks are cut.
     """
 
     def __init__(
@@ -44,13 +47,12 @@ class Advice:
         calibrates: bool = False,
         calibration: Calibration | None = None,
         tuning: TuningTable | None = None,
-        segment_bytes: int = 1 << 20,
-        window: int = 4,
+        pipelining: Pipelining = _USUAL,
     ):
         self.library, self.groups, self.table = library, groups, tuning
         self.ranks_per_node = tuple(map(len, groups))
         self.calibrates = calibrates and sum(self.ranks_per_node) > 1
-        self._pipelining = (segment_bytes, window)
+        self._pipelining = pipelining
         self.calibration, self.model = calibration, None  # type: Calibration | None, Model | None
         if calibration is not None:
             self.learn(calibration)
@@ -59,7 +61,7 @@ class Advice:
     def learn(self, calibration: Calibration) -> None:
         """Predict with these constants from now on."""
         self.calibration = calibration
-        self.model = Model(calibration, self.groups, *self._pipelining)
+        self.model = Model(calibration, self.groups, self._pipelining)
 
     @property
     def uncalibrated(self) -> bool:

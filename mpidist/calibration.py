@@ -12,6 +12,7 @@ import numpy as np
 from .backends.base import Backend
 from .errors import CollectiveTimeout, ConfigError, ScheduleError
 from .measure import Calibration, add_cost, median
+from .pipelining import Pipelining
 from .schedule.contract import COLLECTIVES
 from .schedule.cost import Link, cost
 from .schedule.registry import Choice, Groups
@@ -143,14 +144,14 @@ class Model:
         The constants.
     groups : tuple of tuple of int
         Which ranks share a node.
-    segment_bytes, window : int
-        How long blocks are pipelined, as of :class:`~mpidist.Communicator`.
+    pipelining : Pipelining
+        How long blocks are cut, as in a run.
     """
 
-    def __init__(self, calibration: Calibration, groups: Groups, segment_bytes: int, window: int):
+    def __init__(self, calibration: Calibration, groups: Groups, pipelining: Pipelining):
         self.calibration, self.groups = calibration, groups
         self._size = sum(map(len, groups))
-        self._segment_bytes, self._window = segment_bytes, window
+        self._pipelining = pipelining
         self._known: dict[tuple[str, str, int], float | None] = {}
 
     def seconds(self, collective: str, choice: Choice, nbytes: int) -> float | None:
@@ -172,7 +173,8 @@ class Model:
         if known.far_alpha is not None and known.far_beta is not None:
             link = Link(known.far_alpha, known.far_beta)
         count = max(choice.algorithm.block_count(size, groups=self.groups), 1)
-        pieces = -(-nbytes // count // self._segment_bytes) if count < size else 1
+        largest, nodes = -(-nbytes // count), len(self.groups)
+        pieces, window = self._pipelining.of(choice.algorithm, size, nodes, count, largest)
         try:
             return cost(
                 collective,
@@ -184,8 +186,8 @@ class Model:
                 gamma=known.gamma,
                 arity=choice.arity or 2,
                 groups=self.groups,
-                segments=max(1, min(pieces, _MOST_PIECES)),
-                window=self._window,
+                segments=min(pieces, _MOST_PIECES),
+                window=window,
                 link=link,
             ).seconds
         except ScheduleError:

@@ -19,6 +19,7 @@ from .explaining import explain
 from .measure import Calibration
 from .messages import Messages
 from .objects import allgather_object, broadcast_object
+from .pipelining import Pipelining
 from .prepare import Place, Prepared
 from .quick import QuickCalls
 from .service import Service
@@ -27,9 +28,6 @@ from .topology import Topology
 from .tuning import TuningTable
 from .waiting import SPINS
 from .work import UNSET, Work
-
-SEGMENT_BYTES = 1 << 20
-WINDOW = 4
 
 
 class Communicator:
@@ -64,8 +62,8 @@ class Communicator:
         backend: Backend,
         config: CollectiveConfig | None = None,
         *,
-        segment_bytes: int = SEGMENT_BYTES,
-        window: int = WINDOW,
+        segment_bytes: int = Pipelining.segment_bytes,
+        window: int = Pipelining.window,
         debug: bool | None = None,
         tuning: TuningTable | None = None,
         calibrate: bool | Calibration | None = None,
@@ -78,7 +76,7 @@ class Communicator:
         config = config or CollectiveConfig()
         config.check_size(backend.size, backend.rank)
         self._backend, self._place = backend, Place(backend.rank, backend.size)
-        self._service = Service(backend, config, segment_bytes, window)
+        self._service = Service(backend, config, Pipelining(segment_bytes, window))
         self._messages = Messages(self._service)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
@@ -319,7 +317,9 @@ class Communicator:
             calibrate = from_environment()
         measures = self._backend.native is not None if calibrate is None else bool(calibrate)
         library = getattr(self._backend, "library", self._backend.name)
-        return Advice(library, self.topology.groups, measures, known, **self._options)
+        pipelining = self._service.cache.pipelining
+        table = self._options["tuning"]
+        return Advice(library, self.topology.groups, measures, known, table, pipelining)
 
     def _calibrated(self) -> dict[str, Any]:
         """Give the option of a sub-communicator: the constants, or whether to measure them."""

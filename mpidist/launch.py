@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from .calibration import from_environment as calibrate_from_environment
-from .communicator import SEGMENT_BYTES, WINDOW, Communicator
+from .communicator import Communicator
 from .config import CollectiveConfig
 from .errors import InvalidArgument, LaunchError
+from .pipelining import Pipelining
 from .sharing import share_tuning
 from .topology import RANKS_PER_NODE, Topology
 from .tuning import TuningTable
@@ -30,8 +31,8 @@ def init(
     timeout: float | None = UNSET,
     thread_level: str = "multiple",
     comm: Any = None,
-    segment_bytes: int = SEGMENT_BYTES,
-    window: int = WINDOW,
+    segment_bytes: int = Pipelining.segment_bytes,
+    window: int = Pipelining.window,
     debug: bool | None = None,
     tuning: str | os.PathLike | TuningTable | None = None,
     calibrate: bool | None = None,

@@ -15,17 +15,16 @@ from .backends.base import Backend
 from .binding import Binder, Program
 from .call import Call
 from .operations import finish_mean
+from .pipelining import Pipelining
 from .plan import Lengths, Written, materialise
 from .schedule.contract import COLLECTIVES
-from .schedule.registry import Choice, Groups
+from .schedule.registry import Algorithm, Choice, Groups
 from .schedule.rounds import segmented
 from .storage import Storage, view_at
 from .symmetric import Heap, Place, kernels, staged, where
 from .symmetric.kernels import Kernel
 
 _PROGRAMS = 64
-_SEGMENT_LIMIT = 255
-_BLOCK_LIMIT = 1 << 30  # bytes: MPI counts are 32-bit in some places of every library
 
 
 class ProgramCache:
@@ -41,15 +40,12 @@ class ProgramCache:
         Where programs run.
     groups : tuple of tuple of int
         Which ranks share a node.
-    segment_bytes : int
-        Blocks longer than this are pipelined in segments.
-    window : int
-        Segments under way at a time.
+    pipelining : Pipelining
+        How long blocks are cut.
     """
 
-    def __init__(self, backend: Backend, groups: Groups, segment_bytes: int, window: int):
-        self.backend, self.groups = backend, groups
-        self.segment_bytes, self.window = segment_bytes, window
+    def __init__(self, backend: Backend, groups: Groups, pipelining: Pipelining):
+        self.backend, self.groups, self.pipelining = backend, groups, pipelining
         self._written: dict[Hashable, Written] = {}
         self._programs: OrderedDict[Hashable, tuple[Program, bool]] = OrderedDict()
         self._watched: dict[int, tuple[weakref.ref, set[Hashable]]] = {}
@@ -111,21 +107,16 @@ class ProgramCache:
         self._programs.clear()
         self._watched.clear()
 
-    def segments(self, call: Call, block_count: int) -> int:
-        """Give the number of pieces that each block is cut into.
-
-        Algorithms that cut the data into a block per rank are left whole, but for what is too long
-        for one message: their rounds overlap already (ring, 4 MB, 2 ranks: whole 0.60 ms, in
-        segments 0.84).
-        """
+    def _segments(self, call: Call, algorithm: Algorithm, block_count: int) -> tuple[int, int]:
+        """Give the number of pieces that each block is cut into, and how many are under way."""
         largest = -(-call.nbytes // max(block_count, 1))
         if call.counts:
             per_rank = max(1, block_count // call.size)
             largest = -(-max(call.counts) * call.dtype.itemsize // per_rank)
             if not call.even and call.collective == "alltoall":
-                return 1  # no rank knows the largest part of all
-        limit = _BLOCK_LIMIT if block_count >= call.size else min(self.segment_bytes, _BLOCK_LIMIT)
-        return max(1, min(_SEGMENT_LIMIT, -(-largest // limit)))
+                return 1, self.pipelining.window  # no rank knows the largest part of all
+        nodes = len(self.groups)
+        return self.pipelining.of(algorithm, call.size, nodes, block_count, largest)
 
     def _key(self, call: Call, choice: Choice | None, arity: int) -> tuple:
         return (
@@ -170,8 +161,8 @@ class ProgramCache:
     def _bind(self, call: Call, choice: Choice, arity: int, persistent: bool) -> Program:
         algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
         count = algorithm.block_count(call.size, groups=self.groups)
-        segments = self.segments(call, count)
-        written = self._write_down(call, choice, arity, segments)
+        segments, window = self._segments(call, algorithm, count)
+        written = self._write_down(call, choice, arity, segments, window)
         if call.counts:
             each = count // call.size
             lengths = Lengths.per_rank(call.counts, call.out_counts, each, segments)
@@ -188,15 +179,17 @@ class ProgramCache:
             finish.append(partial(finish_mean, out, call.size))
         return Binder(self.backend, storage, call.op, persistent).program(written, finish)
 
-    def _write_down(self, call: Call, choice: Choice, arity: int, segments: int) -> Written:
+    def _write_down(
+        self, call: Call, choice: Choice, arity: int, segments: int, window: int
+    ) -> Written:
         algorithm = choice.algorithm
-        key = (algorithm, arity, call.root, segments, self.window)
+        key = (algorithm, arity, call.root, segments, window)
         if key not in self._written:
 
             def make() -> Any:
                 return algorithm.schedule(call.rank, call.size, call.root, arity, self.groups)
 
-            schedule = segmented(make, call.size, segments, self.window)
+            schedule = segmented(make, call.size, segments, window)
             self._written[key] = materialise(schedule)
         return self._written[key]
 

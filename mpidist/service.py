@@ -22,6 +22,7 @@ from .errors import (
 )
 from .measure import Calibration
 from .operations import finish_mean
+from .pipelining import Pipelining
 from .plan import SLOTS, TAG_SPACE, slot_of
 from .prepare import Prepared
 from .programs import ProgramCache
@@ -48,13 +49,13 @@ class Service:
         Why the communicator can no longer be used.
     """
 
-    def __init__(self, backend: Backend, config: CollectiveConfig, segment_bytes: int, window: int):
+    def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Pipelining):
         self.backend, self.config = backend, config
         self.timeout: float | None = config.timeout
         self.topology = Topology.from_hosts(backend.rank, list(backend.hosts), {})
         self.groups = config.groups(self.topology.groups)  # by node, as the configuration counts
         self.sequence: int = 0
-        self.cache = ProgramCache(backend, self.groups, segment_bytes, window)
+        self.cache = ProgramCache(backend, self.groups, pipelining)
         self.shared = SharedMemory(backend, self.cache)
         self.reports = Reports(backend, self.shared, lambda: self.sequence)
         # Ranks that are threads of one process see at once that they wait in vain.

@@ -6,6 +6,7 @@ import pytest
 from mpidist.backends.null import NullBackend
 from mpidist.call import Call
 from mpidist.operations import OPS
+from mpidist.pipelining import Pipelining
 from mpidist.programs import ProgramCache
 from mpidist.schedule import COLLECTIVES, algorithms, find, prove
 
@@ -25,7 +26,7 @@ def program_bytes(collective, name, size, rank, root=0):
     if contract.per_rank:
         call.counts = call.out_counts = (count,) * size
     groups = (tuple(range(size)),)
-    cache = ProgramCache(NullBackend(size, rank), groups, 1 << 30, 4)
+    cache = ProgramCache(NullBackend(size, rank), groups, Pipelining(1 << 30))
     return cache.program(call, find(collective, name), 2, False).scratch_bytes
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.schedule import algorithms, prove
+from mpidist.pipelining import Pipelining
+from mpidist.schedule import algorithms, find, prove
 
 
 @pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label.replace(" ", "-"))
@@ -28,3 +29,18 @@ def test_segments_follow_each_other_along_a_chain(segments):
     alone = prove("broadcast", "chain", 6, segments=segments, window=1)
     assert alone.depth <= 5 + (segments - 1) * 2
     assert prove("broadcast", "chain", 6, segments=segments).depth == 5
+
+
+def test_how_blocks_are_cut():
+    tree, ring = (find("allreduce", name).algorithm for name in ("binomial", "ring"))
+    lanes = find("allreduce", "hierarchical").algorithm
+    cut = Pipelining(1 << 20, 4)
+    assert cut.of(tree, 4, 1, 1, 4 << 20) == (4, 4)
+    assert cut.of(tree, 4, 1, 1, (4 << 20) + 1) == (5, 4)
+    assert cut.of(ring, 4, 1, 4, 4 << 20) == (1, 4), "a block per rank stays whole"
+    assert cut.of(ring, 4, 1, 4, 3 << 30) == (3, 4), "but for what is too long for a message"
+    assert cut.of(lanes, 4, 2, 4, 4 << 20) == (16, 8), "nodes work while the links are busy"
+    assert cut.of(lanes, 4, 1, 4, 4 << 20) == (1, 4), "but not on one node"
+    assert Pipelining(64 << 10, 1).of(lanes, 4, 2, 4, 4 << 20) == (64, 2)
+    assert cut.of(tree, 4, 1, 1, 1 << 40) == (255, 4)
+    assert cut.of(tree, 4, 1, 1, 0) == (1, 4)

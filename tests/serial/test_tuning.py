@@ -14,6 +14,7 @@ from mpidist.call import Call
 from mpidist.errors import DeadlockError
 from mpidist.measure import Calibration
 from mpidist.operations import OPS
+from mpidist.pipelining import Pipelining
 from mpidist.schedule.cost import cost
 from mpidist.schedule.registry import find
 from mpidist.selection import Means, choose, ways
@@ -262,14 +263,14 @@ def test_the_cost_model_chooses_where_it_is_calibrated():
 
 
 def test_predicted_times_are_those_of_the_cost_model():
-    model = Model(KNOWN, ((0, 1, 2, 3),), 1 << 20, 4)
+    model = Model(KNOWN, ((0, 1, 2, 3),), Pipelining())
     ring = find("allreduce", "ring")
     exact = cost("allreduce", ring, 4, 1 << 16, alpha=1e-5, beta=1e-9, gamma=1e-10).seconds
     assert model.seconds("allreduce", ring, 65_000) == exact, "rounded to a power of two"
     assert model.seconds("barrier", find("barrier", "dissemination"), 0) == pytest.approx(2e-5)
-    many = Model(KNOWN, (tuple(range(MOST_RANKS + 1)),), 1 << 20, 4)
+    many = Model(KNOWN, (tuple(range(MOST_RANKS + 1)),), Pipelining())
     assert many.seconds("allreduce", ring, 8) is None
-    apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), 1 << 20, 4)
+    apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), Pipelining())
     assert apart.seconds("allreduce", ring, 8) > 1e-3
 
 
