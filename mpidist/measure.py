@@ -71,7 +71,7 @@ def round_size(nbytes: int) -> str:
     exact = format_size(nbytes)
     if not exact.isdigit() or nbytes < UNITS["K"]:
         return exact
-    unit = "M" if nbytes >= UNITS["M"] else "K"
+    unit = next((u for u in ("G", "M") if nbytes >= 999.5 * UNITS[u] / 1024), "K")
     return f"{nbytes / UNITS[unit]:.3g}{unit}"
 
 

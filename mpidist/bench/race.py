@@ -10,7 +10,7 @@ from ..measure import median
 from .cases import Workload
 from .contenders import Contender
 from .runner import Settings
-from .series import Entry, Field
+from .series import Entry, Field, in_turn
 
 LEAST = 2  # iterations before anyone drops out
 MOST = 200  # iterations
@@ -23,7 +23,10 @@ Keep = Callable[[list[tuple[float, Entry]]], list[Entry]]
 
 
 def candidates(comm: Any, collective: str, nbytes: int, memory: str) -> tuple[list[str], str]:
-    """Give every way that can serve, trees in two arities, and the one that "auto" takes now."""
+    """Give every way that can serve, trees in two arities, and the one that "auto" takes now.
+
+    That one may be named with its parts (``hierarchical/direct/ring``): it takes part as it is.
+    """
     chosen, every = comm.explain(collective, nbytes, memory=memory)
     names: list[str] = []
     for way in every:
@@ -31,7 +34,9 @@ def candidates(comm: Any, collective: str, nbytes: int, memory: str) -> tuple[li
             tree = way.choice is not None and "arity" in way.choice.algorithm.uses
             names += [f"{way.name}:2", f"{way.name}:4"] if tree else [way.name]
     name = chosen.name
-    return names, name if name in names else f"{name}:2"
+    if f"{name}:2" in names:
+        name = f"{name}:2"
+    return (names if name in names else [*names, name]), name
 
 
 def faster_half(*kept: str) -> Keep:
@@ -122,8 +127,7 @@ class Race(Field):
         now = perf_counter()
         self.until = end if heats == 1 else now + (end - now) / heats
         for k in range(MOST):
-            first = k % len(alive)
-            self._time(alive[first:] + alive[:first])
+            self._time(in_turn(alive, len(alive[0].times)))
             if self.over and k + 1 >= LEAST or len(alive[0].times) >= MOST:
                 break
         self.until = end

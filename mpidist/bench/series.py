@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +145,17 @@ class Field:
         return ended - begun, wrong, begun, -ended, bits, -bits
 
 
+def in_turn(entries: Sequence[Entry], iteration: int) -> list[Entry]:
+    """Give the order of an iteration, the same on every rank.
+
+    Drawn, not rotated: else each would follow the same other one always, and find in the cache what
+    that one left there.
+    """
+    order = list(entries)
+    random.Random(iteration).shuffle(order)
+    return order
+
+
 class Series(Field):
     """The contenders of one collective at one size; making it warms them up.
 
@@ -188,9 +200,8 @@ class Series(Field):
         for k in range(count + (turn < rest)):
             if self.over:
                 return
-            first = k % len(self.entries) if self.entries else 0
             self.done += 1
-            order = self.entries[first:] + self.entries[:first]
+            order = in_turn(self.entries, turn + passes * k)
             for entry, seconds in zip(order, self.cycle(order)):
                 entry.times.append(seconds)
 

@@ -13,6 +13,7 @@ from mpidist.bench.data import find_dtype, rounded_total
 from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plot import as_svg, draw
 from mpidist.bench.report import bench_page
+from mpidist.bench.series import Series
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.measure import (
     add_cost,
@@ -54,6 +55,38 @@ def test_what_is_no_size_is_refused(text):
 def test_a_size_that_was_written_reads_the_same(nbytes):
     assert parse_size(format_size(nbytes)) == nbytes
     assert len(round_size(nbytes)) <= 8
+
+
+@pytest.mark.parametrize("unit", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("number", [1.1234, 99.99, 999.4, 1001.1, 1023.9])
+def test_a_rounded_size_has_three_digits(number, unit):
+    text = round_size(round(number * unit))
+    assert "e" not in text and len(text) <= 6
+    read = float(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]]
+    assert read == pytest.approx(number * unit, rel=0.006)
+
+
+def test_no_contender_always_follows_the_same_other_one(monkeypatch):
+    """Else one would find in the cache what that other one left, and the other one would not."""
+    orders = []
+    cycle = Series.cycle
+
+    def noted(self, entries):
+        orders.append([entry.name for entry in entries])
+        return cycle(self, entries)
+
+    monkeypatch.setattr(Series, "cycle", noted)
+    names = ["linear", "ring", "direct", "tree"]
+    settings = Settings(sizes=[64], algorithms=names, iterations=60, budget=1e9)
+    run_simulated(1, lambda comm: measure(comm, ["allreduce"], settings))
+    timed = [order for order in orders if len(order) == len(names)]
+    assert len(timed) >= 60 and all(sorted(order) == sorted(names) for order in timed)
+    pairs = {pair for order in timed for pair in zip(order, order[1:])}
+    assert len(pairs) == len(names) * (len(names) - 1)
+    assert {order[0] for order in timed} == set(names)
+    again = len(orders)
+    run_simulated(1, lambda comm: measure(comm, ["allreduce"], settings))
+    assert orders[again:] == orders[:again], "the same order on every rank, so without chance"
 
 
 def test_bandwidths_are_those_of_nccl_tests():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpidist import run_simulated
+from mpidist import CollectiveConfig, run_simulated
 from mpidist.bench import race, rounds
 from mpidist.bench.regret import Regret, score, summarise
 from mpidist.bench.rounds import Stop, Wish, count_cells
@@ -38,6 +38,22 @@ def test_summary_has_a_line_each_and_one_of_all():
     assert first.mean == pytest.approx(0.5) and first.p95 == pytest.approx(0.95)
     assert (second.cells, total.cells, total.collective) == (1, 102, "all")
     assert summarise([]) == []
+
+
+def test_what_auto_takes_between_nodes_is_in_the_race():
+    """Its name has the parts of both levels, and is not in the list of all ways."""
+
+    def work(comm):
+        chosen = comm.explain("allreduce", 1 << 20)[0].name
+        return chosen, *race.candidates(comm, "allreduce", 1 << 20, "private")
+
+    config = CollectiveConfig.multi_node(2, 2)
+    for chosen, names, usual in run_simulated(4, work, config=config, nodes="aabb"):
+        assert "/" in chosen and usual == chosen and names.count(chosen) == 1
+    for chosen, names, usual in run_simulated(
+        4, work, config=CollectiveConfig(local_allreduce="tree")
+    ):
+        assert chosen == "tree:2" == usual and names.count("tree:2") == 1
 
 
 def named(**seconds):
