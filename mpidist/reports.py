@@ -9,6 +9,8 @@ from .backends.base import Backend
 from .errors import CollectiveMismatch, CollectiveTimeout, RankFailed
 from .shared import SharedMemory
 
+_PRINTS = 4096  # kept in words; with the places of arrays, a long job has any number of them
+
 
 class Reports:
     """Compares what the ranks announce on the arrival board, and words what goes wrong.
@@ -31,6 +33,8 @@ class Reports:
         """Give the number that stands for an operation on the arrival board."""
         number = self._prints.get(what)
         if number is None:
+            if len(self._prints) >= _PRINTS:
+                self._prints.clear()
             number = self._prints[what] = zlib.crc32(what.encode())
         return number
 
@@ -41,6 +45,12 @@ class Reports:
         if left:
             told = "; ".join(board.describe(r) for r in left)
             raise RankFailed(f"rank {rank}: collective #{sequence} waits in vain: {told}")
+        gone = [r for r in self._behind() if board.has_left(r)]
+        if gone:
+            raise RankFailed(
+                f"rank {rank}: collective #{sequence} waits in vain: rank "
+                f"{', '.join(map(str, gone))} came to it and has left in the middle of it"
+            )
         if sequence:
             what = self._doing(sequence)
             if what is not None:
@@ -88,10 +98,13 @@ class Reports:
             missing=missing,
         )
 
+    def _behind(self) -> tuple[int, ...]:
+        heap = self._shared.heap
+        return heap.behind() if heap is not None else ()
+
     def _inside(self) -> str:
         """Say what is known about who hangs inside an operation."""
-        heap = self._shared.heap
-        behind = heap.behind() if heap is not None else ()
+        behind = self._behind()
         known = list(self._backend.board.unwell())
         if behind:
             known.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")

@@ -1,4 +1,4 @@
-"""Start the jobs of tests/failure_jobs.py under each MPI that is there."""
+"""Start the jobs of tests/failure_jobs.py and the like under each MPI that is there."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ PYTHONS = pythons()
 each_mpi = pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
 
 
-def job(python: str, ranks: int, *arguments: str, **env: str) -> processes.Finished:
+def job(
+    python: str, ranks: int, *arguments: str, script: str = "failure_jobs.py", **env: str
+) -> processes.Finished:
     """Run one job to its end, which must come in time."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     environment = processes.environment(PYTHONPATH=path, **env)
-    command = processes.mpiexec(ranks, str(HERE / "failure_jobs.py"), *arguments, python=python)
+    command = processes.mpiexec(ranks, str(HERE / script), *arguments, python=python)
     finished = processes.run(command, LIMIT, environment)
     assert not finished.timed_out, finished.output
     return finished

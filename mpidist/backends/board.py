@@ -115,9 +115,12 @@ class Board:
 
     def left(self, sequence: int) -> tuple[int, ...]:
         """Give the ranks that left before they reached operation number `sequence`."""
-        words = self.words
-        gone = (r for r in self.ranks if words[r * _WIDTH + _LEFT])
-        return tuple(r for r in gone if words[r * _WIDTH] < sequence)
+        gone = (r for r in self.ranks if self.has_left(r))
+        return tuple(r for r in gone if self.words[r * _WIDTH] < sequence)
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether the program of `rank` has ended."""
+        return bool(self.words[rank * _WIDTH + _LEFT])
 
     def unwell(self) -> tuple[str, ...]:
         """Name the ranks whose process is stopped or dead."""
@@ -132,7 +135,7 @@ class Board:
         at = self.words[rank * _WIDTH]
         pid = self.words[rank * _WIDTH + _PID]
         where = f"last at collective #{at}" if at else "at no collective yet"
-        if self.words[rank * _WIDTH + _LEFT]:
+        if self.has_left(rank):
             where += ", has left"
         return f"rank {rank} not arrived ({where}, pid {pid}{_process_state(pid)})"
 
