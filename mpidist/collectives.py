@@ -25,30 +25,45 @@ def allreduce(
     *,
     commute: bool | None = None,
 ) -> Any:
-    """Combine the arrays of all ranks; every rank gets the result.
+    """Combine the arrays of all ranks elementwise; every rank gets the result.
 
     Parameters
     ----------
     x : array_like
-        This rank's contribution; the same shape and dtype on every rank.
+        This rank's contribution, of any shape; the same shape and dtype on every rank.
     op : str, Op or callable
         "sum", "mean", "prod", "max", "min", "and", "or", "xor", an :class:`Op`, or ``f(a, b)``.
     out : ndarray, optional
-        Where the result goes; ``out=x`` is in place.
+        Where the result goes, of the shape and dtype of `x`; ``out=x`` is in place.
     algorithm : str
-        "auto", "native", or a name of ``mpidist list``, for example "ring" or "tree:4".
+        "auto", "native", "symmetric", "staged", or a name of ``mpidist list``, for example "ring"
+        or "tree:4".  The same on every rank.
     commute : bool, optional
         With a function as `op`: whether it is commutative.
 
     Returns
     -------
     ndarray
-        `out`, or a new array of the shape and dtype of `x`.
+        `out`, or a new array of the shape and dtype of `x`; a numpy scalar if `x` is 0-d.
+
+    Raises
+    ------
+    InvalidArgument
+        If `op` or `algorithm` is unknown, or `out` does not fit, cannot be written, or overlaps `x`
+        in part.
+    UnsupportedDtype
+        If `op` is not defined for the dtype.
+    Unsupported
+        If `algorithm` cannot serve the call; the message names what can.
+    CollectiveTimeout
+        If the deadline passes; it names the ranks that have not come.
+    CollectiveMismatch
+        If the ranks do not make the same call: where it shows, or always with ``MPIDIST_DEBUG=1``.
 
     Notes
     -----
-    "max" and "min" of floats with NaN: the algorithms here give the same on every rank, as numpy
-    does; MPI leaves it open what its own ("native") gives, which may differ between ranks.
+    All ranks get the same bits, "max" and "min" of NaN included; but for "native", of which MPI
+    leaves that open.
     """
     key = ("allreduce", id(x), id(out), op, algorithm, commute)
     quick = self._quick.find(key, x, out)
@@ -75,7 +90,22 @@ def reduce(
     *,
     commute: bool | None = None,
 ) -> Any:
-    """Combine the arrays of all ranks on `root`; others get None.  See :meth:`allreduce`."""
+    """Combine the arrays of all ranks elementwise; `root` gets the result.
+
+    Parameters
+    ----------
+    x, op, algorithm, commute
+        See :meth:`allreduce`, as for what is raised.
+    root : int
+        Who gets the result.
+    out : ndarray, optional
+        On the root, where the result goes, of the shape and dtype of `x`; of no meaning elsewhere.
+
+    Returns
+    -------
+    ndarray or None
+        On the root `out`, or a new array; None elsewhere.
+    """
     key = ("reduce", id(x), id(out), op, algorithm, root, commute)
     quick = self._quick.find(key, x, out)
     if quick is not None:
@@ -110,12 +140,12 @@ def broadcast(
     out : ndarray, optional
         Where the data go, on any rank.
     algorithm : str
-        See :meth:`allreduce`.
+        See :meth:`allreduce`, as for what is raised.
 
     Returns
     -------
     ndarray
-        The filled array.
+        `out`, else `x` itself, filled.
     """
     key = ("broadcast", id(x), id(out), algorithm, root)
     quick = self._quick.find(key, x, out)
@@ -151,7 +181,12 @@ def allgather(
     counts : sequence of int, optional
         Rows of each rank, where they differ; the same on every rank.
     algorithm : str
-        See :meth:`allreduce`.
+        See :meth:`allreduce`, as for what is raised.
+
+    Returns
+    -------
+    ndarray
+        `out`, or a new array of shape (p·n, …), or (sum(counts), …).
     """
     key = ("allgather", id(x), id(out), algorithm) if counts is None else None
     quick = self._quick.find(key, x, out)
@@ -177,7 +212,26 @@ def gather(
     *,
     counts: Sequence[int] | None = None,
 ) -> Any:
-    """Join the arrays of all ranks along axis 0 on `root`; the others get None."""
+    """Join the arrays of all ranks along axis 0; `root` gets the result.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's rows, shape (n, …); a scalar counts as one row.
+    root : int
+        Who gets the result.
+    out : ndarray, optional
+        On the root, of shape (p·n, …); `x` may be the root's part of it.
+    counts : sequence of int, optional
+        Rows of each rank, where they differ; the same on every rank.
+    algorithm : str
+        See :meth:`allreduce`, as for what is raised.
+
+    Returns
+    -------
+    ndarray or None
+        On the root `out`, or a new array; None elsewhere.
+    """
     return self._run(
         "gather",
         lambda: prepare.gathering("gather", x, out, counts, self._place, self._root(root)),
@@ -203,8 +257,15 @@ def reduce_scatter(
         Shape (p·n, …); rank r gets rows r·n … (r+1)·n of the combination.
     counts : sequence of int, optional
         Rows for each rank, where they differ; the same on every rank.
-    op, out, algorithm, commute
-        See :meth:`allreduce`.
+    out : ndarray, optional
+        This rank's rows; may be rows r·n … (r+1)·n of `x`.
+    op, algorithm, commute
+        See :meth:`allreduce`, as for what is raised.
+
+    Returns
+    -------
+    ndarray
+        `out`, or a new array of shape (n, …), or (counts[r], …).
     """
     key = None
     if counts is None:
@@ -243,8 +304,15 @@ def scatter(
         tells the shape, which costs a message.
     counts : sequence of int, optional
         Rows for each rank, where they differ; the same on every rank.
-    root, algorithm
-        See :meth:`broadcast`.
+    root : int
+        Who has the data.
+    algorithm : str
+        See :meth:`allreduce`, as for what is raised.
+
+    Returns
+    -------
+    ndarray
+        `out`, or a new array of shape (n, …), or (counts[r], …).
     """
     return self._run(
         "scatter", lambda: arguments.scattering(self, x, self._root(root), out, counts), algorithm
@@ -264,14 +332,19 @@ def alltoall(
     Parameters
     ----------
     x : array_like
-        Shape (p·n, …).
+        Shape (p·n, …): rows d·n … (d+1)·n go to rank d.
     out : ndarray, optional
         Of the result's shape; may be `x`.
     counts : sequence of int, optional
         Rows that this rank sends to each rank, where they differ; or, to save a small
         exchange, the whole p x p table with ``counts[r][d]`` the rows from r to d.
     algorithm : str
-        See :meth:`allreduce`.
+        See :meth:`allreduce`, as for what is raised.
+
+    Returns
+    -------
+    ndarray
+        `out`, or a new array of the shape of `x`; with `counts`, as many rows as all send here.
     """
     key = ("alltoall", id(x), id(out), algorithm) if counts is None else None
     quick = self._quick.find(key, x, out)
@@ -284,7 +357,18 @@ def alltoall(
 
 
 def barrier(self: Communicator, algorithm: str = "auto") -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has come here.
+
+    Parameters
+    ----------
+    algorithm : str
+        See :meth:`allreduce`.
+
+    Raises
+    ------
+    CollectiveTimeout
+        If the deadline passes; it names the ranks that have not come.
+    """
     key = ("barrier", algorithm)
     quick = self._quick.find(key, _NOTHING, None)
     if quick is not None:

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from . import background, collectives
+from . import background, collectives, memory, sending
 from .advice import Advice
 from .backends.base import Backend
 from .calibration import from_environment
 from .config import CollectiveConfig
 from .debug import check_alike
-from .errors import CommunicatorBroken, InvalidArgument, MpidistError, Unsupported
+from .errors import CommunicatorBroken, InvalidArgument, MpidistError
 from .explaining import explain
 from .measure import Calibration
 from .messages import Messages
-from .objects import allgather_object, broadcast_object
 from .pipelining import Pipelining
 from .prepare import Place, Prepared
 from .quick import QuickCalls
 from .service import Service
-from .symmetric import Heap, check_shape
+from .symmetric import Heap
 from .topology import Topology
 from .tuning import TuningTable
 from .waiting import SPINS
-from .work import UNSET, Work
+from .work import Work
 
 
 class Communicator:
@@ -151,41 +150,17 @@ class Communicator:
     ialltoall = background.ialltoall
     ibarrier = background.ibarrier
 
-    # -- point-to-point and objects -------------------------------------------------------------
+    # -- point-to-point and objects: see sending.py ---------------------------------------------
 
-    def send(self, x: Any, peer: int, tag: int = 0) -> None:
-        """Send an array to `peer`, which must receive as many bytes."""
-        self._messages.isend(x, peer, tag).wait()
+    send = sending.send
+    recv = sending.recv
+    isend = sending.isend
+    irecv = sending.irecv
 
-    def recv(
-        self, out: np.ndarray, peer: int, tag: int = 0, timeout: float | None = UNSET
-    ) -> np.ndarray:
-        """Receive into `out`, which must have the message's length; gives `out`."""
-        return self._messages.irecv(out, peer, tag).wait(timeout)
-
-    def isend(self, x: Any, peer: int, tag: int = 0) -> Work:
-        """Begin :meth:`send`."""
-        return self._messages.isend(x, peer, tag)
-
-    def irecv(self, out: np.ndarray, peer: int, tag: int = 0) -> Work:
-        """Begin :meth:`recv`."""
-        return self._messages.irecv(out, peer, tag)
-
-    def send_object(self, value: Any, peer: int, tag: int = 0) -> None:
-        """Send any object that can be pickled."""
-        self._messages.send_object(value, peer, tag)
-
-    def recv_object(self, peer: int, tag: int = 0, timeout: float | None = UNSET) -> Any:
-        """Receive what :meth:`send_object` sent.  Unpickling runs code: trust the sender."""
-        return self._messages.recv_object(peer, tag, timeout)
-
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Bring the root's object to every rank; gives it."""
-        return broadcast_object(self, value, self._root(root))
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Give everyone the list of all ranks' objects, in rank order."""
-        return allgather_object(self, value)
+    send_object = sending.send_object
+    recv_object = sending.recv_object
+    broadcast_object = sending.broadcast_object
+    allgather_object = sending.allgather_object
 
     # -- structure ------------------------------------------------------------------------------
 
@@ -220,73 +195,8 @@ class Communicator:
         config = self.config.at_level("local").replace(timeout=self.timeout)
         return Communicator(sub, config, debug=self._debug, **self._options, **self._calibrated())
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float64") -> np.ndarray:
-        """Make an array in symmetric memory: every rank of the node reaches everyone's.
-
-        Blocking collectives on such arrays take place in them, without messages; no call changes.
-        Collective: every rank asks for the same shape and dtype.  The memory is given back when the
-        array and all views of it are dead, on each rank by itself.
-
-        Parameters
-        ----------
-        shape : int or sequence of int
-            Of the array on each rank.
-        dtype : dtype
-            Of its elements.
-
-        Returns
-        -------
-        ndarray
-            This rank's array, filled with zeros.
-
-        Raises
-        ------
-        Unsupported
-            If the ranks are on several nodes, or threads of one process.
-        InvalidArgument
-            If there can be no such array, on all ranks.
-        CollectiveMismatch
-            If the ranks ask for different ones, or some for what cannot be: on every rank, with a
-            table; all goes on.
-        MemoryError
-            If there is not so much shared memory.
-        """
-        reason = self._no_symmetric_memory()
-        if reason is not None:
-            raise Unsupported(f"rank {self.rank}: {reason}")
-        heap = self._service.shared.heap
-        assert heap is not None
-        if not self._debug:  # which has them agree before they meet
-            self._service.meet("empty", lambda: None)
-        dims, known = self._agreed("empty", lambda: check_shape(shape, dtype, self.rank))
-        return heap.empty(dims, known)
-
-    def free(self, x: np.ndarray | None = None) -> None:
-        """Give back what the communicator holds; collective.  With an array: see :meth:`empty`.
-
-        Parameters
-        ----------
-        x : ndarray, optional
-            An array of :meth:`empty`: from now on it is treated like any other, and its memory goes
-            with its last view.  To be called on every rank.
-        """
-        if x is not None:
-            if self._service.shared.heap is None:
-                raise self._place.wrong("free(x): this communicator has no symmetric memory")
-            heap = self._service.shared.heap
-            if self._debug:
-                self._agreed("free", lambda: (heap.key(x),))
-            self._quick.clear()
-            heap.forget(x)
-            return
-        if self._service.broken is None:
-            if self._debug:
-                self._agreed("free", tuple)
-            self._quick.clear()
-            self._service.cache.clear()
-            self._service.meet("free", self._backend.close)
-            self._service.broken = "the communicator was freed"
-
+    empty = memory.empty
+    free = memory.free
     explain = explain
 
     def calibrate(self) -> Calibration:
@@ -298,18 +208,6 @@ class Communicator:
         return self._service.calibrate()
 
     # -- within ---------------------------------------------------------------------------------
-
-    def _no_symmetric_memory(self) -> str | None:
-        """Say why there are no arrays in symmetric memory here, or give None."""
-        nodes = self.topology.num_nodes
-        if nodes > 1:
-            return (
-                f"symmetric memory needs all ranks on one node, these are on {nodes}: "
-                "split() by node"
-            )
-        if self._backend.native is None:
-            return f"the {self._backend.name} backend has no shared memory"
-        return None
 
     def _advice(self, calibrate: bool | Calibration | None) -> Advice:
         known = calibrate if isinstance(calibrate, Calibration) else None

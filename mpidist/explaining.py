@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .errors import Unsupported
+from .memory import why_no_symmetric_memory
 from .objects import example_call
 from .operations import find_op
 from .selection import Way, choose, needs_calibration, ways
@@ -54,7 +55,7 @@ def explain(
     service = self._service
     means = service.chooser.means(call)
     if memory != PRIVATE:
-        reason = self._no_symmetric_memory()
+        reason = why_no_symmetric_memory(self)
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
         if collective in NEEDS:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-UNSET: Any = object()
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<as configured>"
+
+
+UNSET: Any = _Unset()
 
 
 class Work:

@@ -1,0 +1,103 @@
+"""Symmetric memory as users ask for it, and giving back: methods of the communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import Unsupported
+from .symmetric import check_shape
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+
+def empty(self: Communicator, shape: int | Sequence[int], dtype: Any = "float64") -> np.ndarray:
+    """Make an array in symmetric memory: every rank of the node reaches everyone's.
+
+    Collectives on such arrays take place in them, without messages; no call changes.
+    Collective: every rank asks for the same shape and dtype.  The memory is given back when the
+    array and all views of it are dead, on each rank by itself.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Of the array on each rank.
+    dtype : dtype
+        Of its elements; any but objects.
+
+    Returns
+    -------
+    ndarray
+        This rank's array, filled with zeros.
+
+    Raises
+    ------
+    Unsupported
+        If the ranks are on several nodes, or threads of one process.
+    InvalidArgument
+        If there can be no such array, on all ranks.
+    CollectiveMismatch
+        If the ranks ask for different ones, or some for what cannot be: on every rank, with a
+        table; all goes on.
+    MemoryError
+        On every rank, if there is not so much shared memory: twice the size for each.
+    """
+    reason = why_no_symmetric_memory(self)
+    if reason is not None:
+        raise Unsupported(f"rank {self.rank}: {reason}")
+    heap = self._service.shared.heap
+    assert heap is not None
+    if not self._debug:  # which has them agree before they meet
+        self._service.meet("empty", lambda: None)
+    dims, known = self._agreed("empty", lambda: check_shape(shape, dtype, self.rank))
+    return heap.empty(dims, known)
+
+
+def free(self: Communicator, x: np.ndarray | None = None) -> None:
+    """Give back what the communicator holds, which ends its use; or an array of :meth:`empty`.
+
+    Collective.
+
+    Parameters
+    ----------
+    x : ndarray, optional
+        An array of :meth:`empty`, or a view: from now on it is treated like any other, and its
+        memory goes with its last view.  To be called on every rank.
+
+    Raises
+    ------
+    InvalidArgument
+        If `x` is not from :meth:`empty` of this communicator, or was freed before.
+    """
+    heap = self._service.shared.heap
+    if x is not None:
+        if heap is None:
+            raise self._place.wrong("free(x): this communicator has no symmetric memory")
+        if self._debug:
+            self._agreed("free", lambda: (heap.key(x),))
+        self._quick.clear()
+        heap.forget(x)
+        return
+    if self._service.broken is None:
+        if self._debug:
+            self._agreed("free", tuple)
+        self._quick.clear()
+        self._service.cache.clear()
+        self._service.meet("free", self._backend.close)
+        self._service.broken = "the communicator was freed"
+
+
+def why_no_symmetric_memory(self: Communicator) -> str | None:
+    """Say why there are no arrays in symmetric memory here, or give None."""
+    nodes = self.topology.num_nodes
+    if nodes > 1:
+        return (
+            f"symmetric memory needs all ranks on one node, these are on {nodes}: "
+            "split(comm.topology.node_rank) gives a communicator for each"
+        )
+    if self._backend.native is None:
+        return f"the {self._backend.name} backend has no shared memory"
+    return None

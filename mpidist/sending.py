@@ -1,0 +1,94 @@
+"""Messages between two ranks, and objects of any kind: methods of the communicator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import objects
+from .work import UNSET, Work
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+
+def send(self: Communicator, x: Any, peer: int, tag: int = 0) -> None:
+    """Send an array to another rank.
+
+    Parameters
+    ----------
+    x : array_like
+        Of any shape and dtype; it is moved as bytes.
+    peer : int
+        Who is to receive as many bytes.
+    tag : int
+        A number ≥ 0 that the receiver gives as well; messages of one tag keep their order.
+
+    Raises
+    ------
+    InvalidArgument
+        If `peer` is no other rank, or `tag` or `x` cannot be.
+    CollectiveTimeout
+        If it has not been taken within the deadline; the communicator is broken then.
+    """
+    self._messages.isend(x, peer, tag).wait()
+
+
+def recv(
+    self: Communicator, out: np.ndarray, peer: int, tag: int = 0, timeout: float | None = UNSET
+) -> np.ndarray:
+    """Receive what :meth:`send` sent.
+
+    Parameters
+    ----------
+    out : ndarray
+        Filled; of the message's number of bytes.
+    peer, tag : int
+        See :meth:`send`.
+    timeout : float or None, optional
+        Seconds; by default the communicator's deadline, None for none.
+
+    Returns
+    -------
+    ndarray
+        `out`.
+
+    Raises
+    ------
+    InvalidArgument
+        If `peer` is no other rank, or `tag` or `out` cannot be.
+    CollectiveTimeout
+        If nothing comes in time; the communicator is broken then.
+    """
+    return self._messages.irecv(out, peer, tag).wait(timeout)
+
+
+def isend(self: Communicator, x: Any, peer: int, tag: int = 0) -> Work:
+    """Begin :meth:`send`; the array is not to be touched before ``wait()``."""
+    return self._messages.isend(x, peer, tag)
+
+
+def irecv(self: Communicator, out: np.ndarray, peer: int, tag: int = 0) -> Work:
+    """Begin :meth:`recv`; the array is not to be touched before ``wait()``."""
+    return self._messages.irecv(out, peer, tag)
+
+
+def send_object(self: Communicator, value: Any, peer: int, tag: int = 0) -> None:
+    """Send any object that can be pickled; see :meth:`send`."""
+    self._messages.send_object(value, peer, tag)
+
+
+def recv_object(self: Communicator, peer: int, tag: int = 0, timeout: float | None = UNSET) -> Any:
+    """Receive what :meth:`send_object` sent.  Unpickling runs code: trust the sender."""
+    return self._messages.recv_object(peer, tag, timeout)
+
+
+def broadcast_object(self: Communicator, value: Any, root: int = 0) -> Any:
+    """Bring the root's object to every rank, pickled; gives it."""
+    return objects.broadcast_object(self, value, self._root(root))
+
+
+def allgather_object(self: Communicator, value: Any) -> list[Any]:
+    """Give everyone the list of all ranks' objects, in rank order; they go pickled."""
+    return objects.allgather_object(self, value)
