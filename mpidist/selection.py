@@ -265,5 +265,5 @@ def _unsupported(call: Call, name: str, reason: str, means: Means) -> Unsupporte
 def _size(nbytes: float) -> str:
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
-            return f"{nbytes / unit:g} {name}"
+            return f"{nbytes / unit:.4g} {name}"
     return f"{nbytes:g} B"

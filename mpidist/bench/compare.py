@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -117,36 +118,60 @@ def _text(value: Any) -> str:
     return "not there" if value is None else str(value)
 
 
-def tabulate(comparison: Comparison, make: MakeTable) -> Iterable[tuple[str, Table]]:
-    """Give headings and tables: headers, pairs, rows of one run only."""
+def tabulate(
+    comparison: Comparison, make: MakeTable, narrow: bool = False
+) -> Iterable[tuple[str, Table]]:
+    """Give headings and tables: headers, pairs, rows of one run only.
+
+    Where it is `narrow`, what many pairs have in common stands in headings, not in columns.
+    """
     if comparison.headers:
         table = make("header", "first", "second")
         for line in comparison.headers:
             table.add_row(*line)
         yield "what the runs differ in", table
-    if comparison.pairs:
-        yield "first run and second run", _pairs(comparison.pairs, make)
+    if narrow:
+        for (collective, memory, place), group in groupby(comparison.pairs, _common):
+            heading = f"{collective}, {memory} memory, {place}: first run and second run"
+            yield heading, _pairs(group, make, _SHORT)
+    elif comparison.pairs:
+        yield "first run and second run", _pairs(comparison.pairs, make, _NAMES)
     for which, rows in (("first", comparison.only_first), ("second", comparison.only_second)):
         if rows:
-            table = make("=collective", ">bytes", "=algorithm", "memory", "place", ">time\nµs")
+            table = make(*_NAMES.values(), ">time\nµs")
             for row in rows:
-                table.add_row(*_name(row), microseconds(row.time_us))
+                table.add_row(*_name(row, _NAMES), microseconds(row.time_us))
             yield f"only in the {which} run", table
 
 
-def _name(row: Row) -> list[str]:
+_NAMES = {
+    "collective": "=collective",
+    "bytes": ">bytes",
+    "algorithm": "=algorithm",
+    "memory": "memory",
+    "place": "place",
+}
+_SHORT = {name: _NAMES[name] for name in ("bytes", "algorithm")}
+
+
+def _name(row: Row, names: Iterable[str]) -> list[str]:
     place = "in place" if row.in_place else "apart"
-    return [row.collective, round_size(row.bytes), row.algorithm, row.memory, place]
+    known = {"bytes": round_size(row.bytes), "place": place}
+    return [known.get(name) or str(getattr(row, name)) for name in names]
 
 
-def _pairs(pairs: Iterable[Pair], make: MakeTable) -> Table:
-    numbers = (">first\nµs", ">second\nµs", ">ratio", ">first\nx mpi4py", ">second\nx mpi4py")
-    table = make("=collective", ">bytes", "=algorithm", "memory", "place", *numbers, "second is")
+def _common(pair: Pair) -> tuple[str, ...]:
+    return tuple(_name(pair.first, ("collective", "memory", "place")))
+
+
+def _pairs(pairs: Iterable[Pair], make: MakeTable, names: dict[str, str]) -> Table:
+    numbers = (">first\nµs", ">second\nµs", ">ratio", ">first\nx\nmpi4py", ">second\nx\nmpi4py")
+    table = make(*names.values(), *numbers, "=second\nis")
     for pair in pairs:
         verdict = pair.verdict
         style = "green" if verdict.startswith("better") else "red" if verdict else None
         table.add_row(
-            *_name(pair.first),
+            *_name(pair.first, names),
             microseconds(pair.first.time_us),
             microseconds(pair.second.time_us),
             f"{pair.ratio:.2f}",

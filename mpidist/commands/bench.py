@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,8 @@ def print_comparison(first: str, second: str) -> int:
     console = make_console()
     comparison = compare(read(first), read(second))
     console.print(f"first: {first}\nsecond: {second}")
-    for heading, table in tabulate(comparison, lambda *columns: make_table(console, *columns)):
+    narrow = console.width < 110
+    for heading, table in tabulate(comparison, partial(make_table, console), narrow):
         console.print(f"\n[bold]{heading}[/]")
         show(console, table)
     verdicts = [pair.verdict.partition(",")[0] for pair in comparison.pairs]

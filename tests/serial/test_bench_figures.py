@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -192,6 +193,22 @@ def test_the_command_prints_two_runs_without_mpi(tmp_path):
     assert [*named, "10", "5", "2.00", "2.00", "2.00", "better"] in lines
     assert ["ranks", "2", "4"] in lines
     assert "only in the second run" in done.output and "1 better, 1 worse" in done.output
+
+
+def test_the_verdict_fits_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_TERMINAL", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    paths = []
+    for name, results in zip("ab", runs()):
+        results.rows.append(row("hierarchical_leaders", 1 << 26, 123_456.0))
+        paths.append(str(tmp_path / f"{name}.json"))
+        results.save(paths[-1])
+    text = CliRunner().invoke(main, ["bench", "--compare", *paths]).output
+    text = re.sub("\x1b\\[[0-9;]*m", "", text)
+    assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
+    assert "allreduce, private memory, apart: first run and second run" in text
+    words = [line.split() for line in text.splitlines()]
+    assert ["8", "a", "10", "5", "2.00", "2.00", "2.00", "better"] in words
 
 
 @pytest.mark.parametrize(
