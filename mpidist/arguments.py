@@ -1,4 +1,4 @@
-"""Arguments whose preparing itself takes communication, or more than one step."""
+"""What the arguments of each collective mean, blocking or in the background."""
 
 from __future__ import annotations
 
@@ -28,9 +28,28 @@ def reducing(
     return prepare.reducing(collective, x, find_op(op, commute), out, self._place, self._root(root))
 
 
-def scattering(self: Communicator, x: Any, root: int, out: Any, counts: Any) -> Prepared:
+def broadcasting(self: Communicator, x: Any, out: Any, root: int) -> Prepared:
+    """Prepare broadcast."""
+    return prepare.broadcast(x, out, self._place, self._root(root))
+
+
+def gathering(
+    self: Communicator, collective: str, x: Any, out: Any, counts: Any, root: int = 0
+) -> Prepared:
+    """Prepare allgather and gather."""
+    return prepare.gathering(collective, x, out, counts, self._place, self._root(root))
+
+
+def reduce_scattering(
+    self: Communicator, x: Any, op: Any, out: Any, counts: Any, commute: bool | None
+) -> Prepared:
+    """Prepare reduce_scatter."""
+    return prepare.reduce_scatter(x, find_op(op, commute), out, counts, self._place)
+
+
+def scattering(self: Communicator, x: Any, out: Any, counts: Any, root: int) -> Prepared:
     """Prepare scatter; without `out`, the root first tells shape and dtype."""
-    told = None
+    told, root = None, self._root(root)
     if out is None:
         mine = None
         if self.rank == root:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import arguments, prepare
-from .operations import Op, find_op
+from . import arguments
+from .operations import Op
 from .work import Work
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def iallreduce(
 ) -> Work:
     """Begin :meth:`allreduce`; the arrays are not to be touched before ``wait()``."""
     return self._begin(
-        "allreduce", lambda: arguments.reducing(self, "allreduce", x, op, out, commute), algorithm
+        "allreduce", partial(arguments.reducing, self, "allreduce", x, op, out, commute), algorithm
     )
 
 
@@ -42,7 +43,7 @@ def ireduce(
 ) -> Work:
     """Begin :meth:`reduce`."""
     return self._begin(
-        "reduce", lambda: arguments.reducing(self, "reduce", x, op, out, commute, root), algorithm
+        "reduce", partial(arguments.reducing, self, "reduce", x, op, out, commute, root), algorithm
     )
 
 
@@ -54,9 +55,7 @@ def ibroadcast(
     algorithm: str = "auto",
 ) -> Work:
     """Begin :meth:`broadcast`."""
-    return self._begin(
-        "broadcast", lambda: prepare.broadcast(x, out, self._place, self._root(root)), algorithm
-    )
+    return self._begin("broadcast", partial(arguments.broadcasting, self, x, out, root), algorithm)
 
 
 def iallgather(
@@ -70,7 +69,7 @@ def iallgather(
     """Begin :meth:`allgather`."""
     return self._begin(
         "allgather",
-        lambda: prepare.gathering("allgather", x, out, counts, self._place),
+        partial(arguments.gathering, self, "allgather", x, out, counts),
         algorithm,
     )
 
@@ -87,7 +86,7 @@ def igather(
     """Begin :meth:`gather`."""
     return self._begin(
         "gather",
-        lambda: prepare.gathering("gather", x, out, counts, self._place, self._root(root)),
+        partial(arguments.gathering, self, "gather", x, out, counts, root),
         algorithm,
     )
 
@@ -105,7 +104,7 @@ def ireduce_scatter(
     """Begin :meth:`reduce_scatter`."""
     return self._begin(
         "reduce_scatter",
-        lambda: prepare.reduce_scatter(x, find_op(op, commute), out, counts, self._place),
+        partial(arguments.reduce_scattering, self, x, op, out, counts, commute),
         algorithm,
     )
 
@@ -121,7 +120,7 @@ def iscatter(
 ) -> Work:
     """Begin :meth:`scatter`; without `out`, the root's shape is told before this returns."""
     return self._begin(
-        "scatter", lambda: arguments.scattering(self, x, self._root(root), out, counts), algorithm
+        "scatter", partial(arguments.scattering, self, x, out, counts, root), algorithm
     )
 
 
@@ -134,9 +133,9 @@ def ialltoall(
     counts: Sequence[int] | None = None,
 ) -> Work:
     """Begin :meth:`alltoall`; one row of counts is exchanged before this returns."""
-    return self._begin("alltoall", lambda: arguments.exchanging(self, x, out, counts), algorithm)
+    return self._begin("alltoall", partial(arguments.exchanging, self, x, out, counts), algorithm)
 
 
 def ibarrier(self: Communicator, algorithm: str = "auto") -> Work:
     """Begin :meth:`barrier`."""
-    return self._begin("barrier", lambda: arguments.meeting(self), algorithm)
+    return self._begin("barrier", partial(arguments.meeting, self), algorithm)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import arguments, prepare
-from .operations import Op, find_op
+from . import arguments
+from .operations import Op
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -72,7 +73,7 @@ def allreduce(
         return out
     return self._run(
         "allreduce",
-        lambda: arguments.reducing(self, "allreduce", x, op, out, commute),
+        partial(arguments.reducing, self, "allreduce", x, op, out, commute),
         algorithm,
         key,
         x,
@@ -113,7 +114,7 @@ def reduce(
         return out if self.rank == root else None
     return self._run(
         "reduce",
-        lambda: arguments.reducing(self, "reduce", x, op, out, commute, root),
+        partial(arguments.reducing, self, "reduce", x, op, out, commute, root),
         algorithm,
         key,
         x,
@@ -154,7 +155,7 @@ def broadcast(
         return x if out is None else out
     return self._run(
         "broadcast",
-        lambda: prepare.broadcast(x, out, self._place, self._root(root)),
+        partial(arguments.broadcasting, self, x, out, root),
         algorithm,
         key,
         x,
@@ -195,7 +196,7 @@ def allgather(
         return out
     return self._run(
         "allgather",
-        lambda: prepare.gathering("allgather", x, out, counts, self._place),
+        partial(arguments.gathering, self, "allgather", x, out, counts),
         algorithm,
         key,
         x,
@@ -234,7 +235,7 @@ def gather(
     """
     return self._run(
         "gather",
-        lambda: prepare.gathering("gather", x, out, counts, self._place, self._root(root)),
+        partial(arguments.gathering, self, "gather", x, out, counts, root),
         algorithm,
     )
 
@@ -276,7 +277,7 @@ def reduce_scatter(
         return out
     return self._run(
         "reduce_scatter",
-        lambda: prepare.reduce_scatter(x, find_op(op, commute), out, counts, self._place),
+        partial(arguments.reduce_scattering, self, x, op, out, counts, commute),
         algorithm,
         key,
         x,
@@ -315,7 +316,7 @@ def scatter(
         `out`, or a new array of shape (n, …), or (counts[r], …).
     """
     return self._run(
-        "scatter", lambda: arguments.scattering(self, x, self._root(root), out, counts), algorithm
+        "scatter", partial(arguments.scattering, self, x, out, counts, root), algorithm
     )
 
 
@@ -352,7 +353,7 @@ def alltoall(
         quick.run()
         return out
     return self._run(
-        "alltoall", lambda: arguments.exchanging(self, x, out, counts), algorithm, key, x, out
+        "alltoall", partial(arguments.exchanging, self, x, out, counts), algorithm, key, x, out
     )
 
 
@@ -374,4 +375,4 @@ def barrier(self: Communicator, algorithm: str = "auto") -> None:
     if quick is not None:
         quick.run()
         return
-    self._run("barrier", lambda: arguments.meeting(self), algorithm, key, _NOTHING, None)
+    self._run("barrier", partial(arguments.meeting, self), algorithm, key, _NOTHING, None)

@@ -41,7 +41,6 @@ class QuickCall:
         "_kernels",
         "_how",
         "_dtype",
-        "_size",
         "_out_dtype",
         "_words",
         "_at",
@@ -72,26 +71,24 @@ class QuickCall:
         self._others = tuple(board.base(r) for r in board.ranks if r != mine) if everyone else None
 
     def holds(self, x: Any, out: Any) -> bool:
-        """Tell whether this is still the call for these arrays."""
-        held: Any = self.x()
+        """Tell whether this is still the call for these arrays; dtype and flags can be changed."""
+        program, held = self._program, self.out
         return (
-            held is x
-            and (self.out is None or self.out() is out and self._fits(out))
-            and held.dtype is self._dtype
-            and held.size == self._size
+            self.x() is x
+            and x.dtype is self._dtype
+            and (
+                held is None
+                or (held() is out and out.dtype is self._out_dtype and out.flags.writeable)
+            )
             and self._generation == generation()
-            and (self._program is None or not self._program.busy)
+            and (program is None or not program.busy)
         )
-
-    def _fits(self, out: Any) -> bool:
-        """Tell whether `out` is still what it was: dtype and flags can be changed in place."""
-        return out.dtype is self._out_dtype and out.flags.writeable
 
     def watch(self, x: Any, out: np.ndarray | None, forget: Callable[[Any], Any]) -> None:
         """Remember the arrays; `forget` is called when one dies."""
-        self.x = weakref.ref(x, forget)
-        self.out = None if out is None else weakref.ref(out, forget)
-        self._dtype, self._size = x.dtype, x.size
+        self.x: Any = weakref.ref(x, forget)
+        self.out: Any = None if out is None else weakref.ref(out, forget)
+        self._dtype = x.dtype
         self._out_dtype = None if out is None else out.dtype
 
     def run(self) -> None:
