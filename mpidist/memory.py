@@ -59,7 +59,7 @@ def empty(self: Communicator, shape: int | Sequence[int], dtype: Any = "float64"
 def free(self: Communicator, x: np.ndarray | None = None) -> None:
     """Give back what the communicator holds, which ends its use; or an array of :meth:`empty`.
 
-    Collective.
+    Collective.  Without an array, it waits for what is under way in the background.
 
     Parameters
     ----------
@@ -84,6 +84,7 @@ def free(self: Communicator, x: np.ndarray | None = None) -> None:
     if self._service.broken is None:
         if self._debug:
             self._agreed("free", tuple)
+        self._service.finish()
         self._quick.clear()
         self._service.cache.clear()
         self._service.meet("free", self._backend.close)

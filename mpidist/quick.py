@@ -42,6 +42,7 @@ class QuickCall:
         "_how",
         "_dtype",
         "_out_dtype",
+        "_fills",
         "_words",
         "_at",
         "_others",
@@ -80,16 +81,20 @@ class QuickCall:
                 held is None
                 or (held() is out and out.dtype is self._out_dtype and out.flags.writeable)
             )
+            and (not self._fills or x.flags.writeable)
             and self._generation == generation()
             and (program is None or not program.busy)
         )
 
-    def watch(self, x: Any, out: np.ndarray | None, forget: Callable[[Any], Any]) -> None:
-        """Remember the arrays; `forget` is called when one dies."""
+    def watch(
+        self, x: Any, out: np.ndarray | None, fills: bool, forget: Callable[[Any], Any]
+    ) -> None:
+        """Remember the arrays; `forget` is called when one dies.  `fills`: `x` is written to."""
         self.x: Any = weakref.ref(x, forget)
         self.out: Any = None if out is None else weakref.ref(out, forget)
         self._dtype = x.dtype
         self._out_dtype = None if out is None else out.dtype
+        self._fills = fills
 
     def run(self) -> None:
         """Serve the call again."""
@@ -189,7 +194,7 @@ class QuickCalls:
             calls.pop(key, None)
 
         try:
-            quick.watch(x, out, forget)
+            quick.watch(x, out, out is None and call.x is None, forget)
             hash(key)
         except TypeError:
             return

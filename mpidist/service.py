@@ -227,6 +227,11 @@ class Service:
             except Exception:  # it is for who waits for that work
                 log.debug("an operation in the background failed", exc_info=True)
 
+    def finish(self) -> None:
+        """Wait for what is under way in the background."""
+        for work in list(self.pending):
+            work.wait()
+
     def arity(self, way: Way) -> int:
         """Give the arity of a way's tree: the name's, else the configured one."""
         assert way.choice is not None

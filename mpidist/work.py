@@ -12,6 +12,8 @@ class _Unset:
 
 
 UNSET: Any = _Unset()
+_under_way: set[Work] = set()
+"""What has not ended: MPI may still write to its memory, whoever has dropped it."""
 
 
 class Work:
@@ -34,9 +36,9 @@ class Work:
         self._result: Any = None
         self._done = False
         self._error: Exception | None = None
-        # Its memory must live until the messages have moved, even if the caller drops the work.
         self._pending = pending if pending is not None else set()
         self._pending.add(self)
+        _under_way.add(self)
 
     @property
     def done(self) -> bool:
@@ -87,4 +89,5 @@ class Work:
         if not self._done:
             self._done = True
             self._pending.discard(self)
+            _under_way.discard(self)
             self._result = self._give()
