@@ -12,6 +12,8 @@ import os
 import secrets
 import tempfile
 
+from . import memory_limit
+
 ANONYMOUS, NAMED = "anonymous", "named"
 KINDS = (ANONYMOUS, NAMED) if hasattr(os, "memfd_create") else (NAMED,)
 """The kinds of file, to be tried in this order."""
@@ -27,6 +29,9 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
     """
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     free, where = (_available(), "the machine") if kind == ANONYMOUS else (_room(folder), folder)
+    limited = memory_limit.room()
+    if limited < free:
+        free, where = limited, "the memory limit of this job (its control group)"
     if free < nbytes:
         raise MemoryError(
             f"{nbytes} bytes of shared memory are wanted; {where} has not so much free"
