@@ -38,6 +38,12 @@ class Op:
     kinds: frozenset[str] | None = None
     builtin: bool = False
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InvalidArgument(
+                f"op function={self.function!r}: allowed is a function of two arrays"
+            )
+
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         """Store left ∘ right in `out`, which may be one of them."""
         if self.builtin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 
 from ..errors import InvalidArgument, InvalidRank, ScheduleError, UnknownName
 from .contract import COLLECTIVES
@@ -105,17 +106,21 @@ def prepare(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    if not 0 <= root < max(size, 1):
+    _check(size, 1, "size")
+    if not isinstance(root, Integral) or not 0 <= root < size:
         raise InvalidRank(root, size, "root")
-    if segments < 1:
-        raise InvalidArgument(f"segments={segments}: must be >= 1")
+    _check(segments, 1, "segments")
+    _check(arity, 2, "arity")
     if isinstance(schedule, str):
         schedule = find(collective, schedule)
     if isinstance(schedule, Choice):
         arity, schedule = schedule.arity or arity, schedule.algorithm
     known = schedule if isinstance(schedule, Algorithm) else registered(schedule)
     if known is None:
-        assert not isinstance(schedule, Algorithm)
+        if not callable(schedule):
+            raise InvalidArgument(
+                f"schedule={schedule!r}: allowed are a name, an algorithm, or a generator function"
+            )
         known = _unregistered(collective, schedule, blocks, equal_blocks)
     count = blocks if blocks is not None else known.block_count(size, groups=groups)
 
@@ -127,6 +132,11 @@ def prepare(
     return known, machine(
         COLLECTIVES[collective], parts, root, count * segments, known.equal_blocks
     )
+
+
+def _check(value: object, least: int, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InvalidArgument(f"{name}={value!r}: allowed are whole numbers >= {least}")
 
 
 def _unregistered(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import InvalidArgument, UnknownName, Unsupported
+from ..errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
 from .contract import COLLECTIVES, Contract
 from .rounds import Schedule
 
@@ -99,6 +99,8 @@ class Algorithm:
         ------
         Unsupported
             If the algorithm does not serve this size; the message names what does.
+        ScheduleError
+            If its function gives no rounds.
         """
         reason = self.unsupported(size, groups=groups)
         if reason is not None:
@@ -117,7 +119,11 @@ class Algorithm:
         }
         if "blocks" in self.uses:
             values["blocks"] = self.block_count(size, groups)
-        return self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})
+        made = self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})
+        if not isinstance(made, Iterable):
+            what = f"{self.label} gave {made!r}; it must yield its rounds"
+            raise ScheduleError(what, rank=rank)
+        return made
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import pytest
 from jobs import each_mpi, job, said
 
+from mpidist import Op
 from mpidist.errors import InvalidArgument
 from mpidist.simulation import run_simulated
 
@@ -52,3 +53,8 @@ def test_zero_ranks():
     for size in (0, -3):
         with pytest.raises(InvalidArgument, match="at least 1 rank"):
             run_simulated(size, lambda comm: None)
+
+
+def test_an_operation_that_is_no_function():
+    with pytest.raises(InvalidArgument, match="op function=3: allowed is a function"):
+        Op(3)

@@ -305,3 +305,22 @@ def test_bad_arguments():
         prove("reduce", "linear", 2, 2)
     with pytest.raises(InvalidArgument, match="segments=0"):
         prove("allreduce", "ring", 2, segments=0)
+    for size in (0, -1, "3", 2.0, True):
+        with pytest.raises(InvalidArgument, match=f"size={size!r}: allowed are whole numbers >= 1"):
+            prove("allreduce", "ring", size)
+    for root in ("0", 1.0):
+        with pytest.raises(InvalidRank, match=f"root={root!r}"):
+            prove("reduce", "linear", 2, root)
+    with pytest.raises(InvalidArgument, match="arity=1"):
+        prove("allreduce", "tree", 3, arity=1)
+    with pytest.raises(InvalidArgument, match="schedule=3: allowed are"):
+        prove("allreduce", 3, 2)
+
+
+def test_a_function_that_yields_nothing():
+    with pytest.raises(ScheduleError, match="rank 0: allreduce forgot gave None; it must yield"):
+
+        def forgot(rank, size):
+            (Send(1, blocks=0),)
+
+        prove("allreduce", forgot, 3)
