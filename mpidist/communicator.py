@@ -243,7 +243,7 @@ class Communicator:
 
     def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
         prepared = self._prepared(collective, make, algorithm, background=True)
-        return self._service.begin(prepared, algorithm)
+        return self._service.under_way.begin(prepared, algorithm)
 
     def _prepared(
         self,

@@ -84,7 +84,7 @@ def free(self: Communicator, x: np.ndarray | None = None) -> None:
     if self._service.broken is None:
         if self._debug:
             self._agreed("free", tuple)
-        self._service.finish()
+        self._service.under_way.finish()
         self._quick.clear()
         self._service.cache.clear()
         self._service.meet("free", self._backend.close)

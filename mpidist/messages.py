@@ -43,7 +43,7 @@ class Messages:
         data = flat(as_input(x, self.place.rank))
         wire = self._tag(kind, tag)
         self.service.check_usable()
-        self.service.sweep()
+        self.service.under_way.sweep()
         request = self.backend.isend(data, peer, wire)
         return self._work(request.test, f"send to rank {peer}", lambda: None)
 
@@ -86,7 +86,7 @@ class Messages:
             except Exception as error:
                 raise self.backend.translate(error) from error.__cause__
 
-        return Work(translated, wait, give, self.service.pending)
+        return Work(translated, wait, give, self.service.under_way.works)
 
     def send_object(self, value: Any, peer: Any, tag: Any = 0, kind: str = "object") -> None:
         """Send any object that can be pickled."""

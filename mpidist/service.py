@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from .backends.base import Backend
@@ -14,7 +12,7 @@ from .calibration import calibrate_shortly
 from .call import Call
 from .choosing import Chooser
 from .config import CollectiveConfig
-from .engine import Engine, Run
+from .engine import Engine
 from .errors import (
     CollectiveTimeout,
     CommunicatorBroken,
@@ -23,19 +21,17 @@ from .errors import (
 from .measure import Calibration
 from .operations import finish_mean
 from .pipelining import Pipelining
-from .plan import SLOTS, TAG_SPACE, slot_of
 from .prepare import Prepared
 from .programs import ProgramCache
 from .reports import Reports
 from .selection import Way
 from .shared import SharedMemory
-from .symmetric import STAGED, SYMMETRIC, Place
+from .symmetric import STAGED, SYMMETRIC
 from .symmetric.kernels import Kernel
 from .topology import Topology
+from .underway import UnderWay
 from .watchdog import WATCHDOG
-from .work import UNSET, Work
-
-log = logging.getLogger("mpidist")
+from .work import UNSET
 
 
 class Service:
@@ -66,9 +62,7 @@ class Service:
         self.broken: str | None = None
         self._guarded = False
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
-        self.pending: set[Work] = set()  # what is under way in the background
-        self._begun = 0
-        self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
+        self.under_way = UnderWay(self)
 
     def calibrate(self) -> Calibration:
         """Measure the cost model's constants now; collective.  Choices by them are made anew."""
@@ -101,7 +95,7 @@ class Service:
         if way.name in (SYMMETRIC, STAGED):
             self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
             return prepared.give()
-        sequence = self._announce(what)
+        sequence = self.announce(what)
         try:
             if way.choice is None:
                 self.arrive(sequence, what, self.deadline(UNSET))
@@ -144,94 +138,6 @@ class Service:
         if not self.engine.run(program, self.deadline(UNSET)):
             raise self.timed_out(what, sequence, how)
 
-    def begin(self, prepared: Prepared, algorithm: str) -> Work:
-        """Begin to serve a call in the background."""
-        call = prepared.call
-        place = self.shared.place(call)
-        way = self.chooser.way(call, algorithm, place, background=True)
-        self.check_usable()
-        what = self.chooser.describe(call, way, place, background=True)
-        sequence, give = self.sequence + 1, prepared.give
-        try:
-            program = self._background_program(call, way, place, sequence, what)
-            if program is not None:
-                self._take_tags(program, what, way.name)
-            for action in program.before if isinstance(program, Kernel) else ():
-                action()
-            sequence = self._announce(what)
-            self.sweep()
-            if program is None:
-                look, give = self._begin_native(prepared)
-            else:
-                look = self._start(program, sequence)
-        except BaseException as error:
-            raise self.broke(error, what, sequence) from error.__cause__
-
-        def test() -> bool:
-            self.check_usable()
-            try:
-                return look()
-            except BaseException as error:
-                raise self.broke(error, what, sequence) from error.__cause__
-
-        def wait(test: Callable[[], bool], timeout: Any) -> None:
-            self.check_usable()
-            deadline = self.deadline(timeout)
-            try:
-                if not self.engine.wait(test, deadline):
-                    raise self.timed_out(what, sequence, way.name, timeout)
-            except BaseException as error:
-                raise self.broke(error, what, sequence) from error.__cause__
-
-        return Work(test, wait, give, self.pending)
-
-    def _background_program(
-        self, call: Call, way: Way, place: Place | None, sequence: int, what: str
-    ) -> Program | None:
-        """Give the program of operation number `sequence`; None for native."""
-        if way.name == SYMMETRIC:
-            kernel = self.shared.kernel(call, SYMMETRIC, place, 0, background=True)
-            assert kernel.arrival is not None
-            kernel.arrival.sequence = sequence
-            kernel.arrival.check = partial(self.reports.check_same, sequence, what)
-            return kernel
-        if way.choice is None:
-            return None
-        return self.cache.program(call, way.choice, self.arity(way), True)
-
-    def _take_tags(self, program: Program, what: str, how: str) -> None:
-        """Give a program tags of its own; every rank counts alike, so all take the same.
-
-        They come before anything is done, for what a kernel notes is told apart by them.
-        """
-        self._begun += 1
-        slot = self._begun % max(1, min(SLOTS, self.backend.tag_limit // 2 // TAG_SPACE - 1))
-        before, number = self._in_slot.get(slot, (None, 0))
-        if before is not None and not self.engine.wait(before.test, self.deadline(UNSET)):
-            raise self.timed_out(what, number, how)
-        self._in_slot = {s: r for s, r in self._in_slot.items() if not r[0].done}
-        program.tag_base[0] = TAG_SPACE * (1 + slot)
-
-    def _start(self, program: Program, sequence: int) -> Callable[[], bool]:
-        """Start a program that has its tags."""
-        slot = slot_of(program.tag_base) - 1
-        run = self.engine.start(program)
-        self._in_slot[slot] = (run, sequence)
-        return run.test
-
-    def sweep(self) -> None:
-        """Let go of what was begun and dropped by the caller, and has ended."""
-        for work in list(self.pending):
-            try:
-                work.test()
-            except Exception:  # it is for who waits for that work
-                log.debug("an operation in the background failed", exc_info=True)
-
-    def finish(self) -> None:
-        """Wait for what is under way in the background."""
-        for work in list(self.pending):
-            work.wait()
-
     def arity(self, way: Way) -> int:
         """Give the arity of a way's tree: the name's, else the configured one."""
         assert way.choice is not None
@@ -245,17 +151,6 @@ class Service:
         if call.op is not None and call.op.name == "mean" and call.out is not None:
             finish_mean(call.out, call.size)
 
-    def _begin_native(self, prepared: Prepared) -> tuple[Callable[[], bool], Callable[[], Any]]:
-        call = prepared.call
-        request = self.backend.native.start(call)
-
-        def give() -> Any:
-            if call.op is not None and call.op.name == "mean" and call.out is not None:
-                finish_mean(call.out, call.size)
-            return prepared.give()
-
-        return request.Test, give
-
     # -- deadlines ------------------------------------------------------------------------------
 
     def deadline(self, timeout: Any) -> float | None:
@@ -267,7 +162,8 @@ class Service:
             )
         return None if seconds is None else time.monotonic() + seconds
 
-    def _announce(self, what: str) -> int:
+    def announce(self, what: str) -> int:
+        """Tell the others that this rank has come to its next operation; give the number."""
         self.sequence = sequence = self.sequence + 1
         self.backend.board.announce(sequence, self.reports.fingerprint(what))
         return sequence
@@ -300,7 +196,7 @@ class Service:
         self.check_usable()
         if self.backend.native is None:
             return act()
-        sequence = self._announce(what)
+        sequence = self.announce(what)
         try:
             self.arrive(sequence, what, self.deadline(UNSET))
             self._guard()

@@ -136,9 +136,9 @@ def test_work_that_is_dropped(comm):
     comm.barrier()
     comm.ibarrier().wait()
     comm.barrier(algorithm="linear")
-    works = comm._service.pending
+    works = comm._service.under_way.works
     for _ in range(1000):
-        comm._service.sweep()
+        comm._service.under_way.sweep()
         comm._service.engine.progress()
         if not works:
             break
