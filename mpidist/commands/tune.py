@@ -104,7 +104,7 @@ def _tune(comm: Any, wish: Any, output: str) -> int:
         found = tune(comm, wish, about, step, write, stop)
         seconds = perf_counter() - begun
     console = make_console()
-    lines = make_table(console, "collective", "memory", "=way from so many bytes on")
+    lines = make_table(console, "=collective", "=memory", "way from so many bytes on")
     for key, entry in found.table.entries.items():
         ways = ", ".join(f"{round_size(first)} {way}" for first, way in entry.choose)
         lines.add_row(key.collective, key.memory, ways)
@@ -137,8 +137,8 @@ def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
         f"{table}: {comm.size} ranks, {wish.dtype}, {len(found.regrets)} sizes in {seconds:.0f} s; "
         "regret in % of the best one's time"
     )
-    names = ("sizes", "mean", "95th", "raw mean", "noise floor", "its 95th", "auto / pick")
-    lines = make_table(console, "collective", "memory", *(f">{name}" for name in names))
+    names = ("sizes", "mean", "95th", "raw\nmean", "noise\nfloor", "its\n95th", "auto /\npick")
+    lines = make_table(console, "=collective", "=memory", *(f">{name}" for name in names))
     for line in summary:
         figures = (line.mean, line.p95, line.raw_mean, line.floor_mean, line.floor_p95)
         percents = [f"{100 * figure:.1f}" for figure in figures]
@@ -151,7 +151,7 @@ def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
             f"most lost: {one.collective} {one.memory} {format_size(one.bytes)}: {one.pick} "
             f"{100 * one.regret:.1f} % behind, {one.best} is the best"
         )
-    _tell_missing(console, found.left_out, stop.wanted, "are not in these figures")
+    _tell_missing(console, found.left_out, stop.wanted, "they are not in these figures")
     if json_file is not None and comm.rank == 0:
         content = {
             "header": about,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -250,6 +251,17 @@ def test_tune_writes_a_table_that_explain_shows_and_verify_scores(tmp_path):
     assert "noise floor" in text
     sizes = json.loads((tmp_path / "v.json").read_text())["sizes"]
     assert {size["bytes"] for size in sizes} == {8, 92, 1024}
+
+
+def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_TERMINAL", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s")
+    for how, heads in (("-o", ("collective", "memory", "way")), ("--verify", ("floor", "pick"))):
+        text = mpidist(*tuned, how, "t.json", ranks=0, cwd=tmp_path)
+        assert "…" not in text and all(head in text for head in heads), text
+        rows = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text)
+        assert re.search("^ reduce_scatter +private ", rows, re.MULTILINE), text
 
 
 def test_a_tuner_that_is_interrupted_has_written_what_it_measured(tmp_path):
