@@ -27,7 +27,9 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0f}"
 
 
-def tabulate(results: Results, make: MakeTable, colours: bool) -> Iterable[tuple[str, Table]]:
+def tabulate(
+    results: Results, make: MakeTable, colours: bool, narrow: bool = False
+) -> Iterable[tuple[str, Table]]:
     """Give a heading and a table for each collective.
 
     Parameters
@@ -38,15 +40,17 @@ def tabulate(results: Results, make: MakeTable, colours: bool) -> Iterable[tuple
         Gives an empty table of the columns whose names it gets; ``>`` sets one to the right.
     colours : bool
         Whether to set the fastest and the wrong off.
+    narrow : bool
+        Whether to do without algbw, which time and bytes tell as well.
     """
     everything: list[Row | Refusal] = [*results.rows, *results.unsupported]
     for collective in dict.fromkeys(one.collective for one in everything):
         measured = [row for row in results.rows if row.collective == collective]
         if measured:
-            yield _heading(measured[0]), _table(results, measured, make, colours)
+            yield _heading(measured[0]), _table(results, measured, make, colours, narrow)
         refused = [r for r in results.unsupported if r.collective == collective]
         if refused:
-            table = make("=not measured", "memory", ">bytes", "why")
+            table = make("=not measured", "=memory", ">bytes", "why")
             for refusal in refused:
                 table.add_row(
                     refusal.algorithm, refusal.memory, round_size(refusal.bytes), refusal.reason
@@ -61,12 +65,15 @@ def _heading(row: Row) -> str:
     return ", ".join(words)
 
 
-def _table(results: Results, rows: list[Row], make: MakeTable, colours: bool) -> Table:
+def _table(
+    results: Results, rows: list[Row], make: MakeTable, colours: bool, narrow: bool
+) -> Table:
     bits = len(results.identical) > 0
     memory = any(row.memory != PRIVATE for row in results.rows)
-    speeds = (">time\nµs", ">algbw\nGB/s", ">busbw\nGB/s", ">x\nmpi4py")
+    algbw = [] if narrow else [">algbw\nGB/s"]
+    speeds = (">time\nµs", *algbw, ">busbw\nGB/s", ">x\nmpi4py")
     bound = any(bound_percent(row, results.header) is not None for row in rows)
-    where, same = ["memory"] if memory else [], ["same\nbits"] if bits else []
+    where, same = ["=memory"] if memory else [], ["same\nbits"] if bits else []
     of_bound = [">% of\nbound"] if bound else []
     table = make(">bytes", "=algorithm", *where, *speeds, *of_bound, "right", *same)
     for nbytes, group in groupby(rows, lambda row: row.bytes):
@@ -78,7 +85,7 @@ def _table(results: Results, rows: list[Row], make: MakeTable, colours: bool) ->
                 Text(row.algorithm),
                 *([row.memory] if memory else []),
                 microseconds(row.time_us),
-                f"{row.algbw_gbs:.3g}",
+                *([] if narrow else [f"{row.algbw_gbs:.3g}"]),
                 f"{row.busbw_gbs:.3g}",
                 "" if row.vs_native is None else f"{row.vs_native:.2f}",
                 *([percent(bound_percent(row, results.header))] if bound else []),

@@ -165,9 +165,8 @@ def print_results(results: Any, console: Console | None = None) -> None:
     speed = describe_stream(results.header)
     if speed:
         console.print(f"{speed}")
-    for heading, table in tabulate(
-        results, lambda *columns: make_table(console, *columns), console.is_terminal
-    ):
+    make, narrow = partial(make_table, console), console.width < 90
+    for heading, table in tabulate(results, make, console.is_terminal, narrow):
         console.print(f"\n[bold]{heading}[/]" if heading else "")
         show(console, table)
     if any(bound_percent(row, results.header) is not None for row in results.rows):

@@ -264,6 +264,17 @@ def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
         assert re.search("^ reduce_scatter +private ", rows, re.MULTILINE), text
 
 
+def test_the_table_of_bench_fits_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_TERMINAL", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    what = ("bench", "allreduce", "--bytes", "1M", "--memory", "both", "--budget", "0.1")
+    names = ("--algorithms", "hierarchical_leaders", "--stream")
+    text = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", mpidist(*what, *names, ranks=0))
+    rows = [line.split() for line in text.splitlines() if "hierarchical_leaders" in line]
+    assert "…" not in text and [row[1] for row in rows] == ["private", "symmetric"], text
+    assert all(row[-1] == "yes" for row in rows)
+
+
 def test_a_tuner_that_is_interrupted_has_written_what_it_measured(tmp_path):
     """As by Ctrl-C on the terminal: the launcher passes it on to the ranks."""
     path = tmp_path / "t.json"
