@@ -264,7 +264,8 @@ class Communicator:
             check_alike(self._messages, collective, error)
             raise
         call, choose = prepared.call, self._service.chooser.intention
-        check_alike(self._messages, f"{call.fingerprint} algorithm={algorithm}")
+        when = " in the background" if background else ""
+        check_alike(self._messages, f"{call.fingerprint} algorithm={algorithm}{when}")
         if self._service.shared.heap is not None:  # arrays may be symmetric on some ranks only
             self._agreed("", lambda: (choose(call, algorithm, background),))
         return prepared

@@ -120,6 +120,7 @@ class QuickCall:
             words[at + slot] = self._print
             words[at] = sequence
             if self._program is not None:
+                service.reports.check_first(sequence, self._what)
                 service.run(self._program, self._what, sequence, self._how)
                 service.reports.check_same(sequence, self._what)
                 return
@@ -129,7 +130,8 @@ class QuickCall:
             self._native()  # type: ignore[misc]
             service.inside = 0
         except BaseException as error:
-            raise service.broke(error, self._what, sequence) from error.__cause__
+            held = (self._program, self.x(), self.out and self.out())
+            raise service.broke(error, self._what, sequence, *held) from error.__cause__
 
     def _arrive(self, sequence: int, slot: int) -> None:
         """Wait until every rank has come; usually all are here already, or soon: look first."""

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 
 from .backends.base import Backend
+from .backends.board import fence
 from .errors import CollectiveMismatch, CollectiveTimeout, RankFailed
 from .shared import SharedMemory
 
@@ -60,6 +61,15 @@ class Reports:
         """Give what this rank announced as operation number `sequence`, the last one."""
         announced = self._backend.board.fingerprint(sequence)
         return next((what for what, number in self._prints.items() if number == announced), None)
+
+    def check_first(self, sequence: int, what: str) -> None:
+        """Raise as :meth:`check_same` does, after the announcement and before the first message.
+
+        Of two ranks that differ one sees the other, and sends nothing: Open MPI (5.0.11) writes
+        past the end of the receiver's array if a message from the same node is longer.
+        """
+        fence()
+        self.check_same(sequence, what)
 
     def check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
         """Raise CollectiveMismatch if another rank is seen to mean another operation."""

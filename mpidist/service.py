@@ -31,7 +31,7 @@ from .symmetric.kernels import Kernel
 from .topology import Topology
 from .underway import UnderWay
 from .watchdog import WATCHDOG
-from .work import UNSET
+from .work import UNSET, keep
 
 
 class Service:
@@ -95,17 +95,18 @@ class Service:
         if way.name in (SYMMETRIC, STAGED):
             self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
             return prepared.give()
-        sequence = self.announce(what)
+        sequence, program = self.announce(what), None
         try:
             if way.choice is None:
                 self.arrive(sequence, what, self.deadline(UNSET))
                 self._native(call)
             else:
+                self.reports.check_first(sequence, what)
                 program = self.cache.program(call, way.choice, self.arity(way), False)
                 self.run(program, what, sequence, way.name)
                 self.reports.check_same(sequence, what)
         except BaseException as error:
-            raise self.broke(error, what, sequence) from error.__cause__
+            raise self.broke(error, what, sequence, program, prepared) from error.__cause__
         return prepared.give()
 
     def enter(self, kernel: Kernel, what: str, how: str) -> None:
@@ -219,15 +220,19 @@ class Service:
         if self.broken is not None:
             raise CommunicatorBroken(f"rank {self.backend.rank}: {self.broken}")
 
-    def broke(self, error: BaseException, what: str, sequence: int) -> BaseException:
+    def broke(
+        self, error: BaseException, what: str, sequence: int, *memory: object
+    ) -> BaseException:
         """Note that an operation that began did not end, and give the error to be raised.
 
-        What every rank sees before anything is under way leaves the communicator usable.
+        What every rank sees before anything is under way leaves the communicator usable.  `memory`
+        is what messages may still come to.
         """
         if isinstance(error, CommunicatorBroken) or getattr(error, "harmless", False):
             return error
         self.inside = 0
         self.engine.abandon()
+        keep(memory)
         error = self.backend.translate(error)
         self.broken = (
             f"the communicator is broken since {what} (collective #{sequence}) ended with "

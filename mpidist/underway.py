@@ -54,6 +54,7 @@ class UnderWay:
             for action in program.before if isinstance(program, Kernel) else ():
                 action()
             service.announce(what)
+            service.reports.check_first(sequence, what)
             self.sweep()
             if program is None:
                 look, give = self._start_native(prepared)

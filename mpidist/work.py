@@ -14,6 +14,12 @@ class _Unset:
 UNSET: Any = _Unset()
 _under_way: set[Work] = set()
 """What has not ended: MPI may still write to its memory, whoever has dropped it."""
+_lost: list[object] = []
+
+
+def keep(memory: object) -> None:
+    """Keep memory for the rest of the job: of an operation that failed, and cannot be cancelled."""
+    _lost.append(memory)
 
 
 class Work:

@@ -211,6 +211,27 @@ def lengths(algorithm):
     time.sleep(0.5)  # for the others to say theirs before this rank ends the job
 
 
+def longer(algorithm):
+    """A message that is longer than its receiver expects must not be written past the end."""
+    comm = start(timeout=HANG)
+    n, edge = 30_000, 100_000
+    for k in range(20):
+        made = comm.split(0)
+        room = np.zeros(n + edge)
+        mine = n // 2 if comm.rank == 1 else n
+        call = made.iallreduce if k % 2 else made.allreduce
+        expect(
+            MpidistError,
+            lambda f=call, r=room, m=mine: wait(f(r[:m], out=r[:m], algorithm=algorithm)),
+        )
+        assert not room[mine:].any()
+    say(comm, "whole")
+
+
+def wait(work):
+    return work.wait() if hasattr(work, "wait") else work
+
+
 # -- ranks that do not come ---------------------------------------------------------------------
 
 

@@ -58,3 +58,11 @@ def test_zero_ranks():
 def test_an_operation_that_is_no_function():
     with pytest.raises(InvalidArgument, match="op function=3: allowed is a function"):
         Op(3)
+
+
+@each_mpi
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical"])
+def test_messages_that_are_too_long(python, algorithm):
+    """Seen before the first of them: Open MPI would write them past the end of an array."""
+    finished = job(python, 2, "longer", algorithm, MPIDIST_RANKS_PER_NODE="2")
+    assert said(finished, "whole") == [0, 1] and finished.status == 0, finished.output
