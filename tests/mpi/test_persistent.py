@@ -238,3 +238,22 @@ def test_all_collectives_repeated_with_new_data(own):
             }[collective]
             if got is not None:
                 assert (got == expected).all(), (collective, name, turn)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native", "binomial"])
+def test_gather_and_scatter_again_with_the_same_arrays(comm, algorithm):
+    """The second call is bound to the first one's arrays: what they hold by then is what counts."""
+    p, r = comm.size, comm.rank
+    part, whole = np.empty(7), np.empty(7 * p)
+    for turn in range(4):
+        for root in range(p):
+            part[:] = 10 * turn + r
+            given = whole if r == root else None
+            result = comm.gather(part, root, given, algorithm)
+            assert (result is whole) if r == root else result is None
+            if r == root:
+                assert (whole.reshape(p, 7) == 10 * turn + np.arange(p)[:, None]).all()
+                whole += 1
+            part[:] = -1
+            assert comm.scatter(given, root, part, algorithm) is part
+            assert (part == 10 * turn + r + 1).all()
