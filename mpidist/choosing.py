@@ -13,7 +13,7 @@ from .errors import UnknownName
 from .schedule.registry import RESERVED, Groups, algorithms, generation
 from .selection import Means, Way, choose, needs_calibration
 from .shared import SharedMemory
-from .symmetric import STAGED, SYMMETRIC, Place
+from .symmetric import SINGLE_COPY, STAGED, SYMMETRIC, Place
 from .tuning_entry import kind_for
 
 
@@ -96,8 +96,8 @@ class Chooser:
     def describe(self, call: Call, way: Way, place: Place | None, background: bool = False) -> str:
         """Say what must be equal on all ranks; so must be the place in symmetric memory."""
         words = [call.fingerprint]
-        if way.name == STAGED:
-            words.append(STAGED)
+        if way.name in (STAGED, SINGLE_COPY):
+            words.append(way.name)
         if way.name == SYMMETRIC:
             words.append(f"in symmetric memory {self.shared.where(call, place)}".rstrip())
         if background:
@@ -117,10 +117,13 @@ class Chooser:
         else:
             no_native = native.why_not(call)
         no_symmetric = self.shared.why_not_symmetric(call, place)
-        if background:
-            no_staged: str | None = "this is in the background"
-        else:
+        no_staged: str | None = "this is in the background"
+        no_single_copy = no_staged
+        if not background:
             no_staged = self.shared.why_not_staged(call)
+            no_single_copy = self.shared.why_not_single_copy(call)
         library = getattr(self.backend, "library", "")
         crowded = getattr(self.backend, "crowded", False)
-        return Means(self.groups, no_native, no_symmetric, no_staged, library, crowded)
+        return Means(
+            self.groups, no_native, no_symmetric, no_staged, no_single_copy, library, crowded
+        )

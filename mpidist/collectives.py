@@ -37,8 +37,8 @@ def allreduce(
     out : ndarray, optional
         Where the result goes, of the shape and dtype of `x`; ``out=x`` is in place.
     algorithm : str
-        "auto", "native", "symmetric", "staged", or a name of ``mpidist list``, for example "ring"
-        or "tree:4".  The same on every rank.
+        "auto", "native", "symmetric", "staged", "single_copy", or a name of ``mpidist list``,
+        for example "ring" or "tree:4".  The same on every rank.
     commute : bool, optional
         With a function as `op`: whether it is commutative.
 

@@ -21,7 +21,7 @@ from .schedule.contract import COLLECTIVES
 from .schedule.registry import Algorithm, Choice, Groups
 from .schedule.rounds import segmented
 from .storage import Storage, view_at
-from .symmetric import Heap, Place, kernels, staged, where
+from .symmetric import Heap, Place, kernels, single_copy, staged, where
 from .symmetric.kernels import Kernel
 
 _PROGRAMS = 64
@@ -85,6 +85,11 @@ class ProgramCache:
         """Give a kernel for a call whose arrays go through slots of shared memory."""
         key = (*self._key(call, None, 0), "staged", slot)
         return self._kernel(call, key, lambda: staged.kernel(call, heap, slot))
+
+    def single_copy(self, call: Call, reach: single_copy.Reach) -> Kernel:
+        """Give a kernel for a call whose arrays the ranks read in each other's memory."""
+        key = (*self._key(call, None, 0), "single_copy")
+        return self._kernel(call, key, lambda: single_copy.kernel(call, reach))
 
     def _kernel(self, call: Call, key: Hashable, make: Callable[[], Kernel]) -> Kernel:
         known = self._programs.get(key)

@@ -14,7 +14,7 @@ from .binding import Program
 from .prepare import Prepared
 from .schedule.registry import generation
 from .service import Service
-from .symmetric import STAGED, SYMMETRIC
+from .symmetric import SINGLE_COPY, STAGED, SYMMETRIC
 from .symmetric.kernels import Kernel
 from .waiting import SPINS
 from .work import UNSET
@@ -174,7 +174,7 @@ class QuickCalls:
                 return  # prepared from a copy, which would stay as it is now
         native, program = None, None
         kernels: tuple[Kernel, ...] = ()
-        if way.name in (SYMMETRIC, STAGED):
+        if way.name in (SYMMETRIC, STAGED, SINGLE_COPY):
             turns = 2 if way.name == STAGED else 1
             make = service.shared.kernel
             kernels = tuple(make(call, way.name, place, turn) for turn in range(turns))

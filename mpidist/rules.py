@@ -147,6 +147,20 @@ _STAGED_MPICH: dict[bool, dict[str, Range]] = {
 }
 
 
+_SINGLE_COPY: dict[bool, dict[str, Range]] = {
+    False: {"allreduce": (2 << 20, _ANY), "reduce_scatter": (_SLOT, _ANY)},
+    True: {
+        "allreduce": (16 << 20, _ANY),
+        "reduce": (16 << 20, _ANY),
+        "reduce_scatter": (4 << 20, _ANY),
+    },
+}
+_SINGLE_COPY_MPICH: dict[bool, dict[str, Range]] = {
+    False: {"allreduce": (_SLOT, _ANY), "reduce": (4 << 20, _ANY), "reduce_scatter": (_SLOT, _ANY)},
+    True: {"reduce": (4 << 20, _ANY), "reduce_scatter": (16 << 20, _ANY)},
+}
+
+
 def staged_range(collective: str, library: str, crowded: bool) -> Range:
     """Give the bytes between which private arrays gain by slots of shared memory.
 
@@ -161,4 +175,13 @@ def staged_range(collective: str, library: str, crowded: bool) -> Range:
         Whether there are more ranks than cores.
     """
     tables = _STAGED_MPICH if library == "MPICH" else _STAGED
+    return tables[crowded].get(collective, (0, 0))
+
+
+def single_copy_range(collective: str, library: str, crowded: bool) -> Range:
+    """Give the bytes for which private arrays gain if the ranks read them in each other's memory.
+
+    See :func:`staged_range`.
+    """
+    tables = _SINGLE_COPY_MPICH if library == "MPICH" else _SINGLE_COPY
     return tables[crowded].get(collective, (0, 0))

@@ -8,9 +8,16 @@ from .advice import Advice, memory_of
 from .call import Call
 from .config import CollectiveConfig
 from .errors import Unsupported
-from .rules import NATIVE, WITH_NATIVE, WITH_SYMMETRIC, WITHOUT_NATIVE, staged_range
+from .rules import (
+    NATIVE,
+    WITH_NATIVE,
+    WITH_SYMMETRIC,
+    WITHOUT_NATIVE,
+    single_copy_range,
+    staged_range,
+)
 from .schedule.registry import Choice, Groups, algorithms, find
-from .symmetric import STAGED, SYMMETRIC
+from .symmetric import SINGLE_COPY, STAGED, SYMMETRIC
 from .symmetric.heap import STAGING_BYTES
 
 _ANY = float("inf")
@@ -58,6 +65,8 @@ class Means:
         Why it cannot be served in symmetric memory; None if it can.
     no_staged : str or None
         Why private arrays cannot go through slots of shared memory; None if they can.
+    no_single_copy : str or None
+        Why the ranks cannot read each other's private arrays; None if they can.
     library : str
         The MPI library, for example "Open MPI"; empty without MPI.
     crowded : bool
@@ -68,6 +77,7 @@ class Means:
     no_native: str | None = None
     no_symmetric: str | None = "no array is in symmetric memory"
     no_staged: str | None = "the ranks share no memory"
+    no_single_copy: str | None = "the ranks share no memory"
     library: str = ""
     crowded: bool = False
 
@@ -82,6 +92,7 @@ def ways(call: Call, means: Means) -> list[Way]:
     shared = (
         (SYMMETRIC, means.no_symmetric, direct),
         (STAGED, means.no_staged, "every rank reads what the others copied into shared memory"),
+        (SINGLE_COPY, means.no_single_copy, "every rank reads the others' private arrays"),
     )
     found += [Way(name, None, reason or how, reason is None) for name, reason, how in shared]
     for algorithm in algorithms(call.collective):
@@ -202,6 +213,10 @@ def _by_shared_memory(call: Call, means: Means) -> Way | None:
     if means.no_staged is None and first <= call.nbytes < below:
         upto = f"to {_size(STAGING_BYTES)}" if below > STAGING_BYTES else f"to below {_size(below)}"
         return Way(STAGED, None, f"shipped rule: staged from {_size(first)} {upto}{crowd}")
+    first, below = single_copy_range(call.collective, means.library, means.crowded)
+    if means.no_single_copy is None and first <= call.nbytes < below:
+        since = f"from {_size(first)}" + (f" to below {_size(below)}" if below < _ANY else " on")
+        return Way(SINGLE_COPY, None, f"shipped rule: single_copy {since}{crowd}")
     return None
 
 
@@ -242,11 +257,16 @@ def _explicit(call: Call, name: str, means: Means, why: str) -> Way:
         if means.no_native is not None:
             raise _unsupported(call, name, means.no_native, means)
         return Way(NATIVE, None, why)
-    for shared, reason in ((SYMMETRIC, means.no_symmetric), (STAGED, means.no_staged)):
-        if name == shared:
-            if reason is not None:
-                raise _unsupported(call, name, reason, means)
-            return Way(name, None, why)
+    shared = {
+        SYMMETRIC: means.no_symmetric,
+        STAGED: means.no_staged,
+        SINGLE_COPY: means.no_single_copy,
+    }
+    if name in shared:
+        reason = shared[name]
+        if reason is not None:
+            raise _unsupported(call, name, reason, means)
+        return Way(name, None, why)
     choice = find(call.collective, name)
     cannot = why_not(choice, call, means.groups)
     if cannot is not None:

@@ -26,7 +26,7 @@ from .programs import ProgramCache
 from .reports import Reports
 from .selection import Way
 from .shared import SharedMemory
-from .symmetric import STAGED, SYMMETRIC
+from .symmetric import SINGLE_COPY, STAGED, SYMMETRIC
 from .symmetric.kernels import Kernel
 from .topology import Topology
 from .underway import UnderWay
@@ -88,11 +88,11 @@ class Service:
         place = self.shared.place(call)
         way = self.chooser.way(call, algorithm, place)
         self.check_usable()
-        if not self.shared.is_ready(way.name):
+        while not self.shared.is_ready(way.name):
             self.chooser.forget()
             way = self.chooser.way(call, algorithm, place)
         what = self.chooser.describe(call, way, place)
-        if way.name in (SYMMETRIC, STAGED):
+        if way.name in (SYMMETRIC, STAGED, SINGLE_COPY):
             self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
             return prepared.give()
         sequence, program = self.announce(what), None

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from .backends.base import Backend
 from .call import Call
+from .errors import Unsupported
 from .programs import ProgramCache
-from .symmetric import NEEDS, STAGED, SYMMETRIC, Heap, Place, place_of, staged, where
+from .symmetric import (
+    NEEDS,
+    SINGLE_COPY,
+    STAGED,
+    SYMMETRIC,
+    Heap,
+    Place,
+    place_of,
+    single_copy,
+    staged,
+    where,
+)
 from .symmetric.kernels import Kernel, meeting
 
 
@@ -22,6 +34,8 @@ class SharedMemory:
         self._backend, self._cache = backend, cache
         self.heap: Heap | None = None
         self._no_staging: str | None = None
+        self._no_reach: str | None = None
+        self._reach: single_copy.Reach | None = None
         self.last_use = [0, 0]  # number of the operation that last used each staging slot
 
     def place(self, call: Call) -> Place | None:
@@ -48,6 +62,12 @@ class SharedMemory:
             return "the ranks share no memory"
         return self._no_staging or staged.why_not(call)
 
+    def why_not_single_copy(self, call: Call) -> str | None:
+        """Give why the ranks cannot read a call's private arrays, or None; the first use tries."""
+        if self.heap is None:
+            return "the ranks share no memory"
+        return self._no_reach or single_copy.why_not(call)
+
     def kernel(
         self, call: Call, name: str, place: Place | None, sequence: int, background: bool = False
     ) -> Kernel:
@@ -58,6 +78,9 @@ class SharedMemory:
         if name == SYMMETRIC:
             assert place is not None
             return self._cache.kernel(call, place, self.heap, background)
+        if name == SINGLE_COPY:
+            assert self._reach is not None
+            return self._cache.single_copy(call, self._reach)
         return self._cache.staged(call, self.heap, sequence % 2)
 
     def is_ready(self, name: str) -> bool:
@@ -67,7 +90,13 @@ class SharedMemory:
                 self.heap.make_staging()
             except MemoryError as error:
                 self._no_staging = str(error)
-        return name != STAGED or self._no_staging is None
+        if name == SINGLE_COPY and self.heap is not None and self._reach is None:
+            try:
+                self._reach = single_copy.Reach(self.heap)
+            except (MemoryError, Unsupported) as error:
+                self._no_reach = str(error)
+        missing = {STAGED: self._no_staging, SINGLE_COPY: self._no_reach}
+        return missing.get(name) is None
 
     def slot_is_free(self, slot: int) -> bool:
         """Tell whether every rank has done with what was last in a staging slot."""

@@ -82,7 +82,7 @@ def stopped_for_too_long(how):
     if comm.rank == WHO:
         try:
             call()  # the others had done their part
-        except CollectiveTimeout:
+        except (CollectiveTimeout, RankFailed):
             say(comm, "late")
         expect((CollectiveTimeout, CommunicatorBroken, RankFailed), comm.barrier, f"rank {WHO}:")
     else:

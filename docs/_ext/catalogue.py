@@ -14,11 +14,12 @@ from pathlib import Path
 
 import mpidist  # noqa: F401  registers the algorithms
 from mpidist.commands.catalogue import describe
+from mpidist.rules import single_copy_range, staged_range
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
 from mpidist.schedule.show import svg, text
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import command_sections, row, settings_table, shared_table, staged_table
+from reference import command_sections, ranges_table, row, settings_table, shared_table
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- algorithms: begin -->", "<!-- algorithms: end -->"
@@ -171,7 +172,8 @@ def generate(folder: Path) -> None:
     """Write everything into `folder`; what is as it was keeps its date."""
     pages = {f"{name}.rst": collective_page(name) for name in COLLECTIVES}
     pages |= {"commands.inc": command_sections(), "settings.inc": settings_table()}
-    pages |= {"symmetric.inc": shared_table(), "staged.inc": staged_table()}
+    pages |= {"symmetric.inc": shared_table(), "staged.inc": ranges_table(staged_range)}
+    pages["single_copy.inc"] = ranges_table(single_copy_range)
     pages["allreduce-ring.svg"] = svg("allreduce", "ring", 5)
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():

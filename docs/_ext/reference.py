@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 WIDTH = {"terminal_width": 90, "max_content_width": 90}  # the same wherever the pages are built
 
@@ -62,9 +62,8 @@ def shared_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def staged_table() -> str:
-    """Give, by collective, the bytes for which "auto" takes private arrays through slots."""
-    from mpidist.rules import staged_range
+def ranges_table(range_of: Callable[[str, str, bool], tuple[float, float]]) -> str:
+    """Give, by collective, the bytes for which "auto" takes a way of private arrays."""
     from mpidist.schedule import COLLECTIVES
 
     cases = [(library, crowded) for library in ("Open MPI", "MPICH") for crowded in (False, True)]
@@ -72,14 +71,18 @@ def staged_table() -> str:
     heads = [library + ", ranks > cores" * crowded for library, crowded in cases]
     lines += row("collective", *heads)
     for collective in COLLECTIVES:
-        ranges = [staged_range(collective, library, crowded) for library, crowded in cases]
+        ranges = [range_of(collective, library, crowded) for library, crowded in cases]
         if any(below > 0 for _, below in ranges):
             lines += row(collective, *(_range(*found) for found in ranges))
     return "\n".join(lines) + "\n"
 
 
 def _range(first: float, below: float) -> str:
-    return "—" if first >= below else f"{_bytes(first)} … {_bytes(below)}"
+    if first >= below:
+        return "—"
+    return (
+        f"from {_bytes(first)}" if below == float("inf") else f"{_bytes(first)} … {_bytes(below)}"
+    )
 
 
 def _bytes(number: float) -> str:

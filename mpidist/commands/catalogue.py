@@ -52,7 +52,8 @@ _LEGEND = (
     "hierarchical/LOCAL/ACROSS, and hierarchical_leaders: played in two levels, by the algorithm "
     "LOCAL inside the nodes and ACROSS between them, for example hierarchical/direct/ring.",
     "Ways without a schedule that a call may ask for as well: native, MPI's own collective; "
-    "symmetric, in arrays of comm.empty(); staged, through shared memory, on one node.",
+    "on one node symmetric, in arrays of comm.empty(); staged, through shared memory; and "
+    "single_copy, out of the memory of the other processes.",
 )
 
 

@@ -12,7 +12,7 @@ from .contract import COLLECTIVES, Contract
 from .rounds import Schedule
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
-RESERVED = ("auto", "native", "symmetric", "staged")
+RESERVED = ("auto", "native", "symmetric", "staged", "single_copy")
 """Names of ways that are no algorithms."""
 
 Groups = tuple[tuple[int, ...], ...]

@@ -6,9 +6,11 @@ from .shape import check_shape
 
 SYMMETRIC = "symmetric"
 STAGED = "staged"
+SINGLE_COPY = "single_copy"
 
 __all__ = [
     "NEEDS",
+    "SINGLE_COPY",
     "STAGED",
     "SYMMETRIC",
     "Heap",

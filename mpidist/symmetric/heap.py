@@ -90,7 +90,7 @@ class Heap:
         everyone: Callable[[Any], list[Any]],
         patience: tuple[int, int] = SPINS,
     ):
-        self.rank, self.size, self._tell, self._everyone = rank, size, tell, everyone
+        self.rank, self.size, self._tell, self.everyone = rank, size, tell, everyone
         self._patience = patience
         self._known: dict[int, Allocation] = {}  # by the identity of the memory's owner
         self._numbered: dict[int, Allocation] = {}
@@ -108,7 +108,7 @@ class Heap:
         """Give the ranks that have not come to the barrier that this rank came to last."""
         return () if self._lines is None else self._lines.behind()
 
-    def _make_lines(self) -> None:
+    def make_lines(self) -> None:
         """Make the words by which the ranks meet, before anything that needs them; collective."""
         if self._lines is None:
             words = memoryview(self._map(Lines.bytes_needed(self.size, SLOTS + 1))).cast("q")
@@ -116,7 +116,7 @@ class Heap:
 
     def empty(self, dims: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Make an array on every rank; collective, all want the same.  The contents are zero."""
-        self._make_lines()
+        self.make_lines()
         nbytes = math.prod(dims) * dtype.itemsize
         flat, made = self._allocate(max(nbytes, 1))
         mark = id(made.holder())
@@ -141,7 +141,7 @@ class Heap:
             On every rank, if there is not so much shared memory.
         """
         if self._staging is None:
-            self._make_lines()
+            self.make_lines()
             flat, made = self._allocate(2 * STAGING_BYTES)
             self._staging = (made, flat)
 
@@ -170,7 +170,7 @@ class Heap:
                 told = self._tell(made)
                 if told is not None:
                     mapping, mine = _attach(told, nbytes)
-                problems = [(r, text) for r, text in enumerate(self._everyone(mine)) if text]
+                problems = [(r, text) for r, text in enumerate(self.everyone(mine)) if text]
             finally:
                 if made is not None:
                     memory_file.remove(made)

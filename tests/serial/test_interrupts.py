@@ -9,21 +9,21 @@ SCRIPT = "interrupt_jobs.py"
 
 
 @each_mpi
-@pytest.mark.parametrize("how", ["symmetric", "staged", "ring"])
+@pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy", "ring"])
 def test_a_rank_that_is_stopped_for_a_while(python, how):
     finished = job(python, 3, "stopped_for_a_while", how, script=SCRIPT)
     assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
 
 
 @each_mpi
-@pytest.mark.parametrize("how", ["symmetric", "staged"])
+@pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_a_rank_that_is_stopped_for_too_long(python, how):
     finished = job(python, 2, "stopped_for_too_long", how, script=SCRIPT)
     assert said(finished, "named") == [0, 1], finished.output
 
 
 @each_mpi
-@pytest.mark.parametrize("how", ["symmetric", "staged"])
+@pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_a_rank_that_is_interrupted(python, how):
     before = {path.name for path in Path("/dev/shm").glob("mpidist-*")}
     finished = job(python, 3, "interrupted", how, script=SCRIPT)
@@ -34,7 +34,7 @@ def test_a_rank_that_is_interrupted(python, how):
 
 
 @each_mpi
-@pytest.mark.parametrize("how", ["symmetric", "staged"])
+@pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_a_rank_that_is_interrupted_on_another_communicator(python, how):
     finished = job(python, 3, "interrupted_elsewhere", how, script=SCRIPT)
     assert said(finished, "named") == [0, 1, 2] and finished.status, finished.output

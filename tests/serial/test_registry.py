@@ -27,14 +27,14 @@ def test_an_unknown_name_gives_the_nearest(collective, name, nearest):
 
 
 def test_an_unknown_name_lists_what_there_is():
-    known = "known: auto, dissemination, .*linear, native, staged, symmetric, tree"
+    known = "known: auto, dissemination, .*linear, native, single_copy, staged, symmetric, tree"
     with pytest.raises(UnknownName, match=known):
         find("barrier", "xyzzy")
     with pytest.raises(UnknownName, match="did you mean 'symmetric'"):
         find("allreduce", "symetric")
 
 
-@pytest.mark.parametrize("name", ["native", "auto", "symmetric", "staged"])
+@pytest.mark.parametrize("name", ["native", "auto", "symmetric", "staged", "single_copy"])
 def test_a_way_that_is_no_schedule(name):
     """What a call may ask for is not called unknown where a schedule is wanted."""
     with pytest.raises(InvalidArgument, match=f"'{name}': {name} is no schedule") as raised:
