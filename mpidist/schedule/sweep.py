@@ -28,7 +28,8 @@ class Row:
     roots : int
         Pairs of size and root that were tried.
     proofs : int
-        Proofs in all: sizes × roots × arities × groupings.
+        Proofs in all: sizes × roots × arities × groupings; of more than 16 ranks with a root, each
+        root is proved with one of the groupings, which take turns.
     messages : int
         Messages in all proofs together.
     seconds : float

@@ -17,11 +17,12 @@ from .prove import prove
 from .registry import Algorithm, Groups, find
 
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than proving
+_EVERY_PAIR = 16  # ranks up to which every root meets every grouping
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some roots of one algorithm and size, with every arity and grouping."""
+    """Some roots of one algorithm and size, with every arity, and with groupings."""
 
     collective: str
     name: str
@@ -140,19 +141,27 @@ def _prove_all(task: Task) -> Result:
     served = [way for way in ways if algorithm.unsupported(task.size, groups=way) is None]
     proofs = messages = 0
     fault = None
-    for groups in served:
-        for root in task.roots:
-            for arity in task.arities:
-                try:
-                    proof = prove(
-                        task.collective, algorithm, task.size, root, arity=arity, groups=groups
-                    )
-                except Exception as error:
-                    fault = fault or _describe(algorithm, task.size, root, arity, groups, error)
-                    continue
-                proofs += 1
-                messages += proof.messages
+    for root, groups in _pairs(algorithm, task, served):
+        for arity in task.arities:
+            try:
+                proof = prove(
+                    task.collective, algorithm, task.size, root, arity=arity, groups=groups
+                )
+            except Exception as error:
+                fault = fault or _describe(algorithm, task.size, root, arity, groups, error)
+                continue
+            proofs += 1
+            messages += proof.messages
     return Result(task, proofs, messages, time.perf_counter() - begin, fault)
+
+
+def _pairs(algorithm: Algorithm, task: Task, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
+    """Give the roots with the groupings to prove them with: many ranks' groupings take turns."""
+    together = task.size <= _EVERY_PAIR or not algorithm.contract.rooted
+    for root in task.roots:
+        for turn, groups in enumerate(served):
+            if together or turn == root % len(served):
+                yield root, groups
 
 
 def _describe(
