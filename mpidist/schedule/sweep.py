@@ -28,8 +28,8 @@ class Row:
     roots : int
         Pairs of size and root that were tried.
     proofs : int
-        Proofs in all: sizes × roots × arities × groupings; of more than 16 ranks with a root, each
-        root is proved with one of the groupings, which take turns.
+        Proofs in all: sizes × roots × arities × groupings; of more than 16 ranks, the first, the
+        middle and the last root with all groupings, the others with one of small nodes.
     messages : int
         Messages in all proofs together.
     seconds : float

@@ -141,7 +141,7 @@ def _prove_all(task: Task) -> Result:
     served = [way for way in ways if algorithm.unsupported(task.size, groups=way) is None]
     proofs = messages = 0
     fault = None
-    for root, groups in _pairs(algorithm, task, served):
+    for root, groups in _pairs(task, served):
         for arity in task.arities:
             try:
                 proof = prove(
@@ -156,12 +156,16 @@ def _prove_all(task: Task) -> Result:
 
 
 def _pairs(algorithm: Algorithm, task: Task, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
-    """Give the roots with the groupings to prove them with: many ranks' groupings take turns."""
-    together = task.size <= _EVERY_PAIR or not algorithm.contract.rooted
+    """Give the roots with the groupings to prove them with.
+
+    Of many ranks, the first, the middle and the last root are proved with all groupings, the others
+    with nodes of two, or of one where the ranks are odd and the nodes must be equal.
+    """
+    ends = (0, task.size // 2, task.size - 1)
+    small = [way for way in served if len(way[0]) == 2] or served[-1:]
     for root in task.roots:
-        for turn, groups in enumerate(served):
-            if together or turn == root % len(served):
-                yield root, groups
+        every = task.size <= _EVERY_PAIR or root in ends
+        yield from ((root, groups) for groups in (served if every else small[:1]))
 
 
 def _describe(
