@@ -19,7 +19,9 @@ from .errors import (
 )
 from .launch import get_communicator, init
 from .operations import Op
+from .parallel import DDP, shard
 from .simulation import run_simulated
+from .topology import Grid
 from .work import Work
 
 __version__ = "0.1.0"
@@ -31,7 +33,9 @@ __all__ = [
     "Communicator",
     "CommunicatorBroken",
     "ConfigError",
+    "DDP",
     "Faults",
+    "Grid",
     "InvalidArgument",
     "InvalidRank",
     "LaunchError",
@@ -45,4 +49,5 @@ __all__ = [
     "get_communicator",
     "init",
     "run_simulated",
+    "shard",
 ]

@@ -1,6 +1,9 @@
 """Training over many ranks."""
 
-from .buckets import assign_buckets
+from .bucket import Bucket
 from .ddp import DDP
+from .layout import assign_buckets
+from .shard import shard
+from .stats import Stats
 
-__all__ = ["DDP", "assign_buckets"]
+__all__ = ["DDP", "Bucket", "Stats", "assign_buckets", "shard"]
