@@ -19,7 +19,7 @@ from .errors import (
 )
 from .launch import get_communicator, init
 from .operations import Op
-from .parallel import DDP, shard
+from .parallel import DDP, ZeroOptimizer, shard
 from .simulation import run_simulated
 from .topology import Grid
 from .work import Work
@@ -46,6 +46,7 @@ __all__ = [
     "Unsupported",
     "UnsupportedDtype",
     "Work",
+    "ZeroOptimizer",
     "get_communicator",
     "init",
     "run_simulated",

@@ -5,5 +5,13 @@ from .ddp import DDP
 from .layout import assign_buckets
 from .shard import shard
 from .stats import Stats
+from .zero import ZeroOptimizer
 
-__all__ = ["DDP", "Bucket", "Stats", "assign_buckets", "shard"]
+__all__ = [
+    "DDP",
+    "Bucket",
+    "Stats",
+    "ZeroOptimizer",
+    "assign_buckets",
+    "shard",
+]
