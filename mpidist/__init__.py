@@ -5,6 +5,7 @@ from .backends.simulated import Faults, SimulatedBackend
 from .communicator import Communicator
 from .config import CollectiveConfig
 from .errors import (
+    CheckpointError,
     CollectiveMismatch,
     CollectiveTimeout,
     CommunicatorBroken,
@@ -19,7 +20,7 @@ from .errors import (
 )
 from .launch import get_communicator, init
 from .operations import Op
-from .parallel import DDP, ZeroOptimizer, shard
+from .parallel import DDP, Checkpoint, ZeroOptimizer, shard
 from .simulation import run_simulated
 from .topology import Grid
 from .work import Work
@@ -27,6 +28,8 @@ from .work import Work
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointError",
     "CollectiveConfig",
     "CollectiveMismatch",
     "CollectiveTimeout",
