@@ -84,11 +84,18 @@ def unused_parameters_are_named(comm):
         assert f"heads.1.bias (on rank {odd})" in str(error.value)
         assert "body" not in str(error.value)
         model.zero_grad()
+    keep = torch.optim.SGD(model.parameters(), lr=0.0)
     for head in range(3):
         with model.no_sync():
             model(torch.ones(1, 3), head).sum().backward()
     model(torch.ones(1, 3), 0).sum().backward()
     model.sync_gradients()  # everything was used
+    keep.zero_grad(set_to_none=False)  # which leaves no trace but that of the hooks
+    for head in range(3):
+        with model.no_sync():
+            model(torch.ones(1, 3), head).sum().backward()
+    model(torch.ones(1, 3), 0).sum().backward()
+    model.sync_gradients()
 
 
 def buffers_are_made_equal(comm):

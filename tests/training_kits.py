@@ -38,6 +38,9 @@ class Plain:
         criterion(model(x), labels)
         model.backward(criterion.backward(scale))
 
+    def inputs(self, x):
+        return x
+
     def values(self, model):
         return [p.data for p in model.parameters()]
 
@@ -71,6 +74,9 @@ class Torch:
         scores = model(torch.from_numpy(x))
         loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="sum")
         (loss * scale).backward()
+
+    def inputs(self, x):
+        return torch.from_numpy(x)
 
     def values(self, model):
         return [p.detach().numpy() for p in model.parameters()]

@@ -28,6 +28,8 @@ def print_training(iterations: int, json_file: str | None) -> int:
     from ..bench.training import communication
 
     check_options()
+    if iterations < 1:
+        raise InvalidArgument(f"--iterations {iterations}: allowed are numbers >= 1")
     check_writable("--json", json_file)
     comm = mpidist.init()
     have = comm.broadcast_object(importlib.util.find_spec("torch") is not None)

@@ -97,11 +97,17 @@ class Bucket:
                 self.framework.copy(view, p.grad)
                 p.grad = view
 
-    def attach(self) -> None:
-        """Give parameters without a gradient their zeroed views, so that backward adds in place."""
+    def attach(self) -> bool:
+        """Give parameters without a gradient their zeroed views, so that backward adds in place.
+
+        Returns
+        -------
+        bool
+            Whether there were any.
+        """
         bare = [k for k, p in enumerate(self.parameters) if p.grad is None]
         if not bare:
-            return
+            return False
         views = self.views
         if len(bare) == len(views):
             self.flat.fill(0)
@@ -109,6 +115,7 @@ class Bucket:
             if len(bare) < len(views):
                 views[k][...] = 0
             self.parameters[k].grad = views[k]
+        return True
 
     def holds(self, grad: Any) -> bool:
         """Tell whether a gradient is one of the views."""

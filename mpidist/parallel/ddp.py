@@ -97,8 +97,9 @@ class DDP:
         self._unused = Unused(comm, named, unused)
         self._buffers = BufferSync(comm, [array for _, array in arrays], buffers)
         check_alike(comm, "DDP", self.framework, named, arrays)
-        grouping = Grouping(self.framework, named, (bucket_bytes, first_bucket_bytes), algorithm)
-        self.reducer = Reducer(grouping, comm, overlap, hook or Average())
+        limits = (bucket_bytes, first_bucket_bytes)
+        grouping = Grouping(self.framework, named, limits, algorithm, comm)
+        self.reducer = Reducer(grouping, comm, overlap, hook or Average(), unused == "error")
         self._forward = self.framework.on_forward(module, weakly(self.reducer.prepare))
         self._join: Join | None = None
         if init_sync:
@@ -173,7 +174,10 @@ class DDP:
         return self.reducer.stats()
 
     def close(self) -> None:
-        """Take everything off the module; it is trained on this rank alone from now on."""
+        """Take everything off the module: it is trained on this rank alone from now on; collective.
+
+        Without it hooks end with this object, and a communicator of its own with the job.
+        """
         self.reducer.close()
         if self._forward is not None:
             self._forward()

@@ -28,6 +28,8 @@ class Grouping:
         Most bytes in a bucket, and in the first one.
     algorithm : str
         Of the allreduces; "auto" to have one chosen for each bucket.
+    adviser : Communicator
+        Who chooses: the user's, which has the strategies for several nodes too.
 
     Attributes
     ----------
@@ -37,7 +39,7 @@ class Grouping:
         The parameters of each bucket, by number.
     where : dict of int to (int, int)
         The bucket of a parameter, and its place there.
-    algorithm : str
+    algorithm, adviser
         As given.
     symmetric : bool
         Whether the buffers are in symmetric memory.
@@ -49,8 +51,9 @@ class Grouping:
         named: Sequence[tuple[str, Any]],
         sizes: tuple[int, int],
         algorithm: str,
+        adviser: Any,
     ):
-        self.framework, self.named = framework, list(named)
+        self.framework, self.named, self.adviser = framework, list(named), adviser
         self.symmetric = False
         self.buckets: tuple[Bucket, ...] = ()
         self.where: dict[int, tuple[int, int]] = {}
@@ -93,10 +96,14 @@ class Grouping:
                     bucket.adopt()
         if algorithms is None:
             sizes = [sum(self._nbytes[i] for i in chosen) for chosen in layout]
-            algorithms = choose_algorithms(comm, sizes, self.algorithm, self.symmetric)
+            algorithms = self.choose(sizes, "allreduce")
         for bucket, algorithm in zip(self.buckets, algorithms, strict=True):
             bucket.algorithm = algorithm
         return self.buckets
+
+    def choose(self, nbytes: Sequence[int], collective: str) -> list[str]:
+        """Choose algorithms for messages in buckets, by their bytes; collective."""
+        return choose_algorithms(self.adviser, nbytes, self.algorithm, self.symmetric, collective)
 
     def allocate(self, p: Any, count: int, comm: Any) -> Any:
         """Make a flat array of zeros for `count` elements like those of `p`; collective."""

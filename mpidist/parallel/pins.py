@@ -15,7 +15,7 @@ NOT_REGISTERED = (*UNSTEADY, "symmetric")
 
 
 def choose_algorithms(
-    comm: Any, nbytes: Sequence[int], asked: str, symmetric: bool, collective: str = "allreduce"
+    comm: Any, nbytes: Sequence[int], asked: str, symmetric: bool, collective: str
 ) -> list[str]:
     """Choose an algorithm for each size in bytes, on rank 0, for all ranks; collective.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -16,6 +17,7 @@ from .overlap import Trial, candidates
 from .progress import WAYS, Polls, Way
 from .stats import Clock, Stats
 
+log = logging.getLogger("mpidist")
 OBSERVED_SYNCS = 3  # for so long gradients may begin to announce themselves
 
 
@@ -42,6 +44,8 @@ class Reducer:
         The ranks.
     overlap, hook
         See :class:`~mpidist.parallel.DDP`.
+    listens : bool
+        Whether to listen to gradients even if there is nobody to send them to.
 
     Attributes
     ----------
@@ -59,7 +63,7 @@ class Reducer:
         Whether the buckets stay as they are, whatever is observed.
     """
 
-    def __init__(self, grouping: Grouping, comm: Any, overlap: str, hook: Any):
+    def __init__(self, grouping: Grouping, comm: Any, overlap: str, hook: Any, listens: bool):
         self.grouping, self.enabled, self.clock = grouping, True, Clock()
         self.opens: Any = int
         self.high_water, self.fixed, self.active = 0, False, comm.size > 1
@@ -69,15 +73,17 @@ class Reducer:
         self._next, self._opened = 0, False
         names = candidates(comm, overlap, len(grouping.layout))
         # What is launched early must not meet the user's own calls, which stand anywhere in a step.
-        self.comm = comm.split(0) if names != ["none"] and comm.size > 1 else comm
+        self._owns_comm = names != ["none"] and comm.size > 1
+        self.comm = comm.split(0) if self._owns_comm else comm
         grouping.make(self.comm, grouping.layout)
         self._names, self.hook = names, hook
         self._ways: dict[str, Way] = {}
         self._trial: Trial | None = None
         self._times: dict[str, float] = {}
         self.way = self._use(names[0])
-        self._handles = self._listen() if comm.size > 1 else []
-        self._to_observe = OBSERVED_SYNCS if any(self._handles) else 0
+        self._handles = self._listen() if comm.size > 1 or listens else []
+        self._to_observe = OBSERVED_SYNCS if comm.size > 1 and any(self._handles) else 0
+        self._warned = False
 
     def _use(self, name: str) -> Way:
         if name not in self._ways:
@@ -91,10 +97,12 @@ class Reducer:
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, and give back the communicator that was made for this; collective."""
         for remove in filter(None, self._handles):
             remove()
         self._handles = []
+        if self._owns_comm and self.comm.broken is None:
+            self.comm.free()
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -102,8 +110,14 @@ class Reducer:
         """Before forward: gradients that were forgotten become zeros in their buckets."""
         self.clock.begin()
         if self.active and self._next == 0:
-            for bucket in self.grouping.buckets:
-                bucket.attach()
+            bare = [bucket.attach() for bucket in self.grouping.buckets]
+            if not self._warned and any(bare) and self.touched.any():
+                self._warned = True
+                log.warning(
+                    "rank %d: gradients were computed and forgotten without sync_gradients(): "
+                    "the replicas will differ unless all ranks skipped the step",
+                    self.comm.rank,
+                )
 
     def added(self, index: int) -> None:
         """Something was added to the gradient of parameter `index`."""

@@ -12,7 +12,6 @@ from ..schedule import blocks
 from .bucket import Bucket
 from .clip import clip_by_norm
 from .pieces import Part, Piece, part_of
-from .pins import choose_algorithms
 from .progress import Average
 
 
@@ -93,6 +92,8 @@ class ZeroOptimizer:
                 f"rank {rank}: the model has made {self._reducer.clock.steps} steps; a "
                 "ZeroOptimizer is to be made before the first"
             )
+        if not model.buckets:
+            raise InvalidArgument(f"rank {rank}: the model has no parameters to be learnt")
         if not isinstance(self._reducer.hook, Average):
             raise Unsupported(f"rank {rank}: a model with a communication hook cannot scatter")
         buckets = model.buckets
@@ -100,10 +101,9 @@ class ZeroOptimizer:
             tuple(s.stop - s.start for s in _slices(bucket.starts[-1], size)) for bucket in buckets
         ]
         self._mine = [_slices(bucket.starts[-1], size)[rank] for bucket in buckets]
-        nbytes, symmetric = [b.nbytes for b in buckets], self._reducer.grouping.symmetric
-        asked = self._reducer.grouping.algorithm
-        scatters = choose_algorithms(self._comm, nbytes, asked, symmetric, "reduce_scatter")
-        self._gathers = choose_algorithms(self._comm, nbytes, asked, symmetric, "allgather")
+        nbytes, grouping = [bucket.nbytes for bucket in buckets], self._reducer.grouping
+        scatters = grouping.choose(nbytes, "reduce_scatter")
+        self._gathers = grouping.choose(nbytes, "allgather")
         self._reducer.lock(Scatter(self._mine, self._counts, scatters) if size > 1 else None)
         self._values = [self._adopt(bucket) for bucket in buckets]
         self.pieces = [piece for bucket in buckets for piece in self._cut(bucket)]

@@ -27,3 +27,8 @@ def test_early_buckets(comm, kit, overlap):
 @pytest.mark.parametrize("optimizer", ("sgd", "momentum", "adam"))
 def test_uneven_inputs(comm, kit, optimizer):
     cases.uneven_inputs(comm, kit, optimizer)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_a_forgotten_sync(comm, kit, caplog):
+    cases.a_forgotten_sync_is_told(comm, kit, caplog)

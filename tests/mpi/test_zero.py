@@ -18,13 +18,12 @@ def test_zero_clips(comm, kit):
     cases.zero_clips_by_the_norm_of_all(comm, kit)
 
 
-@pytest.mark.parametrize("kit", KITS)
 @pytest.mark.parametrize(
     "name, overlap",
     [("float16", "thread"), ("bfloat16", "none"), ("top-k", "polls"), ("powersgd", "thread")],
 )
-def test_hooks(comm, kit, name, overlap):
-    cases.hooks_train_nearly_as_well(comm, kit, name, overlap)
+def test_hooks(comm, name, overlap):
+    cases.hooks_train_nearly_as_well(comm, KITS[0].values[0], name, overlap)
 
 
 @pytest.mark.parametrize("overlap", ("none", "thread"))

