@@ -117,9 +117,11 @@ class Bucket:
             self.parameters[k].grad = views[k]
         return True
 
-    def holds(self, grad: Any) -> bool:
-        """Tell whether a gradient is one of the views."""
-        return any(grad is view for view in self._views)
+    def assigned(self) -> list[int]:
+        """List the places of gradients outside of the buffer: put there by hand, for instance."""
+        views = self._views or [None] * len(self.parameters)
+        pairs = enumerate(zip(self.parameters, views, strict=True))
+        return [k for k, (p, view) in pairs if p.grad is not None and p.grad is not view]
 
     def expect(self, counts: Sequence[int] | None) -> None:
         """Say how often a step adds to each gradient; None if that is not known."""

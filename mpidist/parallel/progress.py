@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from ..errors import CommunicationError
+from ..waiting import MANNERS
 from .bucket import Bucket
 from .chain import DONE
 
@@ -147,6 +148,7 @@ class _Job:
 
 
 def _serve(queue: SimpleQueue, send: Callable[[Bucket], object], spans: Spans) -> None:
+    MANNERS.gentle = True
     while (job := queue.get()) is not None:
         began = perf_counter()
         try:

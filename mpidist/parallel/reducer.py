@@ -179,9 +179,8 @@ class Reducer:
     def _note_touched(self, buckets: Sequence[Bucket]) -> None:
         """Count gradients that were assigned, as nothing announces those."""
         for bucket in buckets[self._next :]:
-            for i, p in zip(self.grouping.layout[bucket.index], bucket.parameters, strict=True):
-                if p.grad is not None and not bucket.holds(p.grad):
-                    self.touched[i] = 1
+            chosen = self.grouping.layout[bucket.index]
+            self.touched[[chosen[k] for k in bucket.assigned()]] = 1
 
     # -- learning from the first steps ---------------------------------------------------------
 
