@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ..parallel import DDP
+from ..parallel import DDP, Stats
 from .training import OURS, Contender, Row, race
 
 SAMPLES = 32  # of each rank, in a step
@@ -54,8 +54,8 @@ def one_by_one(comm: Any, net: torch.nn.Module) -> Callable[[], None]:
     return sync
 
 
-def training(comm: Any, rounds: int, width: int) -> list[Row]:
-    """Measure steps of an MLP of `width`."""
+def training(comm: Any, rounds: int, width: int) -> tuple[list[Row], Stats]:
+    """Measure steps of an MLP of `width`; give our wrapper's own times as well."""
     net, bare, each = mlp(width), mlp(width), mlp(width)
     count = sum(p.numel() for p in net.parameters())
     with threads(comm):
@@ -66,7 +66,7 @@ def training(comm: Any, rounds: int, width: int) -> list[Row]:
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
-            return race(comm, work, contenders, rounds)
+            return race(comm, work, contenders, rounds), model.stats()
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
         contenders.append(Contender(name, stepper(each, each.parameters(), width, sync)))
@@ -76,7 +76,7 @@ def training(comm: Any, rounds: int, width: int) -> list[Row]:
             contenders.append(Contender(name, stepper(theirs, theirs.parameters(), width)))
             rows = race(comm, work, contenders, rounds)
             del theirs, contenders
-    return rows
+    return rows, model.stats()
 
 
 @contextmanager

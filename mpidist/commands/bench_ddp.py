@@ -33,19 +33,23 @@ def print_training(iterations: int, json_file: str | None) -> int:
     check_writable("--json", json_file)
     comm = mpidist.init()
     have = comm.broadcast_object(importlib.util.find_spec("torch") is not None)
-    rows = []
+    rows, notes = [], []
     if have:
         from ..bench.training_torch import training
 
         for width in WIDTHS:
-            rows += training(comm, iterations, width)
+            more, stats = training(comm, iterations, width)
+            rows += more
+            notes.append(f"{more[0].work}: {describe(stats)}")
     if comm.size > 1:
         rows += communication(comm, iterations)
     header = make_header(comm, versions(), knobs())
     if comm.rank == 0:
         print_rows(rows, have)
+        for note in notes:
+            make_console().print(note)
         if json_file:
-            content = {"header": header, "rows": [row.as_json() for row in rows]}
+            content = {"header": header, "rows": [row.as_json() for row in rows], "notes": notes}
             Path(json_file).write_text(json.dumps(content, indent=1), encoding="utf-8")
     return 0
 
@@ -65,6 +69,15 @@ def check_options() -> None:
             f"bench {NAME} stands alone; allowed are --iterations and --json"
             + (f", not {', '.join(others)}" if others else ", and no collective")
         )
+
+
+def describe(stats: Any) -> str:
+    """Say which way of overlapping was taken, after what trials, and where the time went."""
+    parts = ("compute", "exposed", "hidden")
+    times = ", ".join(f"{part} {1e3 * getattr(stats, part):.2f} ms" for part in parts)
+    trials = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in stats.trials.items())
+    tried = f" after steps of {trials}" if trials else ""
+    return f"overlap {stats.overlap!r}{tried}; {times}"
 
 
 def print_rows(rows: list[Any], have_torch: bool) -> None:

@@ -4,6 +4,7 @@ import pytest
 from training_kits import NEEDS_TORCH, torch
 
 from mpidist.bench.training import OURS, communication
+from mpidist.commands.bench_ddp import describe
 
 
 def check(comm, rows, names):
@@ -27,4 +28,6 @@ def test_training(comm):
     names = [OURS, "no communication"]
     if comm.size > 1:
         names += ["one allreduce per parameter", "torch DDP over gloo"]
-    check(comm, training(comm, rounds=2, width=16), names)
+    rows, stats = training(comm, rounds=2, width=16)
+    check(comm, rows, names)
+    assert f"overlap '{stats.overlap}'" in describe(stats) and " ms, hidden " in describe(stats)
