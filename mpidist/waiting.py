@@ -78,10 +78,11 @@ def poll(
     first `looks` are made without giving the core away.  `nudge` is called less often, about every
     20 µs at first: what only has to be done now and then.
     """
-    for _ in range(looks):
+    gentle = MANNERS.gentle
+    for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
         if test():
             return True
-    if MANNERS.gentle:
+    if gentle:
         return _sleep(test, deadline, progress, nudge, GENTLE_SLEEP_SECONDS)
     until = time.monotonic() + YIELD_SECONDS
     while True:

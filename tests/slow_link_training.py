@@ -13,7 +13,7 @@ import mpidist
 from mpidist.nn import Module, Parameter
 from mpidist.parallel import DDP
 
-LAYERS, ELEMENTS, SECONDS, STEPS = 25, 25_000, 4e-3, 12
+LAYERS, ELEMENTS, SECONDS, STEPS = 40, 25_000, 4e-3, 8
 OVERLAPS = ("polls", "thread")
 
 

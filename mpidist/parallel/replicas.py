@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InvalidArgument
 from .framework import Framework
+from .pins import choose_algorithms
 
 Named = Sequence[tuple[str, Any]]
 
@@ -61,17 +62,19 @@ class BufferSync:
         groups: dict[Any, list[np.ndarray]] = {}
         for array in arrays if how != "keep" else ():
             groups.setdefault(array.dtype, []).append(array)
-        self._groups = [
-            (np.empty(sum(a.size for a in group), dtype), group, how == "average" and _real(dtype))
-            for dtype, group in groups.items()
-        ]
+        self._groups = []
+        for dtype, group in groups.items():
+            flat, algorithm = np.empty(sum(a.size for a in group), dtype), ""
+            if how == "average" and _real(dtype):
+                (algorithm,) = choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")
+            self._groups.append((flat, group, algorithm))
 
     def run(self, root: int) -> None:
         """Make them equal; `root` is whose are taken."""
-        for flat, group, averaged in self._groups:
+        for flat, group, algorithm in self._groups:
             np.concatenate([array.reshape(-1) for array in group], out=flat)
-            if averaged:
-                self._comm.allreduce(flat, op="mean", out=flat)
+            if algorithm:
+                self._comm.allreduce(flat, op="mean", out=flat, algorithm=algorithm)
             else:
                 self._comm.broadcast(flat, root=root, out=flat)
             start = 0

@@ -1,8 +1,12 @@
 """Training under mpiexec."""
 
+import numpy as np
 import pytest
 import training_cases as cases
 from training_kits import KITS
+
+from mpidist.nn import Linear
+from mpidist.parallel import DDP
 
 
 @pytest.mark.parametrize("kit", KITS)
@@ -32,3 +36,20 @@ def test_uneven_inputs(comm, kit, optimizer):
 @pytest.mark.parametrize("kit", KITS)
 def test_a_forgotten_sync(comm, kit, caplog):
     cases.a_forgotten_sync_is_told(comm, kit, caplog)
+
+
+def test_buckets_lie_in_symmetric_memory(comm):
+    """Their algorithm is pinned, and none whose bits might differ between ranks."""
+    net = Linear(100, 400)
+    model = DDP(net, comm)
+    for _ in range(2):
+        model(np.ones((1, 100), np.float32))
+        model.backward(np.full((1, 400), comm.rank, np.float32))
+        model.sync_gradients()
+        model.zero_grad()
+    if comm.size > 1:
+        assert [bucket.algorithm for bucket in model.buckets] == ["symmetric"]
+    small = DDP(Linear(2, 2), comm)
+    assert not {"native", "staged"} & {bucket.algorithm for bucket in small.buckets}
+    asked = DDP(Linear(2, 2), comm, algorithm="native")
+    assert [bucket.algorithm for bucket in asked.buckets] == ["native"]
