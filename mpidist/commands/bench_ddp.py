@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 from pathlib import Path
@@ -43,7 +44,8 @@ def print_training(iterations: int, json_file: str | None) -> int:
             notes.append(f"{more[0].work}: {describe(stats)}")
     if comm.size > 1:
         rows += communication(comm, iterations)
-    header = make_header(comm, versions(), knobs())
+    library = {"torch": importlib.metadata.version("torch")} if have else {}
+    header = make_header(comm, {**versions(), **library}, knobs())
     if comm.rank == 0:
         print_rows(rows, have)
         for note in notes:
