@@ -13,12 +13,12 @@ import numpy as np
 
 from .bucket import Bucket
 from .grouping import Grouping, Layout
-from .overlap import Trial, candidates
+from .learning import FirstSteps
+from .overlap import candidates
 from .progress import WAYS, Polls, Way
 from .stats import Clock, Stats
 
 log = logging.getLogger("mpidist")
-OBSERVED_SYNCS = 3  # for so long gradients may begin to announce themselves
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
@@ -69,21 +69,17 @@ class Reducer:
         self.high_water, self.fixed, self.active = 0, False, comm.size > 1
         self._locked = False
         self.touched = np.zeros(len(grouping.named), np.uint8)
-        self._order: dict[int, None] = {}  # in which gradients became ready in the first step
         self._next, self._opened = 0, False
         names = candidates(comm, overlap, len(grouping.layout))
         # What is launched early must not meet the user's own calls, which stand anywhere in a step.
         self._owns_comm = names != ["none"] and comm.size > 1
         self.comm = comm.split(0) if self._owns_comm else comm
         grouping.make(self.comm, grouping.layout)
-        self._names, self.hook = names, hook
+        self.hook, self._warned = hook, False
         self._ways: dict[str, Way] = {}
-        self._trial: Trial | None = None
-        self._times: dict[str, float] = {}
         self.way = self._use(names[0])
         self._handles = self._listen() if comm.size > 1 or listens else []
-        self._to_observe = OBSERVED_SYNCS if comm.size > 1 and any(self._handles) else 0
-        self._warned = False
+        self._learning = FirstSteps(grouping, self.comm, names, any(self._handles))
 
     def _use(self, name: str) -> Way:
         if name not in self._ways:
@@ -124,8 +120,7 @@ class Reducer:
         self.touched[index] = 1
         if not self.enabled:
             return
-        if self._to_observe:
-            self._order.setdefault(index)
+        self._learning.ready(index)
         b, k = self.grouping.where[index]
         complete = self.grouping.buckets[b].ready(k, self.comm.rank)
         if not self.way.early:
@@ -174,7 +169,9 @@ class Reducer:
         for bucket in buckets:
             bucket.reset()
         self.clock.end(way.spans)
-        self._learn()
+        name = self._learning.after(self.clock.last, self.fixed)
+        if name is not None:
+            self.way = self._use(name)
 
     def _note_touched(self, buckets: Sequence[Bucket]) -> None:
         """Count gradients that were assigned, as nothing announces those."""
@@ -182,39 +179,7 @@ class Reducer:
             chosen = self.grouping.layout[bucket.index]
             self.touched[[chosen[k] for k in bucket.assigned()]] = 1
 
-    # -- learning from the first steps ---------------------------------------------------------
-
-    def _learn(self) -> None:
-        """After a sync: take the order that was observed; try the next way."""
-        if self._to_observe:
-            self._observe()
-        elif self._trial is not None:
-            self._trial.note(self.clock.last)
-            if self._trial.over:
-                best, self._times = self._trial.decide(self.comm)
-                self._trial = None
-                self.way = self._use(best)
-            else:
-                self.way = self._use(self._trial.current)
-
-    def _observe(self) -> None:
-        """Take the order of rank 0's first step, and begin to overlap."""
-        self._to_observe -= 1
-        order = self.comm.broadcast_object(list(self._order))
-        if not order:
-            return
-        self._to_observe = 0
-        before = self.grouping
-        counts = {i: max(1, before.buckets[b].seen[k]) for i, (b, k) in before.where.items()}
-        if not self.fixed:
-            rest = set(range(len(before.named))).difference(order)
-            self.regroup(before.plan([*order, *sorted(rest, reverse=True)]))
-        if self._names == ["none"]:
-            return
-        for bucket, chosen in zip(before.buckets, before.layout, strict=True):
-            bucket.expect([counts[i] for i in chosen])
-        if len(self._names) > 1 and len(before.buckets) > 1:
-            self._trial = Trial(self._names)
+    # -- buckets ------------------------------------------------------------------------------
 
     def regroup(self, layout: Layout, algorithms: Sequence[str] | None = None) -> None:
         """Use these buckets from now on, whatever is observed; collective.
@@ -246,5 +211,5 @@ class Reducer:
             copies=self.grouping.copies,
             in_flight_high_water=self.high_water,
             overlap=self.name,
-            trials=dict(self._times),
+            trials=dict(self._learning.times),
         )
