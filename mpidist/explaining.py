@@ -12,10 +12,10 @@ from .objects import example_call
 from .operations import find_op
 from .rules import NATIVE
 from .selection import Way, choose, needs_calibration, ways
-from .symmetric import NEEDS, STAGED, SYMMETRIC
+from .symmetric import NEEDS, SINGLE_COPY, STAGED, SYMMETRIC
 from .tuning_entry import MEMORIES, PRIVATE
 
-NOT_WRITTEN_BY_HAND = (NATIVE, SYMMETRIC, STAGED)
+NOT_WRITTEN_BY_HAND = (NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -43,7 +43,7 @@ def explain(
         Operation, where it reduces.
     memory : {"private", "symmetric"}
         Where the arrays are: "symmetric" for those of :meth:`empty`.
-    without : sequence of {"native", "symmetric", "staged"}
+    without : sequence of {"native", "symmetric", "staged", "single_copy"}
         Ways that are not to be taken.
 
     Returns

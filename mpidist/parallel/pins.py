@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import Unsupported
+from ..explaining import NOT_WRITTEN_BY_HAND
 from ..schedule.registry import find
 
-UNSTEADY = ("native", "staged")
-"""Ways that "auto" leaves out here: MPI does not promise equal bits on every rank, and staged
-memory serves no call in the background."""
-NOT_REGISTERED = (*UNSTEADY, "symmetric")
+UNSTEADY = ("native", "staged", "single_copy")
+"""Ways that "auto" leaves out here: MPI does not promise equal bits on every rank, and the others
+serve no call in the background."""
 
 
 def choose_algorithms(
@@ -28,7 +28,7 @@ def choose_algorithms(
         If `asked` is neither "auto" nor an algorithm.
     """
     if asked != "auto":
-        if asked not in NOT_REGISTERED:
+        if asked not in NOT_WRITTEN_BY_HAND:
             find(collective, asked)
         return [asked] * len(nbytes)
     memory = "symmetric" if symmetric else "private"

@@ -5,6 +5,7 @@ import pytest
 import training_cases as cases
 from training_kits import KITS
 
+from mpidist.errors import InvalidArgument
 from mpidist.nn import Linear
 from mpidist.parallel import DDP
 
@@ -53,3 +54,12 @@ def test_buckets_lie_in_symmetric_memory(comm):
     assert not {"native", "staged"} & {bucket.algorithm for bucket in small.buckets}
     asked = DDP(Linear(2, 2), comm, algorithm="native")
     assert [bucket.algorithm for bucket in asked.buckets] == ["native"]
+
+
+def test_ways_can_be_left_out(comm):
+    """Of what "explain" chooses; training leaves out what may differ in bits between ranks."""
+    every = ("native", "staged", "single_copy", "symmetric")
+    for nbytes in (8, 64 << 10, 4 << 20, 64 << 20):
+        assert comm.explain("allreduce", nbytes, without=every)[0].choice is not None
+    with pytest.raises(InvalidArgument, match=r"without=\('ring',\): allowed are native, "):
+        comm.explain("allreduce", 8, without=("ring",))
