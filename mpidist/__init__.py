@@ -5,6 +5,7 @@ from .backends.simulated import Faults, SimulatedBackend
 from .communicator import Communicator
 from .config import CollectiveConfig
 from .errors import (
+    CheckpointError,
     CollectiveMismatch,
     CollectiveTimeout,
     CommunicatorBroken,
@@ -19,19 +20,25 @@ from .errors import (
 )
 from .launch import get_communicator, init
 from .operations import Op
+from .parallel import DDP, Checkpoint, ZeroOptimizer, shard
 from .simulation import run_simulated
+from .topology import Grid
 from .work import Work
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointError",
     "CollectiveConfig",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
     "CommunicatorBroken",
     "ConfigError",
+    "DDP",
     "Faults",
+    "Grid",
     "InvalidArgument",
     "InvalidRank",
     "LaunchError",
@@ -42,7 +49,9 @@ __all__ = [
     "Unsupported",
     "UnsupportedDtype",
     "Work",
+    "ZeroOptimizer",
     "get_communicator",
     "init",
     "run_simulated",
+    "shard",
 ]

@@ -81,6 +81,10 @@ class LaunchError(MpidistError):
     """The processes were started in a way that cannot work; the message says how to start them."""
 
 
+class CheckpointError(MpidistError):
+    """A checkpoint could not be written, or is damaged; what was complete before is still there."""
+
+
 class CommunicationError(MpidistError):
     """Base class of what goes wrong between ranks while they communicate."""
 

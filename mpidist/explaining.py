@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import Unsupported
 from .memory import why_no_symmetric_memory
 from .objects import example_call
 from .operations import find_op
+from .rules import NATIVE
 from .selection import Way, choose, needs_calibration, ways
-from .symmetric import NEEDS
+from .symmetric import NEEDS, SINGLE_COPY, STAGED, SYMMETRIC
 from .tuning_entry import MEMORIES, PRIVATE
+
+NOT_WRITTEN_BY_HAND = (NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
 
 
 def explain(
-    self: Communicator, collective: str, nbytes: int, op: str = "sum", memory: str = PRIVATE
+    self: Communicator,
+    collective: str,
+    nbytes: int,
+    op: str = "sum",
+    memory: str = PRIVATE,
+    without: Sequence[str] = (),
 ) -> tuple[Way, list[Way]]:
     """Give the way that "auto" takes for `nbytes` of float32, and every way there is.
 
@@ -34,6 +43,8 @@ def explain(
         Operation, where it reduces.
     memory : {"private", "symmetric"}
         Where the arrays are: "symmetric" for those of :meth:`empty`.
+    without : sequence of {"native", "symmetric", "staged", "single_copy"}
+        Ways that are not to be taken.
 
     Returns
     -------
@@ -60,6 +71,12 @@ def explain(
             raise Unsupported(f"rank {self.rank}: {reason}")
         if collective in NEEDS:
             means = replace(means, no_symmetric=None)
+    for way in without:
+        if way not in NOT_WRITTEN_BY_HAND:
+            allowed = ", ".join(NOT_WRITTEN_BY_HAND)
+            raise self._place.wrong(f"without={without!r}: allowed are {allowed}")
+        change: dict[str, Any] = {f"no_{way}": "the caller does without it"}
+        means = replace(means, **change)
     advice = service.chooser.advice
     chosen = choose(call, "auto", self.config, means, advice)
     if needs_calibration(call, "auto", self.config, means, advice):

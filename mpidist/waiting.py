@@ -8,6 +8,7 @@ which only move while someone looks.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,23 @@ SPINS, SPINS_CROWDED = (400, 0), (2, 200)  # looks at words of shared memory: 20
 LOOKS_CROWDED = 4  # with more ranks than cores, whom we wait for may need this core
 YIELD_SECONDS = 0.05
 SLEEP_SECONDS = 200e-6
+GENTLE_SLEEP_SECONDS = 50e-6
+
+
+class _Manners(threading.local):
+    """How this thread waits.
+
+    Attributes
+    ----------
+    gentle : bool
+        Whether another thread of this process computes meanwhile: then this one sleeps between
+        looks from the start, for one that only yields keeps Python's lock for up to 5 ms.
+    """
+
+    gentle = False
+
+
+MANNERS = _Manners()
 
 
 def spin(words: memoryview, bases: tuple[int, ...], least: int, patience: tuple[int, int]) -> bool:
@@ -60,9 +78,12 @@ def poll(
     first `looks` are made without giving the core away.  `nudge` is called less often, about every
     20 µs at first: what only has to be done now and then.
     """
-    for _ in range(looks):
+    gentle = MANNERS.gentle
+    for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
         if test():
             return True
+    if gentle:
+        return _sleep(test, deadline, progress, nudge, GENTLE_SLEEP_SECONDS)
     until = time.monotonic() + YIELD_SECONDS
     while True:
         for _ in range(20):
@@ -78,6 +99,17 @@ def poll(
             return test()
         if now > until:
             break
+    return _sleep(test, deadline, progress, nudge, SLEEP_SECONDS)
+
+
+def _sleep(
+    test: Callable[[], bool],
+    deadline: float | None,
+    progress: Callable[[], object] | None,
+    nudge: Callable[[], object] | None,
+    seconds: float,
+) -> bool:
+    """Wait with a sleep of so many seconds between looks."""
     while True:
         if test():
             return True
@@ -87,4 +119,4 @@ def poll(
             nudge()
         if deadline is not None and time.monotonic() > deadline:
             return test()
-        time.sleep(SLEEP_SECONDS)
+        time.sleep(seconds)

@@ -76,7 +76,7 @@ def broadcast_is_in_place(comm):
         net = mlp(seed=comm.rank)
         before = [(p, p.data) for p in net.parameters()]
         optimizer = SGD(net.parameters())
-        ddp = DDP(net, comm)
+        ddp = DDP(net, comm, init_sync=False)
         ddp.broadcast_parameters(root)
         for (p, data), q, expected in zip(
             before, net.parameters(), mlp(seed=root).parameters(), strict=True
@@ -99,14 +99,14 @@ def unlike_modules_are_refused_everywhere(comm):
     if comm.size == 1:
         return
     odd = comm.rank == comm.size - 1
-    ddp = DDP(Weights(np.zeros(4 if odd else 3)), comm)
-    with pytest.raises(
-        InvalidArgument, match=rf"rank {comm.size - 1} has.*\(4,\).*rank 0 has.*\(3,\)"
+    for unlike, said in (
+        (np.zeros(4), rf"rank {comm.size - 1} has.*\(4,\).*rank 0 has.*\(3,\)"),
+        (np.zeros(3, np.float32), "float32.*rank 0 has.*float64"),
     ):
-        ddp.broadcast_parameters()
-    ddp = DDP(Weights(*[np.zeros(3)] * (2 if odd else 1)), comm)
+        with pytest.raises(InvalidArgument, match=said):
+            DDP(Weights(unlike if odd else np.zeros(3)), comm)
     with pytest.raises(InvalidArgument, match="nothing"):
-        ddp.broadcast_parameters()
+        DDP(Weights(*[np.zeros(3)] * (2 if odd else 1)), comm)
     assert float(comm.allreduce(1.0)) == comm.size  # the communicator is still good
 
 
@@ -184,7 +184,7 @@ def buckets_are_in_flight_together(comm, others=None):
     """
     module = Weights(*np.ones((3, 4)))
     watched = Watched(comm)
-    ddp = DDP(module, watched, bucket_bytes=32, first_bucket_bytes=32)
+    ddp = DDP(module, watched, bucket_bytes=32, first_bucket_bytes=32, overlap="none")
     for p in module.weights:
         p.grad = np.full(4, float(comm.rank))
     if comm.rank == 0:
@@ -206,9 +206,12 @@ class Watched:
     """A communicator that counts the allreduces that are begun and not done."""
 
     def __init__(self, comm):
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.comm = comm
         self.works, self.open_together = [], 0
         self.wanted, self.after_start = None, None
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
 
     def iallreduce(self, *args, **options):
         work = self.comm.iallreduce(*args, **options)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import InvalidArgument
 from ..measure import format_size
 from .bench_checks import check_alone, check_files, make_settings
+from .bench_ddp import print_training
 from .catalogue import check_collectives
 from .common import examples, make_console, make_table, show
 from .info import knobs, versions
@@ -31,6 +32,7 @@ from .options import Names, Sizes, load_option
         "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
         "mpidist run -n 2 -- mpidist bench allreduce --memory both --bytes 64K-64M --in-place",
         "mpidist run -n 2 -- mpidist bench --overhead",
+        "mpidist run -n 2 -- mpidist bench ddp --iterations 20",
         "mpidist bench --compare before.json after.json",
     ),
 )
@@ -94,6 +96,8 @@ def bench_command(
     Data are other in every iteration and every result is checked.  A time is the median over the
     iterations of the slowest rank's; "x mpi4py" is the bare call's time over it: above 1 is faster.
     The exit code is 1 if any result was wrong.
+
+    `ddp` in place of COLLECTIVEs measures steps of data-parallel training beside PyTorch's own.
     """
     import mpidist
 
@@ -107,6 +111,8 @@ def bench_command(
         return print_comparison(*compare)
     if overhead:
         return print_overhead()
+    if "ddp" in collectives:
+        return print_training(options["iterations"], json_file)
     check_files(json_file, plot=plot, report=report)
     if not collectives:
         raise InvalidArgument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,15 @@ class Parameter:
         The values (numpy or cupy).  Changed in place, so that whoever holds them sees it.
     grad : ndarray or None
         The gradient, of the same shape; None until a backward has come by.
+    hooks : tuple of callable
+        Called without arguments after something was added to the gradient.
     """
 
-    __slots__ = ("data", "grad")
+    __slots__ = ("data", "grad", "hooks")
 
     def __init__(self, data: Any, grad: Any = None):
         self.data, self.grad = data, grad
+        self.hooks: tuple[Callable[[], object], ...] = ()
 
     def accumulate(self, grad: Any) -> None:
         """Add `grad` to what is there."""
@@ -32,6 +35,8 @@ class Parameter:
             self.grad = grad
         else:
             self.grad += grad
+        for hook in self.hooks:
+            hook()
 
     def __repr__(self) -> str:
         return f"Parameter(shape={self.data.shape}, dtype={self.data.dtype})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,19 @@ from ..errors import InvalidArgument
 
 
 class Optimizer:
-    """What SGD and Adam share: the parameters, the learning rate and the weight decay."""
+    """What SGD and Adam share: the parameters, the learning rate and the weight decay.
+
+    Attributes
+    ----------
+    parameters : list of Parameter
+        What is changed.
+    state : dict of int to dict
+        What is kept for each parameter, by its number.
+    """
 
     def __init__(self, parameters: Iterable[Any], learning_rate: float, weight_decay: float):
         self.parameters = list(parameters)
+        self.state: dict[int, dict[str, Any]] = {}
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         for name in ("learning_rate", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -32,6 +41,43 @@ class Optimizer:
             if p.grad is not None:
                 grad = p.grad + self.weight_decay * p.data if self.weight_decay else p.grad
                 self._update(index, p.data, grad)
+
+    def state_of(self, parameter: Any) -> dict[str, Any]:
+        """Give what is kept for a parameter, to be read and changed."""
+        index = next(i for i, p in enumerate(self.parameters) if p is parameter)
+        return self.state.setdefault(index, {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give copies of what is kept for the parameters, by number."""
+        return {
+            "state": {
+                index: {k: v.copy() if hasattr(v, "copy") else v for k, v in kept.items()}
+                for index, kept in self.state.items()
+            }
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with copies of what :meth:`state_dict` gave.
+
+        Raises
+        ------
+        InvalidArgument
+            If there is no such parameter, or it has another shape.
+        """
+        for index, kept in state["state"].items():
+            shape = (
+                tuple(self.parameters[index].data.shape) if index < len(self.parameters) else None
+            )
+            for key, value in kept.items():
+                if hasattr(value, "shape") and tuple(value.shape) not in (shape, ()):
+                    raise InvalidArgument(
+                        f"state has {key} of shape {tuple(value.shape)} for parameter {index}, "
+                        f"which has {shape}"
+                    )
+        self.state = {
+            index: {k: v.copy() if hasattr(v, "copy") else v for k, v in kept.items()}
+            for index, kept in state["state"].items()
+        }
 
     def _update(self, index: int, data: Any, grad: Any) -> None:
         raise NotImplementedError
@@ -59,13 +105,13 @@ class SGD(Optimizer):
         if not 0 <= momentum < 1:
             raise InvalidArgument(f"momentum={momentum!r}: must be a number in [0, 1)")
         self.momentum = momentum
-        self._velocity: dict[int, Any] = {}
 
     def _update(self, index: int, data: Any, grad: Any) -> None:
         if self.momentum:
-            velocity = self._velocity.get(index)
+            kept = self.state.setdefault(index, {})
+            velocity = kept.get("velocity")
             if velocity is None:
-                velocity = self._velocity[index] = grad.copy()
+                velocity = kept["velocity"] = grad.copy()
             else:
                 velocity *= self.momentum
                 velocity += grad
@@ -102,12 +148,13 @@ class Adam(Optimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise InvalidArgument(f"betas={betas!r}: must be two numbers in [0, 1)")
         self.betas, self.epsilon = betas, epsilon
-        self._state: dict[int, list[Any]] = {}
 
     def _update(self, index: int, data: Any, grad: Any) -> None:
-        state = self._state.setdefault(index, [0, np.zeros_like(grad), np.zeros_like(grad)])
-        state[0] += 1
-        steps, mean, square = state
+        kept = self.state.setdefault(index, {})
+        if not kept:
+            kept.update(steps=0, mean=np.zeros_like(grad), square=np.zeros_like(grad))
+        kept["steps"] += 1
+        steps, mean, square = kept["steps"], kept["mean"], kept["square"]
         first, second = self.betas
         mean *= first
         mean += (1 - first) * grad

@@ -1,6 +1,19 @@
 """Training over many ranks."""
 
-from .buckets import assign_buckets
+from .bucket import Bucket
+from .checkpoint import Checkpoint
 from .ddp import DDP
+from .layout import assign_buckets
+from .shard import shard
+from .stats import Stats
+from .zero import ZeroOptimizer
 
-__all__ = ["DDP", "assign_buckets"]
+__all__ = [
+    "DDP",
+    "Bucket",
+    "Checkpoint",
+    "Stats",
+    "ZeroOptimizer",
+    "assign_buckets",
+    "shard",
+]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InvalidArgument
-from .buckets import Bucket, assign_buckets
+from .bucket import Bucket
+from .clip import clip_by_norm
+from .framework import framework_of
+from .grouping import Grouping
+from .join import Join
+from .progress import Average
+from .reducer import Reducer, weakly
+from .replicas import BufferSync, broadcast, check_alike
+from .stats import Stats
+from .unused import Unused
 
 MIB = 1 << 20
 
@@ -14,38 +24,52 @@ MIB = 1 << 20
 class DDP:
     """A module whose gradients are averaged over the ranks of a communicator.
 
-    Call :meth:`broadcast_parameters` once, at the start, and :meth:`sync_gradients` after every
-    ``backward`` and before ``optimizer.step()``.  Everything else is the module's.
+    Call :meth:`sync_gradients` after ``backward`` and before ``optimizer.step()``.  Everything else
+    is the module's.
 
     Parameters
     ----------
-    module : object
-        Anything with ``parameters()`` whose items have ``data`` and ``grad``, numpy or cupy arrays.
+    module : torch.nn.Module, mpidist.nn.Module or object
+        Or anything with ``parameters()`` whose items have ``data`` and ``grad``, numpy or cupy
+        arrays.
     comm : Communicator
         The ranks.
     bucket_bytes, first_bucket_bytes : int
         Largest size in bytes of a bucket of gradients, and of the first one.
     algorithm : str
-        Of the allreduce.
+        Of the allreduces.  With "auto" one is chosen for each bucket, once, that gives the same
+        bits on every rank.
+    overlap : {"auto", "none", "polls", "thread"}
+        How buckets that are complete are sent while backward goes on: "auto" tries in the first
+        steps and keeps what was fastest, "none" sends them within :meth:`sync_gradients`, "polls"
+        looks after them whenever a gradient is ready, "thread" does so in a thread of its own.
+    hook : callable, optional
+        ``hook(bucket)`` begins to send a :class:`Bucket` and gives a :class:`~mpidist.Work`; after
+        that ``bucket.flat`` holds the mean, on all ranks alike.  See :mod:`mpidist.parallel.hooks`.
+    buffers : {"broadcast", "average", "keep"}
+        What :meth:`sync_gradients` does with the module's buffers, such as running means: those of
+        rank 0 for all, their mean, or nothing.
+    unused : {"zero", "error"}
+        What a parameter without a gradient means: zeros, or InvalidArgument on every rank with its
+        name and the ranks.
+    init_sync : bool
+        Whether all ranks begin with the parameters and buffers of rank 0.
 
     Attributes
     ----------
     module, comm
         As given.
-    buckets : tuple of Bucket
-        In the order in which a backward pass completes them.
-    in_flight_high_water : int
-        Most allreduces that this object has had under way at a time.
 
     Raises
     ------
     InvalidArgument
-        If a bucket size is not a whole number > 0.
+        If an argument is not allowed; on every rank, if their parameters differ in name, shape or
+        dtype.
 
     Notes
     -----
-    Bucket sizes are those of PyTorch's reducer.  After a sync each ``grad`` is a part of its bucket
-    and stays valid until the next one: copy it to keep it.
+    Bucket sizes are those of PyTorch's reducer.  Gradients are parts of their buckets, which other
+    ranks read: copy one to keep it.
     """
 
     def __init__(
@@ -55,6 +79,12 @@ class DDP:
         bucket_bytes: int = 25 * MIB,
         first_bucket_bytes: int = MIB,
         algorithm: str = "auto",
+        *,
+        overlap: str = "auto",
+        hook: Any = None,
+        buffers: str = "broadcast",
+        unused: str = "zero",
+        init_sync: bool = True,
     ):
         sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
         for argument, value in sizes.items():
@@ -62,96 +92,155 @@ class DDP:
                 raise InvalidArgument(
                     f"rank {comm.rank}: {argument}={value!r}: allowed are whole numbers > 0"
                 )
-        self.module, self.comm, self.algorithm = module, comm, algorithm
-        self.in_flight_high_water = 0
-        named = self.named_parameters()
-        order = assign_buckets(
-            [p.data.nbytes for _, p in named],
-            [(type(p.data).__module__, str(p.data.dtype)) for _, p in named],
-            bucket_bytes,
-            first_bucket_bytes,
-        )
-        self.buckets = tuple(
-            Bucket([named[i][1] for i in bucket], [named[i][0] for i in bucket]) for bucket in order
-        )
+        self.module, self.comm, self.framework = module, comm, framework_of(module)
+        named, arrays = self.framework.parameters(module), self.framework.buffers(module)
+        self._unused = Unused(comm, named, unused)
+        check_alike(comm, "DDP", self.framework, named, arrays)
+        self._buffers = BufferSync(comm, [array for _, array in arrays], buffers)
+        limits = (bucket_bytes, first_bucket_bytes)
+        grouping = Grouping(self.framework, named, limits, algorithm, comm)
+        self.reducer = Reducer(grouping, comm, overlap, hook or Average(), unused == "error")
+        self._forward = self.framework.on_forward(module, weakly(self.reducer.prepare))
+        self._join: Join | None = None
+        if init_sync:
+            self.broadcast_parameters()
 
     # -- between the ranks ------------------------------------------------------------------------
 
     def sync_gradients(self) -> None:
-        """Replace every gradient by its mean over the ranks, one bucket after another.
+        """Replace every gradient by its mean over the ranks; buffers are made equal as well.
 
-        Gradients that are None count as zero and are set afterwards.
+        Gradients that are None count as zero and are set afterwards.  Buckets that were sent while
+        backward went on are only waited for.
         """
-        for bucket in self.buckets:
-            flat = bucket.pack(self.comm.rank)
-            self.comm.allreduce(flat, op="mean", out=flat, algorithm=self.algorithm)
-            self.in_flight_high_water = max(self.in_flight_high_water, 1)
-            bucket.unpack()
+        self._sync(False)
 
     def overlapped_sync_gradients(self) -> None:
         """Do what :meth:`sync_gradients` does with all buckets in flight together."""
-        under_way = []
-        for bucket in self.buckets:
-            flat = bucket.pack(self.comm.rank)
-            work = self.comm.iallreduce(flat, op="mean", out=flat, algorithm=self.algorithm)
-            under_way.append((bucket, work))
-            self.in_flight_high_water = max(self.in_flight_high_water, len(under_way))
-        for bucket, work in under_way:
-            work.wait()
-            bucket.unpack()
+        self._sync(True)
+
+    def _sync(self, together: bool) -> None:
+        self.reducer.sync(together)
+        self._buffers.run(0 if self._join is None else self._join.root)
+        self._unused.check(self.reducer.touched)
 
     def broadcast_parameters(self, root: int = 0) -> None:
-        """Copy the parameters of `root` into those of every rank, in place.
+        """Copy parameters and buffers of `root` into those of every rank, in place.
 
         Parameters and their arrays stay the same objects, so optimizers go on with them.
-
-        Raises
-        ------
-        InvalidArgument
-            On every rank, if the ranks' parameters differ in name, shape or dtype.
         """
-        self._check_layout(root)
-        for _, p in self.named_parameters():
-            self.comm.broadcast(p.data, root=root, out=p.data)
+        values = [self.framework.values(p) for _, p in self.reducer.grouping.named]
+        broadcast(self.comm, values, root)
+        broadcast(self.comm, [array for _, array in self.framework.buffers(self.module)], root)
 
-    def _check_layout(self, root: int) -> None:
-        mine = [(n, tuple(p.data.shape), str(p.data.dtype)) for n, p in self.named_parameters()]
-        layouts = self.comm.allgather_object(mine)
-        for rank, layout in enumerate(layouts):
-            if layout != layouts[0]:
-                longest = max(len(layout), len(layouts[0]))
-                pairs = zip(_padded(layout, longest), _padded(layouts[0], longest), strict=True)
-                there, here = next((a, b) for a, b in pairs if a != b)
-                raise InvalidArgument(
-                    f"broadcast_parameters(root={root}): rank {rank} has {there} where rank 0 has "
-                    f"{here}; the modules must have the same parameters on all ranks"
-                )
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it backward adds to this rank's gradients and sends nothing.
+
+        All backward passes but the last before a :meth:`sync_gradients` belong in it.
+        """
+        before, self.reducer.enabled = self.reducer.enabled, False
+        try:
+            yield
+        finally:
+            self.reducer.enabled = before
+
+    @contextmanager
+    def join(self, optimizer: Any = None, early: str = "shadow") -> Iterator[Join]:
+        """Let ranks have unequal numbers of steps: see :class:`~mpidist.parallel.join.Join`."""
+        self._join = Join(self, optimizer, early)
+        self.reducer.opens = self._join.meet
+        try:
+            yield self._join
+            self._join.finish()
+        finally:
+            self._join, self.reducer.opens = None, int
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale all gradients so that their norm, taken together, is at most `max_norm`.
+
+        To be called after :meth:`sync_gradients`, when gradients are the same on all ranks.
+
+        Returns
+        -------
+        float
+            The norm before, from sums in float64.
+        """
+        gradients = [p.grad for _, p in self.reducer.grouping.named if p.grad is not None]
+        return clip_by_norm(gradients, max_norm, self.comm.rank)
+
+    def stats(self) -> Stats:
+        """Give where the time of steps went: compute, exposed and hidden communication."""
+        return self.reducer.stats()
+
+    def close(self) -> None:
+        """Take everything off the module: it is trained on this rank alone from now on; collective.
+
+        Without it hooks end with this object, and a communicator of its own with the job.
+        """
+        self.reducer.close()
+        if self._forward is not None:
+            self._forward()
+            self._forward = None
+
+    # -- state ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the module's state, and how gradients are sent: a resumed run has the same bits."""
+        grouping = self.reducer.grouping
+        sending = {
+            "ranks": self.comm.size,
+            "buckets": grouping.names(),
+            "algorithms": [bucket.algorithm for bucket in grouping.buckets],
+        }
+        return {"module": self.module.state_dict(), "sending": sending}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave, in place; collective.
+
+        On another number of ranks algorithms are chosen anew.
+        """
+        self.module.load_state_dict(state["module"])
+        sending = state["sending"]
+        layout = self.reducer.grouping.layout_of(sending["buckets"])
+        if layout is not None:
+            same = sending["ranks"] == self.comm.size
+            self.reducer.regroup(layout, sending["algorithms"] if same else None)
 
     # -- the module's own -------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Call the module."""
+        if self._forward is None:
+            self.reducer.prepare()
         return self.module(*inputs, **options)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the module's forward."""
+        self.reducer.prepare()
         return self.module.forward(*inputs, **options)
 
     def backward(self, grad: Any) -> Any:
         """Call the module's backward."""
         return self.module.backward(grad)
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets, in the order in which a backward pass completes them."""
+        return self.reducer.grouping.buckets
+
+    @property
+    def in_flight_high_water(self) -> int:
+        """Most buckets that were under way at a time."""
+        return self.reducer.high_water
+
     def parameters(self) -> list[Any]:
         """List the module's parameters."""
         return list(self.module.parameters())
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """List the module's parameters with their names (or numbers, if it has none), each once."""
-        names: Callable[[], Any] | None = getattr(self.module, "named_parameters", None)
-        once: dict[int, tuple[str, Any]] = {}
-        for name, p in enumerate(self.module.parameters()) if names is None else names():
-            once.setdefault(id(p), (str(name), p))
-        return list(once.values())
+        """List the parameters that are averaged, with names (or numbers), each once."""
+        return list(self.reducer.grouping.named)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -177,7 +266,3 @@ class DDP:
 
     def __repr__(self) -> str:
         return f"DDP({self.module!r}, {len(self.buckets)} buckets on {self.comm.size} ranks)"
-
-
-def _padded(layout: list[Any], length: int) -> list[Any]:
-    return [*layout, *["nothing"] * (length - len(layout))]

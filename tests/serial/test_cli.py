@@ -278,6 +278,12 @@ def test_launched_rank():
         ("bench allreduce --compare a.json b.json", "--compare together with a collective"),
         ("bench --compare a.json b.json --plot x.png", "--compare together with --plot"),
         ("bench --compare no-a.json no-b.json", "--compare no-a.json"),
+        ("bench ddp --op max", "allowed are --iterations and --json, not --op"),
+        (
+            "bench ddp allreduce",
+            "bench ddp stands alone; allowed are --iterations and --json, and no",
+        ),
+        ("bench ddp --iterations 0", "--iterations 0: allowed are numbers >= 1"),
         ("bench allreduce --overhead", "--overhead together with a collective"),
         ("bench allreduce --dtype float31", "dtype 'float31': allowed are"),
         ("bench allreduce --iterations 0", "--iterations 0: allowed"),

@@ -7,6 +7,7 @@ import sys
 import pytest
 from doc_pages import NOT_RUN, ROOT, files_and_commands
 from processes import environment, mpiexec, run
+from training_kits import NEEDS_TORCH, torch
 
 from mpidist.config import ENVIRONMENT_PREFIX, FIELDS
 from mpidist.schedule import COLLECTIVES
@@ -39,6 +40,7 @@ def catalogue():
 def test_commands(page, tmp_path):
     """The reader's files are written, the commands typed; the output is what the page shows."""
     files, commands = files_and_commands(ROOT / page)
+    skip_without_torch(*files.values())
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -65,8 +67,21 @@ def test_every_file_is_run(page):
         ast.parse(content, name)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+def skip_without_torch(*scripts):
+    """Skip where scripts need what is not installed."""
+    if torch is None and any("import torch" in script for script in scripts):
+        pytest.skip(NEEDS_TORCH)
+
+
+def run_by_a_page(name):
+    """Whether a command of a page runs an example, and so `test_commands` does."""
+    commands = [command for page in PAGES for command in files_and_commands(ROOT / page)[1]]
+    return any(f"python examples/{name}" in command.line for command in commands)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not run_by_a_page(name)])
 def test_example(name):
+    skip_without_torch((ROOT / "examples" / name).read_text(encoding="utf-8"))
     done = run(mpiexec(2, str(ROOT / "examples" / name)), LIMIT, environment(PYTHONPATH=str(ROOT)))
     assert done.status == 0, done.output
     assert "2 ranks: " in done.output

@@ -1,0 +1,111 @@
+"""Steps of training in PyTorch: with our wrapper, with its own over gloo, with neither."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ..parallel import DDP, Stats
+from .training import OURS, Contender, Row, race
+
+SAMPLES = 32  # of each rank, in a step
+
+
+def mlp(width: int, depth: int = 4) -> torch.nn.Module:
+    """Build layers of `width`² weights; all ranks build the same."""
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for _ in range(depth):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+
+
+def stepper(
+    model: Any, parameters: Any, width: int, sync: Callable[[], object] = lambda: None
+) -> Callable[[], None]:
+    """Give a function that makes one step of training."""
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    x, labels = torch.randn(SAMPLES, width), torch.randint(10, (SAMPLES,))
+
+    def step() -> None:
+        torch.nn.functional.cross_entropy(model(x), labels).backward()
+        sync()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def one_by_one(comm: Any, net: torch.nn.Module) -> Callable[[], None]:
+    """Give a function that averages each gradient for itself."""
+
+    def sync() -> None:
+        for p in net.parameters():
+            assert p.grad is not None
+            flat = p.grad.numpy()
+            comm.allreduce(flat, op="mean", out=flat)
+
+    return sync
+
+
+def training(comm: Any, rounds: int, width: int) -> tuple[list[Row], Stats]:
+    """Measure steps of an MLP of `width`; give our wrapper's own times as well."""
+    net, bare, each = mlp(width), mlp(width), mlp(width)
+    count = sum(p.numel() for p in net.parameters())
+    with threads(comm):
+        model = DDP(net, comm)
+        contenders = [
+            Contender(OURS, stepper(model, net.parameters(), width, model.sync_gradients)),
+            Contender("no communication", stepper(bare, bare.parameters(), width)),
+        ]
+        work = f"step, MLP of {count / 1e6:.1f} M parameters"
+        if comm.size == 1:
+            return race(comm, work, contenders, rounds), model.stats()
+        sync = one_by_one(comm, each)
+        name = "one allreduce per parameter"
+        contenders.append(Contender(name, stepper(each, each.parameters(), width, sync)))
+        with gloo(comm):
+            theirs = torch.nn.parallel.DistributedDataParallel(mlp(width))
+            name = "torch DDP over gloo"
+            contenders.append(Contender(name, stepper(theirs, theirs.parameters(), width)))
+            rows = race(comm, work, contenders, rounds)
+            del theirs, contenders
+    return rows, model.stats()
+
+
+@contextmanager
+def threads(comm: Any) -> Iterator[None]:
+    """Divide the cores among the ranks of the node."""
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, cores // comm.topology.local_size))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def gloo(comm: Any) -> Iterator[None]:
+    """Start torch's own communication beside ours."""
+    if comm.topology.num_nodes == 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    host = os.uname().nodename if comm.topology.num_nodes > 1 else "127.0.0.1"
+    limit = timedelta(seconds=60)
+    store = None
+    if comm.rank == 0:
+        store = distributed.TCPStore(host, 0, comm.size, True, limit, wait_for_workers=False)
+    host, port = comm.broadcast_object((host, store and store.port))
+    if store is None:
+        store = distributed.TCPStore(host, port, comm.size, False, limit)
+    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()

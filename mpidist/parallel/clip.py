@@ -1,0 +1,54 @@
+"""Gradient clipping by the norm of all gradients together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import InvalidArgument
+
+
+def clip_by_norm(
+    gradients: Sequence[Any],
+    max_norm: float,
+    rank: int,
+    total: Callable[[float], float] = lambda squares: squares,
+) -> float:
+    """Scale gradients in place so that their norm is at most `max_norm`.
+
+    Parameters
+    ----------
+    gradients : sequence of array
+        numpy, cupy or torch.
+    max_norm : float
+        > 0.
+    rank : int
+        For the error message.
+    total : callable, optional
+        Adds up the sum of squares over ranks that hold parts.
+
+    Returns
+    -------
+    float
+        The norm before.  If it is not finite, gradients stay as they are.
+    """
+    if isinstance(max_norm, bool) or not max_norm > 0:
+        raise InvalidArgument(f"rank {rank}: max_norm={max_norm!r}: allowed are numbers > 0")
+    squares = sum((_squares(gradient) for gradient in gradients), 0.0)
+    norm = math.sqrt(total(squares))
+    if math.isfinite(norm) and norm > max_norm:
+        for gradient in gradients:
+            gradient *= max_norm / norm
+    return norm
+
+
+def _squares(gradient: Any) -> float:
+    """Give the sum of squares in float64; a step at a time, so that no large copy is made."""
+    flat = gradient.reshape(-1)
+    total = 0.0
+    for start in range(0, len(flat), 1 << 16):
+        piece = flat[start : start + (1 << 16)]
+        piece = piece.double() if hasattr(piece, "double") else piece.astype("float64")
+        total += float((piece * piece).sum())
+    return total

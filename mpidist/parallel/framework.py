@@ -1,0 +1,67 @@
+"""What data parallelism has to know of the library that a module is written in."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import numpy as np
+
+ADAPTERS = {"torch": "mpidist.torch.framework"}
+"""Where the adapter of a library is: a module with an object ``FRAMEWORK``."""
+
+Remove = Callable[[], object]
+
+
+class Framework(Protocol):
+    """One library's parameters, gradients and hooks.
+
+    A parameter has ``data`` and ``grad``; what differs between libraries is here.
+    """
+
+    def parameters(self, module: Any) -> list[tuple[str, Any]]:
+        """List the parameters that are learnt, with their names, each once."""
+
+    def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
+        """List arrays that are part of the model and not learnt; they share memory with it."""
+
+    def values(self, p: Any) -> Any:
+        """Give a parameter's values as an array that communicators take; it shares memory."""
+
+    def kind(self, p: Any) -> Hashable:
+        """Give what must be equal in a bucket."""
+
+    def like(self, p: Any, count: int) -> Any:
+        """Make a flat array of private memory, as communicators take it, for data like `p`'s."""
+
+    def view(self, flat: Any, start: int, p: Any) -> Any:
+        """Give the part of a flat array from `start` on that can be `p`'s data or gradient."""
+
+    def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
+        """Give a flat parameter whose data and gradient are parts of two flat arrays."""
+
+    def copy(self, view: Any, gradient: Any) -> None:
+        """Copy a gradient into a view."""
+
+    def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
+        """Have `act` called after something was added to `p.grad`; None if that cannot be."""
+
+    def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
+        """Have `act` called before each forward; None if who calls forward must do that."""
+
+    def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
+        """Give what an optimizer keeps for a parameter, to be read and changed."""
+
+
+def library(x: Any) -> str | None:
+    """Name the library of :data:`ADAPTERS` that an object, or a class it is derived from, is of."""
+    roots = (kind.__module__.partition(".")[0] for kind in type(x).__mro__)
+    return next((root for root in roots if root in ADAPTERS), None)
+
+
+def framework_of(module: Any) -> Framework:
+    """Give the adapter for a module; the library is not imported unless the module is of it."""
+    name = library(module)
+    where = "mpidist.parallel.plain" if name is None else ADAPTERS[name]
+    return importlib.import_module(where).FRAMEWORK

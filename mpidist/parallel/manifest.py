@@ -1,0 +1,105 @@
+"""The table of contents of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .disk import write
+from .stored import Segment, Stored, find_dtype
+from .tree import put_together
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a checkpoint, and where.
+
+    Attributes
+    ----------
+    step, ranks : int
+        The step, and the number of ranks that wrote.
+    trees : dict
+        What was saved, by name: JSON of :func:`~mpidist.parallel.tree.take_apart`.
+    arrays : dict
+        By path: dtype, shape, segments.
+    """
+
+    step: int
+    ranks: int
+    trees: dict[str, Any]
+    arrays: dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]
+
+    def save(self, folder: Path) -> None:
+        """Write it, with its own checksum in the first line."""
+        arrays = {
+            path: [dtype, list(shape), [astuple(segment) for segment in segments]]
+            for path, (dtype, shape, segments) in self.arrays.items()
+        }
+        body = json.dumps(
+            {
+                "format": FORMAT,
+                "step": self.step,
+                "ranks": self.ranks,
+                "trees": self.trees,
+                "arrays": arrays,
+            }
+        ).encode()
+        checksum = hashlib.sha256(body).hexdigest().encode()
+        write(folder / NAME, [checksum + b"\n", body, b"\n"])
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read and check it.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, or of another format.
+        """
+        try:
+            checksum, body = (folder / NAME).read_bytes().split(b"\n", 1)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder / NAME} cannot be read: {error}") from None
+        if hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() != checksum:
+            raise CheckpointError(f"{folder / NAME} is damaged: its checksum does not match")
+        found = json.loads(body)
+        if found["format"] != FORMAT:
+            raise CheckpointError(
+                f"{folder / NAME} has format {found['format']}: {FORMAT} is what this version reads"
+            )
+        arrays = {
+            path: (dtype, tuple(shape), tuple(Segment(*segment) for segment in segments))
+            for path, (dtype, shape, segments) in found["arrays"].items()
+        }
+        return cls(found["step"], found["ranks"], found["trees"], arrays)
+
+    def segments(self) -> list[tuple[str, Segment]]:
+        """List the path and place of everything."""
+        return [(path, s) for path, (_, _, segments) in self.arrays.items() for s in segments]
+
+    def itemsizes(self) -> dict[str, int]:
+        """Give the bytes of an element of each array."""
+        return {path: find_dtype(dtype).itemsize for path, (dtype, _, _) in self.arrays.items()}
+
+    def state(self, name: str, folder: Path, whole: bool) -> Any:
+        """Give what was saved by a name.
+
+        Parameters
+        ----------
+        whole : bool
+            Whether arrays are read now; else they are :class:`~.stored.Stored`.
+        """
+
+        def give(path: str, library: str) -> Any:
+            dtype, shape, segments = self.arrays[path]
+            stored = Stored(folder, find_dtype(dtype), shape, segments, library)
+            return stored.whole() if whole else stored
+
+        return put_together(self.trees[name], give)

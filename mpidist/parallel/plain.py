@@ -1,0 +1,76 @@
+"""Modules without a framework: mpidist.nn, and anything whose parameters have data and grad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from ..nn import Parameter
+from .framework import Remove
+
+
+class Plain:
+    """Parameters that hold numpy or cupy arrays (see :class:`~.framework.Framework`)."""
+
+    def parameters(self, module: Any) -> list[tuple[str, Any]]:
+        """List the parameters with their names (or numbers, if the module has none), each once."""
+        names: Callable[[], Any] | None = getattr(module, "named_parameters", None)
+        once: dict[int, tuple[str, Any]] = {}
+        for name, p in enumerate(module.parameters()) if names is None else names():
+            once.setdefault(id(p), (str(name), p))
+        return list(once.values())
+
+    def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
+        """List what ``named_buffers()`` gives, if there is that."""
+        names: Callable[[], Any] | None = getattr(module, "named_buffers", None)
+        return [] if names is None else list(names())
+
+    def values(self, p: Any) -> Any:
+        """Give the array itself."""
+        return p.data
+
+    def kind(self, p: Any) -> Hashable:
+        """Tell numpy from cupy, and dtypes."""
+        return type(p.data).__module__, str(p.data.dtype)
+
+    def like(self, p: Any, count: int) -> Any:
+        """Make an array of the same library, on the same device."""
+        return np.zeros_like(p.data, shape=(count,), order="C")
+
+    def view(self, flat: Any, start: int, p: Any) -> Any:
+        """Give a part in the shape of `p`."""
+        return flat[start : start + math.prod(p.data.shape)].reshape(p.data.shape)
+
+    def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
+        """Give a parameter."""
+        return Parameter(flat[start:stop], gradient[start:stop])
+
+    def copy(self, view: Any, gradient: Any) -> None:
+        """Copy."""
+        view[...] = gradient
+
+    def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
+        """Have `act` called by :meth:`mpidist.nn.Parameter.accumulate`."""
+        hooks = getattr(p, "hooks", None)
+        if hooks is None:
+            return None
+        p.hooks = (*hooks, act)
+
+        def remove() -> None:
+            p.hooks = tuple(hook for hook in p.hooks if hook is not act)
+
+        return remove
+
+    def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
+        """Leave it to DDP, through which the module is called."""
+        return None
+
+    def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
+        """Give the entry of a :class:`mpidist.nn.optim.Optimizer`."""
+        return optimizer.state_of(p)
+
+
+FRAMEWORK = Plain()

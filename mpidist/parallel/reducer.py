@@ -1,0 +1,215 @@
+"""Keeps buckets in step with backward: what is ready, launched, waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+from weakref import WeakMethod
+
+import numpy as np
+
+from .bucket import Bucket
+from .grouping import Grouping, Layout
+from .learning import FirstSteps
+from .overlap import candidates
+from .progress import WAYS, Polls, Way
+from .stats import Clock, Stats
+
+log = logging.getLogger("mpidist")
+
+
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Give a form of a method for hooks: these must not keep alive what a user has dropped."""
+    reference = WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        act = reference()
+        if act is not None:
+            act(*arguments)
+
+    return call
+
+
+class Reducer:
+    """Averages the gradients of a model, step by step.
+
+    Parameters
+    ----------
+    grouping : Grouping
+        The parameters.
+    comm : Communicator
+        The ranks.
+    overlap, hook
+        See :class:`~mpidist.parallel.DDP`.
+    listens : bool
+        Whether to listen to gradients even if there is nobody to send them to.
+
+    Attributes
+    ----------
+    comm : Communicator
+        That of the buckets: one of their own where they are launched during backward.
+    enabled : bool
+        Whether gradients are to be sent; False while they are accumulated.
+    opens : callable
+        Called once in each step, on the rank's own thread, before anything is sent.
+    active : bool
+        Whether gradients lie in buckets; on one rank nobody needs that.
+    touched : ndarray of uint8
+        Which gradients this rank has added to since the last sync.
+    fixed : bool
+        Whether the buckets stay as they are, whatever is observed.
+    """
+
+    def __init__(self, grouping: Grouping, comm: Any, overlap: str, hook: Any, listens: bool):
+        self.grouping, self.enabled, self.clock = grouping, True, Clock()
+        self.opens: Any = int
+        self.high_water, self.fixed, self.active = 0, False, comm.size > 1
+        self._locked = False
+        self.touched = np.zeros(len(grouping.named), np.uint8)
+        self._next, self._opened = 0, False
+        names = candidates(comm, overlap, len(grouping.layout))
+        # What is launched early must not meet the user's own calls, which stand anywhere in a step.
+        self._owns_comm = names != ["none"] and comm.size > 1
+        self.comm = comm.split(0) if self._owns_comm else comm
+        grouping.make(self.comm, grouping.layout)
+        self.hook, self._warned = hook, False
+        self._ways: dict[str, Way] = {}
+        self.way = self._use(names[0])
+        self._handles = self._listen() if comm.size > 1 or listens else []
+        self._learning = FirstSteps(grouping, self.comm, names, any(self._handles))
+
+    def _use(self, name: str) -> Way:
+        if name not in self._ways:
+            self._ways[name] = WAYS[name](self.hook)
+        self.name = name
+        return self._ways[name]
+
+    def _listen(self) -> list[Any]:
+        """Have parameters tell when something was added to their gradients."""
+        listen, added = self.grouping.framework.on_gradient, weakly(self.added)
+        return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
+
+    def close(self) -> None:
+        """Listen no more, and give back the communicator that was made for this; collective."""
+        for remove in filter(None, self._handles):
+            remove()
+        self._handles = []
+        if self._owns_comm and self.comm.broken is None:
+            self.comm.free()
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Before forward: gradients that were forgotten become zeros in their buckets."""
+        self.clock.begin()
+        if self.active and self._next == 0:
+            bare = [bucket.attach() for bucket in self.grouping.buckets]
+            if not self._warned and any(bare) and self.touched.any():
+                self._warned = True
+                log.warning(
+                    "rank %d: gradients were computed and forgotten without sync_gradients(): "
+                    "the replicas will differ unless all ranks skipped the step",
+                    self.comm.rank,
+                )
+
+    def added(self, index: int) -> None:
+        """Something was added to the gradient of parameter `index`."""
+        self.touched[index] = 1
+        if not self.enabled:
+            return
+        self._learning.ready(index)
+        b, k = self.grouping.where[index]
+        complete = self.grouping.buckets[b].ready(k, self.comm.rank)
+        if not self.way.early:
+            return
+        began = perf_counter()
+        if complete:
+            while self._next < len(self.grouping.buckets) and self._is_complete():
+                self._launch(self.way)
+        self.way.poll()
+        self.clock.within(perf_counter() - began)
+
+    def _is_complete(self) -> bool:
+        return self.grouping.buckets[self._next].complete
+
+    def _launch(self, way: Way) -> None:
+        self.open()
+        self.grouping.buckets[self._next].launch(way.start, self.comm.rank)
+        self._next += 1
+        self.high_water = max(self.high_water, self._next if way.early else 1)
+
+    def open(self) -> None:
+        """Begin the communication of a step, if it has not begun."""
+        if not self._opened:
+            self._opened = True
+            self.opens()
+
+    def sync(self, together: bool = False) -> None:
+        """Send what was not sent yet, and wait for all; then be ready for the next step.
+
+        With `together`, buckets are in flight together instead of one after another.
+        """
+        self.clock.sync_begins()
+        way = Polls(self.hook) if together and not self.way.early else self.way
+        buckets = self.grouping.buckets
+        self._note_touched(buckets)
+        self.open()
+        if self.active:
+            for _ in range(self._next, len(buckets)):
+                self._launch(way)
+            for bucket in buckets:
+                bucket.wait()
+        else:
+            for bucket in buckets:
+                bucket.settle(self.comm.rank)
+        self._next, self._opened = 0, False
+        for bucket in buckets:
+            bucket.reset()
+        self.clock.end(way.spans)
+        name = self._learning.after(self.clock.last, self.fixed)
+        if name is not None:
+            self.way = self._use(name)
+
+    def _note_touched(self, buckets: Sequence[Bucket]) -> None:
+        """Count gradients that were assigned, as nothing announces those."""
+        for bucket in buckets[self._next :]:
+            chosen = self.grouping.layout[bucket.index]
+            self.touched[[chosen[k] for k in bucket.assigned()]] = 1
+
+    # -- buckets ------------------------------------------------------------------------------
+
+    def regroup(self, layout: Layout, algorithms: Sequence[str] | None = None) -> None:
+        """Use these buckets from now on, whatever is observed; collective.
+
+        Buckets that someone else relies on stay.
+        """
+        self.fixed = True
+        if not self._locked or layout == self.grouping.layout:
+            self.grouping.make(self.comm, layout, algorithms)
+
+    def lock(self, hook: Any = None) -> None:
+        """Keep these buckets for ever, and gradients in them; send them by another hook."""
+        self.fixed = self._locked = self.active = True
+        if hook is not None:
+            self.hook = hook
+            self._ways = {}
+            self.way = self._use(self.name)
+
+    def stats(self) -> Stats:
+        """Give where the time went."""
+        clock, steps = self.clock, max(self.clock.steps, 1)
+        return Stats(
+            steps=clock.steps,
+            compute=clock.compute / steps,
+            exposed=clock.exposed / steps,
+            communication=clock.communication / steps,
+            hidden=clock.hidden / steps,
+            bytes=self.grouping.nbytes,
+            copies=self.grouping.copies,
+            in_flight_high_water=self.high_water,
+            overlap=self.name,
+            trials=dict(self._learning.times),
+        )

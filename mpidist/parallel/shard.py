@@ -1,0 +1,172 @@
+"""Each rank's part of a data set: deterministic, seedable, resumable."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidArgument
+from .framework import library
+
+LOADERS = {"torch": "mpidist.torch.loader"}
+"""Where the loaders of a library are cut: a module with a function ``shard_loader``."""
+UNEVEN = ("repeat", "drop", "keep")
+
+
+class Order:
+    """Which samples each rank takes, epoch after epoch.
+
+    Parameters
+    ----------
+    count : int
+        Number of samples.
+    comm : Communicator
+        The ranks.
+    shuffle : bool
+        Whether their order changes from epoch to epoch.
+    seed : int
+        Of the order; the same on every rank.
+    uneven : {"repeat", "drop", "keep"}
+        Where ranks would get unequal numbers: the last ones take samples a second time, or all
+        leave some out, or it stays so (see :meth:`DDP.join`).
+
+    Attributes
+    ----------
+    epoch : int
+        Of the next pass; counted on with each.
+    position : int
+        How many samples of the epoch all ranks together have taken.
+    """
+
+    def __init__(self, count: int, comm: Any, shuffle: bool, seed: int, uneven: str):
+        self.count, self.shuffle, self.seed, self.uneven = count, shuffle, seed, uneven
+        self.rank, self.size = comm.rank, comm.size
+        self.epoch, self.position = 0, 0
+
+    def _samples(self) -> np.ndarray:
+        """Give what is left of the epoch, for all ranks."""
+        if self.shuffle:
+            order = np.random.default_rng((self.seed, self.epoch)).permutation(self.count)
+        else:
+            order = np.arange(self.count)
+        left = order[self.position :]
+        if self.uneven == "drop":
+            return left[: len(left) // self.size * self.size]
+        if self.uneven == "repeat" and len(left):
+            return np.resize(left, math.ceil(len(left) / self.size) * self.size)
+        return left
+
+    def __len__(self) -> int:
+        """Give how many samples this rank takes in what is left of the epoch."""
+        return len(self._samples()[self.rank :: self.size])
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through what is left of the epoch; the next one begins after that."""
+        for index in self._samples()[self.rank :: self.size]:
+            self.position = min(self.position + self.size, self.count)
+            yield int(index)
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Give what resumes it, on another number of ranks too."""
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where :meth:`state_dict` was called."""
+        self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
+        self.position = int(state["position"])
+
+
+class Samples:
+    """One rank's samples of a sequence; iterating takes one epoch, or what is left of it."""
+
+    def __init__(self, data: Any, order: Order):
+        self.data, self.order = data, order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in self.order)
+
+    def state_dict(self) -> dict[str, int]:
+        """Give what resumes it."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where :meth:`state_dict` was called."""
+        self.order.load_state_dict(state)
+
+
+class Stream:
+    """Every p-th item of an iterable whose length is not known; each rank reads all of it."""
+
+    def __init__(self, data: Iterable[Any], comm: Any, uneven: str):
+        self._data, self._uneven = data, uneven
+        self._rank, self._size = comm.rank, comm.size
+
+    def __iter__(self) -> Iterator[Any]:
+        items = iter(self._data)
+        while group := list(islice(items, self._size)):
+            if len(group) < self._size:
+                if self._uneven == "drop":
+                    return
+                if self._uneven == "keep" and self._rank >= len(group):
+                    return
+            yield group[self._rank % len(group)]
+
+
+def shard(
+    data: Any, comm: Any, *, shuffle: bool | None = None, seed: int = 0, uneven: str = "repeat"
+) -> Any:
+    """Give this rank's part of a data set, a loader of PyTorch, or any iterable.
+
+    Parameters
+    ----------
+    data : sequence, torch.utils.data.DataLoader or iterable
+        The same on every rank.  Of a sequence the parts are samples; of a loader batches of its own
+        size, so the global batch is that times the number of ranks; of another iterable items.
+    comm : Communicator
+        The ranks.
+    shuffle : bool, optional
+        Whether each epoch has another order; by default as the loader says, else not.
+    seed : int
+        Of the order.
+    uneven : {"repeat", "drop", "keep"}
+        What to do where parts would be unequal: see :class:`Order`.
+
+    Returns
+    -------
+    iterable
+        With `state_dict` and `load_state_dict` for sequences and loaders: it resumes in the middle
+        of an epoch, on another number of ranks too.
+
+    Raises
+    ------
+    InvalidArgument
+        If `uneven` is unknown, or `shuffle` is asked of an iterable without a length.
+    """
+    if uneven not in UNEVEN:
+        raise InvalidArgument(
+            f"rank {comm.rank}: uneven={uneven!r}: allowed are {', '.join(map(repr, UNEVEN))}"
+        )
+    name = library(data)
+    if name in LOADERS:
+        made = importlib.import_module(LOADERS[name]).shard_loader(
+            data, comm, shuffle, seed, uneven
+        )
+        if made is not None:
+            return made
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return Samples(data, Order(len(data), comm, bool(shuffle), seed, uneven))
+    if shuffle:
+        raise InvalidArgument(
+            f"rank {comm.rank}: shuffle=True: {type(data).__name__} has no length; allowed are "
+            "sequences and loaders"
+        )
+    return Stream(data, comm, uneven)

@@ -1,0 +1,114 @@
+"""Modules of PyTorch: gradients are views of buffers that numpy and MPI see as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import Unsupported
+from ..parallel.framework import Remove
+
+
+def as_array(x: torch.Tensor) -> np.ndarray:
+    """Give a tensor as a numpy array that shares its memory; bfloat16 is that of ml_dtypes.
+
+    Raises
+    ------
+    Unsupported
+        For tensors that are not in host memory, and dtypes that numpy does not know.
+    """
+    if x.device.type != "cpu":
+        raise Unsupported(f"a tensor on {x.device}: this communicator moves host memory only")
+    x = x.detach()
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(_bfloat16())
+    try:
+        return x.numpy()
+    except TypeError as error:
+        raise Unsupported(f"a tensor of {x.dtype}: {error}") from None
+
+
+def from_array(array: np.ndarray) -> torch.Tensor:
+    """Give a numpy array as a tensor, of bfloat16 too."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """Give a flat numpy array as a tensor that shares its memory and keeps it alive."""
+    if dtype == torch.bfloat16:
+        return torch.from_numpy(flat.view(np.int16)).view(dtype)
+    return torch.from_numpy(flat)
+
+
+def _bfloat16() -> Any:
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise Unsupported("torch.bfloat16 needs the package ml_dtypes") from None
+    return bfloat16
+
+
+class Torch:
+    """Parameters of a :class:`torch.nn.Module` (see :class:`~mpidist.parallel.framework`)."""
+
+    def parameters(self, module: Any) -> list[tuple[str, Any]]:
+        """List the parameters that require a gradient, each once."""
+        return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+    def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
+        """List the buffers."""
+        return [(name, as_array(b)) for name, b in module.named_buffers() if b is not None]
+
+    def values(self, p: Any) -> Any:
+        """Give the memory as numpy array."""
+        return as_array(p)
+
+    def kind(self, p: Any) -> Hashable:
+        """Tell dtypes apart."""
+        return str(p.dtype)
+
+    def like(self, p: Any, count: int) -> Any:
+        """Make an array of numpy."""
+        return np.zeros(count, as_array(p).dtype)
+
+    def view(self, flat: Any, start: int, p: Any) -> Any:
+        """Give a tensor in the shape of `p`."""
+        return as_tensor(flat, p.dtype)[start : start + p.numel()].view(p.shape)
+
+    def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
+        """Give a :class:`torch.nn.Parameter`."""
+        dtype = torch.bfloat16 if flat.dtype.name == "bfloat16" else torch.from_numpy(flat).dtype
+        made = torch.nn.Parameter(as_tensor(flat, dtype)[start:stop])
+        made.grad = as_tensor(gradient, dtype)[start:stop]
+        return made
+
+    def copy(self, view: Any, gradient: Any) -> None:
+        """Copy; a gradient that has a graph or is sparse becomes a plain one."""
+        gradient = gradient.detach()
+        view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+
+    def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
+        """Have `act` called when autograd has added to the gradient."""
+        return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove
+
+    def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
+        """Have `act` called before each forward of the module itself."""
+        return module.register_forward_pre_hook(partial(_ignoring, act)).remove
+
+    def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
+        """Give the optimizer's own entry."""
+        return optimizer.state[p]
+
+
+def _ignoring(act: Callable[[], object], *_: Any) -> None:
+    """Call `act`, whatever the hook is told; hooks that give None change nothing."""
+    act()
+
+
+FRAMEWORK = Torch()

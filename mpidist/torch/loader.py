@@ -1,0 +1,78 @@
+"""Loaders of PyTorch, cut among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from ..errors import Unsupported
+from ..parallel.shard import Order
+
+
+class Loader:
+    """One rank's batches of a loader; iterating takes one epoch, or what is left of it.
+
+    Its position counts batches that were handed out, not samples that workers have fetched ahead.
+    """
+
+    def __init__(self, loader: DataLoader, order: Order):
+        self.order = order
+        self.loader = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size,
+            sampler=order,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            drop_last=loader.drop_last,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.order
+        epoch, position = order.epoch, order.position
+        taken = order.size * (self.loader.batch_size or 1)
+        for batch in self.loader:
+            position = min(position + taken, order.count)
+            order.epoch, order.position = epoch, position
+            yield batch
+        order.epoch, order.position = epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Give what resumes it."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where :meth:`state_dict` was called."""
+        self.order.load_state_dict(state)
+
+
+def shard_loader(data: Any, comm: Any, shuffle: bool | None, seed: int, uneven: str) -> Any:
+    """Give this rank's part of a loader; None if `data` is no loader with a length.
+
+    Raises
+    ------
+    Unsupported
+        If the loader has a sampler or batches of its own making: which rank takes what is not
+        known then.
+    """
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+        return None
+    known = type(data.sampler).__name__ in ("SequentialSampler", "RandomSampler")
+    if data.batch_size is None or not known:
+        raise Unsupported(
+            f"rank {comm.rank}: the loader has a {type(data.sampler).__name__} or makes its own "
+            "batches: shard the data set, or cut that sampler"
+        )
+    shuffles = isinstance(data.sampler, RandomSampler) if shuffle is None else shuffle
+    return Loader(data, Order(len(data.dataset), comm, shuffles, seed, uneven))

@@ -1,0 +1,160 @@
+"""Checkpoints on any communicator, with any library."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_cases import SMALL, train
+from training_kits import fingerprint
+
+from mpidist.errors import CheckpointError, InvalidArgument
+from mpidist.parallel import DDP, Checkpoint, ZeroOptimizer, shard
+
+
+def trainer(comm, kit, optimizer_name, zero, seed=0):
+    net = kit.mlp(seed)
+    model = DDP(net, comm, overlap="none", **SMALL)
+    make, options = kit.optimizers()[optimizer_name]
+    if zero:
+        return net, model, ZeroOptimizer(make, model, **options)
+    return net, model, make(net.parameters(), **options)
+
+
+def same_folder(comm, folder):
+    return Path(comm.broadcast_object(str(folder)))
+
+
+def a_resumed_run_has_the_same_bits(comm, kit, folder, optimizer_name, zero):
+    folder = same_folder(comm, folder)
+    net, model, optimizer = trainer(comm, kit, optimizer_name, zero)
+    checkpoint = Checkpoint(folder, comm)
+    train(comm, kit, model, optimizer, steps=3)
+    checkpoint.save(3, model=model, optimizer=optimizer, note={"loss": 0.1, "seen": (1, [2, None])})
+    train(comm, kit, model, optimizer, steps=4)
+    again, other, state = trainer(comm, kit, optimizer_name, zero, seed=7)
+    found = Checkpoint(folder, comm).load(model=other, optimizer=state)
+    assert found == {"step": 3, "note": {"loss": 0.1, "seen": (1, [2, None])}}
+    assert [b.names for b in other.buckets] == [b.names for b in model.buckets]
+    assert [b.algorithm for b in other.buckets] == [b.algorithm for b in model.buckets]
+    train(comm, kit, other, state, steps=4)
+    assert fingerprint(kit, again) == fingerprint(kit, net)
+
+
+def write_for_others(comm, kit, folder, optimizer_name, zero):
+    """Save, and give all of model and optimizer, to be compared on another number of ranks."""
+    net, model, optimizer = trainer(comm, kit, optimizer_name, zero)
+    train(comm, kit, model, optimizer, steps=3)
+    Checkpoint(folder, comm).save(3, model=model, optimizer=optimizer)
+    return fingerprint(kit, net), joined_state(comm, model, optimizer, zero)
+
+
+def read_from_others(comm, kit, folder, optimizer_name, zero):
+    net, model, optimizer = trainer(comm, kit, optimizer_name, zero, seed=5)
+    Checkpoint(folder, comm).load(model=model, optimizer=optimizer)
+    found = fingerprint(kit, net), joined_state(comm, model, optimizer, zero)
+    train(comm, kit, model, optimizer, steps=1)
+    return found
+
+
+def joined_state(comm, model, optimizer, zero):
+    """The optimizer's arrays, whole, by parameter and name."""
+    if not zero:
+        state = optimizer.state_dict()["state"]
+        return {
+            (index, key): np.asarray(value).tobytes()
+            for index, kept in state.items()
+            for key, value in kept.items()
+        }
+    parts = {}
+    for piece in optimizer.pieces:
+        kept = model.framework.optimizer_state(optimizer.optimizer, piece.made)
+        for key, value in kept.items():
+            parts[piece.name, key, piece.start] = np.asarray(value).tobytes()
+    joined = {}
+    for name, key, start in sorted(everything := merged(comm.allgather_object(parts))):
+        whole = len(everything[name, key, start]) <= 8 and key in ("step", "steps")
+        before = b"" if whole else joined.get((name, key), b"")
+        joined[name, key] = before + everything[name, key, start]
+    return joined
+
+
+def merged(tables):
+    return {key: value for table in tables for key, value in table.items()}
+
+
+def damage_is_found_on_every_rank(comm, folder):
+    folder = same_folder(comm, folder)
+    checkpoint = Checkpoint(folder, comm)
+    assert checkpoint.load() is None and checkpoint.steps() == []
+    data = np.arange(5000.0)
+    for step in (1, 2):
+        path = checkpoint.save(step, data=data + step, empty=np.zeros((0, 3), np.int8))
+    comm.barrier()
+    if comm.rank == 0:
+        victim = next(file for file in sorted(path.glob("*.bin")) if file.stat().st_size)
+        content = bytearray(victim.read_bytes())
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    comm.barrier()
+    with pytest.raises(CheckpointError, match=r"damaged: the checksum of data .*steps \[1, 2\]"):
+        checkpoint.load()
+    found = checkpoint.load(step=1)
+    np.testing.assert_array_equal(found["data"], data + 1)
+    assert found["empty"].shape == (0, 3) and found["empty"].dtype == np.int8
+    comm.barrier()
+    if comm.rank == 0:
+        manifest = path / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"step": 2', '"step": 3'))
+    comm.barrier()
+    with pytest.raises(CheckpointError, match="manifest.json is damaged"):
+        checkpoint.load()
+    with pytest.raises(CheckpointError, match=r"step 9: there are \[1, 2\]"):
+        checkpoint.load(step=9)
+
+
+def old_ones_are_removed(comm, folder):
+    folder = same_folder(comm, folder)
+    checkpoint = Checkpoint(folder, comm, keep=2)
+    for step in (1, 5, 3, 9, 9):
+        checkpoint.save(step, value=step)
+    comm.barrier()
+    assert checkpoint.steps() == [5, 9]
+    assert checkpoint.load()["value"] == 9
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000005.0", "step-00000009.1"]
+
+
+def what_cannot_be_saved_is_named(comm, folder):
+    folder = same_folder(comm, folder)
+    checkpoint = Checkpoint(folder, comm)
+    with pytest.raises(CheckpointError, match="model/layers/1 is of set: allowed are"):
+        checkpoint.save(1, model={"layers": [1, {2}]})
+    assert checkpoint.steps() == []
+    last = comm.size - 1
+    with pytest.raises(CheckpointError, match=f"on rank {last}: .*x is of object"):
+        checkpoint.save(1, x=object() if comm.rank == last else 1)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: step=-1"):
+        checkpoint.save(-1)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: keep=0"):
+        Checkpoint(folder, comm, keep=0)
+    checkpoint.save(1, x=1)
+    with pytest.raises(CheckpointError, match="has no y, but x"):
+        checkpoint.load(y=shard([], comm))
+
+
+def the_manifest_is_json(comm, folder):
+    folder = same_folder(comm, folder)
+    path = Checkpoint(folder, comm).save(4, numbers=np.float32(2.5), half=np.ones(2, np.float16))
+    body = (path / "manifest.json").read_text().split("\n", 1)[1]
+    assert json.loads(body)["ranks"] == comm.size
+    found = Checkpoint(folder, comm).load()
+    assert found["numbers"] == 2.5 and isinstance(found["numbers"], np.float32)
+    assert found["half"].dtype == np.float16
+
+
+CASES = [
+    damage_is_found_on_every_rank,
+    old_ones_are_removed,
+    what_cannot_be_saved_is_named,
+    the_manifest_is_json,
+]

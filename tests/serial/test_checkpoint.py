@@ -1,0 +1,73 @@
+"""Checkpoints on simulated ranks; and what a kill leaves."""
+
+import signal
+import sys
+from pathlib import Path
+
+import checkpoint_cases as cases
+import pytest
+from processes import environment, run
+from training_kits import KITS
+
+from mpidist import run_simulated
+from mpidist.parallel import Checkpoint
+
+JOB = Path(__file__).parents[1] / "checkpoint_job.py"
+
+
+@pytest.mark.parametrize("size", (1, 3))
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
+def test_checkpoint(case, size, tmp_path):
+    run_simulated(size, lambda comm: case(comm, tmp_path))
+
+
+@pytest.mark.parametrize("zero", (False, True), ids=("whole", "zero"))
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("size", (1, 2, 3))
+def test_a_resumed_run_has_the_same_bits(kit, size, zero, tmp_path):
+    run_simulated(
+        size,
+        lambda comm: cases.a_resumed_run_has_the_same_bits(comm, kit, tmp_path, "adam", zero),
+    )
+
+
+@pytest.mark.parametrize("zero", (False, True), ids=("whole", "zero"))
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("optimizer", ("momentum", "adam"))
+def test_other_numbers_of_ranks(kit, optimizer, zero, tmp_path):
+    """Model and optimizer have the same bits on any number of ranks."""
+    for before, after in ((3, 2), (2, 1), (1, 4)):
+        folder = tmp_path / f"{before}-{after}"
+        saved = run_simulated(
+            before, lambda c, f=folder: cases.write_for_others(c, kit, f, optimizer, zero)
+        )
+        found = run_simulated(
+            after, lambda c, f=folder: cases.read_from_others(c, kit, f, optimizer, zero)
+        )
+        assert len(set(map(str, [*saved, *found]))) == 1
+
+
+def test_killed_at_any_moment(tmp_path):
+    """Every call to the file system is the last one once; what was complete is whole."""
+    moment, killed = 0, True
+    while killed:
+        folder = tmp_path / str(moment)
+        done = run(
+            [sys.executable, str(JOB), str(folder), str(moment)],
+            60.0,
+            environment(PYTHONPATH=str(JOB.parents[1])),
+        )
+        killed = done.status == -signal.SIGKILL
+        assert killed or done.status == 0, done.output
+        complete = [int(line.split()[1]) for line in done.output.splitlines() if "saved" in line]
+
+        def check(comm, folder=folder, complete=complete):
+            found = Checkpoint(folder, comm).load()
+            step = 0 if found is None else found["step"]
+            assert step in (max(complete, default=0), max(complete, default=0) + 1)
+            assert found is None or (found["data"] == step).all()
+            Checkpoint(folder, comm).save(step + 1, data=found)  # and it goes on
+
+        run_simulated(2, check)
+        moment += 1
+    assert moment > 12

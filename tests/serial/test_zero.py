@@ -1,0 +1,45 @@
+"""ZeRO and communication hooks on simulated ranks."""
+
+import pytest
+import zero_cases as cases
+from training_kits import KITS
+
+from mpidist import run_simulated
+
+
+@pytest.mark.parametrize("size", (1, 3))
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("optimizer", ("sgd", "momentum", "adam"))
+def test_zero(kit, optimizer, size):
+    run_simulated(size, lambda comm: cases.zero_equals_one_process(comm, kit, optimizer))
+
+
+@pytest.mark.parametrize("overlap", ("polls", "thread"))
+def test_zero_overlapped(overlap):
+    kit = KITS[0].values[0]
+    run_simulated(3, lambda comm: cases.zero_equals_one_process(comm, kit, "adam", overlap))
+
+
+@pytest.mark.parametrize("size", (1, 3))
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize(
+    "case", (cases.zero_clips_by_the_norm_of_all, cases.zero_is_made_before_the_first_step)
+)
+def test_zero_cases(kit, case, size):
+    run_simulated(size, lambda comm: case(comm, kit))
+
+
+@pytest.mark.parametrize("size", (1, 2))
+@pytest.mark.parametrize("name", cases.HOOKS)
+def test_hooks(name, size):
+    kit = KITS[0].values[0]
+    run_simulated(size, lambda comm: cases.hooks_train_nearly_as_well(comm, kit, name))
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_compression(size):
+    run_simulated(size, cases.compression_is_what_it_says)
+
+
+def test_wrong_hooks():
+    run_simulated(1, cases.wrong_hooks_are_refused)

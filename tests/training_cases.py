@@ -1,0 +1,271 @@
+"""Data-parallel training is that of one process: on any communicator, with any library."""
+
+import numpy as np
+import pytest
+from training_kits import batch, fingerprint
+
+from mpidist.errors import InvalidArgument
+from mpidist.parallel import DDP
+from mpidist.topology import Grid
+
+STEPS = 50
+SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 100}  # several buckets
+
+
+def assert_identical(comm, kit, model):
+    assert len(set(comm.allgather_object(fingerprint(kit, model)))) == 1
+
+
+def assert_close(kit, model, alone, tolerance=1e-12):
+    for mine, reference in zip(kit.values(model), kit.values(alone), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=0, atol=tolerance)
+
+
+def train(comm, kit, model, optimizer, steps=STEPS, check=True, passes=1):
+    """Train on this rank's part of a global batch that changes from step to step."""
+    for step in range(steps):
+        x, labels = batch(step)
+        parts = [slice(comm.rank + k * comm.size, None, comm.size * passes) for k in range(passes)]
+        optimizer.zero_grad()
+        for part in parts[:-1]:
+            with model.no_sync():
+                kit.step(model, x[part], labels[part], comm.size / len(x))
+        kit.step(model, x[parts[-1]], labels[parts[-1]], comm.size / len(x))
+        model.sync_gradients()
+        optimizer.step()
+        if check:
+            assert_identical(comm, kit, model)
+
+
+def train_alone(kit, seed, optimizer_name, steps=STEPS):
+    net = kit.mlp(seed)
+    make, options = kit.optimizers()[optimizer_name]
+    optimizer = make(net.parameters(), **options)
+    for step in range(steps):
+        x, labels = batch(step)
+        optimizer.zero_grad()
+        kit.step(net, x, labels, 1 / len(x))
+        optimizer.step()
+    return net
+
+
+def equals_one_process(comm, kit, optimizer_name, overlap="none", passes=1, **options):
+    net = kit.mlp(comm.rank)  # the wrapper gives all the weights of rank 0
+    model = DDP(net, comm, overlap=overlap, **{**SMALL, **options})
+    make, settings = kit.optimizers()[optimizer_name]
+    train(comm, kit, model, make(net.parameters(), **settings), passes=passes)
+    assert_close(kit, net, train_alone(kit, 0, optimizer_name))
+    return model
+
+
+def automatic_overlap_ends_with_a_choice(comm, kit):
+    model = equals_one_process(comm, kit, "momentum", "auto")
+    stats = model.stats()
+    assert stats.steps == STEPS
+    assert stats.bytes == sum(p.nbytes for p in kit.values(model))
+    if comm.size > 1:
+        assert set(stats.trials) == {"none", "polls", "thread"}
+        assert len(set(comm.allgather_object(stats.overlap))) == 1
+        fastest = min(stats.trials, key=stats.trials.get)
+        assert stats.overlap in ("none", fastest)
+    assert stats.compute > 0 and stats.exposed > 0
+    assert 0 <= stats.hidden <= stats.communication
+
+
+def early_buckets_are_launched_in_backward(comm, kit, overlap):
+    model = DDP(kit.mlp(), comm, overlap=overlap, **SMALL)
+    x, labels = batch()
+    for step in range(3):
+        model.zero_grad()
+        kit.step(model, x, labels, 1.0)
+        under_way = sum(bucket.work is not None for bucket in model.buckets)
+        if comm.size > 1:
+            assert under_way == (len(model.buckets) if step else 0)  # the first step is observed
+        model.sync_gradients()
+    assert len(model.buckets) > 2
+
+
+def nothing_is_copied(comm, kit):
+    """Though gradients are forgotten in every step, as zero_grad() of PyTorch does."""
+    net = kit.mlp()
+    model = DDP(net, comm, overlap="none", **SMALL)
+    make, settings = kit.optimizers()["sgd"]
+    optimizer = make(net.parameters(), **settings)
+    x, labels = batch()
+    for _ in range(4):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.stats().copies == 0
+    if comm.size > 1:  # a gradient that does not lie in its bucket is copied, and counted
+        for p in model.parameters():
+            p.grad = p.data * 0
+        model.sync_gradients()
+        assert model.stats().copies == len(model.parameters())
+
+
+def a_second_backward_is_refused(comm, kit):
+    if comm.size == 1:
+        return
+    model = DDP(kit.mlp(), comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    for _ in range(2):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: .*2 times.* 1 are.*no_sync"):
+        kit.step(model, x, labels, 1.0)
+    for bucket in model.buckets:  # what was launched is whole
+        bucket.wait()
+
+
+def uneven_inputs(comm, kit, optimizer_name):
+    """Rank r has r steps more than rank 0; the mean is over all ranks all the time."""
+    net = kit.mlp(comm.rank)
+    model = DDP(net, comm, **SMALL)
+    make, settings = kit.optimizers()[optimizer_name]
+    optimizer = make(net.parameters(), **settings)
+    with model.join(optimizer) as joined:
+        for step in range(2 + comm.rank):
+            x, labels = batch(step)
+            optimizer.zero_grad()
+            kit.step(model, x[comm.rank :: comm.size], labels[comm.rank :: comm.size], 1.0)
+            model.sync_gradients()
+            optimizer.step()
+    assert joined.first == ((0, 2) if comm.size > 1 else None)
+    assert_identical(comm, kit, net)
+    alone = kit.mlp(0)
+    optimizer = make(alone.parameters(), **settings)
+    for step in range(1 + comm.size):
+        x, labels = batch(step)
+        active = [r for r in range(comm.size) if step < 2 + r]
+        mine = np.concatenate([np.arange(len(x))[r :: comm.size] for r in active])
+        optimizer.zero_grad()
+        kit.step(alone, x[mine], labels[mine], 1 / comm.size)
+        optimizer.step()
+    assert_close(kit, net, alone)
+
+
+def join_without_an_optimizer(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, **SMALL)
+    make, settings = kit.optimizers()["sgd"]
+    optimizer = make(net.parameters(), **settings)
+    with model.join():
+        for step in range(4 - 2 * (comm.rank % 2)):
+            x, labels = batch(step)
+            optimizer.zero_grad()
+            kit.step(model, x, labels, 1.0)
+            model.sync_gradients()
+            optimizer.step()
+    assert_identical(comm, kit, net)
+
+
+def uneven_inputs_can_be_an_error(comm, kit):
+    if comm.size == 1:
+        return
+    model = DDP(kit.mlp(), comm, **SMALL)
+    x, labels = batch()
+    with pytest.raises(InvalidArgument, match="rank 1 is the first to finish, after 1 steps"):
+        with model.join(early="error"):
+            for _ in range(3 if comm.rank != 1 else 1):
+                model.zero_grad()
+                kit.step(model, x, labels, 1.0)
+                model.sync_gradients()
+    assert float(comm.allreduce(1.0)) == comm.size
+
+
+def clipping_is_by_the_norm_of_all(comm, kit):
+    net, alone = kit.mlp(), kit.mlp()
+    model = DDP(net, comm, **SMALL)
+    x, labels = batch()
+    kit.step(model, x[comm.rank :: comm.size], labels[comm.rank :: comm.size], comm.size)
+    kit.step(alone, x, labels, 1.0)
+    model.sync_gradients()
+    expected = np.sqrt(sum((g**2).sum() for g in kit.gradients(alone)))
+    assert model.clip_gradients(0.5) == pytest.approx(expected, rel=1e-12)
+    for mine, whole in zip(kit.gradients(net), kit.gradients(alone), strict=True):
+        np.testing.assert_allclose(mine, whole * 0.5 / expected, rtol=1e-9, atol=1e-15)
+    assert model.clip_gradients(10.0) == pytest.approx(0.5)  # below: nothing changes
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: max_norm=0"):
+        model.clip_gradients(0)
+
+
+def a_forgotten_sync_is_told(comm, kit, caplog):
+    model = DDP(kit.mlp(), comm, **SMALL)
+    x, labels = batch()
+    with caplog.at_level("WARNING", "mpidist"):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+        kit.step(model, x, labels, 1.0)
+        assert "sync_gradients" not in caplog.text
+        model.zero_grad()
+        model(kit.inputs(x))
+    told = f"rank {comm.rank}: gradients were computed and forgotten without sync_gradients()"
+    assert (told in caplog.text) == (comm.size > 1)
+
+
+def a_closed_wrapper_leaves_the_module_alone(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    for _ in range(2):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+    model.close()
+    for _ in range(2):  # twice without a sync: nobody minds
+        kit.step(net, x, labels, comm.rank + 1.0)
+    gradients = [np.array(g) for g in kit.gradients(net)]
+    alone = kit.mlp()
+    kit.step(alone, x, labels, 2 * (comm.rank + 1.0))
+    for mine, reference in zip(gradients, kit.gradients(alone), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=1e-12, atol=1e-12)
+    assert float(comm.allreduce(1.0)) == comm.size
+
+
+def replicas_of_a_stage_on_a_grid(comm, kit):
+    """Each stage of a pipeline averages over its own replicas."""
+    for pipe in (p for p in range(1, comm.size + 1) if comm.size % p == 0):
+        grid = Grid(comm, pipe=pipe)
+        net = kit.mlp(comm.rank)
+        model = DDP(net, grid.data, **SMALL)
+        make, settings = kit.optimizers()["sgd"]
+        train(grid.data, kit, model, make(net.parameters(), **settings), steps=3)
+        reference = train_alone(kit, grid.pipe_index * grid.shape[0], "sgd", steps=3)
+        assert_close(kit, net, reference)
+
+
+def wrong_options_are_refused(comm, kit):
+    for option, value in (
+        ("overlap", "sometimes"),
+        ("buffers", "mine"),
+        ("unused", "maybe"),
+        ("algorithm", "rung"),
+        ("bucket_bytes", 0),
+    ):
+        with pytest.raises(InvalidArgument, match=str(value)):
+            DDP(kit.mlp(), comm, **{option: value})
+
+
+CASES = [
+    automatic_overlap_ends_with_a_choice,
+    nothing_is_copied,
+    a_second_backward_is_refused,
+    join_without_an_optimizer,
+    uneven_inputs_can_be_an_error,
+    clipping_is_by_the_norm_of_all,
+    a_closed_wrapper_leaves_the_module_alone,
+    replicas_of_a_stage_on_a_grid,
+    wrong_options_are_refused,
+]
+ONE_PROCESS = [  # optimizer, overlap, backward passes in a step, options
+    ("sgd", "none", 1, {"algorithm": "rabenseifner"}),
+    ("momentum", "polls", 2, {}),
+    ("momentum", "thread", 1, {"algorithm": "ring"}),
+    ("adam", "thread", 1, {}),
+    ("adam", "polls", 3, {"algorithm": "tree:2"}),
+]

@@ -1,0 +1,102 @@
+"""The same training with mpidist.nn and with PyTorch, so that one test serves both."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from mpidist.nn import SGD, Adam, CrossEntropy, Linear, ReLU, Sequential
+
+try:
+    import torch
+except ImportError:
+    torch = None
+NEEDS_TORCH = "needs PyTorch"
+RATE = 0.05
+
+
+class Plain:
+    """mpidist.nn."""
+
+    name = "plain"
+
+    def mlp(self, seed=0, width=16):
+        random = np.random.default_rng(seed)
+        linear = functools.partial(Linear, seed=random, dtype=np.float64)
+        return Sequential(linear(6, width), ReLU(), linear(width, width), ReLU(), linear(width, 3))
+
+    def optimizers(self):
+        return {
+            "sgd": (SGD, {"learning_rate": RATE}),
+            "momentum": (SGD, {"learning_rate": RATE, "momentum": 0.9}),
+            "adam": (Adam, {"learning_rate": 0.01}),
+        }
+
+    def step(self, model, x, labels, scale):
+        """Forward and backward of ``scale`` times the sum of losses."""
+        criterion = CrossEntropy("sum")
+        criterion(model(x), labels)
+        model.backward(criterion.backward(scale))
+
+    def inputs(self, x):
+        return x
+
+    def values(self, model):
+        return [p.data for p in model.parameters()]
+
+    def gradients(self, model):
+        return [p.grad for p in model.parameters()]
+
+
+class Torch:
+    """PyTorch."""
+
+    name = "torch"
+
+    def mlp(self, seed=0, width=16):
+        generator = torch.Generator().manual_seed(seed)
+        layers = [torch.nn.Linear(a, b) for a, b in ((6, width), (width, width), (width, 3))]
+        net = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+        net = net.double()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / 4)
+        return net
+
+    def optimizers(self):
+        return {
+            "sgd": (torch.optim.SGD, {"lr": RATE}),
+            "momentum": (torch.optim.SGD, {"lr": RATE, "momentum": 0.9}),
+            "adam": (torch.optim.Adam, {"lr": 0.01}),
+        }
+
+    def step(self, model, x, labels, scale):
+        scores = model(torch.from_numpy(x))
+        loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="sum")
+        (loss * scale).backward()
+
+    def inputs(self, x):
+        return torch.from_numpy(x)
+
+    def values(self, model):
+        return [p.detach().numpy() for p in model.parameters()]
+
+    def gradients(self, model):
+        return [None if p.grad is None else p.grad.numpy() for p in model.parameters()]
+
+
+KITS = [
+    pytest.param(Plain(), id="plain"),
+    pytest.param(Torch(), id="torch", marks=pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)),
+]
+
+
+def batch(seed=3, count=24):
+    """Samples and their classes."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(count, 6)), random.integers(0, 3, count)
+
+
+def fingerprint(kit, model):
+    """The bits of all parameters."""
+    return b"".join(np.ascontiguousarray(v).tobytes() for v in kit.values(model))
