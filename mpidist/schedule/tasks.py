@@ -155,7 +155,7 @@ def _prove_all(task: Task) -> Result:
     return Result(task, proofs, messages, time.perf_counter() - begin, fault)
 
 
-def _pairs(algorithm: Algorithm, task: Task, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
+def _pairs(task: Task, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
     """Give the roots with the groupings to prove them with.
 
     Of many ranks, the first, the middle and the last root are proved with all groupings, the others
