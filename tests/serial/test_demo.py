@@ -48,7 +48,7 @@ def test_a_mean_of_means_is_noticed(monkeypatch, dtype):
 
 
 def test_unlike_replicas_are_noticed(monkeypatch):
-    monkeypatch.setattr(job.DDP, "broadcast_parameters", lambda self, root: None)
+    monkeypatch.setattr(job.DDP, "broadcast_parameters", lambda self, root=0: None)
     result = run_simulated(2, lambda comm: train(comm, **demo_cases.SMALL), timeout=80)[0]
     assert not result.identical and not result.passed
 
