@@ -144,6 +144,19 @@ def compression_is_what_it_says(comm):
     assert total[0] > 4  # in the course of four steps one more unit went
 
 
+def an_overflow_passes(comm):
+    """What does not fit into float16 is lost, but does not come back in later steps."""
+    from ddp_cases import Weights
+
+    module = Weights(np.zeros(3, np.float32))
+    ddp = DDP(module, comm, hook=Compress("float16"), overlap="none")
+    for value, expected in ((1e6, np.inf), (2.0, 2.0), (2.0, 2.0)):
+        module.weights[0].grad = np.full(3, value, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            ddp.sync_gradients()
+        assert (module.weights[0].grad == expected).all()
+
+
 def wrong_hooks_are_refused(comm):
     for make in (
         lambda: Compress("float8"),

@@ -39,6 +39,7 @@ def test_hooks(name, size):
 @pytest.mark.parametrize("size", (2, 3))
 def test_compression(size):
     run_simulated(size, cases.compression_is_what_it_says)
+    run_simulated(size, cases.an_overflow_passes)
 
 
 def test_wrong_hooks():
