@@ -190,6 +190,7 @@ class DDP:
         grouping = self.reducer.grouping
         sending = {
             "ranks": self.comm.size,
+            "observed": self.reducer.observed,
             "buckets": grouping.names(),
             "algorithms": [bucket.algorithm for bucket in grouping.buckets],
         }
@@ -205,7 +206,8 @@ class DDP:
         layout = self.reducer.grouping.layout_of(sending["buckets"])
         if layout is not None:
             same = sending["ranks"] == self.comm.size
-            self.reducer.regroup(layout, sending["algorithms"] if same else None)
+            algorithms = sending["algorithms"] if same else None
+            self.reducer.regroup(layout, algorithms, sending.get("observed", True))
 
     # -- the module's own -------------------------------------------------------------------------
 

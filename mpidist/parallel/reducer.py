@@ -181,14 +181,26 @@ class Reducer:
 
     # -- buckets ------------------------------------------------------------------------------
 
-    def regroup(self, layout: Layout, algorithms: Sequence[str] | None = None) -> None:
-        """Use these buckets from now on, whatever is observed; collective.
+    @property
+    def observed(self) -> bool:
+        """Whether the buckets are those that they will be."""
+        return self.fixed or self._learning.observed
+
+    def regroup(
+        self, layout: Layout, algorithms: Sequence[str] | None = None, observed: bool = True
+    ) -> None:
+        """Use these buckets from now on, if `observed` whatever is observed; collective.
 
         Buckets that someone else relies on stay.
         """
-        self.fixed = True
+        self.fixed = self.fixed or observed
         if not self._locked or layout == self.grouping.layout:
             self.grouping.make(self.comm, layout, algorithms)
+
+    @property
+    def divided(self) -> bool:
+        """Whether each rank has the mean of its slices only after a sync."""
+        return getattr(self.hook, "divides", False)
 
     def lock(self, hook: Any = None) -> None:
         """Keep these buckets for ever, and gradients in them; send them by another hook."""
