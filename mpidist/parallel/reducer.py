@@ -21,16 +21,28 @@ from .stats import Clock, Stats
 log = logging.getLogger("mpidist")
 
 
-def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Give a form of a method for hooks: these must not keep alive what a user has dropped."""
-    reference = WeakMethod(method)
+def nothing(*_: Any) -> None:
+    """Do nothing."""
 
-    def call(*arguments: Any) -> None:
-        act = reference()
+
+class Weakly:
+    """A form of a method for hooks: these must not keep alive what a user has dropped.
+
+    A copy of it does nothing, in this process or another: who copies a module with its hooks gets
+    one that nobody has wrapped.
+    """
+
+    def __init__(self, method: Callable[..., object]):
+        self._reference = WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the method, if there is still somebody to do that for."""
+        act = self._reference()
         if act is not None:
             act(*arguments)
 
-    return call
+    def __reduce__(self) -> Any:
+        return partial, (nothing,)
 
 
 class Reducer:
@@ -89,7 +101,7 @@ class Reducer:
 
     def _listen(self) -> list[Any]:
         """Have parameters tell when something was added to their gradients."""
-        listen, added = self.grouping.framework.on_gradient, weakly(self.added)
+        listen, added = self.grouping.framework.on_gradient, Weakly(self.added)
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 
     def close(self) -> None:
