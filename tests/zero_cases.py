@@ -62,6 +62,24 @@ def zero_is_made_before_the_first_step(comm, kit):
         ZeroOptimizer(make, DDP(kit.mlp(), comm, hook=TopK()), **options)
 
 
+def what_zero_cannot_do_is_refused(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, **SMALL)
+    make, options = kit.optimizers()["sgd"]
+    for arguments in ((make(net.parameters(), **options), model), (make, net)):
+        with pytest.raises(InvalidArgument, match="allowed are a type of optimizers"):
+            ZeroOptimizer(*arguments)
+    strangers = [{"params": list(kit.mlp().parameters())}]
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: groups\[0\] has params"):
+        ZeroOptimizer(make, DDP(kit.mlp(), comm, **SMALL), strangers, **options)
+    ZeroOptimizer(make, model, **options)
+    if comm.size > 1:
+        with pytest.raises(InvalidArgument, match="clip_gradients.* of the ZeroOptimizer"):
+            model.clip_gradients(1.0)
+        with pytest.raises(InvalidArgument, match="needs the ZeroOptimizer"), model.join():
+            pass
+
+
 def hooked(comm, kit, hook, overlap="none", steps=40):
     """Train on one batch, and give the loss's gradient norm before and after."""
     net = kit.mlp()

@@ -176,13 +176,19 @@ class DDP:
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients so that their norm, taken together, is at most `max_norm`.
 
-        To be called after :meth:`sync_gradients`, when gradients are the same on all ranks.
+        To be called after :meth:`sync_gradients`, when gradients are the same on all ranks.  With a
+        :class:`ZeroOptimizer`, which divides them, it is that one's method that does it.
 
         Returns
         -------
         float
             The norm before, from sums in float64.
         """
+        if self.reducer.divided:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: gradients are divided among the ranks: call "
+                "clip_gradients() of the ZeroOptimizer"
+            )
         gradients = [p.grad for _, p in self.reducer.grouping.named if p.grad is not None]
         return clip_by_norm(gradients, max_norm, self.comm.rank)
 
