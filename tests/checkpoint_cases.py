@@ -9,6 +9,7 @@ from training_cases import SMALL, train
 from training_kits import fingerprint
 
 from mpidist.errors import CheckpointError, InvalidArgument
+from mpidist.nn import SGD, Linear, Module
 from mpidist.parallel import DDP, Checkpoint, ZeroOptimizer, shard
 
 
@@ -39,6 +40,44 @@ def a_resumed_run_has_the_same_bits(comm, kit, folder, optimizer_name, zero):
     assert [b.algorithm for b in other.buckets] == [b.algorithm for b in model.buckets]
     train(comm, kit, other, state, steps=4)
     assert fingerprint(kit, again) == fingerprint(kit, net)
+
+
+class Shuffled(Module):
+    """Layers that are not used in the order of their names."""
+
+    def __init__(self, seed):
+        random = np.random.default_rng(seed)
+        self.last, self.first, self.middle = (Linear(9, 9, seed=random) for _ in range(3))
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+    def backward(self, grad):
+        return self.first.backward(self.middle.backward(self.last.backward(grad)))
+
+
+def a_checkpoint_before_the_first_step_does_not_fix_buckets(comm, folder):
+    """The run that is resumed from it rebuilds them after its first step, as the first run did."""
+    checkpoint, ends = Checkpoint(same_folder(comm, folder), comm), []
+    for seed in (0, 1):
+        net = Shuffled(seed)
+        model = DDP(net, comm, 400, 400, algorithm="ring")
+        optimizer = SGD(net.parameters(), 0.01)
+        if seed:
+            checkpoint.load(model=model)
+        else:
+            checkpoint.save(0, model=model)
+        random = np.random.default_rng(comm.rank)
+        for _ in range(3):
+            model.zero_grad()
+            model.backward(model(random.normal(size=(4, 9)).astype(np.float32)))
+            model.sync_gradients()
+            optimizer.step()
+        names = [bucket.names for bucket in model.buckets]
+        ends.append((names, [p.data.tobytes() for p in net.parameters()]))
+    assert ends[0] == ends[1]
+    if comm.size > 1:
+        assert "last.weight" in ends[0][0][0]
 
 
 def write_for_others(comm, kit, folder, optimizer_name, zero):
@@ -142,6 +181,23 @@ def what_cannot_be_saved_is_named(comm, folder):
         checkpoint.load(y=shard([], comm))
 
 
+def unlike_things_are_refused_on_every_rank(comm, folder):
+    checkpoint = Checkpoint(same_folder(comm, folder), comm)
+    last = int(comm.rank == comm.size - 1)
+    with pytest.raises(CheckpointError, match="s/a/b is the path of two arrays"):
+        checkpoint.save(1, s={"a/b": np.ones(2), "a": {"b": np.zeros(2)}})
+    if comm.size > 1:
+        for step, objects, said in (
+            (1 + last, {"x": 1}, r"rank \d has \(2, \['x'\]\) where rank 0 has \(1,"),
+            (1, {f"x{last}": 1}, r"rank \d has \(1, \['x1'\]\) where"),
+            (1, {"x": np.zeros(2 + last)}, r"x is .*\(3,\).* on a rank and .*\(2,\)"),
+        ):
+            with pytest.raises(CheckpointError, match=said):
+                checkpoint.save(step, **objects)
+    assert checkpoint.steps() == []
+    checkpoint.save(1, x=1)
+
+
 def the_manifest_is_json(comm, folder):
     folder = same_folder(comm, folder)
     path = Checkpoint(folder, comm).save(4, numbers=np.float32(2.5), half=np.ones(2, np.float16))
@@ -153,8 +209,10 @@ def the_manifest_is_json(comm, folder):
 
 
 CASES = [
+    a_checkpoint_before_the_first_step_does_not_fix_buckets,
     damage_is_found_on_every_rank,
     old_ones_are_removed,
     what_cannot_be_saved_is_named,
+    unlike_things_are_refused_on_every_rank,
     the_manifest_is_json,
 ]

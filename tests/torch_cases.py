@@ -1,5 +1,8 @@
 """What only modules of PyTorch have: buffers, hooks of autograd, mixed dtypes, sparse gradients."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from training_kits import torch
@@ -112,6 +115,62 @@ def buffers_are_made_equal(comm):
         assert net[1].running_mean is running and int(net[1].num_batches_tracked) == 1
 
 
+def buffers_that_a_forward_replaces_are_made_equal(comm):
+    class Smoothed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.register_buffer("mean", torch.zeros(2))
+
+        def forward(self, x):
+            self.mean = 0.5 * self.mean + x.mean(0)  # not in place
+            return self.layer(x)
+
+    net = Smoothed()
+    model = DDP(net, comm)
+    for _ in range(2):
+        model(torch.full((2, 2), comm.rank + 1.0)).sum().backward()
+        model.sync_gradients()
+    assert net.mean.tolist() == [1.5, 1.5]  # that of rank 0
+    net.mean = torch.zeros(3)
+    if comm.size > 1:
+        with pytest.raises(InvalidArgument, match=r"buffer mean was \(2,\).*is \(3,\)"):
+            model.sync_gradients()
+
+
+def what_is_frozen_or_not_stays_so(comm):
+    for before in (True, False):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        net[0].requires_grad_(before)
+        model = DDP(net, comm)
+        model(torch.ones(1, 2)).sum().backward()
+        model.sync_gradients()
+        net[0].requires_grad_(not before)
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: requires_grad of 0.weight, "):
+            model.sync_gradients()
+
+
+def a_copy_is_not_wrapped(comm):
+    net = nn.Linear(2, 2)
+    model = DDP(net, comm, overlap="polls")
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        other(torch.ones(1, 2)).sum().backward()
+        assert net.weight.grad is None and not model.reducer.touched.any()
+
+
+def gradients_can_be_filled_with_zeros(comm):
+    net = nn.Linear(2, 2)
+    model = DDP(net, comm)
+    model(torch.ones(1, 2)).sum().backward()
+    model.sync_gradients()
+    before = net.weight.grad
+    model.zero_grad(set_to_none=False)
+    assert net.weight.grad is before and not before.any()
+    model.zero_grad()
+    assert net.weight.grad is None
+
+
 def any_dtype_and_sharing(comm):
     class Mixed(nn.Module):
         def __init__(self):
@@ -172,6 +231,10 @@ CASES = [
     unused_parameters_are_zeros,
     unused_parameters_are_named,
     buffers_are_made_equal,
+    buffers_that_a_forward_replaces_are_made_equal,
+    what_is_frozen_or_not_stays_so,
+    a_copy_is_not_wrapped,
+    gradients_can_be_filled_with_zeros,
     any_dtype_and_sharing,
     a_gradient_with_a_graph_is_copied,
     a_dead_wrapper_hears_nothing,

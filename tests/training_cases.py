@@ -1,5 +1,8 @@
 """Data-parallel training is that of one process: on any communicator, with any library."""
 
+import copy
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from training_kits import batch, fingerprint
@@ -177,6 +180,38 @@ def uneven_inputs_can_be_an_error(comm, kit):
     assert float(comm.allreduce(1.0)) == comm.size
 
 
+def a_step_that_others_do_not_make_is_told(comm, kit):
+    """Clipping that a finished rank does not do is an error; as part of step() it is not."""
+
+    class Clipped:
+        def __init__(self, model, optimizer):
+            self.model, self.optimizer = model, optimizer
+
+        def step(self):
+            self.model.clip_gradients(0.01)
+            self.optimizer.step()
+
+        def zero_grad(self):
+            self.optimizer.zero_grad()
+
+    for whole in (True, False):
+        net = kit.mlp()
+        model = DDP(net, comm, unused="error", **SMALL)
+        make, settings = kit.optimizers()["sgd"]
+        optimizer = Clipped(model, make(net.parameters(), **settings))
+        given = optimizer if whole else optimizer.optimizer
+        told = pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .* have other parameters")
+        with nullcontext() if whole or comm.size == 1 else told, model.join(given):
+            for step in range(1 + comm.rank):
+                x, labels = batch(step)
+                kit.step(model, x, labels, 1.0)
+                model.sync_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+        if whole:
+            assert_identical(comm, kit, net)
+
+
 def clipping_is_by_the_norm_of_all(comm, kit):
     net, alone = kit.mlp(), kit.mlp()
     model = DDP(net, comm, **SMALL)
@@ -251,12 +286,34 @@ def wrong_options_are_refused(comm, kit):
             DDP(kit.mlp(), comm, **{option: value})
 
 
+def what_is_no_module_is_refused(comm, kit):
+    net = kit.mlp()
+    for module, said in ((DDP(net, comm), "DDP"), (list(net.parameters()), "list")):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: module is of {said}: allow"):
+            DDP(module, comm)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: hook='float16': allowed are"):
+        DDP(net, comm, hook="float16")
+    with pytest.raises(InvalidArgument, match="comm=None: allowed are"):
+        DDP(net, None)
+
+
+def a_copy_of_a_module_is_not_wrapped(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    kit.step(copy.deepcopy(net), x, labels, 1.0)
+    assert not model.reducer.touched.any()
+
+
 CASES = [
     automatic_overlap_ends_with_a_choice,
     nothing_is_copied,
     a_second_backward_is_refused,
     join_without_an_optimizer,
     uneven_inputs_can_be_an_error,
+    a_step_that_others_do_not_make_is_told,
+    what_is_no_module_is_refused,
+    a_copy_of_a_module_is_not_wrapped,
     clipping_is_by_the_norm_of_all,
     a_closed_wrapper_leaves_the_module_alone,
     replicas_of_a_stage_on_a_grid,

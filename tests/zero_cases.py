@@ -62,6 +62,24 @@ def zero_is_made_before_the_first_step(comm, kit):
         ZeroOptimizer(make, DDP(kit.mlp(), comm, hook=TopK()), **options)
 
 
+def what_zero_cannot_do_is_refused(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, **SMALL)
+    make, options = kit.optimizers()["sgd"]
+    for arguments in ((make(net.parameters(), **options), model), (make, net)):
+        with pytest.raises(InvalidArgument, match="allowed are a type of optimizers"):
+            ZeroOptimizer(*arguments)
+    strangers = [{"params": list(kit.mlp().parameters())}]
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: groups\[0\] has params"):
+        ZeroOptimizer(make, DDP(kit.mlp(), comm, **SMALL), strangers, **options)
+    ZeroOptimizer(make, model, **options)
+    if comm.size > 1:
+        with pytest.raises(InvalidArgument, match="clip_gradients.* of the ZeroOptimizer"):
+            model.clip_gradients(1.0)
+        with pytest.raises(InvalidArgument, match="needs the ZeroOptimizer"), model.join():
+            pass
+
+
 def hooked(comm, kit, hook, overlap="none", steps=40):
     """Train on one batch, and give the loss's gradient norm before and after."""
     net = kit.mlp()
@@ -142,6 +160,19 @@ def compression_is_what_it_says(comm):
         lost = 0 if comm.size in (2, 4) else step * 2**-9
         assert abs(total[0] - step * value) <= 2**-10 + lost
     assert total[0] > 4  # in the course of four steps one more unit went
+
+
+def an_overflow_passes(comm):
+    """What does not fit into float16 is lost, but does not come back in later steps."""
+    from ddp_cases import Weights
+
+    module = Weights(np.zeros(3, np.float32))
+    ddp = DDP(module, comm, hook=Compress("float16"), overlap="none")
+    for value, expected in ((1e6, np.inf), (2.0, 2.0), (2.0, 2.0)):
+        module.weights[0].grad = np.full(3, value, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            ddp.sync_gradients()
+        assert (module.weights[0].grad == expected).all()
 
 
 def wrong_hooks_are_refused(comm):

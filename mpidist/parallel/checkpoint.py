@@ -73,9 +73,12 @@ class Checkpoint:
                 name: take_apart(_state(value), name, leaves) for name, value in objects.items()
             }
 
+        self._same("save(step, names)", (step, sorted(objects)))
         trees = self._agree("save", gather)
         made = self._agree("save", lambda: rank or disk.make_folder(self.folder, str(step)))[0]
         tables = self._agree("save", lambda: {p: _table(leaf) for p, leaf in leaves.items()})
+        for table in tables:
+            self._compare(table, tables[0])
         holders = {
             path: [r for r, held in enumerate(tables) if path in held]
             for table in tables
@@ -171,6 +174,25 @@ class Checkpoint:
             return []
         named = [(path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir()]
         return [(int(name[1]), int(name[2]), path) for path, name in named if name]
+
+    def _same(self, what: str, mine: Any) -> None:
+        """Raise CheckpointError on every rank if not all have the same."""
+        every = self._comm.allgather_object(mine)
+        for rank, other in enumerate(every):
+            if other != every[0]:
+                raise CheckpointError(
+                    f"rank {self._comm.rank}: {what}: rank {rank} has {other} where rank 0 has "
+                    f"{every[0]}; all must save the same"
+                )
+
+    def _compare(self, table: dict[str, Any], first: dict[str, Any]) -> None:
+        """Raise CheckpointError if an array differs in dtype or shape from that of rank 0."""
+        for path, found in table.items():
+            if found != first.get(path, found):
+                raise CheckpointError(
+                    f"rank {self._comm.rank}: save: {path} is {found} on a rank and {first[path]} "
+                    "on rank 0; all must save the same"
+                )
 
     def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
         """Do something on every rank; give all results, or raise everywhere if any failed."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ..errors import InvalidArgument
 from .bucket import Bucket
 from .clip import clip_by_norm
 from .framework import framework_of
+from .frozen import Frozen
 from .grouping import Grouping
 from .join import Join
 from .progress import Average
-from .reducer import Reducer, weakly
+from .reducer import Reducer, Weakly
 from .replicas import BufferSync, broadcast, check_alike
 from .stats import Stats
 from .unused import Unused
@@ -86,21 +88,35 @@ class DDP:
         unused: str = "zero",
         init_sync: bool = True,
     ):
+        if not isinstance(getattr(comm, "rank", None), int):
+            raise InvalidArgument(
+                f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
+            )
         sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
         for argument, value in sizes.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidArgument(
                     f"rank {comm.rank}: {argument}={value!r}: allowed are whole numbers > 0"
                 )
+        if hook is not None and not callable(hook):
+            raise InvalidArgument(
+                f"rank {comm.rank}: hook={hook!r}: allowed are functions of a bucket, such as "
+                "hooks.Compress('float16')"
+            )
+        if isinstance(module, DDP) or not callable(getattr(module, "parameters", None)):
+            raise InvalidArgument(
+                f"rank {comm.rank}: module is of {type(module).__name__}: allowed are modules of "
+                "PyTorch and mpidist.nn, and other objects with parameters(), not wrapped yet"
+            )
         self.module, self.comm, self.framework = module, comm, framework_of(module)
         named, arrays = self.framework.parameters(module), self.framework.buffers(module)
-        self._unused = Unused(comm, named, unused)
+        self._unused, self._frozen = Unused(comm, named, unused), Frozen(module, named)
         check_alike(comm, "DDP", self.framework, named, arrays)
-        self._buffers = BufferSync(comm, [array for _, array in arrays], buffers)
+        self._buffers = BufferSync(comm, partial(self.framework.buffers, module), buffers)
         limits = (bucket_bytes, first_bucket_bytes)
         grouping = Grouping(self.framework, named, limits, algorithm, comm)
         self.reducer = Reducer(grouping, comm, overlap, hook or Average(), unused == "error")
-        self._forward = self.framework.on_forward(module, weakly(self.reducer.prepare))
+        self._forward = self.framework.on_forward(module, Weakly(self.reducer.prepare))
         self._join: Join | None = None
         if init_sync:
             self.broadcast_parameters()
@@ -123,6 +139,7 @@ class DDP:
         self.reducer.sync(together)
         self._buffers.run(0 if self._join is None else self._join.root)
         self._unused.check(self.reducer.touched)
+        self._frozen.check(self.comm.rank)
 
     def broadcast_parameters(self, root: int = 0) -> None:
         """Copy parameters and buffers of `root` into those of every rank, in place.
@@ -159,13 +176,19 @@ class DDP:
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients so that their norm, taken together, is at most `max_norm`.
 
-        To be called after :meth:`sync_gradients`, when gradients are the same on all ranks.
+        To be called after :meth:`sync_gradients`, when gradients are the same on all ranks.  With a
+        :class:`ZeroOptimizer`, which divides them, it is that one's method that does it.
 
         Returns
         -------
         float
             The norm before, from sums in float64.
         """
+        if self.reducer.divided:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: gradients are divided among the ranks: call "
+                "clip_gradients() of the ZeroOptimizer"
+            )
         gradients = [p.grad for _, p in self.reducer.grouping.named if p.grad is not None]
         return clip_by_norm(gradients, max_norm, self.comm.rank)
 
@@ -190,6 +213,7 @@ class DDP:
         grouping = self.reducer.grouping
         sending = {
             "ranks": self.comm.size,
+            "observed": self.reducer.observed,
             "buckets": grouping.names(),
             "algorithms": [bucket.algorithm for bucket in grouping.buckets],
         }
@@ -205,7 +229,8 @@ class DDP:
         layout = self.reducer.grouping.layout_of(sending["buckets"])
         if layout is not None:
             same = sending["ranks"] == self.comm.size
-            self.reducer.regroup(layout, sending["algorithms"] if same else None)
+            algorithms = sending["algorithms"] if same else None
+            self.reducer.regroup(layout, algorithms, sending.get("observed", True))
 
     # -- the module's own -------------------------------------------------------------------------
 
@@ -242,10 +267,13 @@ class DDP:
         """List the parameters that are averaged, with names (or numbers), each once."""
         return list(self.reducer.grouping.named)
 
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or (False) fill them with zeros where they are."""
         for p in self.parameters():
-            p.grad = None
+            if set_to_none:
+                p.grad = None
+            elif p.grad is not None:
+                self.framework.clear(p)
 
     def train(self, mode: bool = True) -> DDP:
         """Switch the module to training, or (False) to evaluation."""

@@ -44,6 +44,9 @@ class Framework(Protocol):
     def copy(self, view: Any, gradient: Any) -> None:
         """Copy a gradient into a view."""
 
+    def clear(self, p: Any) -> None:
+        """Fill the gradient that there is with zeros."""
+
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
         """Have `act` called after something was added to `p.grad`; None if that cannot be."""
 

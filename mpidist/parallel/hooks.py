@@ -86,7 +86,9 @@ class Compress:
             flat += residual(kept, bucket)
         packed[...] = flat
         if self.feedback:
-            np.subtract(flat, packed.astype(flat.dtype), out=residual(kept, bucket))
+            left = np.subtract(flat, packed.astype(flat.dtype), out=residual(kept, bucket))
+            if not np.isfinite(left).all():  # an overflow must not come back in every later step
+                left[~np.isfinite(left)] = 0
         yield bucket.comm.iallreduce(packed, op="mean", out=packed, algorithm=bucket.algorithm)
         flat[...] = packed
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
+from .replicas import digest
 
 log = logging.getLogger("mpidist")
 
@@ -25,7 +26,9 @@ class Join:
         Whose steps.
     optimizer : object, optional
         With it a finished rank also calls ``step()`` and ``zero_grad()``, so that the replicas and
-        the optimizers' states stay equal at every step.  Without, the parameters of a rank that
+        the optimizers' states stay equal at every step.  If there is more to a step, such as
+        clipping or a scheduler of learning rates, give an object whose ``step()`` does all of it,
+        and call that one everywhere.  Without, the parameters of a rank that
         finished last are broadcast in the end.
     early : {"shadow", "error"}
         Whether an unequal number of steps is an error, on all ranks.
@@ -48,6 +51,10 @@ class Join:
             )
         self._model, self._optimizer, self._early = model, optimizer, early
         self._comm = model.comm
+        if optimizer is None and model.reducer.divided:
+            raise InvalidArgument(
+                f"rank {self._comm.rank}: join() needs the ZeroOptimizer: its steps are collective"
+            )
         self._steps = 0
         self.first: tuple[int, int] | None = None
         self.root = 0
@@ -82,10 +89,28 @@ class Join:
         while self._exchange(False):
             shadowed = True
             self._model.zero_grad()
+            reducer.touched[:] = 1  # nothing is unused by who has nothing to do
             self._model.sync_gradients()
             if self._optimizer is not None:
                 self._optimizer.step()
                 self._optimizer.zero_grad()
-        if self._optimizer is None and self.first is not None:
+        if self.first is None:
+            return
+        if self._optimizer is not None:
+            self._compare()
+        else:
             last = self._comm.allgather(np.array([not shadowed], np.uint8))
             self._model.broadcast_parameters(int(last.argmax()))
+
+    def _compare(self) -> None:
+        """Raise on every rank if the replicas are not equal now."""
+        values = [self._model.framework.values(p) for _, p in self._model.named_parameters()]
+        every = self._comm.allgather(np.array([digest(values)], np.uint64))
+        if (every != every[0]).any():
+            ranks = ", ".join(map(str, np.flatnonzero(every != every[0])))
+            raise InvalidArgument(
+                f"rank {self._comm.rank}: join(): rank {ranks} and rank 0 have other parameters: "
+                "what a step does apart from step() and zero_grad() of the optimizer, such as "
+                "clip_gradients(), a finished rank has not done; give an object whose step() "
+                "does it all"
+            )

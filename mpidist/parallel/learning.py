@@ -38,6 +38,11 @@ class FirstSteps:
         self._trial: Trial | None = None
         self.times: dict[str, float] = {}
 
+    @property
+    def observed(self) -> bool:
+        """Whether the order of gradients is known, or will never be."""
+        return not self._left
+
     def ready(self, index: int) -> None:
         """Note that something was added to the gradient of parameter `index`."""
         if self._left:

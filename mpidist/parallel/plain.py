@@ -52,6 +52,10 @@ class Plain:
         """Copy."""
         view[...] = gradient
 
+    def clear(self, p: Any) -> None:
+        """Fill with zeros."""
+        p.grad[...] = 0
+
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
         """Have `act` called by :meth:`mpidist.nn.Parameter.accumulate`."""
         hooks = getattr(p, "hooks", None)

@@ -21,16 +21,28 @@ from .stats import Clock, Stats
 log = logging.getLogger("mpidist")
 
 
-def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Give a form of a method for hooks: these must not keep alive what a user has dropped."""
-    reference = WeakMethod(method)
+def nothing(*_: Any) -> None:
+    """Do nothing."""
 
-    def call(*arguments: Any) -> None:
-        act = reference()
+
+class Weakly:
+    """A form of a method for hooks: these must not keep alive what a user has dropped.
+
+    A copy of it does nothing, in this process or another: who copies a module with its hooks gets
+    one that nobody has wrapped.
+    """
+
+    def __init__(self, method: Callable[..., object]):
+        self._reference = WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the method, if there is still somebody to do that for."""
+        act = self._reference()
         if act is not None:
             act(*arguments)
 
-    return call
+    def __reduce__(self) -> Any:
+        return partial, (nothing,)
 
 
 class Reducer:
@@ -89,7 +101,7 @@ class Reducer:
 
     def _listen(self) -> list[Any]:
         """Have parameters tell when something was added to their gradients."""
-        listen, added = self.grouping.framework.on_gradient, weakly(self.added)
+        listen, added = self.grouping.framework.on_gradient, Weakly(self.added)
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 
     def close(self) -> None:
@@ -181,14 +193,26 @@ class Reducer:
 
     # -- buckets ------------------------------------------------------------------------------
 
-    def regroup(self, layout: Layout, algorithms: Sequence[str] | None = None) -> None:
-        """Use these buckets from now on, whatever is observed; collective.
+    @property
+    def observed(self) -> bool:
+        """Whether the buckets are those that they will be."""
+        return self.fixed or self._learning.observed
+
+    def regroup(
+        self, layout: Layout, algorithms: Sequence[str] | None = None, observed: bool = True
+    ) -> None:
+        """Use these buckets from now on, if `observed` whatever is observed; collective.
 
         Buckets that someone else relies on stay.
         """
-        self.fixed = True
+        self.fixed = self.fixed or observed
         if not self._locked or layout == self.grouping.layout:
             self.grouping.make(self.comm, layout, algorithms)
+
+    @property
+    def divided(self) -> bool:
+        """Whether each rank has the mean of its slices only after a sync."""
+        return getattr(self.hook, "divides", False)
 
     def lock(self, hook: Any = None) -> None:
         """Keep these buckets for ever, and gradients in them; send them by another hook."""

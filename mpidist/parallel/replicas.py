@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -38,6 +39,15 @@ def broadcast(comm: Any, arrays: Sequence[Any], root: int) -> None:
         comm.broadcast(array, root=root, out=array)
 
 
+def digest(arrays: Sequence[Any]) -> int:
+    """Give 8 bytes of a hash of all bytes of arrays."""
+    made = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        host = array.get() if hasattr(array, "get") else array
+        made.update(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
+    return int.from_bytes(made.digest(), "little")
+
+
 class BufferSync:
     """Buffers of a model (running means, counters) made equal on all ranks after a step.
 
@@ -45,33 +55,39 @@ class BufferSync:
     ----------
     comm : Communicator
         The ranks.
-    arrays : sequence of ndarray
-        The buffers, which share memory with the model.
+    read : callable
+        ``read()`` gives names and arrays of the buffers, which share memory with the model; a
+        forward may have put others in their places since the last time.
     how : {"broadcast", "average", "keep"}
         Those of one rank for all; the mean of floating ones (others of one rank); as they are.
     """
 
     HOW = ("broadcast", "average", "keep")
 
-    def __init__(self, comm: Any, arrays: Sequence[np.ndarray], how: str):
+    def __init__(self, comm: Any, read: Callable[[], Named], how: str):
         if how not in self.HOW:
             raise InvalidArgument(
                 f"rank {comm.rank}: buffers={how!r}: allowed are {', '.join(map(repr, self.HOW))}"
             )
-        self._comm = comm
-        groups: dict[Any, list[np.ndarray]] = {}
-        for array in arrays if how != "keep" else ():
-            groups.setdefault(array.dtype, []).append(array)
+        self._comm, self._read = comm, read
+        groups: dict[Any, dict[str, np.ndarray]] = {}
+        for name, array in read() if how != "keep" else ():
+            groups.setdefault(array.dtype, {})[name] = array
         self._groups = []
         for dtype, group in groups.items():
-            flat, algorithm = np.empty(sum(a.size for a in group), dtype), ""
+            flat, algorithm = np.empty(sum(a.size for a in group.values()), dtype), ""
             if how == "average" and _real(dtype):
                 (algorithm,) = choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")
-            self._groups.append((flat, group, algorithm))
+            shapes = {name: array.shape for name, array in group.items()}
+            self._groups.append((flat, shapes, algorithm))
 
     def run(self, root: int) -> None:
         """Make them equal; `root` is whose are taken."""
-        for flat, group, algorithm in self._groups:
+        if not self._groups or self._comm.size == 1:
+            return
+        now = dict(self._read())
+        for flat, shapes, algorithm in self._groups:
+            group = [self._buffer(now, name, shapes[name], flat.dtype) for name in shapes]
             np.concatenate([array.reshape(-1) for array in group], out=flat)
             if algorithm:
                 self._comm.allreduce(flat, op="mean", out=flat, algorithm=algorithm)
@@ -81,6 +97,16 @@ class BufferSync:
             for array in group:
                 array[...] = flat[start : start + array.size].reshape(array.shape)
                 start += array.size
+
+    def _buffer(self, now: dict[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        array = now.get(name)
+        if array is None or (array.shape, array.dtype) != (shape, dtype):
+            found = "missing" if array is None else f"{array.shape} {array.dtype}"
+            raise InvalidArgument(
+                f"rank {self._comm.rank}: the buffer {name} was {shape} {dtype} when the module "
+                f"was wrapped, and is {found}; buffers='keep' leaves buffers alone"
+            )
+        return array
 
 
 def _real(dtype: np.dtype) -> bool:

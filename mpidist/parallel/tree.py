@@ -65,6 +65,8 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
             f"{path} is of {type(value).__name__}: allowed are arrays of numpy and torch, numbers, "
             "strings, None, lists, tuples and dicts"
         )
+    if path in leaves:
+        raise InvalidArgument(f"{path} is the path of two arrays: rename a key")
     scalar = isinstance(array, np.generic)
     flat = np.ascontiguousarray(array).reshape(-1)
     leaves[path] = Leaf(flat, part.start, part.shape, part is not value)

@@ -19,6 +19,7 @@ class Scatter:
     """The hook with which each rank gets the mean of its slice of a bucket, and of nothing else."""
 
     lossless = True
+    divides = True
 
     def __init__(
         self, slices: Sequence[slice], counts: Sequence[tuple[int, ...]], names: list[str]
@@ -84,6 +85,11 @@ class ZeroOptimizer:
         groups: Iterable[Mapping[str, Any]] | None = None,
         **options: Any,
     ):
+        if not callable(optimizer) or not hasattr(model, "reducer"):
+            raise InvalidArgument(
+                f"optimizer={optimizer!r}, model of {type(model).__name__}: allowed are a type of "
+                "optimizers, which is made here, and a DDP"
+            )
         self._model, self._reducer = model, model.reducer
         self._comm = self._reducer.comm
         rank, size = self._comm.rank, self._comm.size
@@ -137,8 +143,14 @@ class ZeroOptimizer:
         if groups is None:
             return [piece.made for piece in self.pieces] or [self._nothing()]
         grouped = []
-        for group in groups:
+        known = {id(p) for p in self._model.parameters()}
+        for number, group in enumerate(groups):
             wanted = {id(p) for p in group["params"]}
+            if not wanted <= known:
+                raise InvalidArgument(
+                    f"rank {self._comm.rank}: groups[{number}] has params that are not among the "
+                    "model's: allowed are lists of those"
+                )
             made = [piece.made for piece in self.pieces if id(piece.parameter) in wanted]
             grouped.append({**group, "params": made or [self._nothing()]})
         return grouped

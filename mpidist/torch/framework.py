@@ -93,6 +93,12 @@ class Torch:
         gradient = gradient.detach()
         view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
 
+    def clear(self, p: Any) -> None:
+        """Fill with zeros; a gradient that has a graph loses it."""
+        if p.grad.requires_grad:
+            p.grad = p.grad.detach()
+        p.grad.zero_()
+
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
         """Have `act` called when autograd has added to the gradient."""
         return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove

@@ -74,5 +74,11 @@ def shard_loader(data: Any, comm: Any, shuffle: bool | None, seed: int, uneven: 
             f"rank {comm.rank}: the loader has a {type(data.sampler).__name__} or makes its own "
             "batches: shard the data set, or cut that sampler"
         )
+    if len(data.sampler) != len(data.dataset) or getattr(data.sampler, "replacement", False):
+        raise Unsupported(
+            f"rank {comm.rank}: the loader's {type(data.sampler).__name__} takes "
+            f"{len(data.sampler)} of {len(data.dataset)} samples, or some twice: shard the data "
+            "set, or cut that sampler"
+        )
     shuffles = isinstance(data.sampler, RandomSampler) if shuffle is None else shuffle
     return Loader(data, Order(len(data.dataset), comm, shuffles, seed, uneven))

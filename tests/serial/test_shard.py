@@ -114,3 +114,7 @@ def test_loader():
     sampler = torch.utils.data.WeightedRandomSampler([1.0] * 22, 22)
     with pytest.raises(Unsupported, match="rank 0: .*WeightedRandomSampler"):
         shard(make(data, sampler=sampler), Rank(0, 2))
+    for options in ({"num_samples": 4}, {"replacement": True}):
+        sampler = torch.utils.data.RandomSampler(data, **options)
+        with pytest.raises(Unsupported, match="rank 0: the loader's RandomSampler takes"):
+            shard(make(data, sampler=sampler), Rank(0, 2))

@@ -23,7 +23,12 @@ def test_zero_overlapped(overlap):
 @pytest.mark.parametrize("size", (1, 3))
 @pytest.mark.parametrize("kit", KITS)
 @pytest.mark.parametrize(
-    "case", (cases.zero_clips_by_the_norm_of_all, cases.zero_is_made_before_the_first_step)
+    "case",
+    (
+        cases.zero_clips_by_the_norm_of_all,
+        cases.zero_is_made_before_the_first_step,
+        cases.what_zero_cannot_do_is_refused,
+    ),
 )
 def test_zero_cases(kit, case, size):
     run_simulated(size, lambda comm: case(comm, kit))
@@ -39,6 +44,7 @@ def test_hooks(name, size):
 @pytest.mark.parametrize("size", (2, 3))
 def test_compression(size):
     run_simulated(size, cases.compression_is_what_it_says)
+    run_simulated(size, cases.an_overflow_passes)
 
 
 def test_wrong_hooks():
