@@ -153,7 +153,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--python", default=".venv/bin/python", help="the one with Open MPI")
     parser.add_argument("--mpich-python", default=".venv-mpich/bin/python")
-    parser.add_argument("--limit", type=float, default=600, help="seconds that a launch may take")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds that a launch may take")
     parser.add_argument("--results", default=".test", help="folder for the logs and the summary")
     parser.add_argument(
         "--path", action="append", dest="paths", help="instead of the tests' folders"
