@@ -104,16 +104,16 @@ every iteration.
 _SLOT = (2 << 20) + 1
 _STAGED: dict[bool, dict[str, Range]] = {
     False: {
-        "allreduce": (32 << 10, 2 << 20),
-        "reduce": (256 << 10, _SLOT),
+        "allreduce": (32 << 10, 512 << 10),
+        "reduce": (256 << 10, 512 << 10),
         "reduce_scatter": (8 << 10, _SLOT),
-        "allgather": (16 << 10, 1536 << 10),
+        "allgather": (16 << 10, 512 << 10),
         "alltoall": (16 << 10, 512 << 10),
         "gather": (128 << 10, _SLOT),
         "scatter": (16 << 10, _SLOT),
     },
     True: {
-        "allreduce": (32 << 10, _SLOT),
+        "allreduce": (32 << 10, 1 << 20),
         "reduce": (128 << 10, _SLOT),
         "reduce_scatter": (16 << 10, _SLOT),
         "allgather": (8 << 10, _SLOT),
@@ -128,7 +128,7 @@ _STAGED_MPICH: dict[bool, dict[str, Range]] = {
         "allreduce": (4 << 10, 2 << 20),
         "reduce": (4 << 10, _SLOT),
         "reduce_scatter": (8 << 10, _SLOT),
-        "allgather": (8 << 10, 1536 << 10),
+        "allgather": (8 << 10, 512 << 10),
         "broadcast": (16 << 10, 512 << 10),
         "alltoall": (4 << 10, 512 << 10),
         "gather": (8 << 10, 768 << 10),
