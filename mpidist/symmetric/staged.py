@@ -119,15 +119,9 @@ def _reduce_scatter(call: Call, slot: Place) -> Body:
 
 def _allgather(call: Call, slot: Place) -> Body:
     assert call.x is not None and call.out is not None
-    x, out, parts = unowned(call.x), unowned(call.out), slices_of(call.counts)
+    x = unowned(call.x)
     before: list[Action] = [partial(np.copyto, slot.views(x.size, call.dtype)[call.rank], x)]
-    fetch: list[Action] = []
-    if not call.in_place:
-        fetch.append(partial(np.copyto, out[parts[call.rank]], x))
-    for peer in onward(call.rank, call.size):
-        theirs = slot.views(call.counts[peer], call.dtype)[peer]
-        fetch.append(partial(np.copyto, out[parts[peer]], theirs))
-    return before, [fetch]
+    return before, [_join(call, slot)]
 
 
 def _broadcast(call: Call, slot: Place) -> Body:
@@ -148,15 +142,20 @@ def _gather(call: Call, slot: Place) -> Body:
     x = unowned(call.x)
     if call.rank != call.root:
         return [partial(np.copyto, slot.views(x.size, call.dtype)[call.rank], x)], [[]]
-    assert call.out is not None
+    return [], [_join(call, slot)]
+
+
+def _join(call: Call, slot: Place) -> list[Action]:
+    """Put the parts of all ranks into `out`, the others' from their slots."""
+    assert call.x is not None and call.out is not None
     out, parts = unowned(call.out), slices_of(call.counts)
     fetch: list[Action] = []
     if not call.in_place:
-        fetch.append(partial(np.copyto, out[parts[call.rank]], x))
+        fetch.append(partial(np.copyto, out[parts[call.rank]], unowned(call.x)))
     for peer in onward(call.rank, call.size):
         theirs = slot.views(call.counts[peer], call.dtype)[peer]
         fetch.append(partial(np.copyto, out[parts[peer]], theirs))
-    return [], [fetch]
+    return fetch
 
 
 def _scatter(call: Call, slot: Place) -> Body:
