@@ -11,12 +11,14 @@ class MpidistError(Exception):
 
 
 class ScheduleError(MpidistError):
-    """A schedule does not do what its collective promises.
+    """A schedule does not do what its collective, or the pipeline, promises.
 
     Attributes
     ----------
     rank, round, block : int or None
         Where it goes wrong; None where the fault has no such place.
+    stage, step : int or None
+        The same for pipelines: the virtual stage, and the action of that rank, counted from 0.
     """
 
     def __init__(
@@ -26,13 +28,13 @@ class ScheduleError(MpidistError):
         rank: int | None = None,
         round: int | None = None,
         block: int | None = None,
+        stage: int | None = None,
+        step: int | None = None,
     ):
         self.rank, self.round, self.block = rank, round, block
-        where = [
-            f"{name} {value}"
-            for name, value in (("rank", rank), ("round", round), ("block", block))
-            if value is not None
-        ]
+        self.stage, self.step = stage, step
+        places = {"rank": rank, "stage": stage, "round": round, "block": block, "step": step}
+        where = [f"{name} {value}" for name, value in places.items() if value is not None]
         super().__init__(f"{', '.join(where)}: {message}" if where else message)
 
 

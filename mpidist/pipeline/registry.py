@@ -1,0 +1,239 @@
+"""Where pipeline schedules are found: ``@pipeline_schedule``, lookup, what each declares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from numbers import Integral
+
+from ..errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
+from .actions import KINDS, Action
+from .placement import SHAPES, Placement
+
+RESERVED = ("auto",)
+"""Names of choices that are no schedules of their own."""
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """One pipeline schedule: a generator and what it declares.
+
+    Attributes
+    ----------
+    name : str
+        What it is called by.
+    function : callable
+        The generator ``(rank, size, microbatches, *, chunks)``; it yields the actions of one rank,
+        and takes `chunks` only if it serves any number of them.
+    chunks : int
+        Virtual stages on every rank: the only number it serves, or the default where it takes one.
+    placement : {"loop", "v"}
+        Where the virtual stages lie, see :class:`~mpidist.pipeline.Placement`.
+    splits : bool or None
+        It splits B into I and W; None where nothing was declared, and the actions must be looked
+        at.
+    requires : callable, optional
+        Gets size, microbatches and chunks; gives the reason why they cannot be served, or None.
+    """
+
+    name: str
+    function: Callable[..., Iterable[Action]]
+    chunks: int = 1
+    placement: str = "loop"
+    splits: bool | None = None
+    requires: Callable[[int, int, int], str | None] | None = None
+
+    @property
+    def doc(self) -> str:
+        """The generator's docstring, dedented."""
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the docstring."""
+        return self.doc.split("\n", 1)[0]
+
+    @property
+    def any_chunks(self) -> bool:
+        """It serves any number of chunks a rank."""
+        return "chunks" in inspect.signature(self.function).parameters
+
+    def count_chunks(self, chunks: int | None = None) -> int:
+        """Give the number of chunks a rank: `chunks` if it can be served, the default for None.
+
+        Raises
+        ------
+        InvalidArgument
+            If it is no whole number ≥ 1.
+        Unsupported
+            If the schedule does not serve it.
+        """
+        if chunks is None:
+            return self.chunks
+        check_count(chunks, "chunks")
+        if chunks != self.chunks and not self.any_chunks:
+            able = [s.name for s in schedules() if s.any_chunks or s.chunks == chunks]
+            raise Unsupported(
+                f"pipeline schedule {self.name}: chunks={chunks}, but it has {self.chunks} a rank; "
+                f"served by {', '.join(able)}"
+            )
+        return chunks
+
+    def place(self, size: int, chunks: int | None = None) -> Placement:
+        """Give where the virtual stages lie on `size` ranks."""
+        return Placement(size, self.count_chunks(chunks), self.placement)
+
+    def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:
+        """Give the reason why it cannot serve these numbers, or None if it can."""
+        if self.requires is None:
+            return None
+        return self.requires(size, microbatches, self.count_chunks(chunks))
+
+    def actions(
+        self, rank: int, size: int, microbatches: int, chunks: int | None = None
+    ) -> list[Action]:
+        """Give the actions of one rank.
+
+        Raises
+        ------
+        Unsupported
+            If the schedule does not serve these numbers; the message says why.
+        ScheduleError
+            If it yields something that is no action, or none of this pipeline.
+        """
+        check_count(size, "size")
+        check_count(microbatches, "microbatches")
+        chunks = self.count_chunks(chunks)
+        reason = self.unsupported(size, microbatches, chunks)
+        if reason is not None:
+            raise Unsupported(f"pipeline schedule {self.name}: {reason}")
+        keywords = {"chunks": chunks} if self.any_chunks else {}
+        made = self.function(rank, size, microbatches, **keywords)
+        if not isinstance(made, Iterable):
+            what = f"pipeline schedule {self.name} gave {made!r}; it must yield its actions"
+            raise ScheduleError(what, rank=rank)
+        return list(self._check(made, rank, microbatches, chunks))
+
+    def _check(
+        self, made: Iterable[Action], rank: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        """Pass on what can be an action of this pipeline."""
+        known = tuple(KINDS.values())
+        for step, action in enumerate(made):
+            wrong = None
+            if not isinstance(action, known):
+                wrong = f"yields {action!r}; it must yield F, B, I or W of mpidist.pipeline"
+            elif not _among(action.microbatch, microbatches):
+                wrong = f"{action}: there are microbatches 0 … {microbatches - 1}"
+            elif not _among(action.chunk, chunks):
+                wrong = f"{action}: there are chunks 0 … {chunks - 1}"
+            elif self.splits is False and action.kind in "IW":
+                wrong = f"{action}, but the schedule declares splits=False: it has F and B only"
+            if wrong:
+                raise ScheduleError(wrong, rank=rank, step=step)
+            yield action
+
+
+_registry: dict[str, PipelineSchedule] = {}
+
+
+def pipeline_schedule(
+    name: str,
+    *,
+    chunks: int = 1,
+    placement: str = "loop",
+    splits: bool | None = None,
+    requires: Callable[[int, int, int], str | None] | None = None,
+) -> Callable[[Callable[..., Iterable[Action]]], Callable[..., Iterable[Action]]]:
+    """Register a generator of actions as a pipeline schedule.
+
+    Parameters
+    ----------
+    name : str
+        What users write in ``schedule=``; registering a name again replaces the older one.
+    chunks, placement, splits, requires
+        See :class:`PipelineSchedule`.
+
+    Returns
+    -------
+    callable
+        A decorator that returns the generator unchanged.
+    """
+    if not isinstance(name, str) or not name or {":", "/"} & set(name) or name in RESERVED:
+        raise InvalidArgument(
+            f"{name!r} cannot name a pipeline schedule: it is reserved, empty or has a ':' or '/'"
+        )
+    check_count(chunks, "chunks")
+    if placement not in SHAPES:
+        raise UnknownName("placement", placement, SHAPES)
+
+    def register(function: Callable[..., Iterable[Action]]) -> Callable[..., Iterable[Action]]:
+        _registry[name] = PipelineSchedule(name, function, chunks, placement, splits, requires)
+        return function
+
+    return register
+
+
+def schedules() -> list[PipelineSchedule]:
+    """List the registered schedules, in order of registration."""
+    return list(_registry.values())
+
+
+def find_schedule(name: str) -> PipelineSchedule:
+    """Look a schedule up by name.
+
+    Raises
+    ------
+    UnknownName
+        With the nearest names, if there is none.
+    """
+    if name not in _registry:
+        raise UnknownName("pipeline schedule", name, _registry)
+    return _registry[name]
+
+
+def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule:
+    """Give the schedule: by its name, as it is, or made from a generator function.
+
+    A function that is not registered has the default of its keyword ``chunks`` as number of chunks,
+    1 if it takes none, laid out as a loop.
+
+    Raises
+    ------
+    UnknownName
+        If nothing is registered under the name.
+    InvalidArgument
+        If it is none of these.
+    """
+    if isinstance(schedule, PipelineSchedule):
+        return schedule
+    if isinstance(schedule, str):
+        return find_schedule(schedule)
+    if not callable(schedule):
+        raise InvalidArgument(
+            f"schedule={schedule!r}: allowed are a name ({', '.join(_registry)}), "
+            "a PipelineSchedule, or a generator function (rank, size, microbatches)"
+        )
+    for known in _registry.values():
+        if known.function is schedule:
+            return known
+    keyword = inspect.signature(schedule).parameters.get("chunks")
+    chunks = keyword.default if keyword and isinstance(keyword.default, int) else 1
+    return PipelineSchedule(getattr(schedule, "__name__", "schedule"), schedule, chunks)
+
+
+def unregister_schedule(name: str) -> None:
+    """Forget a schedule, for example one that a test registered."""
+    _registry.pop(name, None)
+
+
+def check_count(value: object, name: str) -> None:
+    """Raise InvalidArgument if a number is not whole and ≥ 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InvalidArgument(f"{name}={value!r}: allowed are whole numbers >= 1")
+
+
+def _among(value: object, count: int) -> bool:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and 0 <= value < count  # type: ignore[operator]
