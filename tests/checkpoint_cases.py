@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from training_cases import SMALL, train
 from training_kits import fingerprint
+from zero_cases import HOOKS
 
 from mpidist.errors import CheckpointError, InvalidArgument
-from mpidist.nn import SGD, Linear, Module
+from mpidist.nn import SGD, Adam, Linear, Module, ReLU, Sequential
 from mpidist.parallel import DDP, Checkpoint, ZeroOptimizer, shard
 
 
@@ -20,6 +21,106 @@ def trainer(comm, kit, optimizer_name, zero, seed=0):
     if zero:
         return net, model, ZeroOptimizer(make, model, **options)
     return net, model, make(net.parameters(), **options)
+
+
+def hooked_trainer(comm, kit, hook, seed=0):
+    net = kit.mlp(seed)
+    model = DDP(net, comm, overlap="none", hook=hook, **SMALL)
+    make, options = kit.optimizers()["momentum"]
+    return net, model, make(net.parameters(), **options)
+
+
+def what_hooks_left_out_is_resumed(comm, kit, folder, name):
+    """The resumed run has the bits of the one that was not interrupted."""
+    checkpoint = Checkpoint(same_folder(comm, folder), comm)
+    net, model, optimizer = hooked_trainer(comm, kit, HOOKS[name]())
+    train(comm, kit, model, optimizer, steps=3)
+    checkpoint.save(3, model=model, optimizer=optimizer)
+    train(comm, kit, model, optimizer, steps=4)
+    again, other, state = hooked_trainer(comm, kit, HOOKS[name](), seed=7)
+    checkpoint.load(model=other, optimizer=state)
+    train(comm, kit, other, state, steps=4)
+    assert fingerprint(kit, again) == fingerprint(kit, net)
+
+
+def pending(model):
+    """What hooks of all ranks have left out so far, as the mean over the ranks."""
+    states = model.comm.allgather_object(model.reducer.hook.save(model.buckets))
+    every = [[kept.get("residual", 0) for kept in state] for state in states]
+    return [sum(left) / model.comm.size for left in zip(*every, strict=True)]
+
+
+def write_left_out(comm, kit, folder, name):
+    net, model, optimizer = hooked_trainer(comm, kit, HOOKS[name]())
+    train(comm, kit, model, optimizer, steps=3)
+    Checkpoint(folder, comm).save(3, model=model)
+    return pending(model)
+
+
+def read_left_out(comm, kit, folder, name):
+    """On another number of ranks the mean of what is to be made up for is the same."""
+    model = hooked_trainer(comm, kit, HOOKS[name]())[1]
+    Checkpoint(folder, comm).load(model=model)
+    return pending(model)
+
+
+class Counting(Sequential):
+    """With a buffer that differs from rank to rank before it is averaged."""
+
+    def __init__(self, comm, seed):
+        random = np.random.default_rng(seed)
+        super().__init__(Linear(6, 16, seed=random), ReLU(), Linear(16, 3, seed=random))
+        self.noise, self.mean = np.random.default_rng(comm.rank), np.zeros(40, np.float32)
+
+    def named_buffers(self):
+        return [("mean", self.mean)]
+
+    def forward(self, x):
+        self.mean += self.noise.standard_normal(40).astype(np.float32)
+        return super().forward(x.astype(np.float32))
+
+    def state_dict(self):
+        return {**super().state_dict(), "mean": self.mean.copy()}
+
+    def load_state_dict(self, state):
+        self.mean[...] = state["mean"]
+        super().load_state_dict({k: v for k, v in state.items() if k != "mean"})
+
+
+def counting_trainer(comm, zero, seed, **options):
+    net = Counting(comm, seed)
+    model = DDP(net, comm, overlap="none", buffers="average", **options)
+    if zero:
+        return net, model, ZeroOptimizer(Adam, model)
+    return net, model, Adam(net.parameters())
+
+
+def write_with_settings(comm, kit, folder, zero, **options):
+    """Save after three steps; give the bits after four more, and the ways of adding."""
+    net, model, optimizer = counting_trainer(comm, zero, 0, **options)
+    train(comm, kit, model, optimizer, steps=3)
+    Checkpoint(folder, comm).save(3, model=model, optimizer=optimizer)
+    net.noise = np.random.default_rng((comm.rank, 1))
+    train(comm, kit, model, optimizer, steps=4)
+    return all_bits(net), ways(model, optimizer)
+
+
+def read_with_settings(comm, kit, folder, zero, order, **options):
+    net, model, optimizer = counting_trainer(comm, zero, 5, **options)
+    objects = {"model": model, "optimizer": optimizer}
+    Checkpoint(folder, comm).load(**{name: objects[name] for name in order})
+    net.noise = np.random.default_rng((comm.rank, 1))
+    train(comm, kit, model, optimizer, steps=4)
+    return all_bits(net), ways(model, optimizer)
+
+
+def all_bits(net):
+    return net.mean.tobytes() + b"".join(p.data.tobytes() for p in net.parameters())
+
+
+def ways(model, optimizer):
+    state = optimizer.state_dict()
+    return model.state_dict()["sending"], state.get("sending")
 
 
 def same_folder(comm, folder):

@@ -159,6 +159,15 @@ def a_copy_is_not_wrapped(comm):
         assert net.weight.grad is None and not model.reducer.touched.any()
 
 
+def what_has_no_shape_is_named(comm):
+    net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    said = f"rank {comm.rank}: 0.weight, 0.bias, 1.weight, .*1.running_mean.*: no shape yet"
+    with pytest.raises(InvalidArgument, match=said):
+        DDP(net, comm)
+    net(torch.ones(3, 4))
+    DDP(net, comm)
+
+
 def gradients_can_be_filled_with_zeros(comm):
     net = nn.Linear(2, 2)
     model = DDP(net, comm)
@@ -234,6 +243,7 @@ CASES = [
     buffers_that_a_forward_replaces_are_made_equal,
     what_is_frozen_or_not_stays_so,
     a_copy_is_not_wrapped,
+    what_has_no_shape_is_named,
     gradients_can_be_filled_with_zeros,
     any_dtype_and_sharing,
     a_gradient_with_a_graph_is_copied,

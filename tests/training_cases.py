@@ -1,6 +1,7 @@
 """Data-parallel training is that of one process: on any communicator, with any library."""
 
 import copy
+import pickle
 from contextlib import nullcontext
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from training_kits import batch, fingerprint
 
 from mpidist.errors import InvalidArgument
-from mpidist.parallel import DDP
+from mpidist.parallel import DDP, ZeroOptimizer
+from mpidist.parallel.hooks import Compress
 from mpidist.topology import Grid
 
 STEPS = 50
@@ -224,8 +226,9 @@ def clipping_is_by_the_norm_of_all(comm, kit):
     for mine, whole in zip(kit.gradients(net), kit.gradients(alone), strict=True):
         np.testing.assert_allclose(mine, whole * 0.5 / expected, rtol=1e-9, atol=1e-15)
     assert model.clip_gradients(10.0) == pytest.approx(0.5)  # below: nothing changes
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: max_norm=0"):
-        model.clip_gradients(0)
+    for wrong in (0, "a", None, True, float("nan")):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: max_norm={wrong!r}: allow"):
+            model.clip_gradients(wrong)
 
 
 def a_forgotten_sync_is_told(comm, kit, caplog):
@@ -293,6 +296,8 @@ def what_is_no_module_is_refused(comm, kit):
             DDP(module, comm)
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: hook='float16': allowed are"):
         DDP(net, comm, hook="float16")
+    with pytest.raises(InvalidArgument, match="hook=Compress is a class: allowed are .* Compress"):
+        DDP(net, comm, hook=Compress)
     with pytest.raises(InvalidArgument, match="comm=None: allowed are"):
         DDP(net, None)
 
@@ -303,6 +308,11 @@ def a_copy_of_a_module_is_not_wrapped(comm, kit):
     x, labels = batch()
     kit.step(copy.deepcopy(net), x, labels, 1.0)
     assert not model.reducer.touched.any()
+    optimizer = kit.optimizers()["sgd"]
+    for whole in (model, ZeroOptimizer(optimizer[0], model, **optimizer[1])):
+        for act in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: a .* cannot be copied"):
+                act(whole)
 
 
 CASES = [

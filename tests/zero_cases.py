@@ -48,6 +48,10 @@ def zero_clips_by_the_norm_of_all(comm, kit):
     optimizer.step()
     reference.step()
     assert_close(kit, net, alone)
+    optimizer.zero_grad(set_to_none=False)
+    assert not any(g.any() for g in kit.gradients(net))
+    optimizer.zero_grad()
+    assert all(g is None for g in kit.gradients(net))
 
 
 def zero_is_made_before_the_first_step(comm, kit):
@@ -70,8 +74,15 @@ def what_zero_cannot_do_is_refused(comm, kit):
         with pytest.raises(InvalidArgument, match="allowed are a type of optimizers"):
             ZeroOptimizer(*arguments)
     strangers = [{"params": list(kit.mlp().parameters())}]
-    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: groups\[0\] has params"):
+    said = "has params that are not" if kit.name == "torch" else "allowed are those of PyTorch"
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: groups.*{said}"):
         ZeroOptimizer(make, DDP(kit.mlp(), comm, **SMALL), strangers, **options)
+    if kit.name == "torch":
+        other, groups = kit.mlp(), []
+        first = next(other.parameters())
+        groups = [{"params": iter(other.parameters())}, {"params": [first]}]
+        with pytest.raises(InvalidArgument, match=r"groups\[1\] has 0.weight, which is in groups"):
+            ZeroOptimizer(make, DDP(other, comm, **SMALL), groups, **options)
     ZeroOptimizer(make, model, **options)
     if comm.size > 1:
         with pytest.raises(InvalidArgument, match="clip_gradients.* of the ZeroOptimizer"):

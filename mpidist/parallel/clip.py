@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 from ..errors import InvalidArgument
@@ -33,7 +34,7 @@ def clip_by_norm(
     float
         The norm before.  If it is not finite, gradients stay as they are.
     """
-    if isinstance(max_norm, bool) or not max_norm > 0:
+    if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
         raise InvalidArgument(f"rank {rank}: max_norm={max_norm!r}: allowed are numbers > 0")
     squares = sum((_squares(gradient) for gradient in gradients), 0.0)
     norm = math.sqrt(total(squares))

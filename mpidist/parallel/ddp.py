@@ -15,15 +15,19 @@ from .frozen import Frozen
 from .grouping import Grouping
 from .join import Join
 from .progress import Average
-from .reducer import Reducer, Weakly
+from .reducer import Reducer
 from .replicas import BufferSync, broadcast, check_alike
+from .resume import give_to_hook, kept_by_hook, send_so, sending_of
 from .stats import Stats
+from .tree import read_all
 from .unused import Unused
+from .weakly import Weakly
+from .wrapper import Wrapper, check_arguments, check_ready
 
 MIB = 1 << 20
 
 
-class DDP:
+class DDP(Wrapper):
     """A module whose gradients are averaged over the ranks of a communicator.
 
     Call :meth:`sync_gradients` after ``backward`` and before ``optimizer.step()``.  Everything else
@@ -74,6 +78,8 @@ class DDP:
     ranks read: copy one to keep it.
     """
 
+    takes_parts = True  # a rank reads from a checkpoint what its own hook kept, not all ranks'
+
     def __init__(
         self,
         module: Any,
@@ -88,35 +94,18 @@ class DDP:
         unused: str = "zero",
         init_sync: bool = True,
     ):
-        if not isinstance(getattr(comm, "rank", None), int):
-            raise InvalidArgument(
-                f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
-            )
-        sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
-        for argument, value in sizes.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(
-                    f"rank {comm.rank}: {argument}={value!r}: allowed are whole numbers > 0"
-                )
-        if hook is not None and not callable(hook):
-            raise InvalidArgument(
-                f"rank {comm.rank}: hook={hook!r}: allowed are functions of a bucket, such as "
-                "hooks.Compress('float16')"
-            )
-        if isinstance(module, DDP) or not callable(getattr(module, "parameters", None)):
-            raise InvalidArgument(
-                f"rank {comm.rank}: module is of {type(module).__name__}: allowed are modules of "
-                "PyTorch and mpidist.nn, and other objects with parameters(), not wrapped yet"
-            )
-        self.module, self.comm, self.framework = module, comm, framework_of(module)
+        check_arguments(module, comm, hook, bucket_bytes, first_bucket_bytes)
+        self.module, self.framework = module, framework_of(module)
+        self.comm = self._comm = comm
+        check_ready(self.framework.unready(module), comm.rank)
         named, arrays = self.framework.parameters(module), self.framework.buffers(module)
         self._unused, self._frozen = Unused(comm, named, unused), Frozen(module, named)
         check_alike(comm, "DDP", self.framework, named, arrays)
-        self._buffers = BufferSync(comm, partial(self.framework.buffers, module), buffers)
+        self.buffer_sync = BufferSync(comm, partial(self.framework.buffers, module), buffers)
         limits = (bucket_bytes, first_bucket_bytes)
         grouping = Grouping(self.framework, named, limits, algorithm, comm)
         self.reducer = Reducer(grouping, comm, overlap, hook or Average(), unused == "error")
-        self._forward = self.framework.on_forward(module, Weakly(self.reducer.prepare))
+        self._remove = self.framework.on_forward(module, Weakly(self.reducer.prepare))
         self._join: Join | None = None
         if init_sync:
             self.broadcast_parameters()
@@ -137,7 +126,7 @@ class DDP:
 
     def _sync(self, together: bool) -> None:
         self.reducer.sync(together)
-        self._buffers.run(0 if self._join is None else self._join.root)
+        self.buffer_sync.run(0 if self._join is None else self._join.root)
         self._unused.check(self.reducer.touched)
         self._frozen.check(self.comm.rank)
 
@@ -202,52 +191,31 @@ class DDP:
         Without it hooks end with this object, and a communicator of its own with the job.
         """
         self.reducer.close()
-        if self._forward is not None:
-            self._forward()
-            self._forward = None
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
 
     # -- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the module's state, and how gradients are sent: a resumed run has the same bits."""
-        grouping = self.reducer.grouping
-        sending = {
-            "ranks": self.comm.size,
-            "observed": self.reducer.observed,
-            "buckets": grouping.names(),
-            "algorithms": [bucket.algorithm for bucket in grouping.buckets],
-        }
-        return {"module": self.module.state_dict(), "sending": sending}
+        """Give the module's state, and how gradients are sent: a resumed run has the same bits.
+
+        What a communication hook keeps is that of this rank; a :class:`Checkpoint` has all ranks'.
+        """
+        module = self.module.state_dict()
+        return {"module": module, "sending": sending_of(self), "hook": kept_by_hook(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave, in place; collective.
 
-        On another number of ranks algorithms are chosen anew.
+        On another number of ranks algorithms are chosen anew, and what ranks kept for a hook is
+        given to those that there are.
         """
-        self.module.load_state_dict(state["module"])
-        sending = state["sending"]
-        layout = self.reducer.grouping.layout_of(sending["buckets"])
-        if layout is not None:
-            same = sending["ranks"] == self.comm.size
-            algorithms = sending["algorithms"] if same else None
-            self.reducer.regroup(layout, algorithms, sending.get("observed", True))
+        self.module.load_state_dict(read_all(state["module"]))
+        send_so(self, state["sending"])
+        give_to_hook(self, state.get("hook", {}), state["sending"]["ranks"])
 
-    # -- the module's own -------------------------------------------------------------------------
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module."""
-        if self._forward is None:
-            self.reducer.prepare()
-        return self.module(*inputs, **options)
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module's forward."""
-        self.reducer.prepare()
-        return self.module.forward(*inputs, **options)
-
-    def backward(self, grad: Any) -> Any:
-        """Call the module's backward."""
-        return self.module.backward(grad)
+    # -- buckets ----------------------------------------------------------------------------------
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -259,38 +227,9 @@ class DDP:
         """Most buckets that were under way at a time."""
         return self.reducer.high_water
 
-    def parameters(self) -> list[Any]:
-        """List the module's parameters."""
-        return list(self.module.parameters())
-
     def named_parameters(self) -> list[tuple[str, Any]]:
         """List the parameters that are averaged, with names (or numbers), each once."""
         return list(self.reducer.grouping.named)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or (False) fill them with zeros where they are."""
-        for p in self.parameters():
-            if set_to_none:
-                p.grad = None
-            elif p.grad is not None:
-                self.framework.clear(p)
-
-    def train(self, mode: bool = True) -> DDP:
-        """Switch the module to training, or (False) to evaluation."""
-        if mode:
-            self.module.train()
-        else:
-            self.module.eval()
-        return self
-
-    def eval(self) -> DDP:
-        """Switch the module to evaluation."""
-        return self.train(False)
-
-    @property
-    def training(self) -> bool:
-        """Whether the module is in training."""
-        return self.module.training
 
     def __repr__(self) -> str:
         return f"DDP({self.module!r}, {len(self.buckets)} buckets on {self.comm.size} ranks)"

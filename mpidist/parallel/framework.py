@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,9 @@ class Framework(Protocol):
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
         """List the parameters that are learnt, with their names, each once."""
+
+    def unready(self, module: Any) -> list[str]:
+        """Name parameters and buffers that have no shape yet."""
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List arrays that are part of the model and not learnt; they share memory with it."""
@@ -55,6 +58,9 @@ class Framework(Protocol):
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
         """Give what an optimizer keeps for a parameter, to be read and changed."""
+
+    def hand_over(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
+        """Have an optimizer change other parameters, by groups, and forget what it kept."""
 
 
 def library(x: Any) -> str | None:

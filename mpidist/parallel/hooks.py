@@ -10,8 +10,10 @@ one of a generator that yields each Work it waits for::
         yield bucket.comm.iallreduce(packed, op="mean", out=packed)
         bucket.flat[:] = packed
 
-What a hook leaves out of a step it adds to the next one (error feedback): that part stays on the
-rank, and is not in a checkpoint.
+What these leave out of a step they add to the next one (:mod:`~mpidist.parallel.feedback`).  A hook
+that keeps something from step to step can have it in the state of its :class:`DDP`, with two
+methods: ``save(buckets)`` gives what this rank keeps, and ``restore(buckets, states, rank, size)``
+takes over what the ranks kept that saved, of which there may have been another number than `size`.
 """
 
 from __future__ import annotations
@@ -25,41 +27,12 @@ import numpy as np
 from ..errors import InvalidArgument, Unsupported
 from .bucket import Bucket
 from .chain import chained
-from .pins import allocate
+from .feedback import Feedback
 
 __all__ = ["Compress", "TopK", "chained"]
 
 
-class Kept:
-    """What a hook keeps for each bucket, from step to step; forgotten if buckets change."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Bucket, dict[str, Any]]] = {}
-
-    def of(self, bucket: Bucket) -> dict[str, Any]:
-        """Give the entry of a bucket."""
-        found = self._kept.get(bucket.index)
-        if found is None or found[0] is not bucket:
-            found = self._kept[bucket.index] = (bucket, {})
-        return found[1]
-
-
-def residual(kept: dict[str, Any], bucket: Bucket) -> np.ndarray:
-    """Give what was left out of the last step: at first zeros."""
-    if "residual" not in kept:
-        kept["residual"] = np.zeros_like(bucket.flat)
-    return kept["residual"]
-
-
-def scratch(kept: dict[str, Any], name: str, bucket: Bucket, count: int, dtype: Any) -> np.ndarray:
-    """Give memory for a message in place of a bucket, of the same kind as the bucket's."""
-    if name not in kept:
-        made = allocate(bucket.comm, count, dtype)
-        kept[name] = np.empty(count, dtype) if made is None else made
-    return kept[name]
-
-
-class Compress:
+class Compress(Feedback):
     """Gradients go as float16 or bfloat16.
 
     Parameters
@@ -73,20 +46,20 @@ class Compress:
     def __init__(self, dtype: str = "float16", feedback: bool = True):
         if dtype not in ("float16", "bfloat16"):
             raise InvalidArgument(f"dtype={dtype!r}: allowed are 'float16' and 'bfloat16'")
+        super().__init__()
         self.feedback = feedback
         self._dtype = _bfloat16() if dtype == "bfloat16" else np.dtype(np.float16)
-        self._kept = Kept()
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
         """Begin to send."""
-        kept, flat = self._kept.of(bucket), bucket.flat
-        packed = scratch(kept, "packed", bucket, flat.size, self._dtype)
+        flat = bucket.flat
+        packed = self.scratch("packed", bucket, flat.size, self._dtype)
         if self.feedback:
-            flat += residual(kept, bucket)
+            flat += self.residual(bucket)
         packed[...] = flat
         if self.feedback:
-            left = np.subtract(flat, packed.astype(flat.dtype), out=residual(kept, bucket))
+            left = np.subtract(flat, packed.astype(flat.dtype), out=self.residual(bucket))
             if not np.isfinite(left).all():  # an overflow must not come back in every later step
                 left[~np.isfinite(left)] = 0
         yield bucket.comm.iallreduce(packed, op="mean", out=packed, algorithm=bucket.algorithm)
@@ -101,7 +74,7 @@ def _bfloat16() -> np.dtype:
     return np.dtype(bfloat16)
 
 
-class TopK:
+class TopK(Feedback):
     """Of each bucket only the largest elements go; the others wait for a later step.
 
     Parameters
@@ -113,13 +86,13 @@ class TopK:
     def __init__(self, share: float = 0.01):
         if isinstance(share, bool) or not 0 < share <= 1:
             raise InvalidArgument(f"share={share!r}: allowed are numbers in (0, 1]")
+        super().__init__()
         self.share = share
-        self._kept = Kept()
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
         """Begin to send."""
-        flat, left = bucket.flat, residual(self._kept.of(bucket), bucket)
+        flat, left = bucket.flat, self.residual(bucket)
         if flat.size == 0:
             return
         count, size = max(1, math.ceil(self.share * flat.size)), bucket.comm.size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,10 @@ class Plain:
         for name, p in enumerate(module.parameters()) if names is None else names():
             once.setdefault(id(p), (str(name), p))
         return list(once.values())
+
+    def unready(self, module: Any) -> list[str]:
+        """Name nothing: arrays have shapes."""
+        return []
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List what ``named_buffers()`` gives, if there is that."""
@@ -75,6 +79,11 @@ class Plain:
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
         """Give the entry of a :class:`mpidist.nn.optim.Optimizer`."""
         return optimizer.state_of(p)
+
+    def hand_over(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
+        """Give it the only group that there is."""
+        optimizer.parameters = list(groups[0])
+        optimizer.state.clear()
 
 
 FRAMEWORK = Plain()

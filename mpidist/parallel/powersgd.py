@@ -11,10 +11,10 @@ import numpy as np
 from ..errors import InvalidArgument
 from .bucket import Bucket
 from .chain import chained
-from .hooks import Kept, residual, scratch
+from .feedback import Feedback
 
 
-class PowerSGD:
+class PowerSGD(Feedback):
     """Each gradient of two or more dimensions goes as a product of two matrices of `rank` columns.
 
     Parameters
@@ -26,20 +26,23 @@ class PowerSGD:
         Of the first right factors; the same on every rank.
     """
 
+    shared = ("right",)
+
     def __init__(self, rank: int = 2, seed: int = 0):
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise InvalidArgument(f"rank={rank!r}: allowed are whole numbers > 0")
+        super().__init__()
         self.rank, self.seed = rank, seed
-        self._kept = Kept()
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
         """Begin to send."""
-        kept, flat = self._kept.of(bucket), bucket.flat
-        if "parts" not in kept:
-            kept["parts"] = self._cut(bucket)
-        matrices, whole, right = kept["parts"]
-        left_out = residual(kept, bucket)
+        kept, flat = self.kept(bucket), bucket.flat
+        matrices, whole = self._cut(bucket)
+        right = kept.get("right")
+        if right is None or [q.shape for q in right] != [(s[1], self.rank) for *_, s in matrices]:
+            right = self._first(bucket, matrices)
+        left_out = self.residual(bucket)
         flat += left_out
         wide = np.float64 if flat.itemsize > 4 else np.float32
         inputs = [flat[a:b].reshape(shape).astype(wide) for a, b, shape in matrices]
@@ -53,7 +56,7 @@ class PowerSGD:
         products = [m.T @ p for m, p in zip(inputs, left, strict=True)]
         factors = self._join("factors", bucket, products, wide)
         yield bucket.comm.iallreduce(factors, op="mean", out=factors, algorithm=bucket.algorithm)
-        right[:] = [q.copy() for q in _cut_up(factors, [q.shape for q in right])]
+        kept["right"] = right = [q.copy() for q in _cut_up(factors, [q.shape for q in right])]
         left_out[...] = 0
         for (a, b, _), m, p, q in zip(matrices, inputs, left, right, strict=True):
             flat[a:b] = (p @ q.T).reshape(-1)
@@ -64,14 +67,13 @@ class PowerSGD:
     def _join(self, name: str, bucket: Bucket, arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
         """Give arrays one after another, in memory for a message."""
         count = sum(array.size for array in arrays)
-        joined = scratch(self._kept.of(bucket), name, bucket, count, dtype)
+        joined = self.scratch(name, bucket, count, dtype)
         np.concatenate([np.empty(0, dtype), *(a.reshape(-1) for a in arrays)], out=joined)
         return joined
 
-    def _cut(self, bucket: Bucket) -> tuple[list[Any], list[Any], list[Any]]:
-        """Give the matrices, what goes whole, and the first right factors."""
-        random = np.random.default_rng((self.seed, bucket.index))
-        matrices, whole, right = [], [], []
+    def _cut(self, bucket: Bucket) -> tuple[list[Any], list[Any]]:
+        """Give the matrices, and what goes whole."""
+        matrices, whole = [], []
         for a, b, shape in zip(bucket.starts, bucket.starts[1:], bucket.shapes):
             rows = shape[0] if shape else 1
             columns = math.prod(shape[1:])
@@ -79,8 +81,12 @@ class PowerSGD:
                 whole.append((a, b))
             else:
                 matrices.append((a, b, (rows, columns)))
-                right.append(random.standard_normal((columns, self.rank)))
-        return matrices, whole, right
+        return matrices, whole
+
+    def _first(self, bucket: Bucket, matrices: list[Any]) -> list[np.ndarray]:
+        """Give right factors to begin with."""
+        random = np.random.default_rng((self.seed, bucket.index))
+        return [random.standard_normal((columns, self.rank)) for _, _, (_, columns) in matrices]
 
 
 def _cut_up(flat: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:

@@ -7,42 +7,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
-from weakref import WeakMethod
 
 import numpy as np
 
+from ..errors import InvalidArgument
 from .bucket import Bucket
 from .grouping import Grouping, Layout
 from .learning import FirstSteps
 from .overlap import candidates
 from .progress import WAYS, Polls, Way
 from .stats import Clock, Stats
+from .weakly import Weakly
 
 log = logging.getLogger("mpidist")
-
-
-def nothing(*_: Any) -> None:
-    """Do nothing."""
-
-
-class Weakly:
-    """A form of a method for hooks: these must not keep alive what a user has dropped.
-
-    A copy of it does nothing, in this process or another: who copies a module with its hooks gets
-    one that nobody has wrapped.
-    """
-
-    def __init__(self, method: Callable[..., object]):
-        self._reference = WeakMethod(method)
-
-    def __call__(self, *arguments: Any) -> None:
-        """Call the method, if there is still somebody to do that for."""
-        act = self._reference()
-        if act is not None:
-            act(*arguments)
-
-    def __reduce__(self) -> Any:
-        return partial, (nothing,)
 
 
 class Reducer:
@@ -79,7 +56,7 @@ class Reducer:
         self.grouping, self.enabled, self.clock = grouping, True, Clock()
         self.opens: Any = int
         self.high_water, self.fixed, self.active = 0, False, comm.size > 1
-        self._locked = False
+        self._follow: Any = None
         self.touched = np.zeros(len(grouping.named), np.uint8)
         self._next, self._opened = 0, False
         names = candidates(comm, overlap, len(grouping.layout))
@@ -203,24 +180,36 @@ class Reducer:
     ) -> None:
         """Use these buckets from now on, if `observed` whatever is observed; collective.
 
-        Buckets that someone else relies on stay.
+        Raises
+        ------
+        InvalidArgument
+            If there is an optimizer with a state for other buckets.
         """
         self.fixed = self.fixed or observed
-        if not self._locked or layout == self.grouping.layout:
-            self.grouping.make(self.comm, layout, algorithms)
+        follows = self._follow is not None and layout != self.grouping.layout
+        if follows and self.clock.steps:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: the ZeroOptimizer has made {self.clock.steps} steps with "
+                "other buckets than those of the checkpoint: load it into new objects"
+            )
+        self.grouping.make(self.comm, layout, algorithms)
+        if follows:
+            self._follow()
 
     @property
     def divided(self) -> bool:
         """Whether each rank has the mean of its slices only after a sync."""
         return getattr(self.hook, "divides", False)
 
-    def lock(self, hook: Any = None) -> None:
-        """Keep these buckets for ever, and gradients in them; send them by another hook."""
-        self.fixed = self._locked = self.active = True
-        if hook is not None:
-            self.hook = hook
-            self._ways = {}
-            self.way = self._use(self.name)
+    def lock(self, follow: Callable[[], object]) -> None:
+        """Keep these buckets, and gradients in them; if they change yet, `follow` is called."""
+        self.fixed = self.active = True
+        self._follow = follow
+
+    def send_by(self, hook: Any) -> None:
+        """Send by another hook."""
+        self.hook, self._ways = hook, {}
+        self.way = self._use(self.name)
 
     def stats(self) -> Stats:
         """Give where the time went."""

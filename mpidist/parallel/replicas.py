@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -73,13 +73,25 @@ class BufferSync:
         groups: dict[Any, dict[str, np.ndarray]] = {}
         for name, array in read() if how != "keep" else ():
             groups.setdefault(array.dtype, {})[name] = array
-        self._groups = []
+        self._groups: list[tuple[np.ndarray, dict[str, tuple[int, ...]], str]] = []
         for dtype, group in groups.items():
             flat, algorithm = np.empty(sum(a.size for a in group.values()), dtype), ""
             if how == "average" and _real(dtype):
                 (algorithm,) = choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")
             shapes = {name: array.shape for name, array in group.items()}
             self._groups.append((flat, shapes, algorithm))
+
+    @property
+    def algorithms(self) -> dict[str, str]:
+        """How the mean of each dtype's buffers is taken, by its name."""
+        return {str(flat.dtype): algorithm for flat, _, algorithm in self._groups if algorithm}
+
+    @algorithms.setter
+    def algorithms(self, known: Mapping[str, str]) -> None:
+        self._groups = [
+            (flat, shapes, algorithm and known.get(str(flat.dtype), algorithm))
+            for flat, shapes, algorithm in self._groups
+        ]
 
     def run(self, root: int) -> None:
         """Make them equal; `root` is whose are taken."""

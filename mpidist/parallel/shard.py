@@ -149,12 +149,22 @@ def shard(
     Raises
     ------
     InvalidArgument
-        If `uneven` is unknown, or `shuffle` is asked of an iterable without a length.
+        If `data` is a dict, a set or none of these, `uneven` or `seed` is not allowed, or `shuffle`
+        is asked of an iterable without a length.
     """
     if uneven not in UNEVEN:
         raise InvalidArgument(
             f"rank {comm.rank}: uneven={uneven!r}: allowed are {', '.join(map(repr, UNEVEN))}"
         )
+    if isinstance(data, (Mapping, set, frozenset)) or not (
+        hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    ):
+        raise InvalidArgument(
+            f"rank {comm.rank}: data is of {type(data).__name__}: allowed are sequences, loaders "
+            "of PyTorch, and iterables that have the same order on every rank"
+        )
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InvalidArgument(f"rank {comm.rank}: seed={seed!r}: allowed are whole numbers >= 0")
     name = library(data)
     if name in LOADERS:
         made = importlib.import_module(LOADERS[name]).shard_loader(

@@ -85,6 +85,16 @@ def put_together(tree: Any, give: Callable[[str, str], Any]) -> Any:
     return give(tree["array"], tree["library"])
 
 
+def read_all(state: Any) -> Any:
+    """Give a state whose stored arrays are read."""
+    if isinstance(state, Mapping):
+        return {key: read_all(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(map(read_all, state))
+    whole = getattr(state, "whole", None)
+    return state if whole is None else whole()
+
+
 def convert(flat: np.ndarray, name: str, shape: tuple[int, ...]) -> Any:
     """Give an array to the library that it was of."""
     array = flat.reshape(shape)

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidArgument, Unsupported
-from ..schedule import blocks
-from .bucket import Bucket
 from .clip import clip_by_norm
+from .division import Division
+from .framework import library
 from .pieces import Part, Piece, part_of
 from .progress import Average
+from .scatter import Scatter
+from .weakly import Weakly
+from .wrapper import Uncopied
 
 
-class Scatter:
-    """The hook with which each rank gets the mean of its slice of a bucket, and of nothing else."""
-
-    lossless = True
-    divides = True
-
-    def __init__(
-        self, slices: Sequence[slice], counts: Sequence[tuple[int, ...]], names: list[str]
-    ):
-        self._slices, self._counts, self._names = slices, counts, names
-
-    def _arguments(self, bucket: Bucket) -> dict[str, Any]:
-        return {
-            "op": "mean",
-            "out": bucket.flat[self._slices[bucket.index]],
-            "counts": self._counts[bucket.index],
-            "algorithm": self._names[bucket.index],
-        }
-
-    def __call__(self, bucket: Bucket) -> Any:
-        """Begin in the background."""
-        return bucket.comm.ireduce_scatter(bucket.flat, **self._arguments(bucket))
-
-    def blocking(self, bucket: Bucket) -> None:
-        """Do it at once."""
-        bucket.comm.reduce_scatter(bucket.flat, **self._arguments(bucket))
-
-
-class ZeroOptimizer:
+class ZeroOptimizer(Uncopied):
     """An optimizer whose state is divided among the ranks.
 
     Each bucket of the model is cut into one slice per rank.  Gradients are reduced and scattered,
@@ -92,7 +67,7 @@ class ZeroOptimizer:
             )
         self._model, self._reducer = model, model.reducer
         self._comm = self._reducer.comm
-        rank, size = self._comm.rank, self._comm.size
+        rank = self._comm.rank
         if self._reducer.clock.steps:
             raise InvalidArgument(
                 f"rank {rank}: the model has made {self._reducer.clock.steps} steps; a "
@@ -102,77 +77,81 @@ class ZeroOptimizer:
             raise InvalidArgument(f"rank {rank}: the model has no parameters to be learnt")
         if not isinstance(self._reducer.hook, Average):
             raise Unsupported(f"rank {rank}: a model with a communication hook cannot scatter")
-        buckets = model.buckets
-        self._counts = [
-            tuple(s.stop - s.start for s in _slices(bucket.starts[-1], size)) for bucket in buckets
-        ]
-        self._mine = [_slices(bucket.starts[-1], size)[rank] for bucket in buckets]
-        nbytes, grouping = [bucket.nbytes for bucket in buckets], self._reducer.grouping
-        scatters = grouping.choose(nbytes, "reduce_scatter")
-        self._gathers = grouping.choose(nbytes, "allgather")
-        self._reducer.lock(Scatter(self._mine, self._counts, scatters) if size > 1 else None)
-        self._values = [self._adopt(bucket) for bucket in buckets]
-        self.pieces = [piece for bucket in buckets for piece in self._cut(bucket)]
-        self.optimizer = optimizer(self._grouped(groups), **options)
+        self._groups = self._checked(groups)
+        self._divide()
+        self._reducer.lock(Weakly(self._follow))
+        given = self._groups or [{}]
+        made = [{**group, "params": p} for group, p in zip(given, self._lists(), strict=True)]
+        self.optimizer = optimizer(made if self._groups else made[0]["params"], **options)
 
-    def _adopt(self, bucket: Bucket) -> Any:
-        """Move the parameters of a bucket into one flat array."""
-        framework, grouping = self._model.framework, self._reducer.grouping
-        flat = grouping.allocate(bucket.parameters[0], bucket.starts[-1], self._comm)
-        for start, p in zip(bucket.starts, bucket.parameters):
-            view = framework.view(flat, start, p)
-            framework.copy(view, p.data)
-            p.data = view
-        return flat
-
-    def _cut(self, bucket: Bucket) -> list[Piece]:
-        """Give this rank's pieces of a bucket's parameters."""
-        mine, values = self._mine[bucket.index], self._values[bucket.index]
-        found = []
-        for k, (name, p) in enumerate(zip(bucket.names, bucket.parameters, strict=True)):
-            begin = bucket.starts[k]
-            start, stop = max(mine.start, begin), min(mine.stop, bucket.starts[k + 1])
-            if start < stop:
-                made = self._model.framework.piece(values, bucket.flat, start, stop)
-                shape = bucket.shapes[k]
-                found.append(Piece(name, p, made, start - begin, stop - begin, shape))
+    def _checked(self, groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+        """Give copies of the groups, and raise InvalidArgument if they cannot be."""
+        if groups is None:
+            return []
+        where, found = f"rank {self._comm.rank}: groups", [dict(group) for group in groups]
+        if library(self._model.module) is None:
+            raise InvalidArgument(f"{where}: allowed are those of PyTorch's modules")
+        known = {id(p): name for name, p in self._model.module.named_parameters()}
+        seen: set[int] = set()
+        for number, group in enumerate(found):
+            group["params"] = list(group["params"])
+            for p in group["params"]:
+                if id(p) in seen:
+                    name = known[id(p)]
+                    raise InvalidArgument(f"{where}[{number}] has {name}, which is in groups twice")
+                if id(p) not in known:
+                    raise InvalidArgument(
+                        f"{where}[{number}] has params that are not among the model's: allowed are "
+                        "lists of those"
+                    )
+                seen.add(id(p))
         return found
 
-    def _grouped(self, groups: Iterable[Mapping[str, Any]] | None) -> list[Any]:
-        """Give the pieces, in groups as their parameters are."""
-        if groups is None:
-            return [piece.made for piece in self.pieces] or [self._nothing()]
-        grouped = []
-        known = {id(p) for p in self._model.parameters()}
-        for number, group in enumerate(groups):
-            wanted = {id(p) for p in group["params"]}
-            if not wanted <= known:
-                raise InvalidArgument(
-                    f"rank {self._comm.rank}: groups[{number}] has params that are not among the "
-                    "model's: allowed are lists of those"
-                )
-            made = [piece.made for piece in self.pieces if id(piece.parameter) in wanted]
-            grouped.append({**group, "params": made or [self._nothing()]})
-        return grouped
+    def _divide(self) -> None:
+        """Cut the buckets into slices, and choose how these are sent."""
+        grouping, buckets = self._reducer.grouping, self._model.buckets
+        nbytes = [bucket.nbytes for bucket in buckets]
+        scatters = grouping.choose(nbytes, "reduce_scatter")
+        self._gathers = grouping.choose(nbytes, "allgather")
+        self._division = division = Division(buckets, grouping.allocate, self._comm)
+        self._scatter = Scatter(division.slices, division.counts, scatters)
+        if self._comm.size > 1:
+            self._reducer.send_by(self._scatter)
 
-    def _nothing(self) -> Any:
-        """Give a piece without elements: optimizers refuse to have nothing to do."""
-        bucket = self._model.buckets[0]
-        return self._model.framework.piece(self._values[0], bucket.flat, 0, 0)
+    def _follow(self) -> None:
+        """Go on with other buckets: those of a checkpoint."""
+        self._divide()
+        self._model.framework.hand_over(self.optimizer, self._lists())
+
+    def _lists(self) -> list[list[Any]]:
+        """Give the pieces of each group."""
+        groups = self._groups or [{"params": self._model.parameters()}]
+        wanted = [{id(p) for p in group["params"]} for group in groups]
+        return [
+            [piece.made for piece in self.pieces if id(piece.parameter) in members]
+            or [self._division.nothing()]
+            for members in wanted
+        ]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What this rank changes."""
+        return self._division.pieces
 
     def step(self) -> None:
         """Change this rank's slices, and gather those of all; collective."""
         self.optimizer.step()
         if self._comm.size == 1:
             return
+        division = self._division
         for values, mine, counts, name in zip(
-            self._values, self._mine, self._counts, self._gathers, strict=True
+            division.values, division.slices, division.counts, self._gathers, strict=True
         ):
             self._comm.allgather(values[mine], out=values, counts=counts, algorithm=name)
 
-    def zero_grad(self) -> None:
-        """Forget the model's gradients."""
-        self._model.zero_grad()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the model's gradients, or (False) fill them with zeros where they are."""
+        self._model.zero_grad(set_to_none)
 
     def clip_gradients(self, max_norm: float) -> float:
         """Do what :meth:`DDP.clip_gradients` does, on gradients that are divided; collective."""
@@ -180,7 +159,8 @@ class ZeroOptimizer:
         def total(squares: float) -> float:
             return float(self._comm.allreduce(np.array([squares]), op="sum", algorithm="linear")[0])
 
-        parts = [bucket.flat[mine] for bucket, mine in zip(self._model.buckets, self._mine)]
+        pairs = zip(self._model.buckets, self._division.slices, strict=True)
+        parts = [bucket.flat[mine] for bucket, mine in pairs]
         return clip_by_norm(parts, max_norm, self._comm.rank, total)
 
     # -- state ------------------------------------------------------------------------------------
@@ -196,10 +176,17 @@ class ZeroOptimizer:
             }
         groups = getattr(self.optimizer, "param_groups", [])
         options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-        return {"options": options, "state": state}
+        sending = {
+            "ranks": self._comm.size,
+            "buckets": self._reducer.grouping.names(),
+            "scatters": self._scatter.algorithms,
+            "gathers": self._gathers,
+        }
+        return {"options": options, "state": state, "sending": sending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this rank's part of the state that a checkpoint holds, for any number of ranks."""
+        self._restore(state.get("sending"))
         for piece in self.pieces:
             kept = self._model.framework.optimizer_state(self.optimizer, piece.made)
             kept.clear()
@@ -209,6 +196,15 @@ class ZeroOptimizer:
         for group, options in zip(groups, state["options"], strict=True):
             group.update(options)
 
-
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(b.start, b.stop) for b in blocks(count, size)]
+    def _restore(self, sending: Mapping[str, Any] | None) -> None:
+        """Send as the run did that saved, so that this one has the same bits."""
+        if sending is None:
+            return
+        grouping = self._reducer.grouping
+        layout = grouping.layout_of(sending["buckets"])
+        if layout is not None:
+            if layout != grouping.layout:
+                self._reducer.regroup(layout)
+            if sending["ranks"] == self._comm.size:
+                self._scatter.algorithms[:] = sending["scatters"]
+                self._gathers[:] = sending["gathers"]

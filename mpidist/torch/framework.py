@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,6 +61,11 @@ class Torch:
         """List the parameters that require a gradient, each once."""
         return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
+    def unready(self, module: Any) -> list[str]:
+        """Name those that a lazy module makes at its first call."""
+        every = [*module.named_parameters(), *module.named_buffers()]
+        return [name for name, x in every if torch.nn.parameter.is_lazy(x)]
+
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List the buffers."""
         return [(name, as_array(b)) for name, b in module.named_buffers() if b is not None]
@@ -110,6 +115,12 @@ class Torch:
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
         """Give the optimizer's own entry."""
         return optimizer.state[p]
+
+    def hand_over(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
+        """Put the parameters into the groups, which keep their options."""
+        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = list(parameters)
+        optimizer.state.clear()
 
 
 def _ignoring(act: Callable[[], object], *_: Any) -> None:

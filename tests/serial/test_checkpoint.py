@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import checkpoint_cases as cases
+import numpy as np
 import pytest
 from processes import environment, run
 from training_kits import KITS
 
-from mpidist import run_simulated
+from mpidist import CollectiveConfig, run_simulated
 from mpidist.parallel import Checkpoint
 
 JOB = Path(__file__).parents[1] / "checkpoint_job.py"
@@ -45,6 +46,43 @@ def test_other_numbers_of_ranks(kit, optimizer, zero, tmp_path):
             after, lambda c, f=folder: cases.read_from_others(c, kit, f, optimizer, zero)
         )
         assert len(set(map(str, [*saved, *found]))) == 1
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("name", cases.HOOKS)
+def test_what_hooks_left_out(kit, name, tmp_path):
+    run_simulated(3, lambda comm: cases.what_hooks_left_out_is_resumed(comm, kit, tmp_path, name))
+
+
+@pytest.mark.parametrize("before, after", ((4, 2), (2, 3), (3, 1)))
+@pytest.mark.parametrize("name", ("top-k", "powersgd"))
+def test_what_hooks_left_out_on_other_numbers_of_ranks(name, before, after, tmp_path):
+    kit = KITS[0].values[0]
+    saved = run_simulated(before, lambda c: cases.write_left_out(c, kit, tmp_path, name))[0]
+    found = run_simulated(after, lambda c: cases.read_left_out(c, kit, tmp_path, name))
+    assert any(left.any() for left in saved)
+    for other in found:
+        for mine, left in zip(other, saved, strict=True):
+            np.testing.assert_allclose(mine, left, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("order", (("model", "optimizer"), ("optimizer", "model")), ids="-".join)
+@pytest.mark.parametrize("zero", (False, True), ids=("whole", "zero"))
+def test_other_settings_change_no_bits(zero, order, tmp_path):
+    """Buckets and algorithms are those of the run that saved, though another was asked for now."""
+    kit, before = KITS[0].values[0], {**cases.SMALL, "algorithm": "ring"}
+    saved = run_simulated(
+        5,
+        lambda c: cases.write_with_settings(c, kit, tmp_path, zero, **before),
+        config=CollectiveConfig(local_allreduce="ring"),
+    )
+    found = run_simulated(
+        5,
+        lambda c: cases.read_with_settings(c, kit, tmp_path, zero, order, algorithm="linear"),
+        config=CollectiveConfig(local_allreduce="linear"),
+    )
+    assert found == saved
+    assert saved[0][1][0]["buffers"] == {"float32": "ring"}
 
 
 def test_killed_at_any_moment(tmp_path):

@@ -88,6 +88,12 @@ def test_wrong_arguments():
         shard([1], Rank(1, 2), uneven="cut")
     with pytest.raises(InvalidArgument, match="rank 0: shuffle=True: .*no length"):
         shard(iter([1]), Rank(0, 2), shuffle=True)
+    for data in ({"a": 1}, {1, 2}, 5, None):
+        with pytest.raises(InvalidArgument, match=f"rank 1: data is of {type(data).__name__}: all"):
+            shard(data, Rank(1, 2))
+    for seed in (-1, "a", 1.5):
+        with pytest.raises(InvalidArgument, match=f"rank 1: seed={seed!r}: allowed are whole"):
+            shard([1], Rank(1, 2), seed=seed)
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
