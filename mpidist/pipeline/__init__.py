@@ -2,8 +2,11 @@
 
 from . import shipped  # registers the shipped schedules
 from .actions import Action, B, F, I, W
+from .costs import Costs
 from .messages import Message, Step, derive
 from .placement import Placement
+from .proof import PipelineProof
+from .prove import prove
 from .registry import (
     PipelineSchedule,
     as_schedule,
@@ -11,20 +14,28 @@ from .registry import (
     pipeline_schedule,
     schedules,
 )
+from .simulate import simulate
+from .timeline import Span, Timeline
 
 __all__ = [
     "Action",
     "B",
+    "Costs",
     "F",
     "I",
     "Message",
+    "PipelineProof",
     "PipelineSchedule",
     "Placement",
+    "Span",
     "Step",
+    "Timeline",
     "W",
     "as_schedule",
     "derive",
     "find_schedule",
     "pipeline_schedule",
+    "prove",
     "schedules",
+    "simulate",
 ]

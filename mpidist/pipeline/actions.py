@@ -2,65 +2,80 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+# Each has its letter as a field, so that F(0) and B(0), both tuples, differ.
 
 
-class _Action(NamedTuple):
-    microbatch: int
-    chunk: int = 0
-
-    def __eq__(self, other: object) -> bool:
-        # Plain tuples of the same numbers would be equal: F(0) is not B(0).
-        return type(self) is type(other) and tuple.__eq__(self, other)  # type: ignore[arg-type]
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((type(self).__name__, self.microbatch, self.chunk))
-
-    def __repr__(self) -> str:
-        chunk = f", chunk={self.chunk}" if self.chunk else ""
-        return f"{type(self).__name__}({self.microbatch}{chunk})"
-
-    @property
-    def kind(self) -> str:
-        """``"F"``, ``"B"``, ``"I"`` or ``"W"``."""
-        return type(self).__name__
-
-
-class F(_Action):
+class F(NamedTuple):
     """Forward: the chunk's output from its input; both stay alive for the backward pass.
 
-    Parameters
+    Attributes
     ----------
     microbatch : int
         Which microbatch, from 0.
     chunk : int
         Which of the chunks of the model that this rank holds, from 0.
+    kind : str
+        The letter of its class; not to be given.
     """
 
-    __slots__ = ()
+    microbatch: int
+    chunk: int = 0
+    kind: Literal["F"] = "F"
+
+    def __repr__(self) -> str:
+        return written(self)
 
 
-class B(_Action):
-    """Backward as one: the gradients of the chunk's input and of its weights (I, then W)."""
+class B(NamedTuple):
+    """Backward as one: the gradients of the chunk's input and of its weights, as by I and W.
 
-    __slots__ = ()
+    Attributes as of :class:`F`.
+    """
+
+    microbatch: int
+    chunk: int = 0
+    kind: Literal["B"] = "B"
+
+    def __repr__(self) -> str:
+        return written(self)
 
 
-class I(_Action):  # noqa: E742  (its name in the papers)
-    """First half of backward: the gradient of the chunk's input, which the stage before needs."""
+class I(NamedTuple):  # noqa: E742  (its name in the papers)
+    """First half of backward: the gradient of the chunk's input, which the stage before needs.
 
-    __slots__ = ()
+    Attributes as of :class:`F`.
+    """
+
+    microbatch: int
+    chunk: int = 0
+    kind: Literal["I"] = "I"
+
+    def __repr__(self) -> str:
+        return written(self)
 
 
-class W(_Action):
-    """Second half of backward: the gradients of the chunk's weights, which nobody waits for."""
+class W(NamedTuple):
+    """Second half of backward: the gradients of the chunk's weights, which nobody waits for.
 
-    __slots__ = ()
+    Attributes as of :class:`F`.
+    """
+
+    microbatch: int
+    chunk: int = 0
+    kind: Literal["W"] = "W"
+
+    def __repr__(self) -> str:
+        return written(self)
 
 
 Action = F | B | I | W
-KINDS: dict[str, type[Action]] = {"F": F, "B": B, "I": I, "W": W}
+KINDS: dict[str, type[F] | type[B] | type[I] | type[W]] = {"F": F, "B": B, "I": I, "W": W}
 """The classes of actions by their letters."""
+
+
+def written(action: Action) -> str:
+    """Give an action as it stands in a schedule: ``F(3)``, ``B(0, chunk=1)``."""
+    chunk = f", chunk={action.chunk}" if action.chunk else ""
+    return f"{action.kind}({action.microbatch}{chunk})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .actions import Action, F, W
+from .actions import Action
 from .placement import Placement
 from .registry import PipelineSchedule, as_schedule
 
@@ -101,19 +101,23 @@ def attach(parts: Sequence[Sequence[Action]], placement: Placement) -> tuple[lis
     owners = [placement.owner(stage)[0] for stage in range(placement.stages)]
     last = placement.stages - 1
 
-    def message(source: int, target: int, microbatch: int, kind: str) -> Message:
-        return Message(owners[source], owners[target], target, microbatch, kind)
-
-    def step(rank: int, action: Action) -> Step:
-        stage, microbatch = placement.stage(rank, action.chunk), action.microbatch
-        before = () if stage == 0 else (stage - 1,)
-        after = () if stage == last else (stage + 1,)
-        if isinstance(action, W):
+    def step(action: Action, stage: int) -> Step:
+        microbatch, _, kind = action
+        if kind == "W":
             return Step(action)
-        kind, sources, targets = (
-            ("activation", before, after) if isinstance(action, F) else ("gradient", after, before)
-        )
-        receive = message(sources[0], stage, microbatch, kind) if sources else None
-        return Step(action, receive, tuple(message(stage, t, microbatch, kind) for t in targets))
+        what = "activation" if kind == "F" else "gradient"
+        before, after = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+        here = owners[stage]
+        receive: Message | None = None
+        sends: tuple[Message, ...] = ()
+        if 0 <= before <= last:
+            receive = Message(owners[before], here, stage, microbatch, what)
+        if 0 <= after <= last:
+            sends = (Message(here, owners[after], after, microbatch, what),)
+        return Step(action, receive, sends)
 
-    return tuple([step(rank, action) for action in part] for rank, part in enumerate(parts))
+    made = []
+    for rank, part in enumerate(parts):
+        stages = [placement.stage(rank, chunk) for chunk in range(placement.chunks)]
+        made.append([step(action, stages[action.chunk]) for action in part])
+    return tuple(made)

@@ -119,10 +119,10 @@ class PipelineSchedule:
         self, made: Iterable[Action], rank: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
         """Pass on what can be an action of this pipeline."""
-        known = tuple(KINDS.values())
+        known = frozenset(KINDS.values())
         for step, action in enumerate(made):
             wrong = None
-            if not isinstance(action, known):
+            if type(action) not in known:
                 wrong = f"yields {action!r}; it must yield F, B, I or W of mpidist.pipeline"
             elif not _among(action.microbatch, microbatches):
                 wrong = f"{action}: there are microbatches 0 … {microbatches - 1}"
@@ -235,5 +235,6 @@ def check_count(value: object, name: str) -> None:
 
 
 def _among(value: object, count: int) -> bool:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    return whole and 0 <= value < count  # type: ignore[operator]
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
+        return False
+    return 0 <= value < count  # type: ignore[operator]
