@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,10 @@ class Trace:
 def write(path: str | Path, trace: Trace) -> None:
     """Write a trace to a file.
 
-    The file is one JSON object: ``format``; ``schedule``, its name; ``stages``, the number of ranks;
-    ``chunks``, virtual stages a rank, ``placement``, their layout, and ``microbatches``; ``costs``,
-    an object of ``F``, ``I``, ``W`` (seconds, a number, or one for each virtual stage) and
-    ``message``; ``peak``, a number for each rank; and ``spans``, an array of
+    The file is one JSON object: ``format``; ``schedule``, its name; ``stages``, the number of
+    ranks; ``chunks``, virtual stages a rank; ``placement``, their layout; ``microbatches``;
+    ``costs``, an object of ``F``, ``I``, ``W`` (seconds, a number, or one for each virtual stage)
+    and ``message``; ``peak``, a number for each rank; and ``spans``, an array of
     ``[rank, kind, chunk, microbatch, begin, end]`` with seconds at the end.
     """
     it = trace.measured
@@ -142,7 +141,7 @@ def mean_costs(measured: Timeline, message: float = 0.0) -> Costs:
         for action, begin, end in part:
             kind = "I" if action.kind == "B" else action.kind
             seconds[kind][measured.placement.stage(rank, action.chunk)].append(end - begin)
-    means: list[Sequence[float]] = [
+    forward, gradient, weight = (
         [sum(times) / len(times) if times else 0.0 for times in seconds[kind]] for kind in "FIW"
-    ]
-    return Costs(*means, message)
+    )
+    return Costs(forward, gradient, weight, message)
