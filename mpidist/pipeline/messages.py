@@ -91,9 +91,9 @@ def derive(
         run is for :func:`~mpidist.pipeline.prove` to say.
     """
     known = as_schedule(schedule)
-    chunks = known.count_chunks(chunks)
+    placement = known.place(size, chunks)
     parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
-    return attach(parts, known.place(size, chunks))
+    return attach(parts, placement)
 
 
 def attach(parts: Sequence[Sequence[Action]], placement: Placement) -> tuple[list[Step], ...]:

@@ -82,6 +82,7 @@ class PipelineSchedule:
 
     def place(self, size: int, chunks: int | None = None) -> Placement:
         """Give where the virtual stages lie on `size` ranks."""
+        check_count(size, "size")
         return Placement(size, self.count_chunks(chunks), self.placement)
 
     def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:

@@ -1,0 +1,314 @@
+"""The prover of pipelines: what it shows of good schedules, and what it says of broken ones."""
+
+from dataclasses import replace
+
+import pytest
+
+from mpidist.errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
+from mpidist.pipeline import (
+    B,
+    F,
+    I,
+    PipelineSchedule,
+    Placement,
+    W,
+    as_schedule,
+    derive,
+    find_schedule,
+    pipeline_schedule,
+    prove,
+    schedules,
+)
+from mpidist.pipeline.messages import attach
+from mpidist.pipeline.prove import prove_parts
+from mpidist.pipeline.registry import unregister_schedule
+from mpidist.pipeline.walk import walk
+
+SHIPPED = ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"]
+
+
+def test_what_is_shipped():
+    assert sorted(s.name for s in schedules()) == SHIPPED
+    assert {s.name for s in schedules() if s.splits} == {"zb-h1", "zb-h2", "zb-v"}
+
+
+@pytest.mark.parametrize("schedule", schedules(), ids=lambda s: s.name)
+def test_every_schedule_is_proved(schedule):
+    for size in (1, 2, 3, 4, 5, 8, 16):
+        for microbatches in (1, 2, 3, size, size + 1, 2 * size - 1, 2 * size + 3):
+            for chunks in (1, 2, 3) if schedule.any_chunks else (schedule.chunks,):
+                proof = prove(schedule, size, microbatches, chunks)
+                stages = size * chunks
+                assert proof.actions == stages * microbatches * (3 if schedule.splits else 2)
+                assert proof.splits == schedule.splits
+                turns = chunks - 1 if schedule.placement == "v" else 0  # no messages there
+                edges = 0 if size == 1 else stages - 1 - turns
+                assert proof.messages == 2 * microbatches * edges
+
+
+def test_bounds_on_messages_and_activations():
+    assert prove("gpipe", 4, 8).outstanding == (8, 8, 8, 8)
+    proof = prove("1f1b", 4, 8)
+    assert proof.peak == (4, 3, 2, 1)
+    assert proof.outstanding == (4, 4, 3, 2) and proof.outstanding_edge == 4
+    more = prove("1f1b", 4, 64)  # they add nothing to what is outstanding or alive
+    assert more == replace(proof, microbatches=64, actions=512, messages=8 * proof.messages)
+    assert prove("zb-v", 4, 64).peak == (8, 8, 8, 8)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_bound_on_outstanding_messages_is_reached_and_never_passed(name):
+    """All others run as far as they can while one rank stands still before each of its steps."""
+    size, microbatches = 4, 7
+    parts = derive(name, size, microbatches)
+    proof = prove(name, size, microbatches)
+    for rank in range(size):
+        most = 0
+        for still in range(len(parts[rank]) + 1):
+            cut = [part[:still] if r == rank else part for r, part in enumerate(parts)]
+            sent, used = set(), set()
+            seen = walk(cut, as_schedule(name).place(size))
+            try:
+                for _, _, step in seen:
+                    sent.update(m for m in step.sends if m.target == rank and not m.local)
+                    used.add(step.receive)
+            except ScheduleError:
+                pass  # the others wait for the one that stands still
+            most = max(most, len(sent - used))
+        assert most == proof.outstanding[rank]
+
+
+def test_messages_of_a_loop_and_of_a_v():
+    loop = derive("interleaved", 2, 2)
+    turn = next(step for step in loop[1] if step.action == F(0))
+    assert turn.receive[:] == (0, 1, 1, 0, "activation")
+    assert turn.sends[0][:] == (1, 0, 2, 0, "activation") and not turn.sends[0].local
+    v = derive("zb-v", 2, 3)
+    down = next(step for step in v[1] if step.action == F(0))
+    assert down.sends[0][:] == (1, 1, 2, 0, "activation") and down.sends[0].local
+    back = next(step for step in v[1] if step.action == I(0, 1))
+    assert back.receive[:] == (0, 1, 2, 0, "gradient")
+    assert back.sends[0][:] == (1, 1, 1, 0, "gradient") and back.sends[0].local
+    assert all(step.receive is None and not step.sends for step in v[0] if step.action.kind == "W")
+    ends = [step for step in v[0] if step.action in (F(0), I(0, 1))]
+    assert [step.receive for step in ends] == [None, None]
+    assert ends[0].sends[0].edge == (0, 1, 1, "activation")
+
+
+def test_placements():
+    for shape in ("loop", "v"):
+        place = Placement(4, 3, shape)
+        assert place.stages == 12
+        assert [place.stage(*place.owner(stage)) for stage in range(12)] == list(range(12))
+    assert [Placement(3, 2, "v").stage(rank, 1) for rank in range(3)] == [5, 4, 3]
+
+
+def test_actions_of_other_kinds_differ():
+    assert F(0) != B(0) and I(1) != W(1) and len({F(0), B(0), I(0), W(0)}) == 4
+    assert F(1, chunk=0) == F(1) != F(1, 1)
+    assert [str(a) for a in (F(3), W(0, 1))] == ["F(3)", "W(0, chunk=1)"]
+
+
+def one_rank_different(actions, rank=0, like="1f1b", splits=None):
+    """A schedule that is as `like`, but on one rank."""
+
+    def broken(which, size, microbatches):
+        if which == rank:
+            return actions
+        return as_schedule(like).function(which, size, microbatches)
+
+    return PipelineSchedule("broken", broken, splits=splits)
+
+
+BROKEN = {
+    "missing F": (
+        [F(0), B(0), B(1)],
+        "rank 0, stage 0, step 2: B(1) comes before F(1)",
+    ),
+    "missing B": (
+        [F(0), F(1), B(0)],
+        "rank 0, stage 0, step 3: ends without B(1), or I(1) and W(1)",
+    ),
+    "missing W": (
+        [F(0), F(1), I(0), W(0), I(1)],
+        "rank 0, stage 0, step 5: ends without W(1): I(1) is only the first half of backward",
+    ),
+    "missing microbatch": (
+        [F(0), B(0)],
+        "rank 0, stage 0, step 2: ends without F(1)",
+    ),
+    "nothing": ([], "rank 0, stage 0, step 0: ends without F(0)"),
+    "F twice": (
+        [F(0), F(1), F(0), B(0), B(1)],
+        "rank 0, stage 0, step 2: F(0) is done again: step 0 did it",
+    ),
+    "B twice": (
+        [F(0), B(0), F(1), B(1), B(0)],
+        "rank 0, stage 0, step 4: B(0) is done again: step 1 did it",
+    ),
+    "B after I": (
+        [F(0), F(1), I(0), B(0), B(1)],
+        "rank 0, stage 0, step 3: B(0) is done again: step 2, I(0), has computed that gradient",
+    ),
+    "I after B": (
+        [F(0), F(1), B(0), I(0), B(1)],
+        "rank 0, stage 0, step 3: I(0) is done again: step 2, B(0), has computed that gradient",
+    ),
+    "B before F": (
+        [B(0), F(0), F(1), B(1)],
+        "rank 0, stage 0, step 0: B(0) comes before F(0)",
+    ),
+    "W before I": (
+        [F(0), F(1), W(0), I(0), B(1)],
+        "rank 0, stage 0, step 2: W(0) comes before I(0)",
+    ),
+    "no such microbatch": (
+        [F(0), F(2), B(0), B(2)],
+        "rank 0, step 1: F(2): there are microbatches 0 … 1",
+    ),
+    "negative microbatch": (
+        [F(0), F(-1)],
+        "rank 0, step 1: F(-1): there are microbatches 0 … 1",
+    ),
+    "no such chunk": (
+        [F(0), F(1, 1)],
+        "rank 0, step 1: F(1, chunk=1): there are chunks 0 … 0",
+    ),
+    "no action": (
+        [F(0), "B(0)"],
+        "rank 0, step 1: yields 'B(0)'; it must yield F, B, I or W of mpidist.pipeline",
+    ),
+    "a plain tuple": ([(0, 0, "F")], "rank 0, step 0: yields (0, 0, 'F'); it must yield F, B"),
+    "no generator": (None, "rank 0: pipeline schedule broken gave None; it must yield its actions"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_rank_is_named(case):
+    actions, message = BROKEN[case]
+    with pytest.raises(ScheduleError) as failure:
+        prove(one_rank_different(actions), 2, 2)
+    assert message in str(failure.value)
+    assert failure.value.rank == 0
+
+
+def test_a_split_that_was_not_declared():
+    broken = one_rank_different([F(0), I(0), W(0)], splits=False)
+    with pytest.raises(ScheduleError, match=r"rank 0, step 1: I\(0\), but the schedule declares"):
+        prove(broken, 2, 1)
+    assert prove(one_rank_different([F(0), I(0), W(0)]), 2, 1).splits
+
+
+def test_messages_out_of_order():
+    with pytest.raises(ScheduleError) as failure:
+        prove(one_rank_different([F(1), F(0), B(1), B(0)], rank=1), 3, 2)
+    assert str(failure.value) == (
+        "rank 1, stage 1, step 0: F(1) takes message 0 from rank 0 for its activation, but that is "
+        "of microbatch 0, sent by step 0: messages of an edge keep their order"
+    )
+    with pytest.raises(ScheduleError) as failure:
+        prove(one_rank_different([F(0), F(1), B(1), B(0)], rank=1), 3, 2)
+    assert str(failure.value) == (
+        "rank 0, stage 0, step 2: B(0) takes message 0 from rank 1 for its gradient, but that is "
+        "of microbatch 1, sent by step 2: messages of an edge keep their order"
+    )
+    assert (failure.value.rank, failure.value.stage, failure.value.step) == (0, 0, 2)
+
+
+def test_a_deadlock_names_the_circle():
+    eager = one_rank_different([F(0), B(0), F(1), B(1)], rank=1, like="gpipe")
+
+    def deadlocked(rank, size, microbatches):
+        order = eager.function(rank, size, microbatches)
+        return order if rank == 1 else [F(0), F(1), B(0), B(1)]
+
+    with pytest.raises(ScheduleError) as failure:
+        prove(deadlocked, 3, 2)
+    assert str(failure.value) == (
+        "rank 1, stage 1, step 1: deadlock: rank 1 at step 1, B(0), waits for the gradient from "
+        "rank 2, which sends it by step 2, B(0); rank 2 at step 1, F(1), waits for the activation "
+        "from rank 1, which sends it by step 2, F(1)"
+    )
+
+
+def test_a_deadlock_around_three_ranks():
+    """Stage 3 on rank 0 comes too early, and the stages between wait for it."""
+
+    @pipeline_schedule("round", chunks=2)
+    def around(rank, size, microbatches):
+        first = [F(0, 1), F(0, 0)] if rank == 0 else [F(0, 0), F(0, 1)]
+        yield from [*first, B(0, 1), B(0, 0)]
+
+    try:
+        with pytest.raises(ScheduleError) as failure:
+            prove("round", 3, 1)
+    finally:
+        unregister_schedule("round")
+    assert str(failure.value) == (
+        "rank 0, stage 3, step 0: deadlock: rank 0 at step 0, F(0, chunk=1), waits for the "
+        "activation from rank 2, which sends it by step 0, F(0); rank 2 at step 0, F(0), waits for "
+        "the activation from rank 1, which sends it by step 0, F(0); rank 1 at step 0, F(0), waits "
+        "for the activation from rank 0, which sends it by step 1, F(0)"
+    )
+
+
+def test_a_rank_that_waits_for_itself():
+    parts = attach([[F(0, 1), F(0), B(0, 1), B(0)]], Placement(1, 2, "v"))
+    with pytest.raises(ScheduleError) as failure:
+        prove_parts("own", parts, Placement(1, 2, "v"), 1)
+    assert str(failure.value) == (
+        "rank 0, stage 1, step 0: deadlock: rank 0 at step 0, F(0, chunk=1), waits for the "
+        "activation from this rank itself, which sends it by step 1, F(0)"
+    )
+
+
+def test_what_is_handed_over_in_memory_needs_no_order():
+    """On the rank where the V turns, chunk 1 may take microbatches in another order."""
+    turned = [F(0), F(1), F(1, 1), F(0, 1), B(1, 1), B(0, 1), B(0), B(1)]
+    place = Placement(1, 2, "v")
+    assert prove_parts("turned", attach([turned], place), place, 2).messages == 0
+
+
+def test_names_and_numbers_that_are_wrong():
+    with pytest.raises(UnknownName, match=r"unknown pipeline schedule '1f1B'; did you mean '1f1b'"):
+        find_schedule("1f1B")
+    with pytest.raises(InvalidArgument, match=r"schedule=3: allowed are a name \(.*1f1b"):
+        prove(3, 2, 2)
+    for arguments, message in (
+        ((0, 2), "size=0: allowed are whole numbers >= 1"),
+        ((2, 0), "microbatches=0: allowed are whole numbers >= 1"),
+        ((2, True), "microbatches=True: allowed"),
+        ((2, 2, 0), "chunks=0: allowed are whole numbers >= 1"),
+        ((2.0, 2), r"size=2.0: allowed are whole numbers >= 1"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            prove("interleaved", *arguments)
+    with pytest.raises(Unsupported, match=r"1f1b: chunks=2, but it has 1 a rank; served by .*zb-v"):
+        prove("1f1b", 2, 2, 2)
+    for name in ("", "auto", "a:b", "a/b", None):
+        with pytest.raises(InvalidArgument, match="cannot name a pipeline schedule"):
+            pipeline_schedule(name)
+    with pytest.raises(UnknownName, match="placement"):
+        pipeline_schedule("mine", placement="w")
+
+
+def test_a_new_schedule_is_one_function():
+    @pipeline_schedule("even", requires=lambda p, m, v: None if m % 2 == 0 else f"m={m} is odd")
+    def even(rank, size, microbatches):
+        """Two microbatches at a time."""
+        for first in range(0, microbatches, 2):
+            yield from (F(first), F(first + 1), B(first), B(first + 1))
+
+    try:
+        assert prove("even", 3, 4) == prove(even, 3, 4)
+        assert find_schedule("even").summary == "Two microbatches at a time."
+        with pytest.raises(Unsupported, match="pipeline schedule even: m=3 is odd"):
+            prove("even", 3, 3)
+    finally:
+        unregister_schedule("even")
+
+    def own(rank, size, microbatches, *, chunks=3):
+        yield from (F(m, c) for c in range(chunks) for m in range(microbatches))
+        yield from (B(m, c) for c in reversed(range(chunks)) for m in range(microbatches))
+
+    assert prove(own, 2, 3).chunks == 3 and prove(own, 2, 3, 5).chunks == 5
