@@ -20,7 +20,7 @@ from .errors import (
 )
 from .launch import get_communicator, init
 from .operations import Op
-from .parallel import DDP, Checkpoint, ZeroOptimizer, shard
+from .parallel import DDP, Checkpoint, Pipeline, ZeroOptimizer, partition, shard
 from .simulation import run_simulated
 from .topology import Grid
 from .work import Work
@@ -44,6 +44,7 @@ __all__ = [
     "LaunchError",
     "MpidistError",
     "Op",
+    "Pipeline",
     "ScheduleError",
     "SimulatedBackend",
     "Unsupported",
@@ -52,6 +53,7 @@ __all__ = [
     "ZeroOptimizer",
     "get_communicator",
     "init",
+    "partition",
     "run_simulated",
     "shard",
 ]

@@ -37,6 +37,11 @@ class Messages:
             raise self.place.wrong(f"tag={tag}: allowed are 0 … {self._width - 1}")
         return self._base[kind] + int(tag)
 
+    @property
+    def arrays(self) -> tuple[int, int]:
+        """Where the tags of arrays begin, and how many there are."""
+        return self._base["array"], self._width
+
     def isend(self, x: Any, peer: Any, tag: Any, kind: str = "array") -> Work:
         """Begin to send an array."""
         peer = self._peer(peer)

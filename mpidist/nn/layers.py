@@ -30,6 +30,8 @@ class Linear(Module):
         Of shapes ``(outputs, inputs)`` and ``(outputs,)``; `bias` may be None.
     """
 
+    saved = ("_input", "_grad")
+
     def __init__(
         self,
         inputs: int,
@@ -46,6 +48,7 @@ class Linear(Module):
             Parameter(random.uniform(-bound, bound, outputs).astype(dtype)) if bias else None
         )
         self._input: Any = None
+        self._grad: Any = None
 
     def forward(self, x: Any) -> Any:
         """Map a batch of shape (n, inputs) to (n, outputs)."""
@@ -57,15 +60,27 @@ class Linear(Module):
 
     def backward(self, grad: Any) -> Any:
         """Map the gradient of the output, (n, outputs), to that of the input."""
+        self._grad = grad
+        self.backward_weight()
+        return grad @ self.weight.data
+
+    def backward_input(self, grad: Any) -> Any:
+        """Give the gradient of the input, and keep that of the output for the weights."""
+        self._grad = grad
+        return grad @ self.weight.data
+
+    def backward_weight(self) -> None:
+        """Add the gradients of weight and bias."""
+        grad, self._grad = self._grad, None
         self.weight.accumulate(grad.T @ self._input)
         if self.bias is not None:
             self.bias.accumulate(grad.sum(axis=0))
-        return grad @ self.weight.data
 
 
 class ReLU(Module):
     """``max(x, 0)``."""
 
+    saved = ("_positive",)
     _positive: Any = None
 
     def forward(self, x: Any) -> Any:

@@ -48,9 +48,28 @@ class Module:
     A subclass defines ``forward(x)`` and ``backward(grad)``.  The latter gets the gradient of the
     loss with respect to the output of the last forward, adds the gradients of its parameters, and
     returns the one with respect to the input.
+
+    Attributes
+    ----------
+    training : bool
+        Whether it is being trained.
+    saved : tuple of str or None
+        The attributes that forward, or ``backward_input``, leaves for the way back.  A pipeline
+        keeps them for each microbatch; None lets it find them, and one microbatch stays alive
+        longer then.
     """
 
     training = True
+    saved: tuple[str, ...] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # What a class inherits describes the methods that it has replaced, not its own.
+        if "forward" in cls.__dict__ and "saved" not in cls.__dict__:
+            cls.saved = None
+        if "backward" in cls.__dict__ and "backward_input" not in cls.__dict__:
+            cls.backward_input = Module.backward_input  # type: ignore[method-assign]
+            cls.backward_weight = Module.backward_weight  # type: ignore[method-assign]
 
     def forward(self, x: Any) -> Any:
         """Compute the output for a batch `x`."""
@@ -59,6 +78,21 @@ class Module:
     def backward(self, grad: Any) -> Any:
         """Go back through the last forward."""
         raise NotImplementedError
+
+    def backward_input(self, grad: Any) -> Any:
+        """Do the half of `backward` that gives the gradient of the input.
+
+        A layer that can do the other half later defines both halves; here this one is the whole.
+        """
+        return self.backward(grad)
+
+    def backward_weight(self) -> None:
+        """Do the other half, after ``backward_input``: add the gradients of the parameters."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether anything is left to ``backward_weight``."""
+        return type(self).backward_weight is not Module.backward_weight
 
     def __call__(self, x: Any) -> Any:
         """Call `forward`."""
@@ -136,6 +170,8 @@ class Module:
 class Identity(Module):
     """Gives back what it gets."""
 
+    saved = ()
+
     def forward(self, x: Any) -> Any:
         """Give `x`."""
         return x
@@ -147,6 +183,8 @@ class Identity(Module):
 
 class Sequential(Module):
     """Modules one after another; their names are ``"0"``, ``"1"``, …."""
+
+    saved = ()
 
     def __init__(self, *layers: Module):
         self.layers = list(layers)
@@ -166,3 +204,19 @@ class Sequential(Module):
         for layer in reversed(self.layers):
             grad = layer.backward(grad)
         return grad
+
+    def backward_input(self, grad: Any) -> Any:
+        """Pass `grad` back through the first halves."""
+        for layer in reversed(self.layers):
+            grad = layer.backward_input(grad)
+        return grad
+
+    def backward_weight(self) -> None:
+        """Do the second halves."""
+        for layer in self.layers:
+            layer.backward_weight()
+
+    @property
+    def splits(self) -> bool:
+        """Whether any layer leaves something to ``backward_weight``."""
+        return super().splits and any(layer.splits for layer in self.layers)

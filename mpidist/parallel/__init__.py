@@ -4,6 +4,7 @@ from .bucket import Bucket
 from .checkpoint import Checkpoint
 from .ddp import DDP
 from .layout import assign_buckets
+from .pipe import Partition, Pipeline, PipelineStats, partition
 from .shard import shard
 from .stats import Stats
 from .zero import ZeroOptimizer
@@ -12,8 +13,12 @@ __all__ = [
     "DDP",
     "Bucket",
     "Checkpoint",
+    "Partition",
+    "Pipeline",
+    "PipelineStats",
     "Stats",
     "ZeroOptimizer",
     "assign_buckets",
+    "partition",
     "shard",
 ]

@@ -1,0 +1,69 @@
+"""Where the time of pipeline steps goes, and how much is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PipelineStats:
+    """What this rank measured.
+
+    Attributes
+    ----------
+    steps : int
+        How many steps there were.
+    seconds : float
+        Of a step, the mean, with the averaging of gradients.
+    busy, span : float
+        Of a step, means: the time in which stages computed, and the time from the beginning of the
+        first action to the end of the last.
+    bubble : float
+        Share of `span` in which nothing was computed, of the last step.
+    peak_live, predicted_live : int
+        The most activations of a chunk for a microbatch that were alive in the last step, counted,
+        and what the schedule says.
+    peak_bytes : int
+        The bytes they kept, parameters not among them.
+    messages, bytes, announced : int
+        Messages sent by all steps so far, their bytes, and how many forms were announced.
+    splits : tuple of bool
+        For each chunk, whether its backward can be done in halves.
+    """
+
+    steps: int
+    seconds: float
+    busy: float
+    span: float
+    bubble: float
+    peak_live: int
+    predicted_live: int
+    peak_bytes: int
+    messages: int
+    bytes: int
+    announced: int
+    splits: tuple[bool, ...]
+
+
+class Clock:
+    """Adds up the times of steps."""
+
+    def __init__(self) -> None:
+        self.steps, self.seconds, self.busy, self.span = 0, 0.0, 0.0, 0.0
+        self.bubble = 0.0
+
+    def note(self, spans: Sequence[Any], seconds: float) -> None:
+        """Take down a step."""
+        busy = sum([span.end - span.begin for span in spans])
+        whole = spans[-1].end - spans[0].begin
+        self.steps += 1
+        self.seconds += seconds
+        self.busy += busy
+        self.span += whole
+        self.bubble = 1 - busy / whole if whole else 0.0
+
+    def mean(self, total: float) -> float:
+        """Give a total by the number of steps."""
+        return total / max(self.steps, 1)

@@ -1,0 +1,73 @@
+"""What a pipeline runs: a schedule that was proved, the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InvalidArgument
+from ...pipeline import PipelineSchedule, Placement, Step, as_schedule, derive
+from ...pipeline.prove import prove_parts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule for given numbers.
+
+    Attributes
+    ----------
+    name : str
+        The schedule's.
+    placement : Placement
+        Where the virtual stages lie.
+    steps : tuple of list of Step
+        Of every rank.
+    peaks : tuple of int
+        The most activations of a chunk for a microbatch that are alive on each rank.
+    """
+
+    name: str
+    placement: Placement
+    steps: tuple[list[Step], ...]
+    peaks: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """The rank that holds the first stage."""
+        return self.placement.owner(0)[0]
+
+    @property
+    def last(self) -> int:
+        """The rank that holds the last stage."""
+        return self.placement.owner(self.placement.stages - 1)[0]
+
+
+def make_plan(
+    schedule: str | PipelineSchedule | Callable, size: int, microbatches: int, chunks: int
+) -> Plan:
+    """Derive all steps, and prove that they can run."""
+    known = as_schedule(schedule)
+    placement = known.place(size, chunks)
+    steps = derive(known, size, microbatches, chunks)
+    proof = prove_parts(known.name, steps, placement, microbatches)
+    return Plan(known.name, placement, steps, proof.peak)
+
+
+def agree(comm: Any, plan: Plan, **settings: Any) -> None:
+    """Raise InvalidArgument on every rank if ranks were given different things; collective."""
+    actions = repr([[step.action for step in part] for part in plan.steps])
+    mine = {
+        "schedule": plan.name,
+        "microbatches and actions": hashlib.blake2b(actions.encode(), digest_size=8).hexdigest(),
+        **settings,
+    }
+    everyone = comm.allgather_object(mine)
+    for rank, found in enumerate(everyone):
+        for name, value in found.items():
+            if value != everyone[0][name]:
+                raise InvalidArgument(
+                    f"Pipeline: rank {rank} has {name} {value!r} where rank 0 has "
+                    f"{everyone[0][name]!r}: they must be the same on every rank"
+                )

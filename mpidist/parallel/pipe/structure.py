@@ -1,0 +1,121 @@
+"""Values of stages: a tensor, or tuples, lists and dicts of tensors and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...errors import InvalidArgument
+
+TENSOR = "tensor"
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+Tree = Any
+"""What a value is made of, without its tensors: hashable, so that two are quickly compared."""
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is an array of numpy, or a tensor."""
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def flatten(value: Any, what: str = "the value") -> tuple[Tree, list[Any]]:
+    """Give the tree of a value, and its tensors in order.
+
+    Raises
+    ------
+    InvalidArgument
+        If there is anything else in it; the message begins with `what`.
+    """
+    if is_tensor(value):
+        return TENSOR, [value]
+    tensors: list[Any] = []
+    return _tree(value, tensors, what), tensors
+
+
+def _tree(value: Any, tensors: list[Any], what: str) -> Tree:
+    if is_tensor(value):
+        tensors.append(value)
+        return TENSOR
+    if type(value) in (tuple, list):
+        return type(value).__name__, tuple([_tree(v, tensors, what) for v in value])
+    if type(value) is dict:
+        return "dict", tuple([(key, _tree(v, tensors, what)) for key, v in value.items()])
+    if isinstance(value, PLAIN):
+        return "plain", type(value).__name__, value
+    raise InvalidArgument(
+        f"{what} has a {type(value).__name__} in it: allowed are tensors, numbers, strings, None, "
+        "and tuples, lists and dicts of these"
+    )
+
+
+def build(tree: Tree, leaf: Callable[[], Any], plain: bool = True) -> Any:
+    """Give a value of this tree; ``leaf()`` gives its tensors in order.
+
+    Without `plain` there is None in the places of plain values.
+    """
+    if tree == TENSOR:
+        return leaf()
+    kind, inside = tree[0], tree[1]
+    if kind == "dict":
+        return {key: build(t, leaf, plain) for key, t in inside}
+    if kind == "plain":
+        return tree[2] if plain else None
+    made = [build(t, leaf, plain) for t in inside]
+    return tuple(made) if kind == "tuple" else made
+
+
+def unflatten(tree: Tree, tensors: Sequence[Any], plain: bool = True) -> Any:
+    """Give a value of this tree with these tensors."""
+    if tree == TENSOR:
+        return tensors[0]
+    rest = iter(tensors)
+    return build(tree, lambda: next(rest), plain)
+
+
+def select(tree: Tree, value: Any) -> list[Any]:
+    """List what `value`, made like `tree`, has in the places of tensors: tensors or None.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is made otherwise.
+    """
+    return list(_select(tree, value))
+
+
+def _select(tree: Tree, value: Any) -> Iterator[Any]:
+    if tree == TENSOR:
+        if value is not None and not is_tensor(value):
+            raise InvalidArgument(f"a {type(value).__name__} where a tensor or None must be")
+        yield value
+        return
+    kind, inside = tree[0], tree[1]
+    if kind == "plain":
+        return
+    if value is None:
+        yield from [None] * _count(tree)
+        return
+    if not isinstance(value, (tuple, list, dict)) or len(value) != len(inside):
+        raise InvalidArgument(f"a {type(value).__name__} where a {kind} of {len(inside)} must be")
+    if kind == "dict":
+        for key, t in inside:
+            yield from _select(t, value[key])
+    else:
+        for t, v in zip(inside, value):
+            yield from _select(t, v)
+
+
+def _count(tree: Tree) -> int:
+    if tree == TENSOR:
+        return 1
+    if tree[0] == "plain":
+        return 0
+    return sum(_count(t[1] if tree[0] == "dict" else t) for t in tree[1])
+
+
+def call(function: Callable[..., Any], value: Any) -> Any:
+    """Call a stage: a tuple is its arguments, a dict its keyword arguments."""
+    if type(value) is tuple:
+        return function(*value)
+    return function(**value) if type(value) is dict else function(value)

@@ -1,0 +1,78 @@
+"""Parameters that several stages share: equal values, and gradients added up over the ranks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidArgument
+from ..framework import ADAPTERS, library
+
+
+class Tied:
+    """The tied parameters of one rank; collective to make.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of the pipeline.
+    given : mapping of str to parameter
+        This rank's, by names that are the same on the ranks which share one.
+
+    Raises
+    ------
+    InvalidArgument
+        On every rank, if a name is on one rank only or shapes or dtypes differ.
+    """
+
+    def __init__(self, comm: Any, given: Mapping[str, Any]):
+        self._parameters = dict(given)
+        mine = {name: _describe(p) for name, p in self._parameters.items()}
+        everyone = comm.allgather_object(mine)
+        self._comms: dict[str, Any] = {}
+        for name in sorted({name for found in everyone for name in found}):
+            kinds = {rank: found[name] for rank, found in enumerate(everyone) if name in found}
+            if len(kinds) == 1 or len(set(kinds.values())) > 1:
+                listed = "; ".join(f"rank {rank}: {kind}" for rank, kind in kinds.items())
+                raise InvalidArgument(
+                    f"tied: {name!r} is {listed}: allowed are names that several ranks give, for "
+                    "parameters of the same shape and dtype"
+                )
+            part = comm.split(0 if name in self._parameters else None)
+            if part is not None:
+                self._comms[name] = part
+                part.broadcast(values := _array(self._parameters[name].data), 0, out=values)
+
+    def sync(self) -> None:
+        """Replace each gradient by the sum over the ranks that share it."""
+        for name, comm in self._comms.items():
+            p = self._parameters[name]
+            if p.grad is None:
+                p.grad = _zeros(p.data)
+            grad = _array(p.grad)
+            comm.allreduce(grad, out=grad)
+
+    def free(self) -> None:
+        """Give back the communicators; collective."""
+        for comm in self._comms.values():
+            comm.free()
+
+
+def _describe(p: Any) -> str:
+    if not hasattr(p, "data") or not hasattr(p, "grad"):
+        raise InvalidArgument(f"tied has a {type(p).__name__}: allowed are parameters")
+    array = _array(p.data)
+    return f"{array.dtype.name}{list(array.shape)}"
+
+
+def _array(x: Any) -> np.ndarray:
+    """Give a tensor's memory to numpy."""
+    name = library(x)
+    return x if name is None else importlib.import_module(ADAPTERS[name]).as_array(x)
+
+
+def _zeros(x: Any) -> Any:
+    return np.zeros_like(x) if library(x) is None else x.new_zeros(x.shape)

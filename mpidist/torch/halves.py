@@ -1,0 +1,150 @@
+"""Backward in halves: gradients of inputs first, those of parameters later, nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+try:
+    from torch.autograd.graph import GradientEdge, get_gradient_edge
+except ImportError:  # PyTorch before 2.2
+    GradientEdge = get_gradient_edge = None  # type: ignore[assignment,misc]
+
+Node = Any
+
+
+@cache
+def can_halve() -> bool:
+    """Whether this PyTorch can begin a backward in the middle of a graph."""
+    if GradientEdge is None:
+        return False
+    x = torch.ones(1, requires_grad=True)
+    try:
+        torch.autograd.backward([get_gradient_edge(x * 2)], [torch.ones(1)], inputs=[x])
+    except (TypeError, AttributeError, RuntimeError):
+        return False
+    return x.grad is not None
+
+
+class Halves:
+    """One way back through a graph.
+
+    The first half runs on the paths from outputs to inputs only.  At each node on them that also
+    leads to parameters it keeps what arrives there; the second half goes on from there.  A
+    parameter that several such nodes lead to is in the first half: gradients that arrive at one of
+    them would pass through the other, and be counted twice.
+
+    Parameters
+    ----------
+    roots, grads : sequence of Tensor
+        Outputs and their gradients.
+    inputs : sequence of Tensor
+        Leaves whose gradients are asked for.
+    """
+
+    def __init__(self, roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any]):
+        self._roots, self._grads, self._inputs = list(roots), list(grads), list(inputs)
+        self._arrived: dict[Node, Sequence[Any]] = {}
+        self._parameters: dict[Node, list[Any]] = {}
+        self._early: list[Any] = []
+        if self._inputs and self._roots:
+            self._divide()
+
+    def _divide(self) -> None:
+        starts = [get_gradient_edge(root) for root in self._roots]
+        order = _sorted(edge.node for edge in starts)
+        ends = {get_gradient_edge(x).node for x in self._inputs}
+        reaching: set[Node] = set(ends)
+        beyond: dict[Node, dict[int, Any]] = {}  # parameters that a node leads to, off the paths
+        for node in order:  # what a node leads to comes before it
+            following = [n for n, _ in node.next_functions if n is not None]
+            if any(n in reaching for n in following):
+                reaching.add(node)
+            if node in ends:
+                beyond[node] = {}
+                continue
+            leaf = getattr(node, "variable", None)
+            found = {id(leaf): leaf} if leaf is not None else {}
+            for n in following:
+                if n not in reaching:
+                    found.update(beyond[n])
+            beyond[node] = found
+        border = {n: list(beyond[n].values()) for n in order if n in reaching and beyond[n]}
+        for edge, grad in zip(starts, self._grads):
+            if edge.node not in reaching and beyond[edge.node]:
+                border.setdefault(edge.node, list(beyond[edge.node].values()))
+                given = list(self._arrived.get(edge.node, ()))
+                given += [None] * (edge.output_nr + 1 - len(given))
+                given[edge.output_nr] = grad
+                self._arrived[edge.node] = given
+        self._share(border)
+
+    def _share(self, border: dict[Node, list[Any]]) -> None:
+        """Leave to the second half what exactly one node leads to."""
+        counts: dict[int, int] = {}
+        for parameters in border.values():
+            for p in parameters:
+                counts[id(p)] = counts.get(id(p), 0) + 1
+        early: dict[int, Any] = {}
+        for node, parameters in border.items():
+            own = [p for p in parameters if counts[id(p)] == 1]
+            if own:
+                self._parameters[node] = own
+            early.update((id(p), p) for p in parameters if counts[id(p)] > 1)
+        self._early = list(early.values())
+
+    def inputs(self) -> None:
+        """Add to the gradients of the inputs, and of what cannot wait."""
+        targets = self._inputs + self._early
+        if not targets or not self._roots:
+            return
+        hooks = [
+            node.register_prehook(partial(self._note, node))
+            for node in self._parameters
+            if node not in self._arrived
+        ]
+        try:
+            torch.autograd.backward(self._roots, self._grads, retain_graph=True, inputs=targets)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _note(self, node: Node, grads: Sequence[Any]) -> None:
+        self._arrived[node] = grads
+
+    def weights(self) -> None:
+        """Add to the gradients of all other parameters."""
+        if not self._inputs:
+            if self._roots:
+                torch.autograd.backward(self._roots, self._grads)
+            return
+        for node, parameters in self._parameters.items():
+            arrived = enumerate(self._arrived.pop(node, ()))
+            given = [(GradientEdge(node, k), grad) for k, grad in arrived if grad is not None]
+            if given:
+                edges, grads = zip(*given)
+                torch.autograd.backward(list(edges), list(grads), inputs=parameters)
+
+
+def _sorted(roots: Iterable[Node]) -> list[Node]:
+    """List all nodes of a graph, each after those that it leads to."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
+    push: Callable[[tuple[Node, bool]], None] = stack.append
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        push((node, True))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                push((following, False))
+    return order
