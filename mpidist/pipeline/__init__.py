@@ -2,6 +2,7 @@
 
 from . import shipped  # registers the shipped schedules
 from .actions import Action, B, F, I, W
+from .automatic import automatic
 from .costs import Costs
 from .messages import Message, Step, derive
 from .placement import Placement
@@ -32,6 +33,7 @@ __all__ = [
     "Timeline",
     "W",
     "as_schedule",
+    "automatic",
     "derive",
     "find_schedule",
     "pipeline_schedule",
