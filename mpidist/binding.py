@@ -14,7 +14,7 @@ from .errors import ScheduleError
 from .operations import Op
 from .plan import TAGS_PER_LEVEL, Strands, Written
 from .schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple
-from .storage import Action, Arena, Piece, Storage, merge, merge_rows, view
+from .storage import Action, Arena, Piece, Storage, merge, merge_rows, store, view
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Binder:
         at = 0
         for piece in merged:
             n = piece[2] - piece[1]
-            before.append(partial(np.copyto, packed[at : at + n], view(piece)))
+            before.append(store(packed[at : at + n], view(piece)))
             at += n
         return Message(False, step.peer, packed, tag)
 
@@ -142,7 +142,7 @@ class Binder:
         at = 0
         for piece in merged:
             n = piece[2] - piece[1]
-            after.append(partial(np.copyto, view(piece), packed[at : at + n]))
+            after.append(store(view(piece), packed[at : at + n]))
             at += n
         return Message(True, step.peer, packed, tag)
 
@@ -180,7 +180,7 @@ class Binder:
         if not places.isdisjoint((step.target, b) for b in block_tuple(step.target_blocks)):
             return _copy_over_each_other(targets, sources)
         return [
-            partial(np.copyto, view(target), view(source))
+            store(view(target), view(source))
             for target, source in merge_rows(list(zip(targets, sources)))
         ]
 
@@ -189,6 +189,6 @@ def _copy_over_each_other(targets: Sequence[Piece], sources: Sequence[Piece]) ->
     """Copy blocks among each other: all are read before the first is written."""
     aside = [np.empty_like(view(source)) for source in sources]
     return [
-        *(partial(np.copyto, held, view(source)) for held, source in zip(aside, sources)),
-        *(partial(np.copyto, view(target), held) for target, held in zip(targets, aside)),
+        *(store(held, view(source)) for held, source in zip(aside, sources)),
+        *(store(view(target), held) for target, held in zip(targets, aside)),
     ]

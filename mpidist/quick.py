@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .arrays import address
-from .backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
 from .binding import Program
 from .prepare import Prepared
+from .quick_runs import Held, Run, kernel_run, native_run, program_run
+from .rules import NATIVE
 from .schedule.registry import generation
+from .selection import Way
 from .service import Service
-from .symmetric import SINGLE_COPY, STAGED, SYMMETRIC
-from .symmetric.kernels import Kernel
-from .waiting import SPINS
-from .work import UNSET
+from .symmetric import STAGED, Place
 
 _LIMIT = 64
 
@@ -27,49 +27,42 @@ class QuickCall:
 
     It refers to the arrays weakly, which also keeps numpy from resizing them: so an address that
     was right once stays right as long as the array lives.
+
+    Parameters
+    ----------
+    program : Program or None
+        Of an algorithm over messages: it can be under way already.
+    x, out : ndarray
+        The arrays; `forget` is called when one dies.
+    fills : bool
+        Whether `x` is written to.
+    make_run : callable
+        Makes `run`, given what tells what must live on if it does not end.
+
+    Attributes
+    ----------
+    run : callable
+        Serves the call again.
     """
 
-    __slots__ = (
-        "x",
-        "out",
-        "_service",
-        "_generation",
-        "_what",
-        "_print",
-        "_native",
-        "_program",
-        "_kernels",
-        "_how",
-        "_dtype",
-        "_out_dtype",
-        "_fills",
-        "_words",
-        "_at",
-        "_others",
-        "_spin",
-        "_patience",
-    )
+    __slots__ = ("x", "out", "run", "_generation", "_program", "_dtype", "_out_dtype", "_fills")
 
     def __init__(
         self,
-        service: Service,
-        what: str,
-        how: str,
-        native: Callable[[], Any] | None,
         program: Program | None,
-        kernels: tuple[Kernel, ...] = (),
+        x: Any,
+        out: np.ndarray | None,
+        fills: bool,
+        forget: Callable[[Any], Any],
+        make_run: Callable[[Held], Run],
     ):
-        self._service, self._how, self._native, self._program = service, how, native, program
-        self._kernels = kernels  # one, or one for each staging slot
-        self._generation = generation()
-        self._what = what
-        self._print = service.reports.fingerprint(self._what)
-        board = service.backend.board
-        self._words, self._at = board.words, board.base(service.backend.rank)
-        self._spin, self._patience = board.spin, getattr(service.backend, "patience", SPINS)
-        everyone = len(board.ranks) == service.backend.size
-        mine = service.backend.rank
-        self._others = tuple(board.base(r) for r in board.ranks if r != mine) if everyone else None
+        self._program, self._generation = program, generation()
+        self.x: Any = weakref.ref(x, forget)
+        self.out: Any = None if out is None else weakref.ref(out, forget)
+        self._dtype = x.dtype
+        self._out_dtype = None if out is None else out.dtype
+        self._fills = fills
+        self.run = make_run(partial(_alive, program, self.x, self.out))
 
     def holds(self, x: Any, out: Any) -> bool:
         """Tell whether this is still the call for these arrays; dtype and flags can be changed."""
@@ -86,64 +79,10 @@ class QuickCall:
             and (program is None or not program.busy)
         )
 
-    def watch(
-        self, x: Any, out: np.ndarray | None, fills: bool, forget: Callable[[Any], Any]
-    ) -> None:
-        """Remember the arrays; `forget` is called when one dies.  `fills`: `x` is written to."""
-        self.x: Any = weakref.ref(x, forget)
-        self.out: Any = None if out is None else weakref.ref(out, forget)
-        self._dtype = x.dtype
-        self._out_dtype = None if out is None else out.dtype
-        self._fills = fills
 
-    def run(self) -> None:
-        """Serve the call again."""
-        service, words, at = self._service, self._words, self._at
-        if service.broken is not None:
-            service.check_usable()
-        service.sequence = sequence = service.sequence + 1
-        slot = PRINTS + sequence % HISTORY
-        kernels = self._kernels
-        try:
-            if kernels:
-                kernel = kernels[sequence % len(kernels)]
-                service.take_slot(kernel, sequence, self._what, self._how)
-                for action in kernel.before:
-                    action()
-                if not STORES_KEEP_ORDER:
-                    fence()
-                words[at + slot] = self._print
-                words[at] = sequence
-                self._arrive(sequence, slot)
-                service.run(kernel, self._what, sequence, self._how)
-                return
-            words[at + slot] = self._print
-            words[at] = sequence
-            if self._program is not None:
-                service.reports.check_first(sequence, self._what)
-                service.run(self._program, self._what, sequence, self._how)
-                service.reports.check_same(sequence, self._what)
-                return
-            if service.timeout is not None:
-                self._arrive(sequence, slot)
-            service.inside = sequence
-            self._native()  # type: ignore[misc]
-            service.inside = 0
-        except BaseException as error:
-            held = (self._program, self.x(), self.out and self.out())
-            raise service.broke(error, self._what, sequence, *held) from error.__cause__
-
-    def _arrive(self, sequence: int, slot: int) -> None:
-        """Wait until every rank has come; usually all are here already, or soon: look first."""
-        words, others = self._words, self._others
-        if others is not None and self._spin(sequence, self._patience):
-            for other in others:
-                if words[other] != sequence or words[other + slot] != self._print:
-                    break
-            else:
-                return
-        service = self._service
-        service.arrive(sequence, self._what, service.deadline(UNSET), always=True)
+def _alive(program: Program | None, x: Any, out: Any) -> tuple[object, ...]:
+    """Give what must live on if a call does not end: messages may still come to it."""
+    return program, x(), out and out()
 
 
 class QuickCalls:
@@ -172,22 +111,13 @@ class QuickCalls:
         for mine, given in ((call.x, x), (call.out, x if out is None else out)):
             if mine is not None and mine.size and address(mine) != address(given):
                 return  # prepared from a copy, which would stay as it is now
-        native, program = None, None
-        kernels: tuple[Kernel, ...] = ()
-        if way.name in (SYMMETRIC, STAGED, SINGLE_COPY):
-            turns = 2 if way.name == STAGED else 1
-            make = service.shared.kernel
-            kernels = tuple(make(call, way.name, place, turn) for turn in range(turns))
-        elif way.choice is None:
-            if call.op is not None and call.op.name == "mean":
-                return
-            native = service.backend.native.bind(call)
-        else:
+        program = None
+        if way.choice is not None:
             program = service.cache.program(call, way.choice, service.arity(way), False)
             if program.busy:
                 return
-        what = service.chooser.describe(call, way, place)
-        quick = QuickCall(service, what, way.name, native, program, kernels)
+        elif way.name == NATIVE and call.op is not None and call.op.name == "mean":
+            return
         calls = self._calls
         if len(calls) >= _LIMIT:
             calls.clear()
@@ -195,12 +125,28 @@ class QuickCalls:
         def forget(_: Any) -> None:
             calls.pop(key, None)
 
+        def make_run(held: Held) -> Run:
+            return self._runner(prepared, way, place, program, held)
+
+        fills = out is None and call.x is None
         try:
-            quick.watch(x, out, out is None and call.x is None, forget)
             hash(key)
-        except TypeError:
+            calls[key] = QuickCall(program, x, out, fills, forget, make_run)
+        except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
-        calls[key] = quick
+
+    def _runner(
+        self, prepared: Prepared, way: Way, place: Place | None, program: Program | None, held: Held
+    ) -> Run:
+        service, call = self._service, prepared.call
+        what = service.chooser.describe(call, way, place)
+        if program is not None:
+            return program_run(service, what, way.name, program, held)
+        if way.name == NATIVE:
+            return native_run(service, what, service.backend.native.bind(call), held)
+        turns = 2 if way.name == STAGED else 1
+        kernels = [service.shared.kernel(call, way.name, place, turn) for turn in range(turns)]
+        return kernel_run(service, what, way.name, kernels, held)
 
     def clear(self) -> None:
         """Forget every call."""

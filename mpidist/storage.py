@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,14 @@ from .schedule.rounds import Copy, Recv, Reduce, block_tuple
 
 Action = Callable[[], Any]
 Piece = tuple[np.ndarray, int, int]  # elements start … stop of a flat array
+
+
+def store(target: np.ndarray, source: np.ndarray) -> Action:
+    """Give the action that copies an array into another of its length and dtype.
+
+    An assignment: for a short array ``np.copyto`` takes three times as long, 0.35 µs.
+    """
+    return partial(setitem, target, Ellipsis, source)
 
 
 def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
@@ -108,7 +117,7 @@ class Storage:
             if not _same_memory(home, now):
                 pairs.append((home, now))
         for home, now in merge_rows(pairs):
-            actions.append(partial(np.copyto, view(home), view(now)))
+            actions.append(store(view(home), view(now)))
         return actions
 
 

@@ -80,15 +80,15 @@ class Barrier:
         The tags' base of the program: it tells the operations apart that are under way together.
     """
 
-    __slots__ = ("_lines", "_base", "_count", "_others")
+    __slots__ = ("lines", "_base", "_count", "_others")
 
     def __init__(self, lines: Lines, base: list[int]):
-        self._lines, self._base = lines, base
+        self.lines, self._base = lines, base
         self._count, self._others = 0, lines.others[0]
 
     def start(self) -> None:
         """Tell the others that this rank has come."""
-        lines, slot = self._lines, slot_of(self._base)
+        lines, slot = self.lines, slot_of(self._base)
         lines.counts[slot] = self._count = lines.counts[slot] + 1
         self._others = lines.others[slot]
         if not STORES_KEEP_ORDER:
@@ -97,7 +97,7 @@ class Barrier:
 
     def test(self) -> bool:
         """Tell whether all have come; a blocking call looks for some microseconds."""
-        lines, count = self._lines, self._count
+        lines, count = self.lines, self._count
         patience = (0, 0) if self._base[0] else lines.patience
         if not spin(lines.words, self._others, count, patience):
             return False

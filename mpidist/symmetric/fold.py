@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..algorithms.relabel import outward
-from ..operations import Op, finish_mean
-from ..storage import Action
+from ..arrays import overlaps
+from ..operations import Op
+from ..storage import Action, store
 from .half import half_format
 
 PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
@@ -49,10 +50,12 @@ def fold(
         rounded once, in the end; this is more exact than ``direct``, which rounds at every rank.
     """
     half, kept = half_format(inputs[rank].dtype), {} if kept is None else kept
+    others = (x for peer, x in enumerate(inputs) if peer != rank)
+    apart = not any(overlaps(targets[0], x) for x in others)
     if half is not None and op.builtin and op.name in ("sum", "mean", "prod"):
         combine = partial(_wide, half, op, rank, mean)
         return _by_piece(inputs, rank, targets, combine, PIECE_BYTES // 2, kept)
-    combine = partial(_narrow, op, rank, mean)
+    combine = partial(_narrow, op, rank, mean, apart)
     return _by_piece(inputs, rank, targets, combine, PIECE_BYTES, kept)
 
 
@@ -74,8 +77,12 @@ def _by_piece(
         part = slice(start, min(start + piece, count))
         first = targets[0][part]
         actions.extend(combine([x[part] for x in inputs], first, kept))
-        actions.extend(partial(np.copyto, other[part], first) for other in targets[1:])
+        actions.extend(store(other[part], first) for other in targets[1:])
     return actions
+
+
+def _divide(total: np.ndarray, count: int) -> Action:
+    return partial(np.true_divide, total, np.asarray(count, total.dtype), total)
 
 
 def _scratch(kept: dict[str, np.ndarray], name: str, count: int, dtype: Any) -> np.ndarray:
@@ -89,23 +96,25 @@ def _narrow(
     op: Op,
     rank: int,
     mean: int,
+    apart: bool,
     pieces: list[np.ndarray],
     first: np.ndarray,
     kept: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Combine in the dtype of the data."""
+    """Combine in the dtype of the data; in the target itself, unless it is another's input."""
     function: Callable[..., Any] = op.function if op.builtin else op.combine
     value, order = pieces[rank], outward(rank, len(pieces))
     actions: list[Action] = []
     for left, peer in zip(range(len(order) - 1, -1, -1), order):
-        target = first if left == 0 else _scratch(kept, "value", first.size, first.dtype)
+        here = apart or left == 0
+        target = first if here else _scratch(kept, "value", first.size, first.dtype)
         operands = (pieces[peer], value) if peer < rank else (value, pieces[peer])
-        actions.append(partial(function, *operands, out=target))
+        actions.append(partial(function, *operands, target))
         value = target
     if not order and value is not first:
-        actions.append(partial(np.copyto, first, value))
+        actions.append(store(first, value))
     if mean:
-        actions.append(partial(finish_mean, first, mean))
+        actions.append(_divide(first, mean))
     return actions
 
 
@@ -127,6 +136,6 @@ def _wide(
         operands = (other, value) if peer < rank else (value, other)
         actions.append(partial(op.function, *operands, out=value))
     if mean:
-        actions.append(partial(finish_mean, value, mean))
+        actions.append(_divide(value, mean))
     actions.append(partial(half.narrow, value, first, other))
     return actions

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from ..backends.board import Board
 from ..binding import Program, Round, Side
 from ..call import Call
 from ..schedule.rounds import blocks
-from ..storage import Action
+from ..storage import Action, store
 from . import rooted
 from .barrier import Arrival, Barrier
 from .fold import fold
@@ -126,7 +125,7 @@ def _allreduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         inputs = source.views(call.x.size, call.dtype)
     else:
         inputs = outs
-        before.append(partial(np.copyto, outs[call.rank], unowned(call.x)))
+        before.append(store(outs[call.rank], unowned(call.x)))
     mine = blocks(call.x.size, call.size)[call.rank]
     targets = [out[mine] for out in _own_first(outs, call.rank)]
     combine = fold(call.op, [x[mine] for x in inputs], call.rank, targets, divisor(call))
@@ -154,7 +153,7 @@ def _alltoall(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     views = place.views(call.x.size, call.dtype)
     out, parts = unowned(call.out), slices_of(call.out_counts)
     order = [call.rank, *onward(call.rank, call.size)]
-    return [], [[partial(np.copyto, out[parts[s]], views[s][mine]) for s in order], []]
+    return [], [[store(out[parts[s]], views[s][mine]) for s in order], []]
 
 
 _KERNELS = {

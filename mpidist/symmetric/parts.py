@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
 from ..arrays import address
 from ..call import Call
-from ..storage import Action, view_at
+from ..storage import Action, store, view_at
 from .fold import PIECE_BYTES
 
 Body = tuple[list[Action], list[list[Action]]]  # before the rank is announced; the phases
@@ -35,10 +34,10 @@ def unowned(x: np.ndarray) -> np.ndarray:
 def push(x: np.ndarray, targets: Sequence[np.ndarray]) -> list[Action]:
     """Store an array in several places, piece by piece: it is read from memory once."""
     if len(targets) < 2:
-        return [partial(np.copyto, target, x) for target in targets]
+        return [store(target, x) for target in targets]
     piece = max(1, PIECE_BYTES // max(x.itemsize, 1))
     return [
-        partial(np.copyto, target[start : start + piece], x[start : start + piece])
+        store(target[start : start + piece], x[start : start + piece])
         for start in range(0, x.size, piece)
         for target in targets
     ]

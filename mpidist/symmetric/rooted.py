@@ -12,7 +12,7 @@ import numpy as np
 
 from ..call import Call
 from ..schedule.rounds import blocks
-from ..storage import Action, view_at
+from ..storage import Action, store, view_at
 from .fold import fold
 from .heap import Heap, Place
 from .parts import Body, divisor, slices_of, unowned
@@ -115,12 +115,12 @@ def broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     cut = blocks(call.out.size, call.size)[-1].start
     theirs = slice(0, cut) if call.size > 1 else slice(0, 0)
     if call.rank != call.root:
-        return [], [[partial(np.copyto, views[call.rank][theirs], views[call.root][theirs])], []]
+        return [], [[store(views[call.rank][theirs], views[call.root][theirs])], []]
     before: list[Action] = []
     if not call.in_place and call.x is not None:
-        before.append(partial(np.copyto, views[call.rank], unowned(call.x)))
+        before.append(store(views[call.rank], unowned(call.x)))
     others = [view for rank, view in enumerate(views) if rank != call.root]
-    work = [partial(np.copyto, view[cut:], views[call.root][cut:]) for view in others]
+    work = [store(view[cut:], views[call.root][cut:]) for view in others]
     return before, [list[Action](work), []]
 
 
@@ -135,12 +135,12 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         assert call.x is not None
         x = unowned(call.x)
 
-        def store() -> None:
+        def deliver() -> None:
             at = aim.find()
             if at:
                 np.copyto(view_at(at, total, call.dtype)[mine], x)
 
-        return aim.announce(call.x), [[store], [], []]
+        return aim.announce(call.x), [[deliver], [], []]
     assert call.x is not None and call.out is not None
     out = unowned(call.out)
 
@@ -150,7 +150,7 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
 
     own: list[Action] = []
     if not call.in_place:
-        own.append(partial(np.copyto, out[mine], unowned(call.x)))
+        own.append(store(out[mine], unowned(call.x)))
     return aim.announce(call.out), [own, [collect], []]
 
 
@@ -177,5 +177,5 @@ def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
 
     own: list[Action] = []
     if not call.in_place:
-        own.append(partial(np.copyto, unowned(call.out), x[mine]))
+        own.append(store(unowned(call.out), x[mine]))
     return aim.announce(call.x), [own, [deal], []]

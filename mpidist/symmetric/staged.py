@@ -8,14 +8,13 @@ has come to a later call.  Each kernel is an executor of the ``direct`` schedule
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from ..algorithms.relabel import onward
 from ..call import Call
 from ..schedule.rounds import blocks
-from ..storage import Action
+from ..storage import Action, store
 from .fold import fold
 from .heap import STAGING_BYTES, Heap, Place
 from .kernels import Kernel, assemble
@@ -72,7 +71,7 @@ def _bring(call: Call, slot: Place, parts: list[slice]) -> tuple[list[Action], l
     """Copy parts of this rank's input into its slot; give that, and the inputs by rank."""
     assert call.x is not None
     x, slots = unowned(call.x), slot.views(call.x.size, call.dtype)
-    copies: list[Action] = [partial(np.copyto, slots[call.rank][part], x[part]) for part in parts]
+    copies: list[Action] = [store(slots[call.rank][part], x[part]) for part in parts]
     return copies, [x if peer == call.rank else view for peer, view in enumerate(slots)]
 
 
@@ -102,10 +101,10 @@ def _two_shot(call: Call, slot: Place, out: np.ndarray | None, others: Sequence[
     target = results[call.rank][mine] if out is None else out[mine]
     combine = _combine(call, inputs, call.rank, mine, target)
     if out is not None and call.collective == "allreduce":
-        combine.append(partial(np.copyto, results[call.rank][mine], target))
+        combine.append(store(results[call.rank][mine], target))
     fetch: list[Action] = []
     if out is not None:
-        fetch = [partial(np.copyto, out[parts[r]], results[r][parts[r]]) for r in others]
+        fetch = [store(out[parts[r]], results[r][parts[r]]) for r in others]
     return before, [combine, fetch]
 
 
@@ -120,7 +119,7 @@ def _reduce_scatter(call: Call, slot: Place) -> Body:
 def _allgather(call: Call, slot: Place) -> Body:
     assert call.x is not None and call.out is not None
     x = unowned(call.x)
-    before: list[Action] = [partial(np.copyto, slot.views(x.size, call.dtype)[call.rank], x)]
+    before: list[Action] = [store(slot.views(x.size, call.dtype)[call.rank], x)]
     return before, [_join(call, slot)]
 
 
@@ -129,11 +128,11 @@ def _broadcast(call: Call, slot: Place) -> Body:
     out = unowned(call.out)
     source = slot.views(out.size, call.dtype)[call.root]
     if call.rank != call.root:
-        return [], [[partial(np.copyto, out, source)]]
+        return [], [[store(out, source)]]
     x = out if call.x is None else unowned(call.x)
-    before: list[Action] = [partial(np.copyto, source, x)]
+    before: list[Action] = [store(source, x)]
     if not call.in_place and call.x is not None:
-        return before, [[partial(np.copyto, out, x)]]
+        return before, [[store(out, x)]]
     return before, [[]]
 
 
@@ -141,7 +140,7 @@ def _gather(call: Call, slot: Place) -> Body:
     assert call.x is not None
     x = unowned(call.x)
     if call.rank != call.root:
-        return [partial(np.copyto, slot.views(x.size, call.dtype)[call.rank], x)], [[]]
+        return [store(slot.views(x.size, call.dtype)[call.rank], x)], [[]]
     return [], [_join(call, slot)]
 
 
@@ -151,10 +150,10 @@ def _join(call: Call, slot: Place) -> list[Action]:
     out, parts = unowned(call.out), slices_of(call.counts)
     fetch: list[Action] = []
     if not call.in_place:
-        fetch.append(partial(np.copyto, out[parts[call.rank]], unowned(call.x)))
+        fetch.append(store(out[parts[call.rank]], unowned(call.x)))
     for peer in onward(call.rank, call.size):
         theirs = slot.views(call.counts[peer], call.dtype)[peer]
-        fetch.append(partial(np.copyto, out[parts[peer]], theirs))
+        fetch.append(store(out[parts[peer]], theirs))
     return fetch
 
 
@@ -163,15 +162,13 @@ def _scatter(call: Call, slot: Place) -> Body:
     out, parts = unowned(call.out), slices_of(call.counts)
     source = slot.views(sum(call.counts), call.dtype)[call.root]
     if call.rank != call.root:
-        return [], [[partial(np.copyto, out, source[parts[call.rank]])]]
+        return [], [[store(out, source[parts[call.rank]])]]
     assert call.x is not None
     x = unowned(call.x)
-    before = [
-        partial(np.copyto, source[parts[r]], x[parts[r]]) for r in onward(call.rank, call.size)
-    ]
+    before = [store(source[parts[r]], x[parts[r]]) for r in onward(call.rank, call.size)]
     own: list[Action] = []
     if not call.in_place:
-        own.append(partial(np.copyto, out, x[parts[call.rank]]))
+        own.append(store(out, x[parts[call.rank]]))
     return list[Action](before), [own]
 
 
@@ -180,9 +177,9 @@ def _alltoall(call: Call, slot: Place) -> Body:
     x, out, parts = unowned(call.x), unowned(call.out), slices_of(call.counts)
     slots, mine = slot.views(x.size, call.dtype), slices_of(call.counts)[call.rank]
     others = onward(call.rank, call.size)
-    before = [partial(np.copyto, slots[call.rank][parts[r]], x[parts[r]]) for r in others]
-    fetch: list[Action] = [partial(np.copyto, out[mine], x[mine])]
-    fetch += [partial(np.copyto, out[parts[r]], slots[r][mine]) for r in others]
+    before = [store(slots[call.rank][parts[r]], x[parts[r]]) for r in others]
+    fetch: list[Action] = [store(out[mine], x[mine])]
+    fetch += [store(out[parts[r]], slots[r][mine]) for r in others]
     return list[Action](before), [fetch]
 
 
