@@ -9,8 +9,11 @@ import numpy as np
 
 from ..arrays import address
 from ..call import Call
+from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
-from .fold import PIECE_BYTES
+from .fold import PIECE_BYTES, fold
+
+ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}  # up to here one meeting less pays
 
 Body = tuple[list[Action], list[list[Action]]]  # before the rank is announced; the phases
 
@@ -18,6 +21,23 @@ Body = tuple[list[Action], list[list[Action]]]  # before the rank is announced; 
 def divisor(call: Call) -> int:
     """Give what the sum of a call is divided by in the end; 0 for nothing."""
     return call.size if call.op is not None and call.op.name == "mean" else 0
+
+
+def combine(
+    call: Call, inputs: Sequence[np.ndarray], owner: int, part: slice, target: np.ndarray
+) -> list[Action]:
+    """Combine a part of the inputs of all ranks in its owner's order."""
+    assert call.op is not None
+    return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
+
+
+def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Action]:
+    """Combine everything, each slice in its owner's order; of two operands both are the same."""
+    parts = [slice(0, out.size)] if call.size <= 2 else blocks(out.size, call.size)
+    actions: list[Action] = []
+    for owner, part in enumerate(parts):
+        actions += combine(call, inputs, owner, part, out[part])
+    return actions
 
 
 def slices_of(counts: Sequence[int]) -> list[slice]:

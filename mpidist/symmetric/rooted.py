@@ -15,7 +15,7 @@ from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
 from .fold import fold
 from .heap import Heap, Place
-from .parts import Body, divisor, slices_of, unowned
+from .parts import ONE_SHOT_BYTES, Body, combine_all, divisor, slices_of, unowned
 
 _NUMBER, _OFFSET, _LEFT = range(3)  # the notes: of an allocation, a place in it, work for the root
 
@@ -73,11 +73,21 @@ class RootArray:
 
 
 def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    """Every rank combines a slice straight into the root's `out`, or into the shadow of `x`."""
+    """Every rank combines a slice straight into the root's `out`, or into the shadow of `x`.
+
+    Short arrays the root combines alone: nobody has to look where its `out` lies (64 KiB, 2 ranks:
+    11.7 µs instead of 22; from 256 KiB to 2 MiB on 4 ranks 1.1 to 2.4 times as long).
+    """
     assert call.x is not None and call.op is not None
     parts, op, mean = blocks(call.x.size, call.size), call.op, divisor(call)
     mine = parts[call.rank]
-    inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
+    views = place.views(call.x.size, call.dtype)
+    if call.nbytes <= ONE_SHOT_BYTES["reduce"]:
+        if call.rank != call.root:
+            return [], [[], []]
+        assert call.out is not None
+        return [], [combine_all(call, views, unowned(call.out)), []]
+    inputs = [x[mine] for x in views]
     shadow = place.shadow(call.root, call.x.size, call.dtype)
     aim = RootArray(heap, base, call.root)
     if call.rank == call.root:

@@ -15,12 +15,9 @@ from ..algorithms.relabel import onward
 from ..call import Call
 from ..schedule.rounds import blocks
 from ..storage import Action, store
-from .fold import fold
 from .heap import STAGING_BYTES, Heap, Place
 from .kernels import Kernel, assemble
-from .parts import Body, divisor, slices_of, unowned
-
-ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}  # up to here one meeting less pays
+from .parts import ONE_SHOT_BYTES, Body, combine, combine_all, slices_of, unowned
 
 
 def kernel(call: Call, heap: Heap, slot: int) -> Kernel:
@@ -48,7 +45,7 @@ def _allreduce(call: Call, slot: Place) -> Body:
     if call.nbytes > ONE_SHOT_BYTES[call.collective]:
         return _two_shot(call, slot, unowned(call.out), onward(call.rank, call.size))
     before, inputs = _bring(call, slot, [slice(0, call.x.size)])
-    return before, [_combine_all(call, inputs, unowned(call.out))]
+    return before, [combine_all(call, inputs, unowned(call.out))]
 
 
 def _reduce(call: Call, slot: Place) -> Body:
@@ -64,7 +61,7 @@ def _reduce(call: Call, slot: Place) -> Body:
         return _bring(call, slot, [slice(0, call.x.size)])[0], [[]]
     assert call.out is not None
     inputs = _bring(call, slot, [])[1]
-    return [], [_combine_all(call, inputs, unowned(call.out))]
+    return [], [combine_all(call, inputs, unowned(call.out))]
 
 
 def _bring(call: Call, slot: Place, parts: list[slice]) -> tuple[list[Action], list[np.ndarray]]:
@@ -75,22 +72,6 @@ def _bring(call: Call, slot: Place, parts: list[slice]) -> tuple[list[Action], l
     return copies, [x if peer == call.rank else view for peer, view in enumerate(slots)]
 
 
-def _combine(
-    call: Call, inputs: list[np.ndarray], owner: int, part: slice, target: np.ndarray
-) -> list[Action]:
-    assert call.op is not None
-    return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
-
-
-def _combine_all(call: Call, inputs: list[np.ndarray], out: np.ndarray) -> list[Action]:
-    """Combine everything, each slice in its owner's order; of two operands both are the same."""
-    parts = [slice(0, out.size)] if call.size <= 2 else blocks(out.size, call.size)
-    combine: list[Action] = []
-    for owner, part in enumerate(parts):
-        combine += _combine(call, inputs, owner, part, out[part])
-    return combine
-
-
 def _two_shot(call: Call, slot: Place, out: np.ndarray | None, others: Sequence[int]) -> Body:
     """Combine a slice each, and store it for the others; fetch the slices of `others`."""
     assert call.x is not None
@@ -99,13 +80,13 @@ def _two_shot(call: Call, slot: Place, out: np.ndarray | None, others: Sequence[
     before, inputs = _bring(call, slot, needed)
     results = [slot.shadow(rank, call.x.size, call.dtype) for rank in range(call.size)]
     target = results[call.rank][mine] if out is None else out[mine]
-    combine = _combine(call, inputs, call.rank, mine, target)
+    work = combine(call, inputs, call.rank, mine, target)
     if out is not None and call.collective == "allreduce":
-        combine.append(store(results[call.rank][mine], target))
+        work.append(store(results[call.rank][mine], target))
     fetch: list[Action] = []
     if out is not None:
         fetch = [store(out[parts[r]], results[r][parts[r]]) for r in others]
-    return before, [combine, fetch]
+    return before, [work, fetch]
 
 
 def _reduce_scatter(call: Call, slot: Place) -> Body:
@@ -113,7 +94,7 @@ def _reduce_scatter(call: Call, slot: Place) -> Body:
     parts = slices_of(call.counts)
     needed = [parts[peer] for peer in onward(call.rank, call.size)]
     before, inputs = _bring(call, slot, needed)
-    return before, [_combine(call, inputs, call.rank, parts[call.rank], unowned(call.out))]
+    return before, [combine(call, inputs, call.rank, parts[call.rank], unowned(call.out))]
 
 
 def _allgather(call: Call, slot: Place) -> Body:
