@@ -130,7 +130,9 @@ def _arrival(service: Service, what: str, always: bool = False) -> Arrive:
         words[at] = sequence
         if timeless and service.timeout is None:
             return
-        if not all_here(sequence, slot):
+        if all_here(sequence, slot):
+            service.met = sequence
+        else:
             service.arrive(sequence, what, service.deadline(UNSET), always=True)
 
     return arrive

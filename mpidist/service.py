@@ -61,6 +61,7 @@ class Service:
         self.chooser = Chooser(backend, config, self.groups, self.shared, lambda: self.calibrate())
         self.broken: str | None = None
         self._guarded = False
+        self.met = 0  # number of the last operation to which all ranks are known to have come
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.under_way = UnderWay(self)
 
@@ -126,12 +127,11 @@ class Service:
         """Wait until the staging slot of a kernel, if it has one, may be written again."""
         if kernel.slot is None:
             return
-        free, last_use = self.shared.slot_is_free, self.shared.last_use
-        if not free(kernel.slot):
-            slot = kernel.slot
-            if not self.engine.wait(lambda: free(slot), self.deadline(UNSET)):
-                raise self.timed_out(what, last_use[slot] + 1, how)
-        last_use[kernel.slot] = sequence
+        slot, free, last_use = kernel.slot, self.shared.slot_is_free, self.shared.last_use
+        late = last_use[slot] >= self.met and not free(slot)
+        if late and not self.engine.wait(lambda: free(slot), self.deadline(UNSET)):
+            raise self.timed_out(what, last_use[slot] + 1, how)
+        last_use[slot] = sequence
 
     def run(self, program: Program, what: str, sequence: int, how: str) -> None:
         """Run a program for operation number `sequence`, blocking."""
@@ -188,6 +188,8 @@ class Service:
         ):
             raise self.timed_out(what, sequence, "waiting for all to come")
         self.reports.check_same(sequence, what, harmless=waits)
+        if waits:
+            self.met = sequence
 
     def meet(self, what: str, act: Callable[[], Any]) -> Any:
         """Do something collective that cannot be interrupted, such as a split, once all have come.

@@ -46,6 +46,12 @@ def slices_of(counts: Sequence[int]) -> list[slice]:
     return [slice(stop - count, stop) for stop, count in zip(stops, counts)]
 
 
+def cut(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
+    """Give pieces of so many bytes of an array; one where there are no elements."""
+    piece = max(1, nbytes // max(itemsize, 1))
+    return [slice(start, min(start + piece, count)) for start in range(0, max(count, 1), piece)]
+
+
 def unowned(x: np.ndarray) -> np.ndarray:
     """Give a view that does not keep the user's array alive."""
     return view_at(address(x), x.size, x.dtype)
@@ -55,9 +61,5 @@ def push(x: np.ndarray, targets: Sequence[np.ndarray]) -> list[Action]:
     """Store an array in several places, piece by piece: it is read from memory once."""
     if len(targets) < 2:
         return [store(target, x) for target in targets]
-    piece = max(1, PIECE_BYTES // max(x.itemsize, 1))
-    return [
-        store(target[start : start + piece], x[start : start + piece])
-        for start in range(0, x.size, piece)
-        for target in targets
-    ]
+    pieces = cut(x.size, x.itemsize)
+    return [store(target[part], x[part]) for part in pieces for target in targets]
