@@ -13,16 +13,24 @@ import numpy as np
 from ..nn import Parameter
 from ..parallel import DDP
 
-WARM_ROUNDS = 20  # the wrapper tries its ways of overlapping in the first steps
+WARM_ROUNDS = 3
 OURS = "mpidist DDP"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One means to do the same work: `act` is timed."""
+    """One means to do the same work: `act` is timed, once `model` has chosen how it sends."""
 
     name: str
     act: Callable[[], object]
+    model: DDP | None = None
+
+    def warm_up(self) -> None:
+        """Do the work until nothing changes any more."""
+        for _ in range(WARM_ROUNDS):
+            self.act()
+        while self.model is not None and not self.model.reducer.settled:
+            self.act()
 
 
 @dataclass(frozen=True)
@@ -49,20 +57,24 @@ class Row:
         return asdict(self)
 
 
-def race(comm: Any, work: str, contenders: Sequence[Contender], rounds: int) -> list[Row]:
-    """Let contenders take turns; the first is ours."""
+def take_turns(comm: Any, contenders: Sequence[Contender], rounds: int) -> np.ndarray:
+    """Give the seconds of each contender (columns) on the slowest rank, round by round."""
     times = np.empty((rounds, len(contenders)))
     for contender in contenders:
-        for _ in range(WARM_ROUNDS):
-            contender.act()
+        contender.warm_up()
     for taken in times:
         for k, contender in enumerate(contenders):
             comm.barrier()
             began = perf_counter()
             contender.act()
             taken[k] = perf_counter() - began
-    slowest = comm.allreduce(times, op="max")
-    medians = [statistics.median(column) for column in slowest.T.tolist()]
+    return comm.allreduce(times, op="max")
+
+
+def race(comm: Any, work: str, contenders: Sequence[Contender], rounds: int) -> list[Row]:
+    """Let contenders take turns; the first is ours."""
+    times = take_turns(comm, contenders, rounds)
+    medians = [statistics.median(column) for column in times.T.tolist()]
     return [
         Row(work, contender.name, seconds, medians[0] / seconds)
         for contender, seconds in zip(contenders, medians, strict=True)
@@ -70,12 +82,12 @@ def race(comm: Any, work: str, contenders: Sequence[Contender], rounds: int) -> 
 
 
 class Arrays:
-    """A module of bare arrays, whose gradients are there."""
+    """A module of bare arrays of so many elements, whose gradients are there."""
 
-    def __init__(self, count: int, elements: int):
-        self._arrays = [Parameter(np.zeros(elements, np.float32)) for _ in range(count)]
+    def __init__(self, sizes: Sequence[int]):
+        self._arrays = [Parameter(np.zeros(size, np.float32)) for size in sizes]
         for p in self._arrays:
-            p.grad = np.ones(elements, np.float32)
+            p.grad = np.ones(p.data.size, np.float32)
 
     def parameters(self) -> list[Parameter]:
         """List the arrays."""
@@ -84,7 +96,7 @@ class Arrays:
 
 def communication(comm: Any, rounds: int, count: int = 240, elements: int = 1000) -> list[Row]:
     """Measure the averaging of many small gradients: in buckets, and each for itself."""
-    ours, theirs = Arrays(count, elements), Arrays(count, elements)
+    ours, theirs = Arrays([elements] * count), Arrays([elements] * count)
     model = DDP(ours, comm, overlap="none")
 
     def one_by_one() -> None:

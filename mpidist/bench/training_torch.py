@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from ..parallel import DDP, Stats
 from .training import OURS, Contender, Row, race
 
 SAMPLES = 32  # of each rank, in a step
+BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # where overlap is measured
 
 
 def mlp(width: int, depth: int = 4) -> torch.nn.Module:
@@ -26,12 +28,21 @@ def mlp(width: int, depth: int = 4) -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
 
 
+def width_for(millions: float, depth: int = 4) -> int:
+    """Give the width of the MLP that has about so many parameters."""
+    return max(64, 64 * round(math.sqrt(millions * 1e6 / depth) / 64))
+
+
 def stepper(
-    model: Any, parameters: Any, width: int, sync: Callable[[], object] = lambda: None
+    model: Any,
+    parameters: Any,
+    width: int,
+    sync: Callable[[], object] = lambda: None,
+    samples: int = SAMPLES,
 ) -> Callable[[], None]:
     """Give a function that makes one step of training."""
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    x, labels = torch.randn(SAMPLES, width), torch.randint(10, (SAMPLES,))
+    x, labels = torch.randn(samples, width), torch.randint(10, (samples,))
 
     def step() -> None:
         torch.nn.functional.cross_entropy(model(x), labels).backward()
@@ -61,7 +72,7 @@ def training(comm: Any, rounds: int, width: int) -> tuple[list[Row], Stats]:
     with threads(comm):
         model = DDP(net, comm)
         contenders = [
-            Contender(OURS, stepper(model, net.parameters(), width, model.sync_gradients)),
+            Contender(OURS, stepper(model, net.parameters(), width, model.sync_gradients), model),
             Contender("no communication", stepper(bare, bare.parameters(), width)),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
@@ -79,12 +90,21 @@ def training(comm: Any, rounds: int, width: int) -> tuple[list[Row], Stats]:
     return rows, model.stats()
 
 
+def busy(comm: Any, overlap: str) -> tuple[Callable[[], None], DDP]:
+    """Give a step of a network whose backward computes all the time, and its wrapper."""
+    net = mlp(BUSY_WIDTH)
+    model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
+    step = stepper(model, net.parameters(), BUSY_WIDTH, model.sync_gradients, BUSY_SAMPLES)
+    return step, model
+
+
 @contextmanager
 def threads(comm: Any) -> Iterator[None]:
-    """Divide the cores among the ranks of the node."""
+    """Divide the cores among the ranks of the node, unless OMP_NUM_THREADS says how many."""
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(max(1, cores // comm.topology.local_size))
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // comm.topology.local_size))
     try:
         yield
     finally:

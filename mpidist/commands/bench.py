@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import InvalidArgument
 from ..measure import format_size
 from .bench_checks import check_alone, check_files, make_settings
-from .bench_ddp import print_training
+from .bench_ddp import check_not_for_collectives, print_training
 from .catalogue import check_collectives
 from .common import examples, make_console, make_table, show
 from .info import knobs, versions
@@ -32,7 +32,8 @@ from .options import Names, Sizes, load_option
         "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
         "mpidist run -n 2 -- mpidist bench allreduce --memory both --bytes 64K-64M --in-place",
         "mpidist run -n 2 -- mpidist bench --overhead",
-        "mpidist run -n 2 -- mpidist bench ddp --iterations 20",
+        "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
+        "mpidist run -n 2 -- mpidist bench ddp --overlap",
         "mpidist bench --compare before.json after.json",
     ),
 )
@@ -74,6 +75,16 @@ from .options import Names, Sizes, load_option
     help="Measure the speed of memory as well; by default with symmetric memory.",
 )
 @click.option(
+    "--parameters",
+    default="4,17",
+    show_default=True,
+    metavar="MILLIONS",
+    help="Of the networks that ddp trains.",
+)
+@click.option(
+    "--overlap", is_flag=True, help="Of ddp: steps with and without overlap, and what auto takes."
+)
+@click.option(
     "--compare",
     type=(str, str),
     metavar="FILE FILE",
@@ -84,6 +95,8 @@ def bench_command(
     collectives: tuple[str, ...],
     overhead: bool,
     stream: bool | None,
+    parameters: str,
+    overlap: bool,
     compare: tuple[str, str] | None,
     json_file: str | None,
     plot: str | None,
@@ -97,7 +110,8 @@ def bench_command(
     iterations of the slowest rank's; "x mpi4py" is the bare call's time over it: above 1 is faster.
     The exit code is 1 if any result was wrong.
 
-    `ddp` in place of COLLECTIVEs measures steps of data-parallel training beside PyTorch's own.
+    `ddp` in place of COLLECTIVEs measures steps of data-parallel training beside PyTorch's own, by
+    default 20 of each kind.
     """
     import mpidist
 
@@ -112,7 +126,8 @@ def bench_command(
     if overhead:
         return print_overhead()
     if "ddp" in collectives:
-        return print_training(options["iterations"], json_file)
+        return print_training(options["iterations"], json_file, parameters, overlap)
+    check_not_for_collectives()
     check_files(json_file, plot=plot, report=report)
     if not collectives:
         raise InvalidArgument(

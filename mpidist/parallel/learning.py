@@ -28,7 +28,7 @@ class FirstSteps:
     Attributes
     ----------
     times : dict of str to float
-        Seconds that a step took in each way; empty before that is known.
+        Seconds that a step took in each way, in its last trial; empty before that is known.
     """
 
     def __init__(self, grouping: Grouping, comm: Any, names: Sequence[str], listens: bool):
@@ -36,7 +36,13 @@ class FirstSteps:
         self._order: dict[int, None] = {}
         self._left = OBSERVED_SYNCS if listens and comm.size > 1 else 0
         self._trial: Trial | None = None
+        self._won = False  # whether a way has been faster than none in one trial
         self.times: dict[str, float] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will change any more."""
+        return not self._left and self._trial is None
 
     @property
     def observed(self) -> bool:
@@ -61,9 +67,13 @@ class FirstSteps:
         self._trial.note(seconds)
         if not self._trial.over:
             return self._trial.current
-        best, self.times = self._trial.decide(self._comm)
-        self._trial = None
-        return best
+        best, times = self._trial.decide(self._comm)
+        self.times.update(times)
+        without = self._names[0]
+        # Of several that are equal the luckiest seems to be faster: it must win once more.
+        self._trial = None if best == without or self._won else Trial([without, best])
+        self._won = True
+        return best if self._trial is None else self._trial.current
 
     def _observe(self, fixed: bool) -> None:
         """Take the order of rank 0's first step; then buckets know when they are complete."""

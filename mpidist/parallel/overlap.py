@@ -12,11 +12,12 @@ from ..errors import InvalidArgument, Unsupported
 from .progress import WAYS
 
 ROUNDS = 5  # the first one warms up
-GAIN = 0.97  # an overlap must bring a step below this share of the time without
+GAIN = 0.95  # an overlap must bring a step below this share of the time without
+WINS = 0.75  # and be the faster one in this share of the rounds
 
 
 class Trial:
-    """The first steps of a training, each in one of several ways, in turn.
+    """Steps of a training, each in one of several ways, in turn.
 
     Parameters
     ----------
@@ -33,32 +34,35 @@ class Trial:
 
     def __init__(self, names: Sequence[str]):
         self._names = list(names)
-        self._seconds: dict[str, list[float]] = {name: [] for name in names}
-        self._count = 0
+        self._seconds: list[float] = []
 
     @property
     def current(self) -> str:
         """The way of the next step."""
-        return self._names[self._count % len(self._names)]
+        return self._names[len(self._seconds) % len(self._names)]
 
     @property
     def over(self) -> bool:
         """Whether enough steps were measured."""
-        return self._count >= ROUNDS * len(self._names)
+        return len(self._seconds) >= ROUNDS * len(self._names)
 
     def note(self, seconds: float) -> None:
         """Take down what the step took."""
-        self._seconds[self.current].append(seconds)
-        self._count += 1
+        self._seconds.append(seconds)
 
     def decide(self, comm: Any) -> tuple[str, dict[str, float]]:
-        """Give the best way and the time of each on the slowest rank, equal on all; collective."""
-        medians = [statistics.median(self._seconds[name][1:]) for name in self._names]
-        slowest = comm.allreduce(np.array(medians), op="max")
-        times = dict(zip(self._names, slowest.tolist(), strict=True))
-        best = min(times, key=lambda name: times[name])
-        without = self._names[0]
-        return (best if times[best] < GAIN * times[without] else without), times
+        """Give the best way and the time of each, equal on all ranks; collective.
+
+        A step takes as long as on its slowest rank; a time is the median over the steps.
+        """
+        mine = np.array(self._seconds).reshape(ROUNDS, len(self._names))[1:]
+        rounds = comm.allreduce(mine, op="max")
+        medians = [statistics.median(column) for column in rounds.T.tolist()]
+        best = int(np.argmin(medians))
+        wins = float((rounds[:, best] < rounds[:, 0]).mean())
+        gains = medians[best] < GAIN * medians[0] and wins >= WINS
+        times = dict(zip(self._names, medians, strict=True))
+        return self._names[best if gains else 0], times
 
 
 def candidates(comm: Any, overlap: str, buckets: int) -> list[str]:

@@ -175,6 +175,11 @@ class Reducer:
         """Whether the buckets are those that they will be."""
         return self.fixed or self._learning.observed
 
+    @property
+    def settled(self) -> bool:
+        """Whether buckets and the way of sending stay as they are."""
+        return self._learning.over
+
     def regroup(
         self, layout: Layout, algorithms: Sequence[str] | None = None, observed: bool = True
     ) -> None:
