@@ -277,6 +277,10 @@ def what_cannot_be_saved_is_named(comm, folder):
         checkpoint.save(-1)
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: keep=0"):
         Checkpoint(folder, comm, keep=0)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: folder=None: allowed are paths"):
+        Checkpoint(None, comm)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: load: x is of int: allowed are"):
+        checkpoint.load(x=3)
     checkpoint.save(1, x=1)
     with pytest.raises(CheckpointError, match="has no y, but x"):
         checkpoint.load(y=shard([], comm))

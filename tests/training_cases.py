@@ -3,6 +3,7 @@
 import copy
 import pickle
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,7 +124,25 @@ def a_second_backward_is_refused(comm, kit):
     with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: .*2 times.* 1 are.*no_sync"):
         kit.step(model, x, labels, 1.0)
     for bucket in model.buckets:  # what was launched is whole
-        bucket.wait()
+        bucket.wait(comm.rank)
+
+
+def a_gradient_that_was_sent_is_not_replaced(comm, kit):
+    if comm.size == 1:
+        return
+    model = DDP(kit.mlp(), comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    for step in range(2):
+        model.zero_grad()
+        kit.step(model, x, labels, 1.0)
+        name, p = model.named_parameters()[0]
+        if step:  # the first step is observed only
+            p.grad = None
+            said = f"rank {comm.rank}: the gradient of {name} was replaced between backward and"
+            with pytest.raises(InvalidArgument, match=said):
+                model.sync_gradients()
+        else:
+            model.sync_gradients()
 
 
 def uneven_inputs(comm, kit, optimizer_name):
@@ -298,8 +317,16 @@ def what_is_no_module_is_refused(comm, kit):
         DDP(net, comm, hook="float16")
     with pytest.raises(InvalidArgument, match="hook=Compress is a class: allowed are .* Compress"):
         DDP(net, comm, hook=Compress)
-    with pytest.raises(InvalidArgument, match="comm=None: allowed are"):
-        DDP(net, None)
+    for strange in (None, SimpleNamespace(rank=0, size=1)):  # as one of mpi4py
+        with pytest.raises(InvalidArgument, match="comm=.*: allowed are"):
+            DDP(net, strange)
+    model = DDP(net, comm)
+    with pytest.raises(InvalidArgument, match="join.*: optimizer is of int, which has no step"):
+        with model.join(3):
+            pass
+    for state in ({}, net.state_dict(), 3):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state is not one that"):
+            model.load_state_dict(state)
 
 
 def a_copy_of_a_module_is_not_wrapped(comm, kit):
@@ -319,6 +346,7 @@ CASES = [
     automatic_overlap_ends_with_a_choice,
     nothing_is_copied,
     a_second_backward_is_refused,
+    a_gradient_that_was_sent_is_not_replaced,
     join_without_an_optimizer,
     uneven_inputs_can_be_an_error,
     a_step_that_others_do_not_make_is_told,

@@ -139,6 +139,27 @@ def hooks_train_nearly_as_well(comm, kit, name, overlap="none"):
     assert found != exact or comm.size == 1
 
 
+def steps_of_hooks_do_not_mix(comm):
+    """Ranks come to poll at other times: second steps begin in the same order all the same."""
+    from ddp_cases import Weights
+
+    module = Weights(*np.zeros((4, 6, 6)))
+    model = DDP(module, comm, 288, 288, overlap="polls", hook=PowerSGD(rank=1))
+    for step in range(8):
+        model.zero_grad()
+        model.reducer.prepare()
+        for k, p in enumerate(reversed(module.weights)):
+            if k == step % 4 and comm.size > 1:  # rank 0 is late, so others' first steps end later
+                comm.barrier()
+                if comm.rank == 0:
+                    for _ in range(2000):
+                        model.reducer.way.poll()
+            p.accumulate(np.full((6, 6), comm.rank + 1.0))
+        model.sync_gradients()
+        for p in module.weights:
+            np.testing.assert_allclose(p.grad, (comm.size + 1) / 2, atol=1e-9)
+
+
 def a_failing_hook_is_heard_of(comm, kit, overlap):
     def fails(bucket):
         raise ValueError(f"bucket {bucket.index}")

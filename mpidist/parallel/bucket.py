@@ -181,9 +181,21 @@ class Bucket:
                 f"the parameter has {self.shapes[k]}"
             )
 
-    def wait(self) -> None:
-        """Wait until every gradient is what the ranks agreed on."""
+    def wait(self, rank: int) -> None:
+        """Wait until every gradient is what the ranks agreed on.
+
+        Raises
+        ------
+        InvalidArgument
+            If a gradient was replaced after it had been sent.
+        """
         self.work.wait()
+        for name, p, view in zip(self.names, self.parameters, self.views, strict=True):
+            if p.grad is not view:
+                raise InvalidArgument(
+                    f"rank {rank}: the gradient of {name} was replaced between backward and "
+                    "sync_gradients(), when it had been sent; allowed with overlap='none' only"
+                )
 
     def reset(self) -> None:
         """Be ready for the next step."""

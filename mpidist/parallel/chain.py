@@ -32,6 +32,12 @@ class Chain:
             self._advance()
         return self._done
 
+    def poll(self) -> bool:
+        """Make progress with what has begun, and begin nothing; tell whether all has ended."""
+        if not self._done:
+            self._under_way.test()
+        return self._done
+
     def wait(self, **options: Any) -> None:
         """Wait for the end; options are those of :meth:`mpidist.Work.wait`, for each step."""
         while not self._done:

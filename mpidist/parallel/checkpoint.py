@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from . import disk
 from .manifest import Manifest
 from .stored import Segment, damaged, dtype_name, write_shares
 from .tree import Leaf, merge, take_apart
+from .wrapper import check_communicator
 
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
 
@@ -40,6 +42,9 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Any, comm: Any, keep: int = 3):
+        check_communicator(comm)
+        if not isinstance(folder, (str, PathLike)):
+            raise InvalidArgument(f"rank {comm.rank}: folder={folder!r}: allowed are paths")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise InvalidArgument(f"rank {comm.rank}: keep={keep!r}: allowed are whole numbers > 0")
         self.folder, self.keep, self._comm = Path(folder), keep, comm
@@ -136,6 +141,12 @@ class Checkpoint:
             On every rank, if the checkpoint is damaged, or lacks what is asked for.
         """
         rank, size = self._comm.rank, self._comm.size
+        for name, value in objects.items():
+            if not callable(getattr(value, "load_state_dict", None)):
+                raise InvalidArgument(
+                    f"rank {rank}: load: {name} is of {type(value).__name__}: allowed are objects "
+                    "with load_state_dict(); load() gives what else there is"
+                )
         path = self._agree("load", lambda: None if rank else self._find(step))[0]
         if path is None:
             return None

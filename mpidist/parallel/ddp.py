@@ -211,6 +211,11 @@ class DDP(Wrapper):
         On another number of ranks algorithms are chosen anew, and what ranks kept for a hook is
         given to those that there are.
         """
+        if not isinstance(state, Mapping) or not {"module", "sending"} <= set(state):
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: state is not one that state_dict() of a DDP gave; that of "
+                "a module goes to model.module.load_state_dict()"
+            )
         self.module.load_state_dict(read_all(state["module"]))
         send_so(self, state["sending"])
         give_to_hook(self, state.get("hook", {}), state["sending"]["ranks"])

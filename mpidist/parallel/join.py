@@ -49,6 +49,12 @@ class Join:
                 f"rank {model.comm.rank}: early={early!r}: allowed are "
                 f"{', '.join(map(repr, self.HOW))}"
             )
+        lacking = [name for name in ("step", "zero_grad") if not hasattr(optimizer, name)]
+        if optimizer is not None and lacking:
+            raise InvalidArgument(
+                f"rank {model.comm.rank}: join(): optimizer is of {type(optimizer).__name__}, "
+                f"which has no {' and no '.join(lacking)}"
+            )
         self._model, self._optimizer, self._early = model, optimizer, early
         self._comm = model.comm
         if optimizer is None and model.reducer.divided:

@@ -61,7 +61,11 @@ class Blocking:
 
 
 class Polls:
-    """In the background, brought forward whenever another gradient is ready."""
+    """In the background, brought forward whenever another gradient is ready.
+
+    When that is differs from rank to rank, and the order of collectives must not: the later steps
+    of a :class:`Chain` begin when it is waited for.
+    """
 
     early = True
 
@@ -85,6 +89,7 @@ class _Polled:
 
     def __init__(self, work: Any, spans: Spans):
         self._work, self._spans, self._began = work, spans, perf_counter()
+        self._look = getattr(work, "poll", work.test)
         self._ended = False
 
     def _end(self) -> None:
@@ -93,7 +98,7 @@ class _Polled:
             self._spans.append((self._began, perf_counter()))
 
     def test(self) -> bool:
-        if not self._ended and self._work.test():
+        if not self._ended and self._look():
             self._end()
         return self._ended
 

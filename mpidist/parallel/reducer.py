@@ -150,7 +150,7 @@ class Reducer:
             for _ in range(self._next, len(buckets)):
                 self._launch(way)
             for bucket in buckets:
-                bucket.wait()
+                bucket.wait(self.comm.rank)
         else:
             for bucket in buckets:
                 bucket.settle(self.comm.rank)

@@ -152,6 +152,10 @@ def shard(
         If `data` is a dict, a set or none of these, `uneven` or `seed` is not allowed, or `shuffle`
         is asked of an iterable without a length.
     """
+    if not isinstance(getattr(comm, "rank", None), int):
+        raise InvalidArgument(
+            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
+        )
     if uneven not in UNEVEN:
         raise InvalidArgument(
             f"rank {comm.rank}: uneven={uneven!r}: allowed are {', '.join(map(repr, UNEVEN))}"

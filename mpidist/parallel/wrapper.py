@@ -86,10 +86,7 @@ def check_arguments(
     module: Any, comm: Any, hook: Any, bucket_bytes: Any, first_bucket_bytes: Any
 ) -> None:
     """Raise InvalidArgument if a module cannot be wrapped so."""
-    if not isinstance(getattr(comm, "rank", None), int):
-        raise InvalidArgument(
-            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
-        )
+    check_communicator(comm)
     sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
     for argument, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -110,6 +107,14 @@ def check_arguments(
         raise InvalidArgument(
             f"rank {comm.rank}: module is of {type(module).__name__}: allowed are modules of "
             "PyTorch and mpidist.nn, and other objects with parameters(), not wrapped yet"
+        )
+
+
+def check_communicator(comm: Any) -> None:
+    """Raise InvalidArgument for what is none, such as one of mpi4py."""
+    if not isinstance(getattr(comm, "rank", None), int) or not hasattr(comm, "allgather_object"):
+        raise InvalidArgument(
+            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
         )
 
 

@@ -20,10 +20,14 @@ def test_zero_clips(comm, kit):
 
 @pytest.mark.parametrize(
     "name, overlap",
-    [("float16", "thread"), ("bfloat16", "none"), ("top-k", "polls"), ("powersgd", "thread")],
+    [("float16", "thread"), ("bfloat16", "none"), ("top-k", "polls"), ("powersgd", "polls")],
 )
 def test_hooks(comm, name, overlap):
     cases.hooks_train_nearly_as_well(comm, KITS[0].values[0], name, overlap)
+
+
+def test_steps_of_hooks_do_not_mix(comm):
+    cases.steps_of_hooks_do_not_mix(comm)
 
 
 @pytest.mark.parametrize("overlap", ("none", "thread"))
