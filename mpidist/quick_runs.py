@@ -148,11 +148,12 @@ def _body(
     first = rounds[0].after if rounds else ()
     if not barriers:
         return kernel, first, _nothing
-    lines, phases = barriers[0].lines, tuple(part.after for part in rounds[1:])
-    words, counts, mine, others = lines.words, lines.counts, lines.mine[0], lines.others[0]
+    lines = barriers[0].lines
+    phases = tuple((barrier, part.after) for barrier, part in zip(barriers, rounds[1:]))
+    words, counts, mine, everyone = lines.words, lines.counts, lines.mine[0], lines.others[0]
     patience, fenced = lines.patience, not STORES_KEEP_ORDER
 
-    def slowly(count: int, sequence: int) -> None:
+    def slowly(others: tuple[int, ...], count: int, sequence: int) -> None:
         def test() -> bool:
             return spin(words, others, count, (0, 0))
 
@@ -160,14 +161,15 @@ def _body(
             raise service.timed_out(what, sequence, how)
 
     def later(sequence: int) -> None:
-        for actions in phases:
+        for barrier, actions in phases:
             if fenced:
                 fence()
             counts[0] = count = counts[0] + 1
             words[mine] = count
+            others = everyone if barrier.awaits is None else barrier.awaited(0)
             for other in others:
                 if words[other] < count and not spin(words, others, count, patience):
-                    slowly(count, sequence)
+                    slowly(others, count, sequence)
             if fenced:
                 fence()
             for action in actions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..backends.board import STORES_KEEP_ORDER, Board, fence
 from ..plan import slot_of
@@ -51,13 +51,12 @@ class Lines:
         """Give the length of the words in bytes."""
         return 8 * WORDS * size * slots
 
-    def note(self, base: list[int], index: int, value: int) -> None:
-        """Write a note for the others, who may read it after the next barrier."""
-        self.words[self.mine[slot_of(base)] + _NOTES + index] = value
+    def notes(self, base: list[int], peer: int) -> int:
+        """Give the index of the first note of `peer`; what it writes there is for all to read.
 
-    def read(self, base: list[int], peer: int, index: int) -> int:
-        """Read a note of `peer`."""
-        return self.words[(slot_of(base) * self.size + peer) * WORDS + _NOTES + index]
+        They may do so after the next barrier.
+        """
+        return (slot_of(base) * self.size + peer) * WORDS + _NOTES
 
 
 class Barrier:
@@ -78,22 +77,31 @@ class Barrier:
         The words.
     base : list of int
         The tags' base of the program: it tells the operations apart that are under way together.
+    awaits : callable, optional
+        Gives the ranks that this one waits for, at each start; by default all.
     """
 
-    __slots__ = ("lines", "_base", "_count", "_others")
+    __slots__ = ("lines", "awaits", "_base", "_count", "_others")
 
-    def __init__(self, lines: Lines, base: list[int]):
-        self.lines, self._base = lines, base
+    def __init__(
+        self, lines: Lines, base: list[int], awaits: Callable[[], Sequence[int]] | None = None
+    ):
+        self.lines, self.awaits, self._base = lines, awaits, base
         self._count, self._others = 0, lines.others[0]
 
     def start(self) -> None:
         """Tell the others that this rank has come."""
         lines, slot = self.lines, slot_of(self._base)
         lines.counts[slot] = self._count = lines.counts[slot] + 1
-        self._others = lines.others[slot]
+        self._others = lines.others[slot] if self.awaits is None else self.awaited(slot)
         if not STORES_KEEP_ORDER:
             fence()
         lines.words[lines.mine[slot]] = self._count
+
+    def awaited(self, slot: int) -> tuple[int, ...]:
+        """Give the words of the ranks that this one waits for now."""
+        size = self.lines.size
+        return tuple((slot * size + peer) * WORDS for peer in (self.awaits or tuple)())
 
     def test(self) -> bool:
         """Tell whether all have come; a blocking call looks for some microseconds."""

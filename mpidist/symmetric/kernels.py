@@ -24,7 +24,7 @@ from . import rooted
 from .barrier import Arrival, Barrier
 from .fold import fold
 from .heap import Heap, Place
-from .parts import Body, divisor, push, slices_of, unowned
+from .parts import Body, Phase, divisor, push, slices_of, unowned
 
 NEEDS = {
     "allreduce": "out",
@@ -107,8 +107,10 @@ def meeting() -> Kernel:
 def assemble(body: Body, heap: Heap, base: list[int], slot: int | None = None) -> Kernel:
     """Put a barrier between the phases."""
     before, phases = body
-    items: list[Round | Side] = [Round((), None, tuple(phases[0]))]
-    items += [Round((), Barrier(heap.lines, base), tuple(actions)) for actions in phases[1:]]
+    first, *later = (phase if isinstance(phase, Phase) else Phase(phase) for phase in phases)
+    items: list[Round | Side] = [Round((), None, tuple(first.actions))]
+    for actions, awaits in later:
+        items.append(Round((), Barrier(heap.lines, base, awaits), tuple(actions)))
     return Kernel(items, (), 0, 0, base, before=tuple(before), slot=slot)
 
 

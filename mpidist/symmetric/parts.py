@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,26 @@ from .fold import PIECE_BYTES, fold
 
 ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}  # up to here one meeting less pays
 
-Body = tuple[list[Action], list[list[Action]]]  # before the rank is announced; the phases
+Awaited = Callable[[], Sequence[int]]
+
+
+class Phase(NamedTuple):
+    """What a rank does from one meeting on: not all of them are waited for in every one.
+
+    Attributes
+    ----------
+    actions : list of callable
+        What it does.
+    awaits : callable, optional
+        Gives the ranks that must have come first; by default all.
+    """
+
+    actions: list[Action]
+    awaits: Awaited | None = None
+
+
+Body = tuple[list[Action], Sequence[Phase | list[Action]]]
+"""What is done before the rank is announced; the phases."""
 
 
 def divisor(call: Call) -> int:

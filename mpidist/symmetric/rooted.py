@@ -6,8 +6,6 @@ given back its own mapping of it, the work of that rank falls to the root.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from ..call import Call
@@ -15,7 +13,7 @@ from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
 from .fold import fold
 from .heap import Heap, Place
-from .parts import ONE_SHOT_BYTES, Body, combine_all, divisor, slices_of, unowned
+from .parts import ONE_SHOT_BYTES, Body, Phase, combine_all, divisor, slices_of, unowned
 
 _NUMBER, _OFFSET, _LEFT = range(3)  # the notes: of an allocation, a place in it, work for the root
 
@@ -40,12 +38,22 @@ class RootArray:
 
     def announce(self, x: np.ndarray) -> list[Action]:
         """Note where this rank's `x` lies, before it is announced as having come."""
-        place, note = self._heap.find(x), self._heap.lines.note
+        place, lines, base = self._heap.find(x), self._heap.lines, self._base
         number, offset = (0, 0) if place is None else (place.allocation.number, place.offset)
-        return [
-            partial(note, self._base, _NUMBER, number),
-            partial(note, self._base, _OFFSET, offset),
-        ]
+        words = lines.words
+
+        def tell() -> None:
+            at = lines.notes(base, lines.rank)
+            words[at + _NUMBER], words[at + _OFFSET] = number, offset
+
+        return [tell]
+
+    def leave(self, act: Action) -> list[Phase | list[Action]]:
+        """On the others: give the phases of a rank that does `act` and need not wait for anyone.
+
+        But for the root, if that has this rank's work to do.
+        """
+        return [[act], Phase([], tuple), Phase([], lambda: () if self._address else (self._root,))]
 
     def find(self) -> int:
         """On the others: give the address of the root's array, 0 where it is out of reach."""
@@ -53,12 +61,14 @@ class RootArray:
         if noted != self._noted or self._place is None or self._place.allocation.holder() is None:
             self._noted, self._place = noted, self._heap.place(*noted)
             self._address = 0 if self._place is None else self._place.address(self._root)
-        self._heap.lines.note(self._base, _LEFT, not self._address)
+        lines = self._heap.lines
+        lines.words[lines.notes(self._base, lines.rank) + _LEFT] = not self._address
         return self._address
 
     def _read(self, rank: int) -> tuple[int, int]:
-        read = self._heap.lines.read
-        return read(self._base, rank, _NUMBER), read(self._base, rank, _OFFSET)
+        lines = self._heap.lines
+        at = lines.notes(self._base, rank)
+        return lines.words[at + _NUMBER], lines.words[at + _OFFSET]
 
     def theirs(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
         """On the root: give what `rank` announced, which lies in an allocation that all hold."""
@@ -69,7 +79,11 @@ class RootArray:
     def left(self) -> list[int]:
         """On the root, after a barrier: give the ranks that could not reach the array."""
         lines, ranks = self._heap.lines, range(self._heap.size)
-        return [r for r in ranks if r != self._root and lines.read(self._base, r, _LEFT)]
+        return [
+            rank
+            for rank in ranks
+            if rank != self._root and lines.words[lines.notes(self._base, rank) + _LEFT]
+        ]
 
 
 def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
@@ -150,7 +164,7 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
             if at:
                 np.copyto(view_at(at, total, call.dtype)[mine], x)
 
-        return aim.announce(call.x), [[deliver], [], []]
+        return aim.announce(call.x), aim.leave(deliver)
     assert call.x is not None and call.out is not None
     out = unowned(call.out)
 
@@ -161,7 +175,7 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     own: list[Action] = []
     if not call.in_place:
         own.append(store(out[mine], unowned(call.x)))
-    return aim.announce(call.out), [own, [collect], []]
+    return aim.announce(call.out), [own, [collect], Phase([], tuple)]
 
 
 def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
@@ -177,7 +191,7 @@ def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
             if at:
                 np.copyto(out, view_at(at, total, call.dtype)[mine])
 
-        return aim.announce(call.out), [[fetch], [], []]
+        return aim.announce(call.out), aim.leave(fetch)
     assert call.x is not None and call.out is not None
     x = unowned(call.x)
 
@@ -188,4 +202,4 @@ def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     own: list[Action] = []
     if not call.in_place:
         own.append(store(unowned(call.out), x[mine]))
-    return aim.announce(call.x), [own, [deal], []]
+    return aim.announce(call.x), [own, [deal], Phase([], tuple)]

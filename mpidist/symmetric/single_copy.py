@@ -11,8 +11,6 @@ rank's arrays; and who comes to the second knows that nobody gave up before that
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from ..algorithms.relabel import onward
@@ -80,14 +78,21 @@ class _Others:
 
     def announce(self) -> list[Action]:
         """Note where this rank's arrays lie."""
-        note = self._lines.note
-        return [partial(note, self._base, which, where) for which, where in self._own]
+        lines, base, own = self._lines, self._base, self._own
+
+        def tell() -> None:
+            at = lines.notes(base, lines.rank)
+            for which, where in own:
+                lines.words[at + which] = where
+
+        return [tell]
 
     def find(self) -> None:
         """Read the notes of all, who have come."""
-        read = self._lines.read
+        words, notes = self._lines.words, self._lines.notes
+        starts = [notes(self._base, peer) for peer in range(self._lines.size)]
         for which, at in enumerate(self._at):
-            at[:] = [read(self._base, peer, which) for peer in range(len(at))]
+            at[:] = [words[start + which] for start in starts]
 
     def fetch(self, which: int, peer: int, part: slice, target: np.ndarray) -> Action:
         """Give what copies a part of an array of `peer` into `target`."""
