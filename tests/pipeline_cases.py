@@ -1,10 +1,13 @@
 """What pipelines do, on any communicator: each case is called on every rank with one."""
 
 import numpy as np
+import pytest
 from pipeline_kits import chunks_of, data
 
 import mpidist
-from mpidist.pipeline import as_schedule, schedules
+from mpidist.errors import InvalidArgument, ScheduleError, Unsupported
+from mpidist.nn import Linear
+from mpidist.pipeline import B, F, as_schedule, schedules
 
 ALL = [schedule.name for schedule in schedules()]
 TOLERANCE = 1e-12
@@ -77,3 +80,214 @@ def halves_equal_unsplit(comm, kit, schedule, microbatches, rows):
         run.pipe.backward(kit.gradient_of_outputs(outputs, run.labels) if run.last else None)
         run.check(steps=steps)
     run.pipe.close()
+
+
+def forms_may_change(comm, kit):
+    """Other batch sizes are announced, once for each microbatch and edge; the old ones too."""
+    run, told = Run(comm, kit, "1f1b", 3, 11), []
+    for rows in (11, 11, 7, 7, 11):
+        run.x, run.labels = data(rows)
+        run.forget()
+        run.check(run.step())
+        told.append(run.pipe.stats().announced)
+    edges = (comm.rank < comm.size - 1) + (comm.rank > 0)
+    changes = np.diff([0, *told]) / (3 * edges)
+    assert changes.tolist() == [1, 0, 1, 0, 1]
+
+
+def user_schedule(comm, kit):
+    """A generator function is a schedule at once; one that cannot run is refused."""
+
+    def one_at_a_time(rank, size, microbatches):
+        for microbatch in range(microbatches):
+            yield F(microbatch)
+            yield B(microbatch)
+
+    def backwards(rank, size, microbatches):
+        yield B(0)
+        yield F(0)
+
+    equals_unsplit(comm, kit, one_at_a_time, 3, 7)
+    layers = kit.layers()
+    with pytest.raises(ScheduleError, match="stage"):
+        mpidist.Pipeline(kit.join(layers), comm, 1, backwards)
+
+
+def live_is_what_1f1b_promises(comm, kit):
+    for microbatches in (1, 2, 8):
+        run = Run(comm, kit, "1f1b", microbatches, 16)
+        run.step()
+        stats = run.pipe.stats()
+        assert stats.peak_live == min(comm.size - comm.rank, microbatches)
+        assert stats.peak_bytes >= 0
+        run.pipe.close()
+
+
+def recomputation_saves_memory(comm, kit):
+    sizes = []
+    for checkpoint in (False, True):
+        run = Run(comm, kit, "gpipe", 4, 16, checkpoint=checkpoint)
+        run.step()
+        sizes.append(run.pipe.stats().peak_bytes)
+        run.pipe.close()
+    assert sizes[1] < sizes[0]
+
+
+def wrong_arguments(comm, kit):
+    """Alike on all ranks, or agreed on: the communicator stays usable."""
+    stage, make = kit.join(kit.layers()), mpidist.Pipeline
+    for number in (0, -1, 2.0, True, None):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*num_microbatches.* > 0"):
+            make(stage, comm, number)
+    with pytest.raises(InvalidArgument, match="unknown pipeline schedule '1f1c'.*1f1b"):
+        make(stage, comm, 2, "1f1c")
+    with pytest.raises(InvalidArgument, match="comm=None: allowed are communicators"):
+        make(stage, None, 2)
+    with pytest.raises(InvalidArgument, match=r"chunk 0 is of int and has no forward\(\)"):
+        make(3, comm, 2)
+    with pytest.raises(Unsupported, match="chunks=2"):
+        make([stage, stage], comm, 2, "1f1b")
+    with pytest.raises(InvalidArgument, match="checkpoint=1"):
+        make(stage, comm, 2, checkpoint=1)
+    with pytest.raises(InvalidArgument, match="rank 1 has .* where rank 0 has"):
+        make(stage, comm, 2 + comm.rank, "gpipe")
+    with pytest.raises(InvalidArgument, match="schedule 'gpipe'.*they must be the same"):
+        make(stage, comm, 2, "gpipe" if comm.rank else "1f1b")
+    with pytest.raises(InvalidArgument, match="'w' is rank 0: .*names that several ranks"):
+        make(stage, comm, 2, tied={"w": next(iter(stage.parameters()))} if comm.rank == 0 else None)
+    pipe = make(stage, comm, 2)
+    with pytest.raises(InvalidArgument, match=r"backward\(\) without a forward\(\)"):
+        pipe.backward()
+    with pytest.raises(InvalidArgument, match="before the first step"):
+        pipe.trace("never.json")
+    if comm.rank == 0:
+        x = kit.tensor(np.ones((1, 6)))
+        for given, message in (
+            (None, "rank 0: x=None: rank 0 must provide the input"),
+            (kit.tensor(np.ones(())), "without dimensions"),
+            (x, "1 rows for num_microbatches=2: allowed are at least as many"),
+            ((x, kit.tensor(np.ones((3, 6)))), r"tensors of \[1, 3\] rows"),
+            ("text", "no tensor in it"),
+            ({1}, "has a set in it"),
+        ):
+            with pytest.raises(InvalidArgument, match=message):
+                pipe.step(given)
+    assert pipe.num_microbatches == 2 and pipe.schedule == "1f1b" and pipe.module is stage
+    pipe.close()
+
+
+def a_small_communicator_is_refused(comm):
+    alone = comm.split(comm.rank)
+    with pytest.raises(InvalidArgument, match="size 1: the size must be >= 2"):
+        mpidist.Pipeline(Linear(1, 1), alone, 2)
+    alone.free()
+
+
+def tied_parameters(comm, kit):
+    """The same weights at both ends: as if one parameter were used twice."""
+    run = TiedRun(comm, kit)
+    for steps in (1, 2):
+        loss = run.pipe.step(run.x, run.target, kit.squares)
+        expected, whole = run.unsplit()
+        assert abs(loss - expected) < TOLERANCE
+        if run.parameter is not None:
+            assert np.abs(kit.array(run.parameter.grad) - steps * whole).max() < TOLERANCE
+    run.pipe.close()
+
+
+class TiedRun:
+    """4 → 4 on every rank, the first and the last with the same weights."""
+
+    def __init__(self, comm, kit):
+        self.comm, self.kit = comm, kit
+        random = np.random.default_rng(1)
+        self.x = kit.tensor(random.normal(size=(6, 4)))
+        self.target = kit.tensor(random.normal(size=(6, 4)))
+        ends = comm.rank in (0, comm.size - 1)
+        # Values that differ at first: those of the lowest rank are taken over.
+        stage = kit.linear(random.normal(size=(4, 4)) if comm.rank == 0 else np.ones((4, 4)))
+        self.parameter = stage.weight if ends else None
+        tied = {"ends": stage.weight} if ends else None
+        self.pipe = mpidist.Pipeline(stage, comm, 3, "1f1b", tied=tied)
+
+    def unsplit(self):
+        random = np.random.default_rng(1)
+        x, target = random.normal(size=(6, 4)), random.normal(size=(6, 4))
+        shared = self.kit.linear(random.normal(size=(4, 4)))
+        middle = [self.kit.linear(np.ones((4, 4))) for _ in range(self.comm.size - 2)]
+        y = x.copy()
+        values = [self.kit.array(m.weight.data) for m in (shared, *middle, shared)]
+        inputs = []
+        for value in values:
+            inputs.append(y)
+            y = y @ value.T
+        loss = ((y - target) ** 2).sum(axis=1).mean()
+        grad, whole = 2 * (y - target) / len(y), np.zeros((4, 4))
+        for k in reversed(range(len(values))):
+            if k in (0, len(values) - 1):
+                whole += grad.T @ inputs[k]
+            grad = grad @ values[k]
+        return loss, whole
+
+
+def replicas(comm, kit, schedule):
+    """Grid(data=2): each replica has its rows, unequally many; gradients are those of all rows."""
+    grid = mpidist.Grid(comm, data=2)
+    x, labels = data(18)
+    mine = slice(0, 11) if grid.data_index == 0 else slice(11, 18)
+    placement = as_schedule(schedule).place(grid.pipe.size)
+    layers = kit.layers(seed=grid.data_index)  # the first replica's are taken over
+    ranges = chunks_of(layers, placement, grid.pipe.rank)
+    models = [mpidist.DDP(kit.join(layers[a:b]), grid.data) for a, b in ranges]
+    pipe = mpidist.Pipeline(models if len(models) > 1 else models[0], grid.pipe, 3, schedule)
+    whole = kit.layers()
+    expected, _ = kit.unsplit(kit.join(whole), x, labels)
+    for _ in range(20):  # DDP tries ways of overlapping meanwhile
+        for model in models:
+            model.zero_grad()
+        loss = pipe.step(kit.tensor(x[mine]), kit.tensor(labels[mine]), kit.loss())
+        assert abs(loss - expected) < TOLERANCE
+        for (a, b), model in zip(ranges, models):
+            for one, other in zip(kit.gradients(model), kit.gradients(kit.join(whole[a:b]))):
+                assert np.abs(one - other).max() < TOLERANCE
+    pipe.close()
+
+
+def values_of_many_kinds(comm, kit):
+    """Tuples, dicts, whole numbers, None and plain values between stages; keyword arguments."""
+    random = np.random.default_rng(5)
+    x, steps = random.normal(size=(7, 4)), random.integers(0, 3, 7)
+    target = random.normal(size=(7, 4))
+    stage = kit.mixed(comm.rank, comm.size)
+    pipe = mpidist.Pipeline(stage, comm, 3, "zb-h1")
+    for _ in range(2):
+        stage.weight.grad = None
+        loss = pipe.step((kit.tensor(x), kit.tensor(steps)), kit.tensor(target), kit.squares)
+        # Each stage multiplies by its weight; the last adds what went beside, and the steps.
+        factor = np.prod([2.0 + r for r in range(comm.size)])
+        out = x * factor + (x * 2.0 + steps[:, None])
+        expected = ((out - target) ** 2).sum(axis=1).mean()
+        assert abs(loss - expected) < 1e-9 * abs(expected)
+        back = 2 * (out - target) / 7
+        own = (back * x * factor).sum() / (2.0 + comm.rank)
+        if comm.rank == 0:
+            own += (back * x).sum()
+        assert abs(float(kit.array(stage.weight.grad)) - own) < 1e-9 * abs(own)
+    pipe.close()
+
+
+def measured_schedule(comm, kit):
+    """schedule="auto": right before and after the schedule was computed, and within the cap."""
+    for cap in (2, None):
+        run = Run(comm, kit, "1f1b", 6, 12)
+        run.pipe.close()
+        run.pipe = mpidist.Pipeline(run.chunks[0], comm, 6, "auto", max_live=cap)
+        for _ in range(6):
+            run.forget()
+            run.check(run.step())
+            stats = run.pipe.stats()
+            assert stats.peak_live == stats.predicted_live <= (cap or comm.size)
+        assert stats.costs is not None and min(stats.costs.F) > 0
+        run.pipe.close()
+    with pytest.raises(InvalidArgument, match="max_live=2 is for schedule='auto' only"):
+        mpidist.Pipeline(run.chunks[0], comm, 2, "1f1b", max_live=2)

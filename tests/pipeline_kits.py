@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from training_kits import NEEDS_TORCH, torch
 
-from mpidist.nn import CrossEntropy, Linear, ReLU, Sequential
+from mpidist.nn import CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
 
 WIDTHS = (6, 8, 8, 5, 8, 8, 5, 8, 3)
 
@@ -42,6 +42,20 @@ class Plain:
     def array(self, x):
         return np.asarray(x)
 
+    def linear(self, weight):
+        made = Linear(*weight.shape[::-1], bias=False, dtype=np.float64)
+        made.weight.data[...] = weight
+        return made
+
+    @staticmethod
+    def squares(y, target):
+        """The squares of a row's errors, added up; their mean over the rows, and its gradient."""
+        error = y - target
+        return float((error**2).sum(axis=1).mean()), 2 * error / len(error)
+
+    def mixed(self, rank, size):
+        return Mixed(rank, size)
+
     def unsplit(self, model, x, labels):
         """Loss and gradients of the whole model on one rank."""
         loss = CrossEntropy()
@@ -57,6 +71,61 @@ class Plain:
         loss = CrossEntropy()
         loss(np.concatenate(outputs), labels)
         return loss.backward()
+
+
+class Mixed(Module):
+    """Multiplies by a number; what it declares nothing about has to be found.
+
+    The first stage makes a dict of what it is given, and the last one a tensor of that.
+    """
+
+    def __init__(self, rank, size):
+        self.weight = Parameter(np.array(2.0 + rank))
+        self._first, self._last = rank == 0, rank == size - 1
+
+    def forward(self, x=None, steps=None, beside=None, note=None):
+        self.given = x
+        y = x * self.weight.data
+        if self._first:
+            beside = [y, None]
+        made = {"x": y, "steps": steps, "beside": beside, "note": ("kept", 3)}
+        assert self._first or (note == ("kept", 3) and beside[1] is None)
+        return y + (beside[0] + steps[:, None]) if self._last else made
+
+    def backward(self, grad):
+        if self._last:
+            own, beside = grad, grad
+        else:
+            own, beside = grad["x"], grad["beside"][0]
+            assert grad["steps"] is None and grad["note"] == (None, None)
+        if self._first:
+            own, beside = own + beside, None
+        self.weight.accumulate(np.asarray((own * self.given).sum()))
+        back = own * self.weight.data
+        return (
+            None
+            if self._first
+            else {"x": back, "steps": None, "beside": [beside, None], "note": None}
+        )
+
+
+def torch_mixed(rank, size):
+    first, last = rank == 0, rank == size - 1
+
+    class TorchMixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(2.0 + rank, dtype=torch.float64))
+
+        def forward(self, x, steps, beside=None, note=None):
+            y = x * self.weight
+            if first:
+                beside = [y, None]
+            assert first or (note == ("kept", 3) and beside[1] is None)
+            made = {"x": y, "steps": steps, "beside": beside, "note": ("kept", 3)}
+            return y + (beside[0] + steps[:, None]) if last else made
+
+    return TorchMixed()
 
 
 class Torch:
@@ -86,6 +155,18 @@ class Torch:
 
     def array(self, x):
         return x.detach().numpy()
+
+    def linear(self, weight):
+        made = torch.nn.Linear(*weight.shape[::-1], bias=False).double()
+        made.weight.data.copy_(torch.from_numpy(weight))
+        return made
+
+    @staticmethod
+    def squares(y, target):
+        return ((y - target) ** 2).sum(dim=1).mean()
+
+    def mixed(self, rank, size):
+        return torch_mixed(rank, size)
 
     def unsplit(self, model, x, labels):
         loss = self.loss()(model(self.tensor(x)), self.tensor(labels))

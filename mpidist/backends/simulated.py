@@ -147,6 +147,7 @@ class SimulatedBackend:
         self._posted: dict[tuple[int, int, int], deque] = defaultdict(deque)
         self._splits = 0
         self._sent = 0
+        self._parts: list[SimulatedBackend] = []  # this rank in the groups split off
 
     @classmethod
     def create_group(
@@ -256,7 +257,8 @@ class SimulatedBackend:
             if sub is None:
                 nodes = [group.nodes[r] for r in members]
                 sub = group.created[number, color] = _Group(len(members), group.faults, nodes)
-        return SimulatedBackend(sub, members.index(self.rank))
+        self._parts.append(SimulatedBackend(sub, members.index(self.rank)))
+        return self._parts[-1]
 
     def unreceived(self) -> list[tuple[int, int, int]]:
         """Give (source, target, messages) of what was sent in the group and never received."""
@@ -270,6 +272,8 @@ class SimulatedBackend:
             group.gone[self.rank] = why
             group.waiting.discard(self.rank)
             group.condition.notify_all()
+        for part in self._parts:
+            part.leave(why)
 
     def arrive(
         self,

@@ -94,9 +94,9 @@ class Module:
         """Whether anything is left to ``backward_weight``."""
         return type(self).backward_weight is not Module.backward_weight
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Call `forward`."""
-        return self.forward(x)
+        return self.forward(*inputs, **options)
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """Give the modules directly inside, with their names."""

@@ -1,8 +1,26 @@
 """Pipelines under mpiexec: of 2 ranks up to all of them."""
 
+import time
+
+import numpy as np
 import pipeline_cases as cases
 import pytest
 from pipeline_kits import KITS
+
+import mpidist
+from mpidist.nn import Module
+from mpidist.pipeline import Costs, as_schedule, simulate
+
+CASES = (
+    cases.forms_may_change,
+    cases.user_schedule,
+    cases.measured_schedule,
+    cases.live_is_what_1f1b_promises,
+    cases.recomputation_saves_memory,
+    cases.wrong_arguments,
+    cases.tied_parameters,
+    cases.values_of_many_kinds,
+)
 
 
 @pytest.fixture
@@ -26,3 +44,92 @@ def test_equals_unsplit(pipe_comm, kit, schedule):
 @pytest.mark.parametrize("schedule", ("gpipe", "1f1b", "zb-v"))
 def test_halves(pipe_comm, kit, schedule):
     cases.halves_equal_unsplit(pipe_comm, kit, schedule, 4, 11)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_cases(pipe_comm, kit, case):
+    case(pipe_comm, kit)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-v"))
+def test_recomputation(pipe_comm, kit, schedule):
+    cases.equals_unsplit(pipe_comm, kit, schedule, 4, 11, checkpoint=True)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-h1"))
+def test_replicas(comm, kit, schedule):
+    """Grid(data=2, pipe=2); of 5 ranks the last one stays out."""
+    if comm.size < 4:
+        pytest.skip("needs at least 4 ranks")
+    four = comm.split(0 if comm.rank < 4 else None)
+    if four is not None:
+        cases.replicas(four, kit, schedule)
+    comm.barrier()
+
+
+def test_a_small_communicator_is_refused(comm):
+    cases.a_small_communicator_is_refused(comm)
+
+
+class Waiting(Module):
+    """Takes a fixed time and no core, so that 4 stages fit on 2 cores."""
+
+    saved = ()
+    seconds = 0.02
+
+    def wait(self, times=1):
+        time.sleep(times * self.seconds)
+
+    def forward(self, x):
+        self.wait()
+        return x
+
+    def backward(self, grad):
+        self.wait(2)
+        return grad
+
+    def backward_input(self, grad):
+        self.wait()
+        return grad
+
+    def backward_weight(self):
+        self.wait()
+
+
+def measured(comm, schedule, microbatches):
+    """A step of waiting stages, measured, with the same one predicted."""
+    known = as_schedule(schedule)
+    stages = [Waiting() for _ in range(known.chunks)]
+    pipe = mpidist.Pipeline(stages, comm, microbatches, schedule)
+    x = np.ones((microbatches, 4))
+    for _ in range(2):
+        pipe.step(x, x, lambda y, target: (0.0, y))
+    trace, stats = pipe.trace("/dev/null"), pipe.stats()
+    pipe.close()
+    second = Waiting.seconds
+    predicted = simulate(schedule, comm.size, microbatches, costs=Costs(second, second, second))
+    assert trace.peak == predicted.peak and stats.peak_live == predicted.peak[comm.rank]
+    return trace.measured, predicted
+
+
+@pytest.mark.parametrize("schedule", cases.ALL)
+def test_measured_is_predicted(comm, schedule):
+    """The bubble within 5 percentage points, the order of actions and the peaks exactly."""
+    if comm.size != 4:
+        pytest.skip("needs exactly 4 ranks")
+    found, predicted = measured(comm, schedule, 8 // as_schedule(schedule).chunks)
+    assert abs(found.bubble - predicted.bubble) < 0.05
+    actions = [[[span.action for span in part] for part in it.spans] for it in (found, predicted)]
+    assert actions[0] == actions[1]
+
+
+def test_zero_bubble_is_shorter(comm):
+    """By 2 (p - 1) W: the bubbles are (p - 1)(F + I + W) and (p - 1)(F + I - W)."""
+    if comm.size != 4:
+        pytest.skip("needs exactly 4 ranks")
+    longer, shorter = (measured(comm, name, 8)[0].makespan for name in ("1f1b", "zb-h1"))
+    saved = 2 * (comm.size - 1) * Waiting.seconds
+    assert abs(longer - shorter - saved) < 0.4 * saved

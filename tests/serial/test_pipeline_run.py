@@ -23,3 +23,46 @@ def test_equals_unsplit(kit, schedule, size):
                 rows=rows,
             )
             mpidist.run_simulated(size, case)
+
+
+CASES = (
+    cases.forms_may_change,
+    cases.user_schedule,
+    cases.measured_schedule,
+    cases.live_is_what_1f1b_promises,
+    cases.recomputation_saves_memory,
+    cases.wrong_arguments,
+    cases.tied_parameters,
+    cases.values_of_many_kinds,
+)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("size", (2, 4))
+def test_cases(kit, case, size):
+    mpidist.run_simulated(size, lambda comm: case(comm, kit))
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("gpipe", "1f1b", "zb-v"))
+def test_halves(kit, schedule):
+    mpidist.run_simulated(3, lambda comm: cases.halves_equal_unsplit(comm, kit, schedule, 4, 11))
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-h1", "interleaved", "zb-v"))
+def test_recomputation(kit, schedule):
+    mpidist.run_simulated(
+        2, lambda comm: cases.equals_unsplit(comm, kit, schedule, 4, 11, checkpoint=True)
+    )
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-h1", "zb-v"))
+def test_replicas(kit, schedule):
+    mpidist.run_simulated(4, lambda comm: cases.replicas(comm, kit, schedule))
+
+
+def test_a_small_communicator_is_refused():
+    mpidist.run_simulated(2, cases.a_small_communicator_is_refused)

@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
+from ...pipeline import Span
 from .edges import Edges
 from .live import Live
 from .parcel import Form, Parcel
 from .stage import Stage
 from .structure import flatten, unflatten
 from .tasks import Program, Task
-
-
-class Span(NamedTuple):
-    """When an action was computed, in seconds of ``perf_counter``."""
-
-    kind: str
-    microbatch: int
-    chunk: int
-    begin: float
-    end: float
 
 
 @dataclass
@@ -69,7 +60,7 @@ class Executor:
     live : Live
         What is alive.
     spans : list of Span
-        The actions of the last run.
+        The actions that were run since it was emptied, in seconds of ``perf_counter``.
     """
 
     def __init__(self, edges: Edges, completes: Callable[[int], object]):
@@ -91,7 +82,7 @@ class Executor:
 
     def run(self, program: Program, batch: Batch) -> None:
         """Run a program; sends may be under way afterwards."""
-        edges, self.spans = self.edges, []
+        edges = self.edges
         act = {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}
         for message, tag, worker in program.opening:
             edges.post(message.source, tag, worker.tensors)
@@ -103,7 +94,7 @@ class Executor:
                 self._completes(task.chunk)
             begin = perf_counter()
             made = act[task.kind](task, parcel, batch)
-            self.spans.append(Span(task.kind, task.microbatch, task.chunk, begin, perf_counter()))
+            self.spans.append(Span(task.action, begin, perf_counter()))
             send = task.send
             if send is None or made is None:
                 continue

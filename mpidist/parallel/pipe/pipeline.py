@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from ...errors import InvalidArgument, ScheduleError
-from ...pipeline import PipelineSchedule
+from ...pipeline import Costs, PipelineSchedule
+from ...pipeline.trace import Trace
 from ...posting import Posting
 from .averaging import Averaging
 from .edges import Edges
 from .executor import Batch, Executor
 from .loss import Weighing
+from .measuring import Measuring
 from .microbatches import cut
 from .pipeline_stats import Clock, PipelineStats
 from .plan import agree, make_plan
 from .recompute import Recomputing
+from .record import record
 from .stage import Stage, stage_of
 from .structure import flatten, select
 from .tasks import Program, backwards, compile_steps, forwards
@@ -39,12 +43,16 @@ class Pipeline:
     num_microbatches : int
         Into how many parts a batch is cut; the last has the remainder.
     schedule : str, PipelineSchedule or callable
-        A name, see ``mpidist list``, or a generator function of your own.  It is proved first.
+        A name, see ``mpidist list``, or a generator function of your own; it is proved first.
+        "auto" measures the stages in the first steps, then computes a schedule for them.
     checkpoint : bool
         Whether stages keep only their inputs, and compute forward once more on the way back.
     tied : mapping of str to parameter, optional
         Parameters that several ranks share, by names that all of them give: they start equal, and
         their gradients are added up.
+    max_live : int or sequence of int, optional
+        For "auto": how many activations (of a chunk for a microbatch) may be alive on a rank, one
+        number for all or one for each; by default as many as there are stages.
 
     Attributes
     ----------
@@ -70,8 +78,14 @@ class Pipeline:
         *,
         checkpoint: bool = False,
         tied: Mapping[str, Any] | None = None,
+        max_live: int | Sequence[int] | None = None,
     ):
         _check(comm, num_microbatches, checkpoint)
+        if max_live is not None and schedule != "auto":
+            raise InvalidArgument(
+                f"rank {comm.rank}: Pipeline: max_live={max_live!r} is for schedule='auto' only, "
+                f"not for {schedule!r}"
+            )
         self.module, self.comm = stage, comm
         self.num_microbatches, self.schedule = num_microbatches, schedule
         modules = stage if isinstance(stage, (list, tuple)) else [stage]
@@ -80,7 +94,16 @@ class Pipeline:
         workers = [stage_of(m, f"rank {rank}: chunk {k}") for k, m in enumerate(modules)]
         self._workers: list[Stage] = [Recomputing(w) for w in workers] if checkpoint else workers
         self._own = comm.split(0)
-        self._plan = make_plan(schedule, comm.size, num_microbatches, len(modules))
+        self._measuring: Measuring | None = None
+        self._costs: Costs | None = None
+        if schedule == "auto":
+            splits = any(w.splits for w in self._workers)
+            splits = any(self._own.allgather_object(splits))
+            arguments = self._own, num_microbatches, len(modules), max_live, splits
+            self._measuring = Measuring(*arguments)
+            self._plan = self._measuring.plan
+        else:
+            self._plan = make_plan(schedule, comm.size, num_microbatches, len(modules))
         agree(self._own, self._plan, checkpoint=checkpoint, replicas=self._averaging.replicas)
         self._tied = Tied(self._own, tied or {})
         self._posting = Posting(self._own)
@@ -187,10 +210,12 @@ class Pipeline:
         if name != "backward":
             executor.forget()
             executor.live.begin()
+            executor.spans = []
             halves = len(self._workers) * self.num_microbatches
             self._predicted = self._plan.peaks[self.comm.rank] if name == "step" else halves
         if name != "forward":
             self._averaging.begin()
+            self._tied.begin()
         try:
             executor.run(program, batch)
         except BaseException as error:
@@ -211,7 +236,15 @@ class Pipeline:
             self._own.broadcast(self._loss, last, out=self._loss)
         self._check_live()
         self._clock.note(self._executor.spans, perf_counter() - began)
+        if self._measuring is not None and batch is not None:
+            self._learn(self._measuring)
         return float(self._loss[0])
+
+    def _learn(self, measuring: Measuring) -> None:
+        found = measuring.note(self._executor.spans)
+        if found is not None:
+            (self._plan, self._costs), self._measuring = found, None
+            self._programs.clear()
 
     def _check_live(self) -> None:
         live, predicted = self._executor.live, self._predicted
@@ -280,8 +313,28 @@ class Pipeline:
             messages=edges.messages,
             bytes=edges.nbytes,
             announced=edges.announced,
+            schedule=self._plan.name,
+            costs=self._costs,
             splits=tuple(worker.splits for worker in self._workers),
         )
+
+    def trace(self, path: str | Path) -> Trace:
+        """Write when each action of the last step ran, on all ranks; collective.
+
+        ``mpidist show --trace`` draws the file under what was predicted.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where rank 0 writes it, see :mod:`mpidist.pipeline.trace`.
+
+        Returns
+        -------
+        Trace
+            On every rank.
+        """
+        spans, live = tuple(self._executor.spans), self._executor.live
+        return record(self._own, self._plan, self.num_microbatches, spans, live.peak, path)
 
     def close(self) -> None:
         """Give back the communicators that were made for this; collective."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...pipeline import Costs
+
 
 @dataclass(frozen=True)
 class PipelineStats:
@@ -31,6 +33,10 @@ class PipelineStats:
         Messages sent by all steps so far, their bytes, and how many forms were announced.
     splits : tuple of bool
         For each chunk, whether its backward can be done in halves.
+    schedule : str
+        What is run.
+    costs : Costs or None
+        The times of all stages that ``schedule="auto"`` measured; None before, or without it.
     """
 
     steps: int
@@ -45,6 +51,8 @@ class PipelineStats:
     bytes: int
     announced: int
     splits: tuple[bool, ...]
+    schedule: str
+    costs: Costs | None
 
 
 class Clock:

@@ -5,8 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from .live import Held
+from .parcel import Tensors
 from .stage import Stage
 from .structure import flatten
+
+
+class _Wanting:
+    """Tensors that no graph tells of: gradients are asked for all that can have them."""
+
+    def __init__(self, tensors: Tensors):
+        self._form = tensors.form
+        self.array, self.empty, self.tensor = tensors.array, tensors.empty, tensors.tensor
+
+    def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
+        """Give the form."""
+        dtype, shape, _ = self._form(x)
+        return dtype, shape, "float" in dtype or "complex" in dtype
 
 
 class Remembered(Held):
@@ -29,7 +43,7 @@ class Recomputing:
 
     def __init__(self, stage: Stage):
         self._stage = stage
-        self.tensors, self.splits = stage.tensors, stage.splits
+        self.tensors, self.splits = _Wanting(stage.tensors), stage.splits
 
     @property
     def learns(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...pipeline import B, F, I, Message, Placement, Step, W
+from ...pipeline import Action, B, F, I, Message, Placement, Step, W
 from .stage import Stage
 
 
@@ -15,8 +15,10 @@ class Task:
 
     Attributes
     ----------
+    action : Action
+        Which.
     kind : str
-        "F", "B", "I" or "W".
+        Its letter.
     worker : Stage
         The chunk.
     first, last : bool
@@ -33,6 +35,7 @@ class Task:
         Whether the chunk's gradients are complete after it.
     """
 
+    action: Action
     kind: str
     microbatch: int
     chunk: int
@@ -108,6 +111,7 @@ def _task(
     stage = placement.stage(rank, action.chunk)
     send = step.sends[0] if step.sends else None
     return Task(
+        action,
         action.kind,
         action.microbatch,
         action.chunk,

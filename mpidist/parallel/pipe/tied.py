@@ -33,6 +33,7 @@ class Tied:
         mine = {name: _describe(p) for name, p in self._parameters.items()}
         everyone = comm.allgather_object(mine)
         self._comms: dict[str, Any] = {}
+        self._before: dict[str, np.ndarray] = {}
         for name in sorted({name for found in everyone for name in found}):
             kinds = {rank: found[name] for rank, found in enumerate(everyone) if name in found}
             if len(kinds) == 1 or len(set(kinds.values())) > 1:
@@ -46,14 +47,25 @@ class Tied:
                 self._comms[name] = part
                 part.broadcast(values := _array(self._parameters[name].data), 0, out=values)
 
+    def begin(self) -> None:
+        """Before a backward: put aside gradients of steps before, which are added up already."""
+        for name in self._comms:
+            grad = self._parameters[name].grad
+            if grad is not None:
+                array = _array(grad)
+                self._before[name] = array.copy()
+                array[...] = 0
+
     def sync(self) -> None:
-        """Replace each gradient by the sum over the ranks that share it."""
+        """Add to each gradient those of the other ranks that share the parameter."""
         for name, comm in self._comms.items():
             p = self._parameters[name]
             if p.grad is None:
                 p.grad = _zeros(p.data)
             grad = _array(p.grad)
             comm.allreduce(grad, out=grad)
+            if name in self._before:
+                grad += self._before.pop(name)
 
     def free(self) -> None:
         """Give back the communicators; collective."""

@@ -1,0 +1,95 @@
+"""Steps of pipelines in PyTorch: ours, and its own over gloo."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from ..parallel import Pipeline
+from .pipelines import MICROBATCHES
+from .training import Contender, Row, race
+from .training_torch import gloo
+
+SIZES = ((128, 8), (512, 16), (1024, 32))
+"""Widths of the layers, and rows of a microbatch."""
+OURS = "mpidist Pipeline"
+
+
+def stage(width: int, rank: int, size: int) -> torch.nn.Module:
+    """Build 4 layers of `width`² weights; the last stage ends in 10 classes."""
+    torch.manual_seed(rank)
+    layers: list[torch.nn.Module] = []
+    for _ in range(4):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    if rank == size - 1:
+        layers.append(torch.nn.Linear(width, 10))
+    return torch.nn.Sequential(*layers)
+
+
+def stepper(
+    module: torch.nn.Module, run: Callable[[torch.Tensor, torch.Tensor], object], shape: Any
+) -> Callable[[], None]:
+    """Give a function that makes one step of training."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    torch.manual_seed(0)
+    x, labels = torch.randn(*shape), torch.randint(10, (shape[0],))
+
+    def step() -> None:
+        run(x, labels)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def theirs(comm: Any, module: torch.nn.Module) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """Give a step of torch.distributed.pipelining."""
+    part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"))
+    loss = torch.nn.functional.cross_entropy
+    schedule = Schedule1F1B(part, n_microbatches=MICROBATCHES, loss_fn=loss)
+
+    def run(x: torch.Tensor, labels: torch.Tensor) -> None:
+        losses: list[torch.Tensor] = []
+        first, last = comm.rank == 0, comm.rank == comm.size - 1
+        inputs = (x,) if first else ()
+        schedule.step(*inputs, **({"target": labels, "losses": losses} if last else {}))
+
+    return run
+
+
+def steps(comm: Any, rounds: int) -> list[Row]:
+    """Measure steps of MLPs of three sizes, one thread a rank."""
+    rows: list[Row] = []
+    loss = torch.nn.functional.cross_entropy
+    with one_thread(), gloo(comm):
+        for width, each in SIZES:
+            shape = (MICROBATCHES * each, width)
+            own, other = (stage(width, comm.rank, comm.size) for _ in range(2))
+            pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
+            contenders = [
+                Contender(OURS, stepper(own, lambda x, t, p=pipe: p.step(x, t, loss), shape)),  # type: ignore[misc]
+                Contender("torch pipelining, gloo", stepper(other, theirs(comm, other), shape)),
+            ]
+            count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
+            work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"
+            rows += race(comm, work, contenders, rounds)
+            pipe.close()
+    return rows
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread; ranks share the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(before)

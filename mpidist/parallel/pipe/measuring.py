@@ -1,0 +1,67 @@
+"""schedule="auto": the first steps measure the stages, then a schedule is computed for them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ...pipeline import Costs, Span
+from ...pipeline.automatic import automatic
+from .plan import Plan, make_plan
+
+STEPS = 4
+"""Steps that are measured; the first one only warms up."""
+
+
+class Measuring:
+    """The steps before the schedule is known.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of the pipeline.
+    microbatches, chunks : int
+        How many there are, and stages on every rank.
+    cap : int or sequence of int or None
+        Activations that may be alive on a rank.
+    splits : bool
+        Whether any stage can do backward in halves, the same on every rank.
+
+    Attributes
+    ----------
+    plan : Plan
+        What is run meanwhile: computed for stages that take equally long, under the same cap.
+    """
+
+    def __init__(self, comm: Any, microbatches: int, chunks: int, cap: Any, splits: bool):
+        self._comm, self._microbatches, self._chunks = comm, microbatches, chunks
+        self._cap, self._splits = cap, splits
+        self.plan, self._left = self._compute(Costs()), STEPS
+        self._seconds: dict[tuple[int, str], list[float]] = {}
+
+    def _compute(self, costs: Costs) -> Plan:
+        size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
+        made = automatic(size, microbatches, costs, self._cap, chunks, "loop", self._splits)
+        return make_plan(made, size, microbatches, chunks)
+
+    def note(self, spans: Sequence[Span]) -> tuple[Plan, Costs] | None:
+        """Take down a step; after the last one give what to run from now on; collective."""
+        self._left -= 1
+        if self._left < STEPS - 1:
+            for action, begin, end in spans:
+                stage = self.plan.placement.stage(self._comm.rank, action.chunk)
+                kind = "I" if action.kind == "B" else action.kind
+                self._seconds.setdefault((stage, kind), []).append(end - begin)
+        if self._left:
+            return None
+        medians = {key: statistics.median(times) for key, times in self._seconds.items()}
+        found: dict[tuple[int, str], float] = {}
+        for part in self._comm.allgather_object(medians):
+            found.update(part)
+        stages = range(self.plan.placement.stages)
+        forward, halves, weights = (
+            [found.get((stage, kind), 0.0) for stage in stages] for kind in "FIW"
+        )
+        costs = Costs(forward, halves, weights)
+        return self._compute(costs), costs
