@@ -49,6 +49,19 @@ class Feedback:
             kept[name] = np.empty(count, dtype) if made is None else made
         return kept[name]
 
+    def move(self, before: Sequence[Bucket], after: Sequence[Bucket]) -> None:
+        """Take what was left out along to other buckets of the same parameters."""
+        left = {
+            name: self.kept(bucket)[LEFT][start:stop]
+            for bucket in before
+            if LEFT in self.kept(bucket)
+            for name, start, stop in zip(bucket.names, bucket.starts, bucket.starts[1:])
+        }
+        for bucket in after if left else ():
+            residual = self.residual(bucket)
+            for name, start, stop in zip(bucket.names, bucket.starts, bucket.starts[1:]):
+                residual[start:stop] = left.get(name, 0)
+
     def save(self, buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
         """Give what this rank keeps for buckets."""
         names = (LEFT, *self.shared)

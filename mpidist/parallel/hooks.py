@@ -14,6 +14,8 @@ What these leave out of a step they add to the next one (:mod:`~mpidist.parallel
 that keeps something from step to step can have it in the state of its :class:`DDP`, with two
 methods: ``save(buckets)`` gives what this rank keeps, and ``restore(buckets, states, rank, size)``
 takes over what the ranks kept that saved, of which there may have been another number than `size`.
+``move(before, after)``, if there is that, takes it along when the first step has told the order of
+gradients, and parameters are put into other buckets.
 """
 
 from __future__ import annotations

@@ -161,6 +161,8 @@ class Reducer:
         name = self._learning.after(self.clock.last, self.fixed)
         if name is not None:
             self.way = self._use(name)
+        if self.grouping.buckets is not buckets and hasattr(self.hook, "move"):
+            self.hook.move(buckets, self.grouping.buckets)
 
     def _note_touched(self, buckets: Sequence[Bucket]) -> None:
         """Count gradients that were assigned, as nothing announces those."""

@@ -45,6 +45,7 @@ def test_hooks(name, size):
 def test_compression(size):
     run_simulated(size, cases.compression_is_what_it_says)
     run_simulated(size, cases.an_overflow_passes)
+    run_simulated(size, cases.nothing_is_lost_when_buckets_change)
 
 
 def test_wrong_hooks():
