@@ -58,15 +58,19 @@ class Row:
 
 
 def take_turns(comm: Any, contenders: Sequence[Contender], rounds: int) -> np.ndarray:
-    """Give the seconds of each contender (columns) on the slowest rank, round by round."""
+    """Give the seconds of each contender (columns) on the slowest rank, round by round.
+
+    Their order is drawn for each round, the same on every rank.
+    """
     times = np.empty((rounds, len(contenders)))
     for contender in contenders:
         contender.warm_up()
+    draw = np.random.default_rng(0)  # in a fixed order each would follow the same other one
     for taken in times:
-        for k, contender in enumerate(contenders):
+        for k in draw.permutation(len(contenders)):
             comm.barrier()
             began = perf_counter()
-            contender.act()
+            contenders[k].act()
             taken[k] = perf_counter() - began
     return comm.allreduce(times, op="max")
 

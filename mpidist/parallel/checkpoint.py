@@ -10,8 +10,9 @@ from typing import Any
 
 from ..errors import CheckpointError, InvalidArgument, MpidistError
 from . import disk
+from .dtypes import dtype_name
 from .manifest import Manifest
-from .stored import Segment, damaged, dtype_name, write_shares
+from .stored import Segment, damaged, write_shares
 from .tree import Leaf, merge, take_apart
 from .wrapper import check_communicator
 

@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument
 from .bucket import Bucket
 from .chain import chained
+from .dtypes import find_dtype
 from .feedback import Feedback
 
 __all__ = ["Compress", "TopK", "chained"]
@@ -50,7 +51,7 @@ class Compress(Feedback):
             raise InvalidArgument(f"dtype={dtype!r}: allowed are 'float16' and 'bfloat16'")
         super().__init__()
         self.feedback = feedback
-        self._dtype = _bfloat16() if dtype == "bfloat16" else np.dtype(np.float16)
+        self._dtype = find_dtype(dtype)
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
@@ -66,14 +67,6 @@ class Compress(Feedback):
                 left[~np.isfinite(left)] = 0
         yield bucket.comm.iallreduce(packed, op="mean", out=packed, algorithm=bucket.algorithm)
         flat[...] = packed
-
-
-def _bfloat16() -> np.dtype:
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError:
-        raise Unsupported("dtype='bfloat16' needs the package ml_dtypes") from None
-    return np.dtype(bfloat16)
 
 
 class TopK(Feedback):

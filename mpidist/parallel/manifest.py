@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .disk import write
-from .stored import Segment, Stored, find_dtype
+from .dtypes import find_dtype
+from .stored import Segment, Stored
 from .tree import put_together
 
 FORMAT = 1

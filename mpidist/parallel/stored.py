@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, Unsupported
+from ..errors import CheckpointError
 from ..schedule import blocks
 from .disk import write
 from .tree import Leaf, convert
@@ -158,21 +158,3 @@ def damaged(folder: Path, segments: list[tuple[str, Segment]], itemsize: dict[st
         if hashlib.sha256(data).hexdigest() != segment.checksum:
             return f"{folder / segment.file} is damaged: the checksum of {path} does not match"
     return ""
-
-
-def dtype_name(dtype: np.dtype) -> str:
-    """Name a dtype so that :func:`find_dtype` finds it."""
-    return dtype.str if dtype.isbuiltin == 1 or dtype.kind in "SU" else dtype.name
-
-
-def find_dtype(name: str) -> np.dtype:
-    """Give the dtype of a name, those of ml_dtypes too."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        pass
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise Unsupported(f"dtype {name} needs the package ml_dtypes") from None
-    return np.dtype(getattr(ml_dtypes, name))

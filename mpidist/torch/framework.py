@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import Unsupported
+from ..parallel.dtypes import find_dtype
 from ..parallel.framework import Remove
 
 
@@ -25,7 +26,7 @@ def as_array(x: torch.Tensor) -> np.ndarray:
         raise Unsupported(f"a tensor on {x.device}: this communicator moves host memory only")
     x = x.detach()
     if x.dtype == torch.bfloat16:
-        return x.view(torch.int16).numpy().view(_bfloat16())
+        return x.view(torch.int16).numpy().view(find_dtype("bfloat16"))
     try:
         return x.numpy()
     except TypeError as error:
@@ -44,14 +45,6 @@ def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.bfloat16:
         return torch.from_numpy(flat.view(np.int16)).view(dtype)
     return torch.from_numpy(flat)
-
-
-def _bfloat16() -> Any:
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError:
-        raise Unsupported("torch.bfloat16 needs the package ml_dtypes") from None
-    return bfloat16
 
 
 class Torch:
