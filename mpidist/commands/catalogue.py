@@ -10,11 +10,15 @@ from typing import Any
 import click
 
 from ..errors import InvalidArgument, InvalidRank
+from ..pipeline.registry import schedules
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Groups, algorithms, find
 from .common import examples, make_console, make_table
 from .common import show as print_table
-from .options import Numbers, check_writable, load_option
+from .options import Numbers, check_writable, load_option, only_for
+from .pipelines import TimesOfActions, show_schedule
+from .pipelines import describe as describe_schedule
+from .pipelines import tabulate as tabulate_schedules
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 _UNEVEN = ((0, 1, 2), (3, 4))
@@ -22,15 +26,22 @@ _UNEVEN = ((0, 1, 2), (3, 4))
 
 @click.command(
     "list",
+    short_help="List the algorithms of collectives and the schedules of pipelines.",
     epilog=examples(
-        "mpidist list", "mpidist list allreduce --json", "mpidist list --import my_algorithms.py"
+        "mpidist list",
+        "mpidist list allreduce --json",
+        "mpidist list pipeline",
+        "mpidist list --import my_algorithms.py",
     ),
 )
 @click.argument("collective", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 def list_command(collective: str | None, as_json: bool, imports: Any) -> None:
-    """List the algorithms, of one COLLECTIVE or of all."""
+    """List the algorithms of one COLLECTIVE or of all; pipeline: the schedules of pipelines."""
+    if collective == PIPELINE:
+        list_schedules(as_json)
+        return
     order = list(COLLECTIVES)
     found = sorted(algorithms(collective), key=lambda a: order.index(a.collective))
     rows = [describe(a) for a in found]
@@ -39,10 +50,22 @@ def list_command(collective: str | None, as_json: bool, imports: Any) -> None:
         return
     console = make_console()
     print_table(console, tabulate(console, rows))
+    if collective is None:
+        print_table(console, tabulate_schedules(console))
     for line in (_COSTS if console.width >= _WIDE else _NO_COSTS, *_LEGEND):
         console.print(line)
 
 
+def list_schedules(as_json: bool) -> None:
+    """List the schedules of pipelines."""
+    if as_json:
+        click.echo(json.dumps([describe_schedule(schedule) for schedule in schedules()], indent=2))
+        return
+    console = make_console()
+    print_table(console, tabulate_schedules(console))
+
+
+PIPELINE = "pipeline"
 _WIDE = 120  # columns from which there is room for the costs
 _COSTS = "n bytes in the whole buffer, p ranks, m nodes, g ranks on a node; lg is to the base 2."
 _NO_COSTS = f"Rounds and bytes of each: in a terminal of {_WIDE} columns, in a file, or by --json."
@@ -111,17 +134,22 @@ def requirement(algorithm: Algorithm) -> str | None:
     return f"nodes of 3 and 2 ranks: {reason}" if reason else None
 
 
+COLLECTIVE_OPTIONS = ("ranks", "root", "arity", "nodes", "segments")
+
+
 @click.command(
     "show",
-    short_help="Draw what ALGORITHM does: who sends what to whom, and when.",
+    short_help="Draw what an ALGORITHM or a pipeline SCHEDULE does, and when.",
     epilog=examples(
         "mpidist show allreduce ring --ranks 5",
         "mpidist show broadcast tree:3 --ranks 9 --root 2 --svg tree.svg",
         "mpidist show allreduce hierarchical --ranks 6 --nodes 3,3",
+        "mpidist show 1f1b --stages 4 --microbatches 8",
+        "mpidist show zb-v --costs 1,1.2,0.8 --png zb-v.png",
+        "mpidist show --trace run.json",
     ),
 )
-@click.argument("collective")
-@click.argument("algorithm")
+@click.argument("what", nargs=-1, metavar="{COLLECTIVE ALGORITHM | SCHEDULE}")
 @click.option("--ranks", default=5, show_default=True, help="Number of ranks.")
 @click.option("--root", default=0, show_default=True, help="Root, where the collective has one.")
 @click.option("--arity", type=int, help="Children of a rank in a tree; the same as tree:K.")
@@ -129,9 +157,53 @@ def requirement(algorithm: Algorithm) -> str | None:
     "--nodes", type=Numbers(), help="Ranks on each node, for example 3,2; by default one."
 )
 @click.option("--segments", default=1, show_default=True, help="Pieces each block is cut into.")
+@click.option("--stages", type=int, help="Pipelines: number of ranks; by default 4.")
+@click.option("--microbatches", type=int, help="Pipelines: by default 8.")
+@click.option("--chunks", type=int, help="Pipelines: parts of the model that a rank holds.")
+@click.option(
+    "--costs",
+    type=TimesOfActions(),
+    help="Pipelines: times, by default 1,1,1; for each virtual stage as 1:2:1,1,1.",
+)
+@click.option(
+    "--trace", metavar="FILE", help="Pipelines: a measured run, under what its order predicts."
+)
 @click.option("--svg", type=click.Path(), metavar="FILE", help="Write a picture instead of text.")
+@click.option(
+    "--png", type=click.Path(), metavar="FILE", help="Pipelines: the same, by matplotlib."
+)
 @load_option
+@click.pass_context
 def show_command(
+    context: click.Context,
+    what: tuple[str, ...],
+    ranks: int,
+    root: int,
+    arity: int | None,
+    nodes: list[int] | None,
+    segments: int,
+    svg: str | None,
+    imports: Any,
+    **pipeline: Any,
+) -> None:
+    """Draw what an ALGORITHM of a COLLECTIVE does: who sends which blocks to whom, round by round.
+
+    Or what a pipeline SCHEDULE does: which rank computes which microbatch, and when.  A SCHEDULE is
+    a name or MODULE:FUNCTION, a generator of your own.
+    """
+    if len(what) == 2:
+        only_for(context, "pipeline schedules, which have one name", *pipeline)
+        show_algorithm(*what, ranks, root, arity, nodes, segments, svg)
+    elif len(what) == 1 or (pipeline["trace"] is not None and not what):
+        only_for(
+            context, "algorithms of collectives", "ranks", "root", "arity", "nodes", "segments"
+        )
+        show_schedule(what[0] if what else None, svg=svg, **pipeline)
+    else:
+        raise click.UsageError("give a COLLECTIVE and an ALGORITHM, or a pipeline SCHEDULE")
+
+
+def show_algorithm(
     collective: str,
     algorithm: str,
     ranks: int,
@@ -140,9 +212,8 @@ def show_command(
     nodes: list[int] | None,
     segments: int,
     svg: str | None,
-    imports: Any,
 ) -> None:
-    """Draw what ALGORITHM does: who sends which blocks to whom, round by round."""
+    """Draw an algorithm of a collective."""
     choice = find(collective, algorithm)
     for name, value in (("--ranks", ranks), ("--segments", segments)):
         if value < 1:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import InvalidArgument
 
@@ -18,25 +19,42 @@ from ..errors import InvalidArgument
 def load(context: Any, option: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """Run the files, or import the modules, in which a user registers algorithms."""
     for name in names:
-        try:
-            if name.endswith(".py") or os.sep in name or Path(name).is_file():
-                runpy.run_path(name, run_name="__mpidist_import__")
-            else:
-                sys.path.insert(0, os.getcwd())
-                importlib.import_module(name)
-        except (Exception, SystemExit) as error:
-            missing = isinstance(error, FileNotFoundError) and not Path(name).exists()
-            if missing or getattr(error, "name", None) == name:
-                raise InvalidArgument(
-                    f"--import {name}: there is no such file in {os.getcwd()}, or module"
-                ) from error
-            frames = traceback.extract_tb(error.__traceback__)
-            at = [f.lineno for f in frames if Path(f.filename).name == Path(name).name]
-            line = f", line {at[-1]}" if at else ""
-            raise click.ClickException(
-                f"--import {name}{line}: {type(error).__name__}: {error}"
-            ) from error
+        load_names(name, f"--import {name}")
     return names
+
+
+def load_names(name: str, asked: str) -> dict[str, Any]:
+    """Run a file, or import a module; give the names in it.
+
+    Parameters
+    ----------
+    name : str
+        The file or module.
+    asked : str
+        What was written on the command line, for errors.
+    """
+    try:
+        if name.endswith(".py") or os.sep in name or Path(name).is_file():
+            return runpy.run_path(name, run_name="__mpidist_import__")
+        sys.path.insert(0, os.getcwd())
+        return vars(importlib.import_module(name))
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, FileNotFoundError) and not Path(name).exists()
+        if missing or getattr(error, "name", None) == name:
+            raise InvalidArgument(
+                f"{asked}: there is no such file in {os.getcwd()}, or module"
+            ) from error
+        frames = traceback.extract_tb(error.__traceback__)
+        at = [f.lineno for f in frames if Path(f.filename).name == Path(name).name]
+        line = f", line {at[-1]}" if at else ""
+        raise click.ClickException(f"{asked}{line}: {type(error).__name__}: {error}") from error
+
+
+def only_for(context: click.Context, whom: str, *options: str) -> None:
+    """Raise InvalidArgument where an option was given that is for `whom`, and not for this."""
+    for option in options:
+        if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            raise InvalidArgument(f"--{option} is for {whom}")
 
 
 load_option = click.option(

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -17,7 +18,9 @@ from rich.text import Text
 from ..errors import InvalidArgument
 from ..schedule.contract import COLLECTIVES
 from .common import examples, make_console, make_table, show
-from .options import Names, Numbers, load_option
+from .options import Names, Numbers, load_option, only_for
+from .prove_pipelines import ALL, PIPELINE_RANKS, prove_pipelines
+from .spans import spans
 
 
 @click.command(
@@ -28,6 +31,8 @@ from .options import Names, Numbers, load_option
         "mpidist prove --ranks 1-64 --jobs 2",
         "mpidist prove --collective allreduce --algorithm tree --arity 2,5 --ranks 7,12",
         "mpidist prove --import mine.py --algorithm mine",
+        "mpidist prove --pipeline",
+        "mpidist prove --pipeline 1f1b,zb-v --ranks 1-16 --microbatches 1-64",
     ),
 )
 @click.option(
@@ -36,14 +41,33 @@ from .options import Names, Numbers, load_option
 @click.option("--collective", type=Names(), help="Only these; by default all.")
 @click.option("--algorithm", type=Names(), help="Only these; tree:4 is the tree of arity 4.")
 @click.option("--arity", type=Numbers(), default="2,3,4,8", show_default=True, help="Of trees.")
+@click.option(
+    "--pipeline",
+    type=Names(),
+    is_flag=False,
+    flag_value=ALL,
+    metavar="[NAMES]",
+    help="Pipeline schedules, all or these; or MODULE:FUNCTION, a generator of yours.",
+)
+@click.option(
+    "--microbatches", type=Numbers(), default="1-16", show_default=True, help="Pipelines."
+)
+@click.option(
+    "--chunks", type=Numbers(), default="1-3", show_default=True, help="Pipelines that take any."
+)
 @click.option("--jobs", type=int, help="Processes; by default one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
+@click.pass_context
 def prove_command(
+    context: click.Context,
     ranks: list[int],
     collective: tuple[str, ...] | None,
     algorithm: tuple[str, ...] | None,
     arity: list[int],
+    pipeline: tuple[str, ...] | None,
+    microbatches: list[int],
+    chunks: list[int],
     jobs: int | None,
     as_json: bool,
     imports: Any,
@@ -53,7 +77,17 @@ def prove_command(
     A proof shows that nothing deadlocks, that every contribution arrives exactly once, and where an
     algorithm says so that operands combine in rank order.  A counter-example names rank, round and
     block, and makes the exit code 1.
+
+    With --pipeline: that every microbatch goes once through every stage, in an order that keeps
+    its messages apart and cannot deadlock.  A counter-example names rank, stage and step.
     """
+    if pipeline is not None:
+        only_for(context, "algorithms of collectives", "collective", "algorithm", "arity", "jobs")
+        given = context.get_parameter_source("ranks") is ParameterSource.COMMANDLINE
+        return prove_pipelines(
+            pipeline, ranks if given else PIPELINE_RANKS, microbatches, chunks, as_json
+        )
+    only_for(context, "pipeline schedules: give --pipeline", "microbatches", "chunks")
     from ..schedule.sweep import sweep
 
     for name, values, least in (("--ranks", ranks, 1), ("--arity", arity, 2)):
@@ -115,20 +149,6 @@ def print_rows(console: Console, rows: list[Any], seconds: float) -> None:
         f"{sum(row.messages for row in rows):,} messages in {seconds:.1f} s: "
         + (f"{wrong} NOT proved" if wrong else "all proved")
     )
-
-
-def spans(numbers: tuple[int, ...]) -> str:
-    """Write numbers briefly: ``1-4, 7``; ``2, 4, … 32`` where every other one is missing."""
-    parts: list[list[int]] = []
-    step = numbers[1] - numbers[0] if len(numbers) > 3 else 1
-    if step > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
-        return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
 @contextmanager

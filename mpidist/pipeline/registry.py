@@ -219,9 +219,23 @@ def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule
     for known in _registry.values():
         if known.function is schedule:
             return known
-    keyword = inspect.signature(schedule).parameters.get("chunks")
+    signature = _signature(schedule)
+    keyword = signature.parameters.get("chunks")
     chunks = keyword.default if keyword and isinstance(keyword.default, int) else 1
     return PipelineSchedule(getattr(schedule, "__name__", "schedule"), schedule, chunks)
+
+
+def _signature(function: Callable) -> inspect.Signature:
+    """Give a generator's signature; InvalidArgument if it cannot take what it will get."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(0, 1, 1)
+    except (TypeError, ValueError):
+        name = getattr(function, "__name__", function)
+        raise InvalidArgument(
+            f"schedule={name}: it must take (rank, size, microbatches), and chunks= if it will"
+        ) from None
+    return signature
 
 
 def unregister_schedule(name: str) -> None:

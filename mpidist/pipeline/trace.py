@@ -37,13 +37,18 @@ class Trace:
     costs: Costs
     peak: tuple[int, ...]
 
-    @property
-    def predicted(self) -> Timeline:
-        """The run's own order of actions, with its costs, on the simulator."""
+    def predict(self, costs: Costs | None = None) -> Timeline:
+        """Give the run's own order of actions on the simulator, with its costs or others.
+
+        Raises
+        ------
+        ScheduleError
+            If the run did not do every action once, or in an order that cannot be.
+        """
         it = self.measured
         parts = attach([[span.action for span in part] for part in it.spans], it.placement)
         check(parts, it.placement, it.microbatches)
-        spans = run(parts, it.placement, self.costs)
+        spans = run(parts, it.placement, costs or self.costs)
         return Timeline(it.name, it.placement, it.microbatches, spans)
 
 

@@ -14,9 +14,10 @@ from processes import environment
 
 from mpidist.cli import main
 from mpidist.commands.common import launched_rank
-from mpidist.commands.prove import spans
 from mpidist.commands.run import check_not_nested, settings_for
+from mpidist.commands.spans import spans
 from mpidist.errors import LaunchError
+from mpidist.pipeline import schedules
 from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import unregister
 
@@ -88,7 +89,8 @@ def test_list_fits_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     text = re.sub("\x1b\\[[0-9;]*m", "", call("list"))
     assert all(len(line) <= int(columns) for line in text.splitlines())
-    assert "…" not in text and len(text.splitlines()) < 5 * len(algorithms())
+    entries = len(algorithms()) + len(schedules())
+    assert "…" not in text and len(text.splitlines()) < 5 * entries
 
 
 def test_help_names_what_each_command_does_in_one_line(monkeypatch):

@@ -274,6 +274,11 @@ def test_names_and_numbers_that_are_wrong():
         find_schedule("1f1B")
     with pytest.raises(InvalidArgument, match=r"schedule=3: allowed are a name \(.*1f1b"):
         prove(3, 2, 2)
+    for wrong in (lambda rank: [], min):
+        with pytest.raises(
+            InvalidArgument, match=r"it must take \(rank, size, microbatches\), and"
+        ):
+            prove(wrong, 2, 2)
     for arguments, message in (
         ((0, 2), "size=0: allowed are whole numbers >= 1"),
         ((2, 0), "microbatches=0: allowed are whole numbers >= 1"),

@@ -14,11 +14,11 @@ def gpipe(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     Source: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline
     parallelism", arXiv:1811.06965.
 
-    3 stages, 3 microbatches, B twice as long as F::
+    3 ranks, 4 microbatches::
 
-        0  0 1 2 . . . . . . 2 2 1 1 0 0
-        1  . 0 1 2 . . . 2 2 1 1 0 0 . .
-        2  . . 0 1 2 2 2 1 1 0 0 . . . .
+        rank 0  F0 F1 F2 F3 .  .  .  .  .  .  B3--- B2--- B1--- B0---
+        rank 1  .  F0 F1 F2 F3 .  .  .  B3--- B2--- B1--- B0--- .  .
+        rank 2  .  .  F0 F1 F2 F3 B3--- B2--- B1--- B0--- .  .  .  .
     """
     for microbatch in range(microbatches):
         yield F(microbatch)

@@ -8,7 +8,7 @@ from ..registry import pipeline_schedule
 
 @pipeline_schedule("interleaved", chunks=2, splits=False)
 def interleaved(rank: int, size: int, microbatches: int, *, chunks: int = 2) -> Iterator[Action]:
-    """1F1B over v chunks a rank: groups of g microbatches go through one chunk after the other.
+    """1F1B over v chunks a rank; microbatches take one chunk after the other in groups of g.
 
     With m a multiple of p, g = p: the order of Megatron.  Else m is dealt to floor(m/p) groups as
     evenly as can be, and g is the largest.
@@ -17,6 +17,11 @@ def interleaved(rank: int, size: int, microbatches: int, *, chunks: int = 2) -> 
     chunks.
     Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
     Megatron-LM", arXiv:2104.04473.
+
+    2 ranks, 2 microbatches::
+
+        rank 0  F0a F1a F0b F1b .   .   B0b---- .   B1b---- B0a---- B1a----
+        rank 1  .   F0a F1a F0b B0b---- F1b B1b---- B0a---- B1a---- .   .
     """
     groups = _groups(microbatches, size)
     forward = [(x, c) for group in groups for c in range(chunks) for x in group]

@@ -14,11 +14,12 @@ def one_forward_one_backward(rank: int, size: int, microbatches: int) -> Iterato
     Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush),
     arXiv:2006.09503.
 
-    3 stages, 4 microbatches, B twice as long as F::
+    4 ranks, 5 microbatches::
 
-        0  0 1 2 . . . . 0 0 3 1 1 . 2 2 . 3 3
-        1  . 0 1 . . 0 0 2 1 1 3 2 2 . 3 3 . .
-        2  . . 0 0 0 1 1 1 2 2 2 3 3 3 . . . .
+        rank 0  F0 F1 F2 F3 .  .  .  .  .  .  B0--- F4 B1--- .  B2--- .  B3--- .  B4---
+        rank 1  .  F0 F1 F2 .  .  .  .  B0--- F3 B1--- F4 B2--- .  B3--- .  B4--- .  .
+        rank 2  .  .  F0 F1 .  .  B0--- F2 B1--- F3 B2--- F4 B3--- .  B4--- .  .  .  .
+        rank 3  .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- .  .  .  .  .  .
     """
     warm_up = min(size - 1 - rank, microbatches)
     for microbatch in range(warm_up):

@@ -20,8 +20,14 @@ def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator
 def zb_h1(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     """As 1F1B, but W waits p-1 microbatches: it stands where 1F1B had its bubble.
 
-    Bubble: (p-1)(F+I-W).  Peak live activations: p.
+    Bubble: (p-1)(F+I-W) on rank 0, where m >= p and W <= F, I.  Peak live activations: min(m, p).
     Source: Qi et al., "Zero bubble pipeline parallelism", arXiv:2401.10241.
+
+    3 ranks, 4 microbatches::
+
+        rank 0  F0 F1 F2 .  .  I0 W0 F3 I1 W1 I2 W2 I3 W3
+        rank 1  .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+        rank 2  .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
     """
     return _handcrafted(rank, size, microbatches, 1)
 
@@ -30,7 +36,14 @@ def zb_h1(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 def zb_h2(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     """As ZB-H1, but with twice the forwards ahead: more memory, and no bubble within a rank.
 
-    Bubble: (p-1)(F+I-2W).  Peak live activations: 2p-1.
+    Bubble: (p-1) max(0, F+I-2W) on rank 0, where m >= 2p-1 and W <= F, I; the makespan keeps
+    (p-1)F at least.  Peak live activations: min(m, 2p-1).
     Source: Qi et al., "Zero bubble pipeline parallelism", arXiv:2401.10241.
+
+    3 ranks, 5 microbatches::
+
+        rank 0  F0 F1 F2 F3 F4 I0 W0 I1 W1 I2 W2 I3 W3 I4 W4 .  .
+        rank 1  .  F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 .
+        rank 2  .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
     """
     return _handcrafted(rank, size, microbatches, 2)

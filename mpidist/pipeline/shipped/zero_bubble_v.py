@@ -11,8 +11,14 @@ from ..registry import pipeline_schedule
 def zb_v(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     """Each microbatch goes down the ranks and comes back; I and W in halves fill what is left.
 
-    Bubble: 0 where F = I = W.
+    Bubble: 0 where F = I = W and m >= 2p-1; the makespan keeps (p-1)F.  Peak live activations:
+    2 min(m, p) chunks, each half of what a rank holds.  Twice the messages of one chunk.
     Source: Qi et al., "Pipeline parallelism with controllable memory", arXiv:2405.15362.
+
+    2 ranks, 3 microbatches::
+
+        rank 0  F0a F1a F2a F0b I0b W0b F1b I1b W1b I0a W0a F2b I2b W2b I1a W1a I2a W2a .
+        rank 1  .   F0a F0b F1a F1b I0b W0b F2a I0a W0a F2b I1b W1b I1a I2b I2a W1a W2b W2a
     """
     behind = size - rank
     full = max(microbatches, 2 * size - 1)  # with fewer, those that there are keep their order

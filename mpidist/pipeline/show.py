@@ -1,0 +1,185 @@
+"""Pictures of pipeline schedules: ``text`` for the terminal, ``svg`` for documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from . import gantt
+from .costs import Costs, Times, as_costs
+from .figure import MEANINGS, Piece, pieces
+from .messages import derive
+from .proof import PipelineProof
+from .prove import prove_parts
+from .registry import PipelineSchedule, as_schedule
+from .simulate import run
+from .timeline import Timeline
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A title, and timelines with what there is to say of them."""
+
+    title: str
+    panels: tuple[gantt.Panel, ...]
+
+    def text(self, columns: int | None = None) -> str:
+        """Give it as lines of text, at most `columns` wide where that is given."""
+        lines = ("".join(text for text, _ in line) for line in self.lines(columns))
+        return "\n".join(line.rstrip() for line in lines)
+
+    def lines(self, columns: int | None = None) -> list[list[Piece]]:
+        """Give the lines of :meth:`text` in pieces with their kinds, for those who colour them."""
+        lines: list[list[Piece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
+        whole = max(panel.timeline.makespan for panel in self.panels)
+        for panel in self.panels:
+            lines.append([])
+            if panel.heading:
+                lines.append([(panel.heading, "title")])
+            lines += pieces(panel.timeline, columns, whole)
+            lines += [[(note, "")] for note in panel.notes]
+        return lines
+
+    def svg(self) -> str:
+        """Give it as a self-contained ``<svg>`` element."""
+        return gantt.svg(self.sheet())
+
+    def sheet(self) -> gantt.Sheet:
+        """Give it as boxes and labels, for those who draw them."""
+        return gantt.sheet(self.title, self.panels)
+
+
+def picture(
+    schedule: str | PipelineSchedule | Callable,
+    size: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Times] | None = None,
+) -> Picture:
+    """Give the picture of a schedule, proved and simulated.
+
+    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+    """
+    known, times = as_schedule(schedule), as_costs(costs)
+    parts = derive(known, size, microbatches, chunks)
+    place = known.place(size, chunks)
+    proof = prove_parts(known.name, parts, place, microbatches)
+    line = Timeline(known.name, place, microbatches, run(parts, place, times))
+    panel = gantt.Panel(line, "", (*notes(line, "{:.4g}".format), outstanding(proof)))
+    return Picture(f"{describe(line)}: {_words(times)}", (panel,))
+
+
+def comparison(trace: Trace, costs: Costs | None = None) -> Picture:
+    """Give the picture of a measured run under what its own order and costs predict.
+
+    Parameters
+    ----------
+    trace : Trace
+        What a run recorded.
+    costs : Costs, optional
+        Other costs to predict with.
+    """
+    measured = trace.measured
+    predicted = trace.predict(costs)
+    below = list(notes(measured, _seconds))
+    if trace.peak != measured.peak:
+        below[-1] += f"; counted by the run: {_numbers(trace.peak)}"
+    over = gantt.Panel(predicted, "predicted", notes(predicted, _seconds))
+    return Picture(describe(measured), (over, gantt.Panel(measured, "measured", tuple(below))))
+
+
+def text(
+    schedule: str | PipelineSchedule | Callable,
+    size: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Times] | None = None,
+) -> str:
+    """Draw a schedule as text: a line for each rank, time from left to right.
+
+    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+
+    Returns
+    -------
+    str
+        Lines without a newline at the end; under the figure makespan, bubble, the peak of live
+        activations and of outstanding messages.
+    """
+    return picture(schedule, size, microbatches, chunks, costs).text()
+
+
+def svg(
+    schedule: str | PipelineSchedule | Callable,
+    size: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Times] | None = None,
+) -> str:
+    """Draw a schedule as a self-contained SVG.
+
+    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+    """
+    return picture(schedule, size, microbatches, chunks, costs).svg()
+
+
+def describe(line: Timeline) -> str:
+    """Give the numbers of a timeline in words."""
+    ranks, chunks, count = line.placement.ranks, line.placement.chunks, line.microbatches
+    of = f", {chunks} chunks each" if chunks > 1 else ""
+    return (
+        f"{line.name} on {ranks} rank{'s' * (ranks > 1)}{of}, "
+        f"{count} microbatch{'es' * (count > 1)}"
+    )
+
+
+def legend(panels: Sequence[gantt.Panel]) -> str:
+    """Give what the letters mean."""
+    kinds = {span.action.kind for p in panels for part in p.timeline.spans for span in part}
+    marks = [f"{kind} {words}" for kind, words in MEANINGS.items() if kind in kinds]
+    if any(panel.timeline.placement.chunks > 1 for panel in panels):
+        marks.append("a, b, … chunks")
+    return "   ".join([*marks, ". waits"])
+
+
+def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
+    """Give bubble and peak of a timeline in two lines."""
+    idle = ", ".join(write(time) for time in line.idle)
+    of = "chunks of microbatches" if line.placement.chunks > 1 else "microbatches"
+    return (
+        f"makespan {write(line.makespan)}, bubble {100 * line.bubble:.1f} % of all ranks' time; "
+        f"within a rank's own span: {idle}",
+        f"peak live activations by rank: {_numbers(line.peak)} ({of})",
+    )
+
+
+def outstanding(proof: PipelineProof) -> str:
+    """Give the bound on messages in a line."""
+    return (
+        f"{proof.messages} messages; outstanding at most, to each rank: "
+        f"{_numbers(proof.outstanding)}; on one edge: {proof.outstanding_edge}"
+    )
+
+
+def _words(costs: Costs) -> str:
+    """Give costs briefly."""
+
+    def write(time: Times) -> str:
+        if isinstance(time, float):
+            return f"{time:g}"
+        return "/".join(f"{t:g}" for t in time)
+
+    message = f", message {costs.message:g}" if costs.message else ""
+    return f"F {write(costs.F)}, I {write(costs.I)}, W {write(costs.W)}{message}"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _seconds(time: float) -> str:
+    """Give a time in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if time >= size:
+            return f"{time / size:.3g} {unit}"
+    return f"{time * 1e6:.3g} µs" if time else "0"
