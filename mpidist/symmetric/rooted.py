@@ -29,12 +29,18 @@ class RootArray:
         Tells the operations apart that are under way together.
     root : int
         Whose array it is.
+    count : int
+        Its elements.
+    dtype : dtype
+        Of those, and of what the others have.
     """
 
-    def __init__(self, heap: Heap, base: list[int], root: int):
+    def __init__(self, heap: Heap, base: list[int], root: int, count: int, dtype: np.dtype):
         self._heap, self._base, self._root = heap, base, root
-        self._noted, self._address = (0, 0), 0
+        self._count, self._dtype = count, dtype
+        self._noted = (0, 0)
         self._place: Place | None = None
+        self._view: np.ndarray | None = None
 
     def announce(self, x: np.ndarray) -> list[Action]:
         """Note where this rank's `x` lies, before it is announced as having come."""
@@ -53,28 +59,37 @@ class RootArray:
 
         But for the root, if that has this rank's work to do.
         """
-        return [[act], Phase([], tuple), Phase([], lambda: () if self._address else (self._root,))]
+        return [[act], Phase([], tuple), Phase([], self._whom)]
 
-    def find(self) -> int:
-        """On the others: give the address of the root's array, 0 where it is out of reach."""
-        noted = self._read(self._root)
-        if noted != self._noted or self._place is None or self._place.allocation.holder() is None:
+    def _whom(self) -> tuple[int, ...]:
+        return (self._root,) if self._view is None else ()
+
+    def find(self) -> np.ndarray | None:
+        """On the others: give the root's array, None where it is out of reach.
+
+        It is the same view as long as the array is: making one takes 3 µs, or 15 if the caches are
+        cold.
+        """
+        noted, place = self._read(self._root), self._place
+        if noted != self._noted or place is None or place.allocation.holder() is None:
             self._noted, self._place = noted, self._heap.place(*noted)
-            self._address = 0 if self._place is None else self._place.address(self._root)
+            self._view = None
+            if self._place is not None:
+                self._view = view_at(self._place.address(self._root), self._count, self._dtype)
         lines = self._heap.lines
-        lines.words[lines.notes(self._base, lines.rank) + _LEFT] = not self._address
-        return self._address
+        lines.words[lines.notes(self._base, lines.rank) + _LEFT] = self._view is None
+        return self._view
 
     def _read(self, rank: int) -> tuple[int, int]:
         lines = self._heap.lines
         at = lines.notes(self._base, rank)
         return lines.words[at + _NUMBER], lines.words[at + _OFFSET]
 
-    def theirs(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
+    def theirs(self, rank: int, count: int) -> np.ndarray:
         """On the root: give what `rank` announced, which lies in an allocation that all hold."""
         place = self._heap.place(*self._read(rank))
         assert place is not None
-        return view_at(place.address(rank), count, dtype)
+        return view_at(place.address(rank), count, self._dtype)
 
     def left(self) -> list[int]:
         """On the root, after a barrier: give the ranks that could not reach the array."""
@@ -103,26 +118,26 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         return [], [combine_all(call, views, unowned(call.out)), []]
     inputs = [x[mine] for x in views]
     shadow = place.shadow(call.root, call.x.size, call.dtype)
-    aim = RootArray(heap, base, call.root)
+    aim = RootArray(heap, base, call.root, call.x.size, call.dtype)
     if call.rank == call.root:
         assert call.out is not None
         out = unowned(call.out)
 
         def collect() -> None:
             for rank in aim.left():
-                np.copyto(out[parts[rank]], shadow[parts[rank]])
+                out[parts[rank]] = shadow[parts[rank]]
 
         own = fold(op, inputs, call.rank, [out[mine]], mean)
         return aim.announce(call.out), [own, [collect]]
-    bound: dict[int, list[Action]] = {}
+    bound: tuple[np.ndarray | None, list[Action]] = (None, [])
 
     def combine() -> None:
-        at = aim.find()
-        if at not in bound:
-            bound.clear()
-            target = view_at(at, shadow.size, call.dtype) if at else shadow
-            bound[at] = fold(op, inputs, call.rank, [target[mine]], mean)
-        for action in bound[at]:
+        nonlocal bound
+        found = aim.find()
+        target = shadow if found is None else found
+        if bound[0] is not target:
+            bound = target, fold(op, inputs, call.rank, [target[mine]], mean)
+        for action in bound[1]:
             action()
 
     return [], [[combine], []]
@@ -153,16 +168,16 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
 
     The parts may lie at different places of one allocation, as in place they do on the root.
     """
-    aim, parts = RootArray(heap, base, call.root), slices_of(call.counts)
-    mine, total = parts[call.rank], sum(call.counts)
+    parts, mine = slices_of(call.counts), slices_of(call.counts)[call.rank]
+    aim = RootArray(heap, base, call.root, sum(call.counts), call.dtype)
     if call.rank != call.root:
         assert call.x is not None
         x = unowned(call.x)
 
         def deliver() -> None:
-            at = aim.find()
-            if at:
-                np.copyto(view_at(at, total, call.dtype)[mine], x)
+            found = aim.find()
+            if found is not None:
+                found[mine] = x
 
         return aim.announce(call.x), aim.leave(deliver)
     assert call.x is not None and call.out is not None
@@ -170,7 +185,7 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
 
     def collect() -> None:
         for rank in aim.left():
-            np.copyto(out[parts[rank]], aim.theirs(rank, call.counts[rank], call.dtype))
+            out[parts[rank]] = aim.theirs(rank, call.counts[rank])
 
     own: list[Action] = []
     if not call.in_place:
@@ -180,16 +195,16 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
 
 def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     """Every rank fetches its part of the root's `x`; the root stores what is left."""
-    aim, parts = RootArray(heap, base, call.root), slices_of(call.counts)
-    mine, total = parts[call.rank], sum(call.counts)
+    parts, mine = slices_of(call.counts), slices_of(call.counts)[call.rank]
+    aim = RootArray(heap, base, call.root, sum(call.counts), call.dtype)
     if call.rank != call.root:
         assert call.out is not None
         out = unowned(call.out)
 
         def fetch() -> None:
-            at = aim.find()
-            if at:
-                np.copyto(out, view_at(at, total, call.dtype)[mine])
+            found = aim.find()
+            if found is not None:
+                out[...] = found[mine]
 
         return aim.announce(call.out), aim.leave(fetch)
     assert call.x is not None and call.out is not None
@@ -197,7 +212,7 @@ def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
 
     def deal() -> None:
         for rank in aim.left():
-            np.copyto(aim.theirs(rank, call.counts[rank], call.dtype), x[parts[rank]])
+            aim.theirs(rank, call.counts[rank])[...] = x[parts[rank]]
 
     own: list[Action] = []
     if not call.in_place:
