@@ -60,6 +60,7 @@ def fold(
 
 
 Combine = Callable[..., list[Action]]
+_BY_NAME = (np.maximum, np.minimum)  # numpy wants their result named; positions are 0.1 µs faster
 
 
 def _by_piece(
@@ -109,7 +110,10 @@ def _narrow(
         here = apart or left == 0
         target = first if here else _scratch(kept, "value", first.size, first.dtype)
         operands = (pieces[peer], value) if peer < rank else (value, pieces[peer])
-        actions.append(partial(function, *operands, target))
+        if function in _BY_NAME:
+            actions.append(partial(function, *operands, out=target))
+        else:
+            actions.append(partial(function, *operands, target))
         value = target
     if not order and value is not first:
         actions.append(store(first, value))
