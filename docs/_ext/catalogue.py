@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import mpidist  # noqa: F401  registers the algorithms
 from mpidist.commands.catalogue import describe
+from mpidist.pipeline import PipelineSchedule, schedules
+from mpidist.pipeline.show import svg as pipeline_svg
 from mpidist.rules import single_copy_range, staged_range
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
 from mpidist.schedule.show import svg, text
@@ -141,7 +144,7 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def code(algorithm: Algorithm) -> str:
+def code(algorithm: Algorithm | PipelineSchedule) -> str:
     """Give the generator's source without its docstring, after the helpers of its own module."""
     function = algorithm.function
     parts = [inspect.getsource(helper).rstrip() for helper in helpers(function, [])]
@@ -165,6 +168,30 @@ def helpers(function: Callable, found: list[Callable]) -> list[Callable]:
     return found
 
 
+# -- pipelines -------------------------------------------------------------------------------------
+
+
+def pipeline_sections() -> str:
+    """Give a section for each shipped pipeline schedule: its words, its code, its picture."""
+    lines: list[str] = []
+    for schedule in schedules():
+        if schedule.function.__module__.startswith("mpidist.pipeline."):
+            lines += pipeline_section(schedule)
+    return "\n".join(lines) + "\n"
+
+
+def pipeline_section(schedule: PipelineSchedule) -> Iterator[str]:
+    """Give what is to be said of one schedule."""
+    yield from (f".. _pipeline-{schedule.name}:", "", schedule.name, "~" * len(schedule.name), "")
+    words, *_ = re.split(r"\n\n\d+ ranks, ", schedule.doc)  # its picture in text: here is a larger
+    yield from (words, "")
+    yield from (f".. image:: generated/pipeline-{schedule.name}.svg", "   :width: 100%")
+    yield from (f"   :alt: {schedule.name} on 4 ranks with 8 microbatches, rank by rank", "")
+    path = schedule.function.__module__.replace(".", "/") + ".py"
+    yield from (".. code-block:: python", f"   :caption: {path}", "")
+    yield from (textwrap.indent(code(schedule), "   "), "")
+
+
 # -- Sphinx ----------------------------------------------------------------------------------------
 
 
@@ -175,6 +202,9 @@ def generate(folder: Path) -> None:
     pages |= {"symmetric.inc": shared_table(), "staged.inc": ranges_table(staged_range)}
     pages["single_copy.inc"] = ranges_table(single_copy_range)
     pages["allreduce-ring.svg"] = svg("allreduce", "ring", 5)
+    pages["pipeline_schedules.inc"] = pipeline_sections()
+    for known in schedules():
+        pages[f"pipeline-{known.name}.svg"] = pipeline_svg(known, 4, 8)
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
         if old.name not in pages and old.is_file():

@@ -10,6 +10,12 @@ from .figure import MEANINGS
 from .timeline import Timeline
 
 COLOURS = {"F": "#1f6fb4", "B": "#2a8a57", "I": "#0f9b9b", "W": "#d98a1c"}
+_LOOKS = {
+    "title": 'font-size="16" font-weight="bold" fill="#222"',
+    "bold": 'font-size="12" font-weight="bold" fill="#222"',
+    "plain": 'font-size="12" fill="#222"',
+    "right": 'font-size="12" text-anchor="end" fill="#222"',
+}
 _LEFT, _RIGHT, _TOP, _ROW, _NOTE = 70, 20, 84, 26, 18
 _NARROWEST, _WIDEST, _PAGE = 18.0, 30.0, 1500.0  # pixels: of a usual action, of the picture
 
@@ -130,16 +136,10 @@ def _lighter(colour: str, share: float) -> str:
 
 def svg(made: Sheet) -> str:
     """Give a sheet as a self-contained ``<svg>`` element without scripts and references."""
-    style = (
-        "text{font:12px sans-serif;fill:#222}.title{font-size:16px;font-weight:bold}"
-        ".bold{font-weight:bold}.right{text-anchor:end}.on{text-anchor:middle;font-size:11px}"
-        ".dark{fill:#fff}"
-    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{made.width:.0f}" '
         f'height="{made.height:.0f}" viewBox="0 0 {made.width:.0f} {made.height:.0f}" role="img">',
         f"<title>{escape(made.title)}</title>",
-        f"<style>{style}</style>",
         '<rect width="100%" height="100%" fill="#fff"/>',
     ]
     for x, y, width, height in made.ground:
@@ -152,11 +152,14 @@ def svg(made: Sheet) -> str:
             f'fill="{box.colour}" stroke="#fff" stroke-width="0.8"/>'
         )
         if box.text:
-            dark = " dark" if box.dark else ""
-            x, y = box.x + box.width / 2, box.y + box.height / 2 + 4
-            text = escape(box.text)
-            parts.append(f'<text class="on{dark}" x="{x:.2f}" y="{y:.1f}">{text}</text>')
+            colour = "#fff" if box.dark else "#222"
+            look = f'text-anchor="middle" font-size="11" fill="{colour}"'
+            parts.append(_text(box.x + box.width / 2, box.y + box.height / 2 + 4, box.text, look))
     for word in made.labels:
-        at = f'x="{word.x:.1f}" y="{word.y:.1f}"'
-        parts.append(f'<text class="{word.style}" {at}>{escape(word.text)}</text>')
+        parts.append(_text(word.x, word.y, word.text, _LOOKS[word.style]))
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _text(x: float, y: float, text: str, look: str) -> str:
+    # Attributes, no style sheet: there are viewers that read none.
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-family="sans-serif" {look}>{escape(text)}</text>'

@@ -10,6 +10,7 @@ from processes import environment, mpiexec, run
 from training_kits import NEEDS_TORCH, torch
 
 from mpidist.config import ENVIRONMENT_PREFIX, FIELDS
+from mpidist.pipeline import schedules
 from mpidist.schedule import COLLECTIVES
 
 LIMIT = 60.0
@@ -135,6 +136,14 @@ def test_catalogue(catalogue, collective):
         assert section.count(algorithm.summary) == 1, "the code is shown without its docstring"
         assert re.search(r"Proved on \d ranks", section)
         assert re.search(r"^   time +rank 0", section, re.MULTILINE), "the picture"
+
+
+def test_catalogue_of_pipelines(catalogue):
+    page = catalogue.pipeline_sections()
+    for schedule in schedules():
+        assert f".. _pipeline-{schedule.name}:\n" in page and schedule.summary in page
+        assert f'@pipeline_schedule("{schedule.name}"' in page
+    assert "ranks, 5 microbatches::" not in page  # there is the large picture
 
 
 def test_commands_of_the_docs(catalogue):
