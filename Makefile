@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-mpi test-mpich stress mutation lint format docs bench benchmarks clean
+.PHONY: help venv demo test test-serial test-mpi test-mpich test-slurm stress mutation lint format docs bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ venv: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and ever
 demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allreduce; ARGS="--report report.html"
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist demo $(ARGS)
 
-test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, 40 s of stress
+test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, Slurm, 40 s of stress
 	$(LAUNCH) $(ARGS)
 
 test-serial: $(VENV)/.test  ## the tests that need no mpiexec
@@ -56,6 +56,9 @@ test-mpi: $(VENV)/.test  ## the tests under Open MPI; ARGS="-- -k ring" is for p
 
 test-mpich: $(VENV)/.test $(MPICH_VENV)/.test  ## the tests under MPICH
 	$(LAUNCH) mpich-2 mpich-3 $(ARGS)
+
+test-slurm: $(VENV)/.test $(MPICH_VENV)/.test  ## jobs of a real Slurm on emulated nodes, the long ones too; needs root, slurm-wlm
+	MPIDIST_TEST_SLURM=long $(LAUNCH) slurm $(ARGS)
 
 stress: $(VENV)/.test $(MPICH_VENV)/.test  ## the long random runs: new examples every time
 	MPIDIST_TEST_PROFILE=stress $(LAUNCH) --limit 7200 serial openmpi-3 openmpi-4 mpich-3 $(ARGS) \

@@ -20,7 +20,15 @@ from .errors import (
 )
 from .launch import get_communicator, init
 from .operations import Op
-from .parallel import DDP, Checkpoint, Pipeline, ZeroOptimizer, partition, shard
+from .parallel import (
+    DDP,
+    Checkpoint,
+    Pipeline,
+    StopRequest,
+    ZeroOptimizer,
+    partition,
+    shard,
+)
 from .simulation import run_simulated
 from .topology import Grid
 from .work import Work
@@ -47,6 +55,7 @@ __all__ = [
     "Pipeline",
     "ScheduleError",
     "SimulatedBackend",
+    "StopRequest",
     "Unsupported",
     "UnsupportedDtype",
     "Work",

@@ -207,6 +207,17 @@ class Communicator:
         self._quick.clear()
         return self._service.calibrate()
 
+    def learn(self, calibration: Calibration) -> None:
+        """Have the cost model predict with these constants from now on, for "auto" and `explain`.
+
+        Parameters
+        ----------
+        calibration : Calibration
+            The same on every rank, for instance that of ``mpidist.links.measure_links``.
+        """
+        self._quick.clear()
+        self._service.learn(calibration)
+
     # -- within ---------------------------------------------------------------------------------
 
     def _advice(self, calibrate: bool | Calibration | None) -> Advice:

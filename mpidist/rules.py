@@ -81,6 +81,13 @@ Between nodes see docs/hierarchical.rst: there a native call with a deadline fir
 have come, which costs a round trip that ours does not need.
 """
 
+
+def levels_for(collective: str) -> list[str]:
+    """List the two-level algorithms that the rules name for a collective between nodes."""
+    rules = WITH_NATIVE.get(collective, ())
+    return [r.name for r in rules if (r.several_nodes or r.two_nodes) and r.name != NATIVE]
+
+
 Range = tuple[float, float]  # from so many bytes, below so many
 
 WITH_SYMMETRIC: dict[str, tuple[int, int]] = {

@@ -13,6 +13,7 @@ from .rules import (
     WITH_NATIVE,
     WITH_SYMMETRIC,
     WITHOUT_NATIVE,
+    levels_for,
     single_copy_range,
     staged_range,
 )
@@ -177,6 +178,8 @@ def rivals(call: Call, means: Means) -> list[Choice]:
     if means.no_native is None or means.no_symmetric is None or call.uneven_alltoall:
         return []
     names = dict.fromkeys(rule.name for rule in WITHOUT_NATIVE[call.collective])
+    if len(means.groups) > 1:
+        names |= dict.fromkeys(levels_for(call.collective))
     choices = [find(call.collective, name) for name in names]
     able = [c for c in choices if why_not(c, call, means.groups) is None]
     return able if len(able) > 1 else []

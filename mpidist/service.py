@@ -76,10 +76,14 @@ class Service:
             if self.broken is not None:
                 raise
             raise self.broke(error, "calibrate", self.sequence) from error.__cause__
-        if self.chooser.advice is not None:
-            self.chooser.advice.learn(found)
-        self.chooser.forget()
+        self.learn(found)
         return found
+
+    def learn(self, calibration: Calibration) -> None:
+        """Give the cost model its constants, the same on every rank; choices are made anew."""
+        if self.chooser.advice is not None:
+            self.chooser.advice.learn(calibration)
+        self.chooser.forget()
 
     # -- running --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
     python tests/launch.py serial openmpi-3         # some
     python tests/launch.py openmpi-2 -- -k ring -x  # arguments for pytest
     python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
+    python tests/launch.py slurm                    # real jobs on emulated nodes, where Slurm is
 
 A launch has failed if a test failed, if it crashed, hung or ran no test, or if a test was skipped
 for a reason that tests/allowed_skips.txt does not name.
@@ -28,9 +29,10 @@ from results import Results
 HERE = Path(__file__).resolve().parent
 ALLOWED_SKIPS = HERE / "allowed_skips.txt"
 ALL = ["serial", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
-ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore"]
-NAMES = r"serial|(openmpi|mpich)-[1-9]\d*(-stress(-onecore)?)?"
-FOLDERS = {"serial": "tests/serial", "mpi": "tests/mpi", "stress": "tests/stress"}
+ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "slurm"]
+NAMES = r"serial|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore)?)?"
+KINDS = ("serial", "slurm", "mpi", "stress")
+FOLDERS = {kind: f"tests/{kind}" for kind in KINDS}
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
 
 
@@ -53,8 +55,10 @@ class Launch:
 
     @property
     def kind(self) -> str:
-        """Which tests: serial, mpi or stress."""
-        return "stress" if "-stress" in self.name else "mpi" if self.ranks else "serial"
+        """Which tests: serial, slurm, mpi or stress."""
+        if self.name in FOLDERS:
+            return self.name
+        return "stress" if "-stress" in self.name else "mpi"
 
     @property
     def one_core(self) -> bool:
@@ -84,7 +88,7 @@ class Launch:
     def line(self) -> str:
         """One line of the closing table."""
         results, seconds = self.results, self.finished.seconds if self.finished else 0
-        title = VENDORS.get(self.mpi, "serial") if not self.ranks else results.mpi
+        title = VENDORS.get(self.mpi, self.name) if not self.ranks else results.mpi
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}" if self.ranks else ""
         counts = (
             f"{results.passed:5} passed {len(results.failed):4} failed "
@@ -164,7 +168,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name in options.launches:
         if not re.fullmatch(NAMES, name):
             parser.error(
-                f"no launch is called {name!r}: serial, openmpi-N and mpich-N are, and with "
+                f"no launch is called {name!r}: serial, slurm, openmpi-N and mpich-N are, and with "
                 "-stress or -stress-onecore behind"
             )
     return options

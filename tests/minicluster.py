@@ -128,11 +128,7 @@ class Cluster:
         """End every process of the cluster."""
         deadline = time.monotonic() + PATIENCE
         while (left := self._inhabitants()) and time.monotonic() < deadline:
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            kill(left)
             for child in self._children:
                 child.poll()
         for child in self._children:
@@ -142,12 +138,12 @@ class Cluster:
         self.pids.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _inhabitants(self) -> list[int]:
-        """List the processes that live in our namespaces."""
-        found = []
+    def _inhabitants(self, spaces: set[str] | None = None) -> list[int]:
+        """List the processes that live in some of our namespaces, by default all."""
+        spaces, found = self._spaces if spaces is None else spaces, []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if os.readlink(f"/proc/{entry}/ns/uts") in self._spaces:
+                if os.readlink(f"/proc/{entry}/ns/uts") in spaces:
                     found.append(int(entry))
             except OSError:
                 pass  # it has ended
@@ -169,8 +165,25 @@ class Cluster:
         launcher = Path(python).parent / "mpiexec"
         option = "--host" if is_open_mpi(python) else "-hosts"
         command = [str(launcher), "-n", str(ranks), option, hosts, python, *program]
-        inside = ["nsenter", "-t", str(self.pids["head"]), *SPACES, f"--wd={os.getcwd()}"]
-        return processes.run([*inside, *command], limit, self.environment(**env))
+        return self.run(*command, limit=limit, **env)
+
+    def run(self, *command: str, node: str = "head", limit: float = 60.0, **env: str):
+        """Run a program on a node, with a time limit."""
+        return processes.run(self.inside(node, *command), limit, self.environment(**env))
+
+    def inside(self, node: str, *command: str) -> list[str]:
+        """Give the command that runs another one on a node."""
+        pid = str(self.pids[node])
+        return ["nsenter", "-t", pid, *SPACES, f"--wd={os.getcwd()}", *command]
+
+    def crash(self, node: str) -> None:
+        """Let a node lose its power: every process on it is killed."""
+        space = os.readlink(f"/proc/{self.pids[node]}/ns/uts")
+        deadline = time.monotonic() + PATIENCE
+        while left := [pid for pid in self._inhabitants({space}) if pid != self.pids[node]]:
+            kill(left)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes {left} on {node} do not die")
 
     def environment(self, **env: str) -> dict[str, str]:
         """Give the environment in which both MPI libraries use the nodes and the link."""
@@ -188,6 +201,15 @@ class Cluster:
         )
         mine.pop("PRTE_MCA_rmaps_default_mapping_policy", None)  # else all ranks are on one node
         return mine
+
+
+def kill(pids: list[int]) -> None:
+    """Kill processes that may have ended already."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 def is_open_mpi(python: str) -> bool:

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import InvalidArgument
 from ..measure import format_size
-from .bench_checks import check_alone, check_files, make_settings
+from .bench_checks import check_alone, check_files, check_scaling, make_settings
 from .bench_ddp import check_not_for_collectives, print_training
+from .bench_scaling import print_scaling
 from .catalogue import check_collectives
 from .common import examples, make_console, make_table, show
 from .info import knobs, versions
@@ -31,6 +32,7 @@ from .options import Names, Sizes, load_option
         "mpidist run -n 4 -- mpidist bench allreduce --bytes 8-64M --plot a.png --json a.json",
         "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
         "mpidist run -n 2 -- mpidist bench allreduce --memory both --bytes 64K-64M --in-place",
+        "mpidist run -n 4 -- mpidist bench --scaling --json scaling.json --plot scaling.svg",
         "mpidist run -n 2 -- mpidist bench --overhead",
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
@@ -67,6 +69,11 @@ from .options import Names, Sizes, load_option
 @click.option("--plot", type=click.Path(), metavar="FILE", help="Draw them (.png, .svg, .pdf).")
 @click.option("--report", type=click.Path(), metavar="FILE", help="Write them as a page of HTML.")
 @click.option(
+    "--scaling",
+    is_flag=True,
+    help="Over 1, 2, 4 … of the nodes, in one run; by default all collectives, and auto.",
+)
+@click.option(
     "--overhead", is_flag=True, help="Measure what mpidist itself costs, and nothing else."
 )
 @click.option(
@@ -93,6 +100,7 @@ from .options import Names, Sizes, load_option
 @load_option
 def bench_command(
     collectives: tuple[str, ...],
+    scaling: bool,
     overhead: bool,
     stream: bool | None,
     parameters: str,
@@ -129,6 +137,12 @@ def bench_command(
         return print_training(options["iterations"], json_file, parameters, overlap)
     check_not_for_collectives()
     check_files(json_file, plot=plot, report=report)
+    if scaling:
+        check_scaling(report, stream)
+        options["algorithms"] = options["algorithms"] or ("auto",)
+        return print_scaling(
+            tuple(check_collectives(collectives)), make_settings(**options), json_file, plot
+        )
     if not collectives:
         raise InvalidArgument(
             f"no collective was named; allowed are {', '.join(check_collectives(()))}"

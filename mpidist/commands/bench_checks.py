@@ -51,3 +51,10 @@ def check_alone(option: str) -> None:
             f"{option} together with {', '.join(others)}: {option} stands alone, without "
             "collectives or options of a measurement"
         )
+
+
+def check_scaling(report: str | None, stream: bool | None) -> None:
+    """Raise InvalidArgument for what ``--scaling`` does not give."""
+    for name, given in (("--report", report), ("--stream", stream)):
+        if given:
+            raise InvalidArgument(f"{name}: --scaling gives --json and --plot only")

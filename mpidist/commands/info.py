@@ -75,10 +75,19 @@ def gpus() -> list[str]:
 
 @click.command(
     "info",
-    epilog=examples("mpidist info", "mpidist run -n 4 -- mpidist info"),
+    epilog=examples(
+        "mpidist info",
+        "mpidist run -n 4 -- mpidist info",
+        "mpidist run mpidist info --links         in an allocation",
+    ),
 )
-def info_command() -> None:
-    """Show MPI, machine and versions, and what "auto" will do."""
+@click.option("--links", is_flag=True, help="Measure the links inside and between the nodes.")
+def info_command(links: bool) -> None:
+    """Show MPI, machine, versions, network, and what "auto" will do.
+
+    With --links the measured speeds go to the cost model, which then says what each algorithm
+    between the nodes would take.
+    """
     import mpidist
 
     from ..backends.mpi import describe_library
@@ -96,6 +105,7 @@ def info_command() -> None:
         "ranks": f"{comm.size} on {len(here)} node{'s' * (len(here) > 1)}: "
         + " + ".join(map(str, here)),
         "hosts": ", ".join(f"{host} ({count})" for host, count in hosts.items()),
+        **surroundings(comm, list(hosts)),
         "cores": f"{together} for {here[0]} rank{'s' * (here[0] > 1)}, {cores()} for rank 0"
         + (", oversubscribed" if here[0] > together else ""),
         "GPU": "; ".join(gpus()) or "none found",
@@ -109,8 +119,45 @@ def info_command() -> None:
     for name, value in lines.items():
         facts.add_row(name, value)
     show(console, facts)
+    if links:
+        show_links(comm, console)
     console.print('\n"auto" takes, by bytes of the whole buffer (float32, sum):')
     show(console, choices(comm, console))
+
+
+def surroundings(comm: Any, hosts: list[str]) -> dict[str, str]:
+    """Tell of the allocation, and of the network between the hosts as rank 0 sees it."""
+    from ..allocation import Allocation
+    from ..interfaces import adapters, addresses, describe, towards
+
+    found = {}
+    allocation = Allocation.find()
+    if allocation is not None:
+        found["SLURM"] = (
+            f"job {allocation.job}, partition {allocation.partition or 'unknown'}, "
+            f"{allocation.nodes} node{'s' * (allocation.nodes > 1)} {allocation.node_list}, cores "
+            + " + ".join(map(str, allocation.cores))
+        )
+    if len(hosts) > 1:
+        way = towards(hosts[1])
+        found["network"] = f"{describe(way)} to {hosts[1]}" if way else ", ".join(addresses())
+        found["network"] += "".join(f"; {adapter}" for adapter in adapters())
+    return found
+
+
+def show_links(comm: Any, console: Any) -> None:
+    """Measure the links, show them, and have the cost model predict by them; collective."""
+    from ..links import measure_links
+
+    found, calibration = measure_links(comm)
+    comm.learn(calibration)
+    table = make_table(console, "=between", ">µs, one way", ">GB/s")
+    for link in found:
+        between = f"inside {link.first}" if link.inside else f"{link.first} – {link.second}"
+        speed = f"{1e-9 / link.beta:.3f}" if link.beta else ""
+        table.add_row(between, f"{1e6 * link.alpha:.1f}", speed)
+    console.print("\nlinks, by messages there and back:")
+    show(console, table)
 
 
 def choices(comm: Any, console: Any) -> Any:

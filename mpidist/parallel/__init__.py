@@ -7,6 +7,7 @@ from .layout import assign_buckets
 from .pipe import Partition, Pipeline, PipelineStats, partition
 from .shard import shard
 from .stats import Stats
+from .stop import StopRequest
 from .zero import ZeroOptimizer
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Pipeline",
     "PipelineStats",
     "Stats",
+    "StopRequest",
     "ZeroOptimizer",
     "assign_buckets",
     "partition",

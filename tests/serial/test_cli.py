@@ -14,7 +14,8 @@ from processes import environment
 
 from mpidist.cli import main
 from mpidist.commands.common import launched_rank
-from mpidist.commands.run import check_not_nested, settings_for
+from mpidist.commands.launchers import settings_for
+from mpidist.commands.run import check_not_nested
 from mpidist.commands.spans import spans
 from mpidist.errors import LaunchError
 from mpidist.pipeline import schedules
@@ -312,7 +313,7 @@ def test_launched_rank():
         ("run -n 2 demo", "did you mean: mpidist demo"),
         ("run -n 2 --fast x.py", "--fast: no option of run"),
         ("run -n 2", "PROGRAM"),
-        ("run x.py", "Missing option '-n'"),
+        ("run x.py", "-n is missing"),
         ("lisd", "No such command 'lisd'"),
         ("list --jsno", "No such option"),
     ],

@@ -1,0 +1,136 @@
+"""What ``mpidist run`` starts: the line of the launcher, its variables, and the program."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ..allocation import Allocation, in_step
+from ..errors import InvalidArgument, LaunchError
+from .info import cores
+from .launchers import AS_ROOT, OPEN_MPI, YIELD, find_launcher, settings_for
+from .slurm_line import place, slurm_command
+
+ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it was told to requeue
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started.
+
+    Attributes
+    ----------
+    ranks : int
+        How many.
+    launcher : list of str
+        The line before the program.
+    settings : dict
+        Variables that it needs.
+    allocated : bool
+        Whether this is in a SLURM allocation.
+    """
+
+    ranks: int
+    launcher: list[str]
+    settings: dict[str, str]
+    allocated: bool
+
+    def line(self, program: list[str]) -> str:
+        """Give the command as one would type it."""
+        words = [f"{name}={value}" for name, value in self.settings.items()]
+        return shlex.join([*["env"] * bool(words), *words, *self.launcher, *program])
+
+
+def here(vendor: str, ranks: int) -> Launch:
+    """Give the launch on this machine."""
+    settings = settings_for(vendor, ranks, cores(), os.geteuid() == 0, os.environ)
+    return Launch(ranks, [find_launcher(vendor), "-n", str(ranks)], settings, False)
+
+
+def allocated(
+    vendor: str,
+    plugin: str | None,
+    allocation: Allocation,
+    ranks: int | None,
+    per_node: int | None,
+) -> Launch:
+    """Give the launch on the nodes of an allocation."""
+    placed = place(allocation, ranks, per_node)
+    wanted = {"OMP_NUM_THREADS": str(placed.threads)}
+    if vendor == OPEN_MPI:
+        wanted |= AS_ROOT if plugin is None and os.geteuid() == 0 else {}
+        wanted |= YIELD if placed.crowded else {}
+    if in_step(os.environ):
+        wanted["SLURM_OVERLAP"] = "1"  # else a step inside of this one waits for its end
+    settings = {name: value for name, value in wanted.items() if name not in os.environ}
+    return Launch(placed.ranks, slurm_command(vendor, plugin, placed), settings, True)
+
+
+def become(command: list[str], environ: Mapping[str, str]) -> None:
+    """Have the launcher take the place of this process."""
+    path = shutil.which(command[0]) or command[0]
+    try:
+        os.execve(path, command, environ)
+    except OSError as error:
+        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+
+
+def start_again(allocation: Allocation) -> None:
+    """Have SLURM put this job back into its queue, which ends it: it starts anew.
+
+    A batch script that ends by itself meanwhile would count as failed, and not be queued.
+    """
+    click.echo(f"mpidist run: exit code {os.EX_TEMPFAIL}: requeuing job {allocation.job}", err=True)
+    sys.stderr.flush()
+    done = subprocess.run(
+        ["scontrol", "requeue", allocation.job],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode:
+        raise LaunchError(f"scontrol requeue {allocation.job}: {done.stderr.strip()}")
+    time.sleep(ENDED_WITHIN)
+    raise LaunchError(f"SLURM has not ended job {allocation.job} within {ENDED_WITHIN:g} s")
+
+
+def as_command(program: tuple[str, ...], together: bool = False) -> list[str]:
+    """Give the command of one rank: Python for scripts, modules and mpidist itself.
+
+    With `together`, a script or module that fails on one rank ends on all (``-m mpi4py``).
+
+    Raises
+    ------
+    InvalidArgument
+        If there is no such script or program.
+    """
+    first, rest = program[0], list(program[1:])
+    if first == "mpidist":
+        return [sys.executable, "-m", "mpidist", *rest]
+    ending = ["-m", "mpi4py"] if together else []
+    if first in ("-m", "-c"):
+        return [sys.executable, *ending, *program]
+    if first.startswith("-"):
+        raise InvalidArgument(f"{first}: no option of run; options stand before the program")
+    if first.endswith(".py") or first.endswith(".pyz"):
+        if not Path(first).is_file():
+            raise InvalidArgument(f"{first}: there is no such script in {os.getcwd()}")
+        return [sys.executable, *ending, *program]
+    if first in ("python", "python3"):
+        return [sys.executable, *rest]
+    if shutil.which(first) is None:
+        hint = ""
+        if first in click.get_current_context().find_root().command.commands:  # type: ignore[attr-defined]
+            hint = f"; did you mean: mpidist {first}?"
+        raise InvalidArgument(f"{first}: there is no such script or program{hint}")
+    return list(program)

@@ -1,0 +1,43 @@
+"""Training that is interrupted and goes on: mpirun -n 2 python slurm/requeued.py FOLDER [EPOCHS]"""
+
+import sys
+from itertools import islice
+
+import mpidist as md
+from mpidist.demo.digits import load_digits
+from mpidist.demo.learner import fingerprint
+from mpidist.nn import Adam, CrossEntropy, Linear, ReLU, Sequential
+
+comm = md.init()
+stop = md.StopRequest(comm)  # SIGUSR1, which SLURM sends before the time is over
+folder, epochs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20
+digits = load_digits("float32")
+model = md.DDP(Sequential(Linear(64, 64), ReLU(), Linear(64, 10)), comm)
+optimizer, criterion = md.ZeroOptimizer(Adam, model, learning_rate=3e-3), CrossEntropy()
+samples = md.shard(range(len(digits.train_labels)), comm, shuffle=True)
+checkpoint = md.Checkpoint(folder, comm, keep=2)
+
+
+def say(text):
+    if comm.rank == 0:
+        print(text, flush=True)
+
+
+found = checkpoint.load(model=model, optimizer=optimizer, samples=samples)
+step = 0 if found is None else found["step"]
+say(f"{comm.size} ranks: from step {step} on")
+while samples.order.epoch < epochs:
+    mine = iter(samples)  # what is left of the epoch
+    while part := list(islice(mine, 16)):
+        criterion(model(digits.train_images[part]), digits.train_labels[part])
+        model.backward(criterion.backward())
+        model.sync_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if stop.requested():
+            checkpoint.save(step, model=model, optimizer=optimizer, samples=samples)
+            say(f"saved step {step}")
+            stop.leave()
+    say(f"epoch {samples.order.epoch} of {epochs}")
+say(f"{step} steps, parameters {fingerprint(model.module)}")

@@ -1,0 +1,82 @@
+"""Every script of slurm/, submitted to a real slurmctld, under each MPI."""
+
+import json
+import re
+from pathlib import Path
+
+SLURM = Path(__file__).resolve().parents[2] / "slurm"
+ONE_EACH = ("--nodes=2", "--ntasks-per-node=1")
+QUICK = ["barrier", "--bytes", "8"]
+# Options of sbatch, the script, its arguments, and what it must print.  Two cores serve all nodes:
+# one rank on each is enough to cross the link.
+SCRIPTS = {
+    "test": (ONE_EACH, ["tests/mpi/test_split_topology.py", "-q"], r"[1-9]\d* passed"),
+    "bench": (("--nodes=3", "--ntasks-per-node=1"), [], r"alltoall"),
+    "tune": (ONE_EACH, QUICK, r"1 sizes measured"),
+    "train_ddp": (ONE_EACH, [], r"2 ranks: .* right: True"),
+    "train_pipeline": (("--nodes=2", "--ntasks-per-node=2"), [], r"4 ranks: .*True"),
+    "train_gpu": ((*ONE_EACH, "--gres=gpu:1"), [], r"2 ranks on the host: .* right: True"),
+    "train_requeue": (ONE_EACH, ["2"], r"steps, parameters [0-9a-f]{64}"),
+    "array_sweep": (("--array=0-1",), ["--epochs", "2"], r"learning rate 0\.\d+: .* right"),
+}
+ENVIRONMENT = {"SIZES": "8", "BUDGET": "0.05"}
+
+
+def names():
+    """The scripts that there are."""
+    return sorted(path.stem for path in SLURM.glob("*.sbatch"))
+
+
+def test_no_script_is_left_out():
+    assert set(names()) <= set(SCRIPTS)
+
+
+def test_every_script_is_short_and_ends_in_its_launch_line():
+    for name in names():
+        lines = (SLURM / f"{name}.sbatch").read_text().replace("\\\n", " ").splitlines()
+        assert lines[-1].startswith("exec mpidist run "), name
+        assert len(lines) <= 22 and any(line.startswith("# Edit: ") for line in lines[:6]), name
+
+
+def test_every_script_completes(cluster, mpi, user, folder):
+    """All are submitted at once, and share three nodes as SLURM sees fit."""
+    jobs = {
+        name: cluster.submit(
+            *SCRIPTS[name][0],
+            "--no-requeue",
+            f"slurm/{name}.sbatch",
+            *SCRIPTS[name][1],
+            folder=folder,
+            **{**ENVIRONMENT, **user},
+        )
+        for name in names()
+    }
+    wrong = [text for name, job in jobs.items() if (text := complaint(cluster, name, job))]
+    assert not wrong, "\n\n".join(wrong)
+    about = json.loads(next(folder.glob("scaling-*.json")).read_text())
+    assert about["header"]["nodes"] == {"1": 1, "2": 2, "3": 3}
+    assert {row["ranks"] for row in about["rows"]} == {1, 2, 3}
+    assert len({row["collective"] for row in about["rows"]}) == 9
+    assert next(folder.glob("scaling-*.svg")).read_text().count("<svg") == 1
+    table = json.loads((folder / "tuning-test.json").read_text())
+    assert [entry["collective"] for entry in table["entries"]] == ["barrier"]
+
+
+def complaint(cluster, name, job):
+    """Say what is wrong with a job, or nothing."""
+    numbers = [f"{job}_0", f"{job}_1"] if name == "array_sweep" else [job]
+    for number in numbers:
+        done = cluster.wait(number, 70)
+        said = re.search(SCRIPTS[name][2], done.output)
+        if name == "train_gpu":
+            said = said and "SLURM grants 1 GPU(s)" in done.output
+        if not done.completed or not said:
+            return f"{name}: {done.state} {done.exit_code}\n{done.output}"
+    return ""
+
+
+def test_unchanged_on_one_node(cluster, mpi, user, folder):
+    job = cluster.submit("slurm/train_ddp.sbatch", folder=folder, **user)
+    done = cluster.wait(job)
+    assert done.completed and "2 ranks: " in done.output, done.output
+    assert "--nodes=1" in done.output or "-n 2" in done.output
