@@ -14,6 +14,7 @@ from .calibration import from_environment as calibrate_from_environment
 from .communicator import Communicator
 from .config import CollectiveConfig
 from .errors import InvalidArgument, LaunchError
+from .logs import set_up_log
 from .pipelining import Pipelining
 from .sharing import share_tuning
 from .topology import RANKS_PER_NODE, Topology
@@ -79,6 +80,7 @@ def init(
     mpi = start_mpi(thread_level)
     world = mpi.COMM_WORLD if comm is None else comm
     check_launch(world.Get_size(), os.environ)
+    set_up_log(world.Get_rank())
     from .backends.mpi import MpiBackend
 
     backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))
@@ -143,13 +145,15 @@ def check_launch(size: int, environ: Mapping[str, str]) -> None:
     if not name or said[name] < 2 or (name.startswith("SLURM") and len(said) > 1):
         return
     cures = {
-        "SLURM_STEP_NUM_TASKS": "srun started the processes without telling MPI: use srun "
-        "--mpi=pmix (Open "
+        "SLURM_STEP_NUM_TASKS": "srun started the processes without telling MPI, or by another "
+        "protocol: use srun --mpi=pmix (Open "
         "MPI) or srun --mpi=pmi2 (MPICH), or mpirun inside the allocation",
         "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun started a program that uses another MPI library",
         "PMI_SIZE": "MPICH's mpiexec (or a PMI launcher) started a program that uses another "
         "MPI library",
     }
+    if "SLURM_STEP_NUM_TASKS" in environ:  # whatever plugin it was, it was not this library's
+        cures = dict.fromkeys(cures, cures["SLURM_STEP_NUM_TASKS"])
     raise LaunchError(
         f"{name}={said[name]} processes were started, but each is alone: MPI sees 1 rank.  "
         f"{cures[name]}; "

@@ -1,6 +1,7 @@
 """What every rank does in tests/serial/test_slow_link.py: two nodes of two ranks."""
 
 import sys
+from time import perf_counter
 
 import collective_cases as cases
 import numpy as np
@@ -49,10 +50,28 @@ def chosen(comm):
     two.free()
 
 
+def faster(comm):
+    """Two levels against the flat ring, in turns; prints the ratio of the least times."""
+    names = ("ring", "hierarchical/direct/recursive_doubling")
+    for nbytes in (64 << 10, 1 << 20):
+        x = np.ones(nbytes // 4, "float32")
+        times = {name: [] for name in names}
+        for turn in range(12):
+            for name in names[:: 1 if turn % 2 else -1]:
+                comm.barrier()
+                begun = perf_counter()
+                comm.allreduce(x, algorithm=name)
+                taken = np.array([perf_counter() - begun])
+                times[name].append(float(comm.allreduce(taken, op="max")[0]))
+        ratio = min(times[names[0]][2:]) / min(times[names[1]][2:])
+        if comm.rank == 0:
+            print(f"ring / two levels at {nbytes}: {ratio:.2f}", flush=True)
+
+
 def main(part):
     comm = mpidist.init(timeout=30.0)
     assert comm.topology.groups == ((0, 1), (2, 3)), comm.topology.groups
-    {"right": right, "chosen": chosen}[part](comm)
+    {"right": right, "chosen": chosen, "faster": faster}[part](comm)
     comm.barrier()
     if comm.rank == 0:
         print(f"{part}: yes", flush=True)

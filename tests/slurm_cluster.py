@@ -24,6 +24,7 @@ PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 PACKAGES = "slurm-wlm libpmix2 iproute2"
 PORT = 16817
+LONG = os.environ.get("MPIDIST_TEST_SLURM") == "long"  # `make test-slurm`; `make test` is short
 NO_GPUS = ("null", "zero", "full")  # files that stand for devices
 PENDING = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
 # No daemons for authentication, accounting or mail; nothing of systemd or control groups.  A node
@@ -203,13 +204,16 @@ class SlurmCluster(Cluster):
         text = self.run("scontrol", "-o", "show", "job", job).output
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
-    def wait(self, job: str, limit: float = 60.0) -> Job:
-        """Wait until a job has ended; past the limit it is cancelled."""
+    def wait(self, job: str, limit: float = 60.0, completing: bool = False) -> Job:
+        """Wait until a job has ended; past the limit it is cancelled.
+
+        With `completing`, until its batch script has ended: SLURM waits longer for a lost node.
+        """
         deadline = time.monotonic() + limit
         while True:
             said = self.show(job)
             state = said.get("JobState", "unknown")
-            if state not in PENDING:
+            if state not in PENDING or (completing and state == "COMPLETING"):
                 break
             if time.monotonic() > deadline:
                 self.run("scancel", "--signal=KILL", job)

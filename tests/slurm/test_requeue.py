@@ -3,7 +3,11 @@
 import re
 import time
 
-EPOCHS = "6"
+import pytest
+from jobs import PYTHONS
+from slurm_cluster import LONG
+
+EPOCHS = "4"
 OPTIONS = ("--nodes=2", "--ntasks-per-node=1")
 
 
@@ -13,6 +17,7 @@ def parameters(output):
     return found.groups()
 
 
+@pytest.mark.parametrize("mpi", PYTHONS if LONG else ["this"])
 def test_bits_of_an_interrupted_training(cluster, mpi, user, folder):
     """USR1 comes as by ``--signal=B:USR1@60``: to the batch script alone, which hands it on."""
     script = ("slurm/train_requeue.sbatch", EPOCHS)

@@ -14,7 +14,7 @@ SCRIPTS = {
     "bench": (("--nodes=3", "--ntasks-per-node=1"), [], r"alltoall"),
     "tune": (ONE_EACH, QUICK, r"1 sizes measured"),
     "train_ddp": (ONE_EACH, [], r"2 ranks: .* right: True"),
-    "train_pipeline": (("--nodes=2", "--ntasks-per-node=2"), [], r"4 ranks: .*True"),
+    "train_pipeline": (ONE_EACH, [], r"2 ranks, 1 x 2 stages: .* True"),
     "train_gpu": ((*ONE_EACH, "--gres=gpu:1"), [], r"2 ranks on the host: .* right: True"),
     "train_requeue": (ONE_EACH, ["2"], r"steps, parameters [0-9a-f]{64}"),
     "array_sweep": (("--array=0-1",), ["--epochs", "2"], r"learning rate 0\.\d+: .* right"),
