@@ -28,7 +28,7 @@ LONG = os.environ.get("MPIDIST_TEST_SLURM") == "long"  # `make test-slurm`; `mak
 NO_GPUS = ("null", "zero", "full")  # files that stand for devices
 PENDING = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
 # No daemons for authentication, accounting or mail; nothing of systemd or control groups.  A node
-# that does not answer for 5 s is down, so that its jobs end within seconds.
+# that does not answer for 30 s is down: long after `mpidist run` has ended the job by itself.
 SETTINGS = """ClusterName=mini
 SlurmctldHost=head({head})
 SlurmctldPort={port}
@@ -58,7 +58,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 InactiveLimit=0
 KillWait=2
-SlurmdTimeout=5
+SlurmdTimeout=30
 GresTypes=gpu
 {nodes}
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
