@@ -26,6 +26,7 @@ from mpidist.errors import (
     Unsupported,
     UnsupportedDtype,
 )
+from mpidist.nn import Identity
 
 DEADLINE = 1.0
 HANG = 60.0  # seconds that a rank which never comes would stay away
@@ -379,6 +380,23 @@ def message_never_comes():
         say(comm, "named")
     else:
         time.sleep(HANG)
+
+
+def stage_raises():
+    """The other ranks wait for microbatches without a deadline."""
+    comm = start(timeout=None)
+
+    class Stage(Identity):
+        count = 0
+
+        def forward(self, x):
+            Stage.count += 1
+            if comm.rank == 1 and Stage.count == 3:
+                raise ZeroDivisionError("the stage that is to blame")
+            return x
+
+    pipe = mpidist.Pipeline(Stage(), comm, 4)
+    pipe.step(np.ones((4, 2)), np.ones((4, 2)), lambda y, target: (0.0, y))
 
 
 def user_operation_raises():

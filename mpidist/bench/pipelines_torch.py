@@ -15,7 +15,7 @@ from .pipelines import MICROBATCHES
 from .training import Contender, Row, race
 from .training_torch import gloo
 
-SIZES = ((128, 8), (512, 16), (1024, 32))
+SIZES = ((128, 8), (256, 16), (512, 16))
 """Widths of the layers, and rows of a microbatch."""
 OURS = "mpidist Pipeline"
 

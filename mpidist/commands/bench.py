@@ -16,6 +16,7 @@ from ..errors import InvalidArgument
 from ..measure import format_size
 from .bench_checks import check_alone, check_files, check_scaling, make_settings
 from .bench_ddp import check_not_for_collectives, print_training
+from .bench_pipeline import print_pipelines
 from .bench_scaling import print_scaling
 from .catalogue import check_collectives
 from .common import examples, make_console, make_table, show
@@ -36,6 +37,7 @@ from .options import Names, Sizes, load_option
         "mpidist run -n 2 -- mpidist bench --overhead",
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
+        "mpidist run -n 2 -- mpidist bench pipeline",
         "mpidist bench --compare before.json after.json",
     ),
 )
@@ -119,7 +121,7 @@ def bench_command(
     The exit code is 1 if any result was wrong.
 
     `ddp` in place of COLLECTIVEs measures steps of data-parallel training beside PyTorch's own, by
-    default 20 of each kind.
+    default 20 of each kind; `pipeline` those of a pipeline, and what its engine costs.
     """
     import mpidist
 
@@ -135,6 +137,8 @@ def bench_command(
         return print_overhead()
     if "ddp" in collectives:
         return print_training(options["iterations"], json_file, parameters, overlap)
+    if "pipeline" in collectives:
+        return print_pipelines(options["iterations"], json_file)
     check_not_for_collectives()
     check_files(json_file, plot=plot, report=report)
     if scaling:

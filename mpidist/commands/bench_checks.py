@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -58,3 +59,23 @@ def check_scaling(report: str | None, stream: bool | None) -> None:
     for name, given in (("--report", report), ("--stream", stream)):
         if given:
             raise InvalidArgument(f"{name}: --scaling gives --json and --plot only")
+
+
+def check_only(name: str, options: Sequence[str], allowed: str) -> None:
+    """Raise InvalidArgument where more is given than the benchmark `name` of training takes.
+
+    `options` are the names of those that it takes, `allowed` says so in words.
+    """
+    context = click.get_current_context()
+    others = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option)
+        and parameter.name not in options
+        and context.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
+    ]
+    if others or context.params["collectives"] != (name,):
+        raise InvalidArgument(
+            f"bench {name} stands alone; allowed are {allowed}"
+            + (f", not {', '.join(others)}" if others else ", and no collective")
+        )

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InvalidArgument
+from .bench_checks import check_only
 from .common import make_console, make_table, show
 from .info import knobs, versions
 from .options import check_writable
@@ -114,19 +115,7 @@ def millions(text: str) -> list[float]:
 
 def check_options(overlap: bool) -> None:
     """Raise InvalidArgument where an option is given that would have no effect."""
-    context = click.get_current_context()
-    others = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if isinstance(parameter, click.Option)
-        and parameter.name not in OPTIONS
-        and given(parameter.name or "")
-    ]
-    if others or context.params["collectives"] != (NAME,):
-        raise InvalidArgument(
-            f"bench {NAME} stands alone; allowed are {ALLOWED}"
-            + (f", not {', '.join(others)}" if others else ", and no collective")
-        )
+    check_only(NAME, OPTIONS, ALLOWED)
     if overlap and given("parameters"):
         raise InvalidArgument("--overlap together with --parameters: its networks are fixed")
 

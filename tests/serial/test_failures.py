@@ -21,6 +21,16 @@ def test_a_rank_that_raises(python):
 
 
 @each_mpi
+def test_a_stage_that_raises(python):
+    finished = job(python, 3, "stage_raises")
+    assert finished.status and finished.seconds < 20
+    output = finished.output
+    assert "rank 1 of 3 failed; the job ends" in output
+    assert "ZeroDivisionError: the stage that is to blame" in output
+    assert output.count("Traceback") == 1
+
+
+@each_mpi
 @pytest.mark.parametrize("algorithm", ["native", "ring", "linear"])
 def test_a_rank_that_never_comes(python, algorithm):
     finished = job(python, 3, "never_comes", algorithm)

@@ -1,0 +1,73 @@
+"""``mpidist bench pipeline``: what a pipeline costs, and its steps beside PyTorch's own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidArgument
+from .bench_checks import check_only
+from .bench_ddp import MISSING, given, print_rows
+from .common import make_console, make_table, show
+from .info import knobs, versions
+from .options import check_writable
+
+NAME = "pipeline"
+OPTIONS = ("iterations", "json_file")
+ITERATIONS = 40
+
+
+def print_pipelines(iterations: int, json_file: str | None) -> int:
+    """Measure and print."""
+    import mpidist
+
+    from ..bench.pipelines import engine_cost
+    from ..bench.records import make_header
+
+    check_only(NAME, OPTIONS, "--iterations and --json")
+    if not given("iterations"):
+        iterations = ITERATIONS
+    if iterations < 1:
+        raise InvalidArgument(f"--iterations {iterations}: allowed are numbers >= 1")
+    check_writable("--json", json_file)
+    comm = mpidist.init()
+    if comm.size < 2:
+        raise InvalidArgument(
+            "bench pipeline on 1 rank: allowed are 2 and more, as mpidist run -n 2 starts"
+        )
+    where = "torch.distributed.pipelining"
+    have = importlib.util.find_spec("torch") is not None
+    have = comm.broadcast_object(have and importlib.util.find_spec(where) is not None)
+    costs, rows = engine_cost(comm, iterations), []
+    if have:
+        from ..bench.pipelines_torch import steps
+
+        rows = steps(comm, iterations)
+    library = {"torch": importlib.metadata.version("torch")} if have else {}
+    header = make_header(comm, {**versions(), **library}, knobs())
+    if comm.rank == 0:
+        print_costs(costs)
+        if have:
+            print_rows(rows)
+        else:
+            make_console().print(MISSING)
+        if json_file:
+            content = {
+                "header": header,
+                "engine": [cost.as_json() for cost in costs],
+                "rows": [row.as_json() for row in rows],
+            }
+            Path(json_file).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return 0
+
+
+def print_costs(costs: list[Any]) -> None:
+    """Print what the engine takes."""
+    console = make_console()
+    table = make_table(console, "identity stages", ">microbatches", ">µs a microbatch and stage")
+    for cost in costs:
+        table.add_row(cost.schedule, str(cost.microbatches), f"{1e6 * cost.seconds:.1f}")
+    show(console, table)

@@ -1,0 +1,29 @@
+"""The benchmark of pipelines, in few rounds."""
+
+import pytest
+from training_kits import NEEDS_TORCH, torch
+
+from mpidist.bench.pipelines import engine_cost
+
+
+def test_engine_cost(comm):
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    costs = engine_cost(comm, 2, microbatches=4)
+    assert [cost.schedule for cost in costs] == ["gpipe", "1f1b", "zb-h1"]
+    assert all(cost.seconds > 0 and cost.microbatches == 4 for cost in costs)
+    told = comm.allgather_object([cost.as_json() for cost in costs])
+    assert all(other == told[0] for other in told)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_steps(comm, monkeypatch):
+    from mpidist.bench import pipelines_torch, training
+
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    monkeypatch.setattr(training, "WARM_ROUNDS", 1)
+    monkeypatch.setattr(pipelines_torch, "SIZES", ((8, 2),))
+    rows = pipelines_torch.steps(comm, 2)
+    assert [row.name for row in rows] == [pipelines_torch.OURS, "torch pipelining, gloo"]
+    assert all(row.seconds > 0 for row in rows) and rows[0].ratio == 1

@@ -1,0 +1,301 @@
+"""The parts of a pipeline's run, each by itself."""
+
+import numpy as np
+import pytest
+from training_kits import NEEDS_TORCH, torch
+
+import mpidist
+from mpidist.errors import InvalidArgument, RankFailed, Unsupported
+from mpidist.nn import CrossEntropy, Identity, Linear, Module, ReLU, Sequential
+from mpidist.parallel.pipe.keeper import Keeper
+from mpidist.parallel.pipe.loss import Weighing
+from mpidist.parallel.pipe.microbatches import bounds
+from mpidist.parallel.pipe.partition import divide, partition
+from mpidist.parallel.pipe.structure import flatten, select, unflatten
+
+
+def test_the_remainder_goes_to_the_last():
+    assert bounds(11, 4) == [(0, 2), (2, 4), (4, 6), (6, 11)]
+    assert bounds(4, 4) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_structures_come_back():
+    a, b, c = np.ones(1), np.ones(2), np.ones(3)
+    value = ({"a": a, "n": None, "list": [b, 3, "text"]}, c)
+    tree, tensors = flatten(value)
+    assert [t.size for t in tensors] == [1, 2, 3] and hash(tree)
+    back = unflatten(tree, tensors)
+    assert back[0]["a"] is a and back[0]["list"][1:] == [3, "text"] and back[1] is c
+    assert unflatten(tree, tensors, plain=False)[0]["list"][1:] == [None, None]
+    assert [x if x is None else x.size for x in select(tree, (None, c))] == [None, None, 3]
+    with pytest.raises(InvalidArgument, match="a tuple of 2 must be"):
+        select(tree, (a,))
+
+
+def test_divide_is_best():
+    """Against all ways to cut."""
+    from itertools import combinations
+
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        costs = random.integers(0, 9, random.integers(1, 8)).tolist()
+        parts = int(random.integers(1, len(costs) + 1))
+        ends = divide(costs, parts)
+        assert len(ends) == parts and ends == sorted(set(ends)) and ends[-1] == len(costs)
+        found = max(sum(costs[a:b]) for a, b in zip([0, *ends], ends))
+        ways = combinations(range(1, len(costs)), parts - 1)
+        assert found == min(
+            max(sum(costs[a:b]) for a, b in zip((0, *w), (*w, len(costs)))) for w in ways
+        )
+
+
+def test_partition_by_parameters():
+    layers = [Linear(4, 4), ReLU(), Linear(4, 12), Linear(12, 4), ReLU(), Linear(4, 4)]
+    parts = partition(Sequential(*layers), 3)
+    assert [layer for part in parts for layer in part.layers] == layers
+    assert parts.costs == (20, 60, 72) and parts.balance == pytest.approx(152 / 3 / 72)
+    assert "stage 1: layers" in str(parts) and str(parts).endswith("balance 0.70 (mean / largest)")
+    for wrong in (0, 7, True):
+        with pytest.raises(InvalidArgument, match=r"stages=.*allowed are 1 … 6"):
+            partition(layers, wrong)
+    with pytest.raises(InvalidArgument, match="by='size'"):
+        partition(layers, 2, by="size")
+    with pytest.raises(InvalidArgument, match="needs example="):
+        partition(layers, 2, by="time")
+
+
+def test_partition_by_time():
+    """The one long layer is not put together with the next longest."""
+
+    class Long(Identity):
+        def forward(self, x):
+            for _ in range(200):
+                x = x @ self.square
+            return x
+
+        square = np.eye(64)
+
+    layers = [Linear(64, 64, dtype=np.float64), Long(), Identity(), Identity()]
+    parts = partition(layers, 2, by="time", example=np.ones((8, 64)))
+    assert parts.layers == ((0, 1), (1, 4)) and parts.costs[1] > parts.costs[0]
+    assert layers[0].weight.grad is None
+
+
+def test_weights_of_losses():
+    assert Weighing(CrossEntropy(), 0).of(None, 3, 12).weight == 1 / 4
+    assert Weighing(CrossEntropy("sum"), 0).of(None, 3, 12).weight == 1 / 12
+    with pytest.raises(InvalidArgument, match="rank 2: loss_fn=3"):
+        Weighing(3, 2)
+    loss = Weighing(lambda y, t: 1.0, 0).of(None, 1, 1)
+    with pytest.raises(InvalidArgument, match=r"no backward\(scale\)"):
+        loss.explicit(None)
+
+
+class Undeclared(Module):
+    """Keeps things under names that nobody knows, and counts for itself."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen = self.seen + 1
+        self.cached = x
+        return x
+
+    def backward(self, grad):
+        self.back = getattr(self, "back", 0) + 1
+        return grad * self.cached
+
+
+def test_keeper_finds_what_forward_leaves():
+    module = Undeclared()
+    keeper, kept = Keeper(module), []
+    for x in (2.0, 3.0, 5.0):
+        keeper.watch()
+        module(x)
+        kept.append(keeper.take())
+    for values, expected in zip(kept, (2.0, 3.0, 5.0)):
+        keeper.put(values)
+        assert module.backward(1.0) == expected
+        keeper.take()
+    assert (module.seen, module.back) == (3, 3)
+
+
+def test_keeper_empties_those_that_declare():
+    layer = Linear(2, 2)
+    keeper = Keeper(layer)
+    layer(np.ones((1, 2), np.float32))
+    kept = keeper.take()
+    assert layer._input is None and kept[0][1]["_input"].shape == (1, 2)
+
+    class Slots:
+        __slots__ = ()
+
+    with pytest.raises(Unsupported, match="no __dict__"):
+        Keeper(Slots())
+
+
+def test_inherited_halves_are_not_taken_for_own():
+    class Doubled(Linear):
+        def backward(self, grad):
+            return 2 * super().backward(grad)
+
+        def forward(self, x):
+            self.extra = x
+            return super().forward(x)
+
+    layer = Doubled(2, 2)
+    layer(np.ones((1, 2), np.float32))
+    expected = layer.backward(np.ones((1, 2), np.float32))
+    layer(np.ones((1, 2), np.float32))
+    assert np.array_equal(layer.backward_input(np.ones((1, 2), np.float32)), expected)
+    assert not layer.splits and layer.saved is None and Linear(2, 2).splits
+
+
+class Failing(Identity):
+    def forward(self, x):
+        raise ArithmeticError("this stage cannot")
+
+
+def test_a_stage_that_raises():
+    """It is that error which is reported; the others hear of it, and the pipeline stays broken."""
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Failing() if comm.rank == 1 else Identity(), comm, 2)
+        try:
+            pipe.step(np.ones((2, 2)), np.ones((2, 2)), lambda y, t: (0.0, y))
+        except (ArithmeticError, RankFailed) as error:
+            with pytest.raises(mpidist.CommunicatorBroken, match="pipeline step"):
+                pipe.step(np.ones((2, 2)))
+            raise error
+
+    with pytest.raises(ArithmeticError, match="rank 1: this stage cannot"):
+        mpidist.run_simulated(3, job)
+
+
+def test_a_message_that_never_comes():
+    """The deadline is the communicator's, and the report says which message."""
+
+    def drop(source, target, number):
+        return dropping[0]
+
+    dropping = [False]
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Identity(), comm, 2)
+        give = np.ones((2, 2)), np.ones((2, 2)), lambda y, t: (0.0, y)
+        pipe.step(*give)
+        comm.barrier()
+        dropping[0] = True
+        comm.timeout = pipe._own.timeout = 0.3
+        pipe.step(*give)
+
+    with pytest.raises(mpidist.CollectiveTimeout, match="gradient of microbatch 0 for stage 0"):
+        mpidist.run_simulated(2, job, faults=mpidist.Faults(drop=drop))
+
+
+# -- halves of backward in PyTorch ----------------------------------------------------------------
+
+
+def shared_weight(x, p):
+    return [torch.tanh(torch.tanh(x @ p[0]) @ p[0]) @ p[1]]
+
+
+def two_outputs(x, p):
+    h = torch.tanh(x @ p[0])
+    return [h @ p[1], h * p[2]]
+
+
+def beside_the_input(x, p):
+    return [x @ p[0] + p[2], (p[1] * 2).sum(dim=0)]
+
+
+def normed(x, p):
+    return [torch.nn.functional.layer_norm(x, (4,), p[2], p[2] * 2) @ (p[0] / p[0].norm())]
+
+
+def no_parameters(x, p):
+    return [x * 2]
+
+
+GRAPHS = (shared_weight, two_outputs, beside_the_input, normed, no_parameters)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+@pytest.mark.parametrize("inputs", (True, False))
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.__name__)
+def test_halves(graph, inputs):
+    """Together they add what one backward adds; the first gives all of the inputs' gradient."""
+    from mpidist.torch.halves import Halves
+
+    if graph is no_parameters and not inputs:
+        return
+
+    def make():
+        torch.manual_seed(0)
+        kinds = {"dtype": torch.float64, "requires_grad": True}
+        p = [torch.randn(4, 4, **kinds), torch.randn(4, 4, **kinds), torch.randn(4, **kinds)]
+        x = torch.randn(3, 4, dtype=torch.float64, requires_grad=inputs)
+        roots = graph(x, p)
+        return x, p, roots, [torch.randn_like(root) for root in roots]
+
+    x, p, roots, grads = make()
+    torch.autograd.backward(roots, grads)
+    y, q, roots, grads = make()
+    halves = Halves(roots, grads, [y] if inputs else [])
+    halves.inputs()
+    if inputs:
+        assert torch.equal(x.grad, y.grad)
+    halves.weights()
+    for one, other in zip(p, q):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            assert torch.allclose(one.grad, other.grad, rtol=1e-14)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_the_second_half_computes_nothing_twice():
+    """A node is run once in each half: what comes after it is not computed again."""
+    from mpidist.torch.halves import Halves
+
+    done = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, grad):
+            done.append(1)
+            x, w = ctx.saved_tensors
+            return grad @ w.T, x.T @ grad
+
+    x = torch.randn(2, 3, requires_grad=True)
+    weights = [torch.randn(3, 3, requires_grad=True) for _ in range(5)]
+    y = x
+    for w in weights:
+        y = Product.apply(y, w)
+    halves = Halves([y], [torch.ones_like(y)], [x])
+    halves.inputs()
+    assert len(done) == 5 and all(w.grad is None for w in weights)
+    halves.weights()
+    assert len(done) == 10 and all(w.grad is not None for w in weights)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_recomputation_draws_the_same_numbers():
+    from mpidist.parallel.pipe.recompute import Recomputing
+    from mpidist.torch.stage import stage
+
+    grads = []
+    for wrap in (lambda s: s, Recomputing):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5))
+        worker, x = wrap(stage(net, net, "")), torch.randn(4, 8)
+        output, saved = worker.forward(x, None, [], True)
+        worker.finish(saved, "tensor", [output])
+        worker.backward(saved, [torch.ones(4, 64)])
+        grads.append(net[0].weight.grad)
+    assert torch.equal(*grads)
