@@ -227,6 +227,9 @@ class Watch:
         """Give the exit code: that of the first rank that ended badly, if any did."""
         self._tell()
         bad = self._bad()
+        first = next((rank for rank in self.ended if not rank.good), None)
+        if first is not None and first is not bad[0]:
+            _say(f"before that {first}")  # the others may have ended because of it
         if bad and (bad[0].status != LOST or status == 0):
             return bad[0].code
         if status:
