@@ -17,11 +17,14 @@ class Rule:
     one_node: bool = False
     several_nodes: bool = False
     two_nodes: bool = False
+    crowded: bool = False  # only with more ranks than cores
 
-    def holds(self, nbytes: float, size: int, nodes: int) -> bool:
+    def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
         """Tell whether the rule speaks about such a call."""
         small = nbytes < self.below or self.below == float("inf")
         if (self.one_node and nodes > 1) or (self.several_nodes and nodes == 1):
+            return False
+        if self.crowded and not crowded:
             return False
         return small and size <= self.ranks and (nodes == 2 or not self.two_nodes)
 
@@ -60,6 +63,7 @@ WITH_NATIVE: dict[str, tuple[Rule, ...]] = {
             "hierarchical_leaders/binomial/recursive_doubling",
         ),
         Rule(4 << 20, NATIVE),
+        Rule(16 << 20, NATIVE, crowded=True),
         Rule(_ANY, "direct", ranks=16, one_node=True),
         Rule(32 << 20, NATIVE),
         Rule(_ANY, "ring"),
@@ -75,8 +79,9 @@ WITH_NATIVE: dict[str, tuple[Rule, ...]] = {
 }
 """Shipped rules where the library has its own: ours only where it was measured to be faster.
 
-On one node, direct took 0.57–0.92 of native's time from 4 MB on (Open MPI 5.0.11 and MPICH 5.0.2, 2
-and 4 ranks).  Above 32 MB native allreduce maps a full-size temporary in every call, on any nodes.
+On one node, direct took 0.57–0.94 of native's time from 4 MB on (Open MPI 5.0.11 and MPICH 5.0.2, 2
+ranks), and from 16 MB on with more ranks than cores (4 on 2; at 4 MB 1.04–1.2 with Open MPI).
+Above 32 MB native allreduce maps a full-size temporary in every call, on any nodes.
 Between nodes see docs/hierarchical.rst: there a native call with a deadline first waits until all
 have come, which costs a round trip that ours does not need.
 """
@@ -112,44 +117,44 @@ _SLOT = (2 << 20) + 1
 _MEBIBYTE = (1 << 20) + 1
 _STAGED: dict[bool, dict[str, Range]] = {
     False: {
-        "allreduce": (4 << 10, _MEBIBYTE),
-        "reduce": (4 << 10, _SLOT),
+        "allreduce": (4 << 10, 768 << 10),
+        "reduce": (4 << 10, 768 << 10),
         "reduce_scatter": (4 << 10, _SLOT),
-        "allgather": (8 << 10, _MEBIBYTE),
-        "broadcast": (4 << 10, _SLOT),
+        "allgather": (8 << 10, 768 << 10),
+        "broadcast": (4 << 10, 768 << 10),
         "alltoall": (8 << 10, 768 << 10),
-        "gather": (8 << 10, _MEBIBYTE),
-        "scatter": (2 << 10, _SLOT),
+        "gather": (8 << 10, 768 << 10),
+        "scatter": (2 << 10, _MEBIBYTE),
     },
     True: {
-        "allreduce": (8 << 10, _SLOT),
-        "reduce": (4 << 10, _SLOT),
+        "allreduce": (8 << 10, _MEBIBYTE),
+        "reduce": (4 << 10, _MEBIBYTE),
         "reduce_scatter": (4 << 10, _SLOT),
-        "allgather": (2 << 10, _SLOT),
+        "allgather": (2 << 10, 768 << 10),
         "broadcast": (4 << 10, _SLOT),
-        "alltoall": (16 << 10, _SLOT),
-        "gather": (16 << 10, _SLOT),
-        "scatter": (8 << 10, 768 << 10),
+        "alltoall": (16 << 10, 192 << 10),
+        "gather": (16 << 10, _MEBIBYTE),
+        "scatter": (8 << 10, 384 << 10),
     },
 }
 _STAGED_MPICH: dict[bool, dict[str, Range]] = {
     False: {
-        "allreduce": (2 << 10, _SLOT),
+        "allreduce": (2 << 10, _MEBIBYTE),
         "reduce": (2 << 10, _SLOT),
         "reduce_scatter": (2 << 10, _SLOT),
-        "allgather": (2 << 10, _MEBIBYTE),
-        "broadcast": (2 << 10, _SLOT),
-        "alltoall": (2 << 10, _MEBIBYTE),
-        "gather": (2 << 10, _MEBIBYTE),
-        "scatter": (2 << 10, _SLOT),
+        "allgather": (2 << 10, 768 << 10),
+        "broadcast": (2 << 10, 768 << 10),
+        "alltoall": (2 << 10, 768 << 10),
+        "gather": (2 << 10, 768 << 10),
+        "scatter": (2 << 10, _MEBIBYTE),
     },
     True: {
         "allreduce": (2 << 10, _SLOT),
         "reduce": (2 << 10, _SLOT),
         "reduce_scatter": (2 << 10, _SLOT),
-        "allgather": (2 << 10, _SLOT),
+        "allgather": (2 << 10, _MEBIBYTE),
         "broadcast": (4 << 10, _SLOT),
-        "alltoall": (2 << 10, _SLOT),
+        "alltoall": (2 << 10, 512 << 10),
         "gather": (2 << 10, _SLOT),
         "scatter": (2 << 10, _SLOT),
     },

@@ -233,12 +233,13 @@ def _by_rules(call: Call, means: Means) -> Way:
         return Way(NATIVE, None, "shipped rule: native at every size")
     rules = WITH_NATIVE[call.collective] if native else WITHOUT_NATIVE[call.collective]
     nbytes = _ANY if call.uneven_alltoall else call.nbytes  # the ranks must choose alike
+    where = call.size, len(means.groups), means.crowded
     for rule in rules:
-        if not rule.holds(nbytes, call.size, len(means.groups)):
+        if not rule.holds(nbytes, *where):
             continue
         limit = f"below {_size(rule.below)}" if rule.below < _ANY else "for large buffers"
         if rule.below == _ANY and not any(
-            other.below < _ANY and other.holds(0, call.size, len(means.groups)) for other in rules
+            other.below < _ANY and other.holds(0, *where) for other in rules
         ):
             limit = "at every size"
         why = f"shipped rule: {rule.name} {limit}"
