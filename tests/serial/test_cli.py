@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from processes import environment
 
+from mpidist import launch
 from mpidist.cli import main
 from mpidist.commands.common import launched_rank
 from mpidist.commands.launchers import settings_for
@@ -43,6 +44,14 @@ def no_launch(monkeypatch):
     """Act as a user would who is in no MPI job."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def a_process_of_its_own():
+    """Each command would start mpidist with settings of its own; here all share a process."""
+    yield
+    if launch._default is not None and launch._default.broken is None:
+        launch._default.free()
 
 
 def call(*arguments, status=0):
