@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from training_cases import SMALL, assert_close, assert_identical, train, train_alone
-from training_kits import batch
+from training_kits import batch, torch
 
 from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.nn import SGD
 from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.parallel.hooks import Compress, TopK
 from mpidist.parallel.powersgd import PowerSGD
@@ -89,6 +90,24 @@ def what_zero_cannot_do_is_refused(comm, kit):
             model.clip_gradients(1.0)
         with pytest.raises(InvalidArgument, match="needs the ZeroOptimizer"), model.join():
             pass
+
+
+def what_zero_cannot_cut_is_refused(comm, kit):
+    if kit.name == "torch":
+        names = {"LBFGS": "steps of one", "Adafactor": "in another way", "SparseAdam": "steps of"}
+        if hasattr(torch.optim, "Muon"):
+            names["Muon"] = "does not take a piece"
+        wrong = [(getattr(torch.optim, name), said) for name, said in names.items()]
+    else:
+
+        class Normed(SGD):
+            def _update(self, index, data, grad):
+                super()._update(index, data, grad / np.abs(grad).max())
+
+        wrong = [(Normed, "changes a piece of a parameter in another way than the whole")]
+    for optimizer, said in wrong:
+        with pytest.raises(Unsupported, match=f"rank {comm.rank}: .*{optimizer.__name__} .*{said}"):
+            ZeroOptimizer(optimizer, DDP(kit.mlp(), comm, **SMALL))
 
 
 def hooked(comm, kit, hook, overlap="none", steps=40):
@@ -232,6 +251,35 @@ def an_overflow_passes(comm):
         with np.errstate(over="ignore", invalid="ignore"):
             ddp.sync_gradients()
         assert (module.weights[0].grad == expected).all()
+
+
+def a_step_without_numbers_passes(comm, hook):
+    """What is not finite once is told, and does not come back in later steps."""
+    from ddp_cases import Weights
+
+    module = Weights(np.zeros((8, 8), np.float32))
+    ddp = DDP(module, comm, hook=hook, overlap="none")
+    finite = []
+    for value in (1.0, np.nan, 1.0, 1.0):
+        module.weights[0].grad = np.full((8, 8), value, np.float32)
+        ddp.sync_gradients()
+        finite.append(bool(np.isfinite(module.weights[0].grad).all()))
+    assert finite == [True, False, True, True]
+
+
+def complex_numbers_are_not_made_real(comm):
+    from ddp_cases import Weights
+
+    module = Weights(np.ones((4, 4), np.complex64))
+    for hook in (Compress("float16"), PowerSGD(1)):
+        ddp = DDP(module, comm, hook=hook, overlap="none")
+        module.weights[0].grad = np.full((4, 4), 1 + 1j, np.complex64)
+        if comm.size > 1:
+            with pytest.raises(Unsupported, match="gradient of 0 is complex64: allowed are real"):
+                ddp.sync_gradients()
+        del ddp
+    module.weights[0].grad = np.full((4, 4), 3 + 4j, np.complex64)
+    assert DDP(module, comm).clip_gradients(10.0) == pytest.approx(20.0)
 
 
 def wrong_hooks_are_refused(comm):

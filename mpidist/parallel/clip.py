@@ -46,6 +46,10 @@ def clip_by_norm(
 
 def _squares(gradient: Any) -> float:
     """Give the sum of squares in float64; a step at a time, so that no large copy is made."""
+    if getattr(gradient, "is_sparse", False):
+        gradient = gradient.coalesce().values()
+    if "complex" in str(gradient.dtype):
+        return _squares(gradient.real) + _squares(gradient.imag)
     flat = gradient.reshape(-1)
     total = 0.0
     for start in range(0, len(flat), 1 << 16):

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from .bucket import Bucket
 from .pins import allocate
 from .tree import read_all
@@ -40,6 +40,21 @@ class Feedback:
         if LEFT not in kept:
             kept[LEFT] = np.zeros_like(bucket.flat)
         return kept[LEFT]
+
+    def drop_lost(self, bucket: Bucket) -> None:
+        """Forget what is not finite: it must not come back in every later step."""
+        left = self.residual(bucket)
+        lost = ~np.isfinite(left)
+        if lost.any():
+            left[lost] = 0
+
+    def refuse_complex(self, bucket: Bucket) -> None:
+        """Raise Unsupported if it is one of complex numbers, which have no such short form."""
+        if bucket.flat.dtype.kind == "c":
+            raise Unsupported(
+                f"rank {bucket.comm.rank}: hook={type(self).__name__}: the gradient of "
+                f"{bucket.names[0]} is {bucket.flat.dtype}: allowed are real numbers"
+            )
 
     def scratch(self, name: str, bucket: Bucket, count: int, dtype: Any) -> np.ndarray:
         """Give memory for a message in place of a bucket, of the same kind as the bucket's."""

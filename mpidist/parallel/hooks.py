@@ -56,15 +56,15 @@ class Compress(Feedback):
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
         """Begin to send."""
+        self.refuse_complex(bucket)
         flat = bucket.flat
         packed = self.scratch("packed", bucket, flat.size, self._dtype)
         if self.feedback:
             flat += self.residual(bucket)
         packed[...] = flat
         if self.feedback:
-            left = np.subtract(flat, packed.astype(flat.dtype), out=self.residual(bucket))
-            if not np.isfinite(left).all():  # an overflow must not come back in every later step
-                left[~np.isfinite(left)] = 0
+            np.subtract(flat, packed.astype(flat.dtype), out=self.residual(bucket))
+            self.drop_lost(bucket)
         yield bucket.comm.iallreduce(packed, op="mean", out=packed, algorithm=bucket.algorithm)
         flat[...] = packed
 
@@ -98,6 +98,7 @@ class TopK(Feedback):
         first = bucket.comm.iallgather(chosen[None].astype(np.int64), out=places)
         second = bucket.comm.iallgather(left[chosen][None], out=values)
         left[chosen] = 0
+        self.drop_lost(bucket)
         yield first
         yield second
         flat[...] = 0

@@ -37,6 +37,7 @@ class PowerSGD(Feedback):
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
         """Begin to send."""
+        self.refuse_complex(bucket)
         kept, flat = self.kept(bucket), bucket.flat
         matrices, whole = self._cut(bucket)
         right = kept.get("right")
@@ -56,11 +57,15 @@ class PowerSGD(Feedback):
         products = [m.T @ p for m, p in zip(inputs, left, strict=True)]
         factors = self._join("factors", bucket, products, wide)
         yield bucket.comm.iallreduce(factors, op="mean", out=factors, algorithm=bucket.algorithm)
-        kept["right"] = right = [q.copy() for q in _cut_up(factors, [q.shape for q in right])]
+        right = [q.copy() for q in _cut_up(factors, [q.shape for q in right])]
+        kept["right"] = right
+        if not all(np.isfinite(q).all() for q in right):  # the next step begins anew, on all ranks
+            del kept["right"]
         left_out[...] = 0
         for (a, b, _), m, p, q in zip(matrices, inputs, left, right, strict=True):
             flat[a:b] = (p @ q.T).reshape(-1)
             left_out[a:b] = m.reshape(-1) - flat[a:b]
+        self.drop_lost(bucket)
         for (a, b), mean in zip(whole, parts[len(left) :], strict=True):
             flat[a:b] = mean
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol
 
-from ..errors import CommunicationError
+from ..errors import CommunicationError, InvalidArgument
 from ..waiting import MANNERS
 from .bucket import Bucket
 from .chain import DONE
@@ -75,7 +75,7 @@ class Polls:
 
     def start(self, bucket: Bucket) -> Any:
         """Begin to send."""
-        work = _Polled(self._hook(bucket), self.spans)
+        work = _Polled(begin(self._hook, bucket), self.spans)
         self._active.append(work)
         return work
 
@@ -168,9 +168,20 @@ def _serve(queue: SimpleQueue, send: Callable[[Bucket], object], spans: Spans) -
 WAYS: dict[str, Callable[[Any], Way]] = {"none": Blocking, "polls": Polls, "thread": Thread}
 
 
+def begin(hook: Any, bucket: Bucket) -> Any:
+    """Have a hook begin; raise InvalidArgument if it gives no Work."""
+    work = hook(bucket)
+    if not callable(getattr(work, "wait", None)) or not callable(getattr(work, "test", None)):
+        raise InvalidArgument(
+            f"rank {bucket.comm.rank}: hook gave {type(work).__name__} for bucket {bucket.index}: "
+            "allowed are Works, such as bucket.comm.iallreduce() gives"
+        )
+    return work
+
+
 def sender(hook: Any) -> Callable[[Bucket], object]:
     """Give the blocking form of a hook: its method `blocking`, or the call and a wait."""
-    return getattr(hook, "blocking", None) or (lambda bucket: hook(bucket).wait())
+    return getattr(hook, "blocking", None) or (lambda bucket: begin(hook, bucket).wait())
 
 
 class Average:

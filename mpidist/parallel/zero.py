@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import InvalidArgument, Unsupported
 from .clip import clip_by_norm
 from .division import Division
+from .elementwise import check_elementwise
 from .framework import library
 from .pieces import Part, Piece, part_of
 from .progress import Average
@@ -29,7 +30,7 @@ class ZeroOptimizer(Uncopied):
     ----------
     optimizer : type
         Of PyTorch or :mod:`mpidist.nn`; it must treat every element for itself, as SGD and Adam do:
-        it sees pieces of parameters, flat.
+        it sees pieces of parameters, flat.  Whether it does is tried on a few numbers.
     model : DDP
         Whose parameters are learnt.  To be made before its first step; the buckets stay as they
         are then.
@@ -44,6 +45,14 @@ class ZeroOptimizer(Uncopied):
         The one of this rank, for a scheduler of learning rates for instance.
     takes_parts : bool
         True: of a checkpoint it reads what it needs, not whole arrays.
+
+    Raises
+    ------
+    Unsupported
+        If the optimizer does not treat every element for itself, such as LBFGS, or the model has a
+        communication hook.
+    InvalidArgument
+        If the model has made steps, or an argument is not allowed.
 
     Notes
     -----
@@ -78,6 +87,8 @@ class ZeroOptimizer(Uncopied):
         if not isinstance(self._reducer.hook, Average):
             raise Unsupported(f"rank {rank}: a model with a communication hook cannot scatter")
         self._groups = self._checked(groups)
+        first = {k: v for k, v in (self._groups or [{}])[0].items() if k != "params"}
+        check_elementwise(model.framework, optimizer, first, options, rank)
         self._divide()
         self._reducer.lock(Weakly(self._follow))
         given = self._groups or [{}]
@@ -186,13 +197,20 @@ class ZeroOptimizer(Uncopied):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this rank's part of the state that a checkpoint holds, for any number of ranks."""
+        where = f"rank {self._comm.rank}: state is not one that a checkpoint has of a ZeroOptimizer"
+        if not isinstance(state, Mapping) or not {"state", "options"} <= set(state):
+            raise InvalidArgument(f"{where}; what an undivided optimizer saved goes to one")
+        groups = getattr(self.optimizer, "param_groups", [])
+        if len(groups) != len(state["options"]):
+            raise InvalidArgument(
+                f"{where} with {len(groups)} groups of parameters: it has {len(state['options'])}"
+            )
         self._restore(state.get("sending"))
         for piece in self.pieces:
             kept = self._model.framework.optimizer_state(self.optimizer, piece.made)
             kept.clear()
             for key, value in state["state"].get(piece.name, {}).items():
                 kept[key] = part_of(value, piece.start, piece.stop)
-        groups = getattr(self.optimizer, "param_groups", [])
         for group, options in zip(groups, state["options"], strict=True):
             group.update(options)
 

@@ -5,6 +5,8 @@ import zero_cases as cases
 from training_kits import KITS
 
 from mpidist import run_simulated
+from mpidist.parallel.hooks import Compress, TopK
+from mpidist.parallel.powersgd import PowerSGD
 
 
 @pytest.mark.parametrize("size", (1, 3))
@@ -28,6 +30,7 @@ def test_zero_overlapped(overlap):
         cases.zero_clips_by_the_norm_of_all,
         cases.zero_is_made_before_the_first_step,
         cases.what_zero_cannot_do_is_refused,
+        cases.what_zero_cannot_cut_is_refused,
     ),
 )
 def test_zero_cases(kit, case, size):
@@ -50,3 +53,12 @@ def test_compression(size):
 
 def test_wrong_hooks():
     run_simulated(1, cases.wrong_hooks_are_refused)
+
+
+@pytest.mark.parametrize("make", (lambda: TopK(0.05), lambda: PowerSGD(1), lambda: Compress()))
+def test_a_step_without_numbers(make):
+    run_simulated(2, lambda comm: cases.a_step_without_numbers_passes(comm, make()))
+
+
+def test_complex_numbers():
+    run_simulated(2, cases.complex_numbers_are_not_made_real)
