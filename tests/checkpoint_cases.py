@@ -281,7 +281,13 @@ def what_cannot_be_saved_is_named(comm, folder):
         Checkpoint(None, comm)
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: load: x is of int: allowed are"):
         checkpoint.load(x=3)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: step='1': allowed are"):
+        checkpoint.load("1")
     checkpoint.save(1, x=1)
+    file = folder / "step-00000001.0" / "manifest.json"
+    for below in (Checkpoint(file, comm), Checkpoint(file / "more", comm)):
+        with pytest.raises(CheckpointError, match=r"load: on rank 0: .*manifest.json"):
+            below.load()
     with pytest.raises(CheckpointError, match="has no y, but x"):
         checkpoint.load(y=shard([], comm))
 
@@ -303,6 +309,18 @@ def unlike_things_are_refused_on_every_rank(comm, folder):
     checkpoint.save(1, x=1)
 
 
+def states_are_not_mixed_up(comm, folder):
+    folder = same_folder(comm, folder)
+    checkpoint = Checkpoint(folder, comm)
+    divided, whole = (counting_trainer(comm, zero, 0)[1:] for zero in (True, False))
+    checkpoint.save(1, optimizer=divided[1])
+    with pytest.raises(InvalidArgument, match="by the names of parameters, as that of a Zero"):
+        checkpoint.load(optimizer=whole[1])
+    checkpoint.save(2, optimizer=whole[1])
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state is not one that a check"):
+        checkpoint.load(optimizer=divided[1])
+
+
 def the_manifest_is_json(comm, folder):
     folder = same_folder(comm, folder)
     path = Checkpoint(folder, comm).save(4, numbers=np.float32(2.5), half=np.ones(2, np.float16))
@@ -319,5 +337,6 @@ CASES = [
     old_ones_are_removed,
     what_cannot_be_saved_is_named,
     unlike_things_are_refused_on_every_rank,
+    states_are_not_mixed_up,
     the_manifest_is_json,
 ]

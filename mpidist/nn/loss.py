@@ -40,7 +40,17 @@ class CrossEntropy:
             What the model says; larger is likelier.
         labels : ndarray of int, shape (n,)
             The right classes.
+
+        Raises
+        ------
+        InvalidArgument
+            If there are no samples, and their mean is asked for.
         """
+        if self.reduction == "mean" and len(labels) == 0:
+            raise InvalidArgument(
+                "labels=[]: no samples have no mean; reduction='sum' is allowed, and divide by the "
+                "size of the whole batch"
+            )
         xp = namespace(scores)
         shifted = scores - scores.max(axis=1, keepdims=True)
         exponentials = xp.exp(shifted)

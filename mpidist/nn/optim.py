@@ -64,6 +64,11 @@ class Optimizer:
         InvalidArgument
             If there is no such parameter, or it has another shape.
         """
+        if not all(isinstance(index, int) for index in state["state"]):
+            raise InvalidArgument(
+                "state is by the names of parameters, as that of a ZeroOptimizer: allowed is what "
+                "state_dict() of such an optimizer gave"
+            )
         for index, kept in state["state"].items():
             shape = (
                 tuple(self.parameters[index].data.shape) if index < len(self.parameters) else None

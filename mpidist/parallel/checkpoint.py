@@ -142,6 +142,10 @@ class Checkpoint:
             On every rank, if the checkpoint is damaged, or lacks what is asked for.
         """
         rank, size = self._comm.rank, self._comm.size
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise InvalidArgument(
+                f"rank {rank}: step={step!r}: allowed are whole numbers >= 0, and None for the last"
+            )
         for name, value in objects.items():
             if not callable(getattr(value, "load_state_dict", None)):
                 raise InvalidArgument(
@@ -182,9 +186,11 @@ class Checkpoint:
 
     def _found(self) -> list[tuple[int, int, Path]]:
         """List step, generation and folder of complete checkpoints."""
-        if not self.folder.is_dir():
+        try:
+            entries = list(self.folder.iterdir())
+        except FileNotFoundError:
             return []
-        named = [(path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir()]
+        named = [(path, _NAME.fullmatch(path.name)) for path in entries]
         return [(int(name[1]), int(name[2]), path) for path, name in named if name]
 
     def _same(self, what: str, mine: Any) -> None:

@@ -22,11 +22,15 @@ def make_folder(parent: Path, name: str) -> Path:
 
 def write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """Write a file that is on the disk when this returns."""
-    with open(path, "wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(path, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)  # a full disk does not say which
+        raise
 
 
 def publish(made: Path, final: Path) -> None:

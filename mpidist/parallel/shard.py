@@ -78,8 +78,14 @@ class Order:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on where :meth:`state_dict` was called."""
-        self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
-        self.position = int(state["position"])
+        names = ("seed", "epoch", "position")
+        given = state if isinstance(state, Mapping) else {}
+        found: list[Any] = [given.get(name) for name in names]
+        if not all(isinstance(x, (int, np.integer)) and x >= 0 for x in found):
+            raise InvalidArgument(
+                f"rank {self.rank}: state={state!r}: allowed is what state_dict() of a shard gave"
+            )
+        self.seed, self.epoch, self.position = (int(x) for x in found)
 
 
 class Samples:

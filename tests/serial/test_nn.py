@@ -230,3 +230,11 @@ def test_training_learns(make):
         net.backward(loss.backward())
         optimizer.step()
     assert value < 0.1
+
+
+def test_no_samples_have_no_mean():
+    scores, labels = np.zeros((0, 3)), np.zeros(0, int)
+    with pytest.raises(InvalidArgument, match="labels=.*: no samples have no mean"):
+        CrossEntropy()(scores, labels)
+    loss = CrossEntropy("sum")
+    assert loss(scores, labels) == 0 and loss.backward().shape == (0, 3)

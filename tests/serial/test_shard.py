@@ -1,5 +1,7 @@
 """Each rank's part of a data set."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +96,13 @@ def test_wrong_arguments():
     for seed in (-1, "a", 1.5):
         with pytest.raises(InvalidArgument, match=f"rank 1: seed={seed!r}: allowed are whole"):
             shard([1], Rank(1, 2), seed=seed)
+
+
+def test_wrong_states():
+    samples = shard([1, 2, 3], Rank(1, 2))
+    for state in ({}, None, {"seed": 0, "epoch": 0, "position": -2}):
+        with pytest.raises(InvalidArgument, match=f"rank 1: state={re.escape(repr(state))}: all"):
+            samples.load_state_dict(state)
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
