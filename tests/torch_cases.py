@@ -151,6 +151,29 @@ def what_is_frozen_or_not_stays_so(comm):
             model.sync_gradients()
 
 
+def what_is_replaced_is_told(comm):
+    for change in (
+        lambda net: net.load_state_dict(
+            {k: v + 1 for k, v in net.state_dict().items()}, assign=True
+        ),
+        lambda net: net.__setitem__(1, nn.Linear(2, 2)),
+        lambda net: net.append(nn.Linear(2, 2)),
+        lambda net: net.pop(1),
+        lambda net: net.append(nn.ReLU()),  # which is not learnt
+    ):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model = DDP(net, comm)
+        change(net)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            if len(net) == 3 and isinstance(net[2], nn.ReLU):
+                model.sync_gradients()
+                continue
+            said = f"rank {comm.rank}: since the module was wrapped .* came to it and . went"
+            with pytest.raises(InvalidArgument, match=said):
+                model.sync_gradients()
+
+
 def a_copy_is_not_wrapped(comm):
     net = nn.Linear(2, 2)
     model = DDP(net, comm, overlap="polls")
@@ -242,6 +265,7 @@ CASES = [
     buffers_are_made_equal,
     buffers_that_a_forward_replaces_are_made_equal,
     what_is_frozen_or_not_stays_so,
+    what_is_replaced_is_told,
     a_copy_is_not_wrapped,
     what_has_no_shape_is_named,
     gradients_can_be_filled_with_zeros,

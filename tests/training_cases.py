@@ -11,7 +11,8 @@ from training_kits import batch, fingerprint
 
 from mpidist.errors import InvalidArgument
 from mpidist.parallel import DDP, ZeroOptimizer
-from mpidist.parallel.hooks import Compress
+from mpidist.parallel.hooks import Compress, TopK
+from mpidist.parallel.progress import Average
 from mpidist.topology import Grid
 
 STEPS = 50
@@ -303,6 +304,7 @@ def wrong_options_are_refused(comm, kit):
         ("unused", "maybe"),
         ("algorithm", "rung"),
         ("bucket_bytes", 0),
+        ("init_sync", "no"),
     ):
         with pytest.raises(InvalidArgument, match=str(value)):
             DDP(kit.mlp(), comm, **{option: value})
@@ -321,12 +323,81 @@ def what_is_no_module_is_refused(comm, kit):
         with pytest.raises(InvalidArgument, match="comm=.*: allowed are"):
             DDP(net, strange)
     model = DDP(net, comm)
+    net.note = 1
+    with pytest.raises(AttributeError, match="'DDP' object has no attribute 'note', .*module.note"):
+        _ = model.note
+    with pytest.raises(AttributeError, match="'DDP' object has no attribute 'nota'$"):
+        _ = model.nota
     with pytest.raises(InvalidArgument, match="join.*: optimizer is of int, which has no step"):
         with model.join(3):
             pass
-    for state in ({}, net.state_dict(), 3):
+    for state in ({}, net.state_dict(), 3, {"module": net.state_dict(), "sending": {}}):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state is not one that"):
             model.load_state_dict(state)
+
+
+def a_parameter_has_one_wrapper(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm)
+    said = f"rank {comm.rank}: the module has 0.weight, 0.bias, .* another DDP averages: close"
+    with pytest.raises(InvalidArgument, match=said):
+        DDP(net, comm)
+    if kit.name == "torch":
+        with pytest.raises(InvalidArgument, match="the module has weight, bias, which another"):
+            DDP(net[2], comm)
+    model.close()
+    again = DDP(net, comm)
+    del again  # so that one that was dropped is none
+    DDP(net, comm)
+
+
+def arguments_are_the_same_everywhere(comm, kit):
+    if comm.size == 1:
+        return
+    for name, here, there in (
+        ("overlap", "polls", "none"),
+        ("bucket_bytes", 64, 128),
+        ("buffers", "keep", "average"),
+        ("algorithm", "ring", "linear"),
+        ("hook", TopK(), None),
+        ("init_sync", True, False),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank 1 has {name}=.* where rank 0 has"):
+            DDP(kit.mlp(), comm, **{name: there if comm.rank else here})
+
+
+def what_a_hook_gives_is_looked_at(comm, kit):
+    if comm.size == 1:
+        return
+    x, labels = batch()
+    for overlap in ("none", "polls", "thread"):
+        model = DDP(kit.mlp(), comm, overlap=overlap, hook=lambda bucket: bucket.flat)
+        kit.step(model, x, labels, 1.0)
+        said = f"rank {comm.rank}: hook gave ndarray for bucket 0: allowed are Works"
+        with pytest.raises(InvalidArgument, match=said):
+            model.sync_gradients()
+
+
+def after_a_failed_sync_nothing_is_taken_for_sent(comm, kit):
+    if comm.size == 1:
+        return
+    average, works = Average(), [0]
+
+    def fails_once(bucket):
+        if bucket.index == 1 and works[0] == 0:
+            works[0] = 1
+            raise ValueError("once")
+        return average(bucket)
+
+    model = DDP(kit.mlp(), comm, overlap="none", hook=fails_once, **SMALL)
+    x, labels = batch()
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(ValueError, match="once"):
+        model.sync_gradients()
+    model.zero_grad(set_to_none=False)
+    kit.step(model, x, labels, comm.rank + 1.0)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .* failed before .Val"):
+        model.sync_gradients()
 
 
 def a_copy_of_a_module_is_not_wrapped(comm, kit):
@@ -351,6 +422,10 @@ CASES = [
     uneven_inputs_can_be_an_error,
     a_step_that_others_do_not_make_is_told,
     what_is_no_module_is_refused,
+    a_parameter_has_one_wrapper,
+    arguments_are_the_same_everywhere,
+    what_a_hook_gives_is_looked_at,
+    after_a_failed_sync_nothing_is_taken_for_sent,
     a_copy_of_a_module_is_not_wrapped,
     clipping_is_by_the_norm_of_all,
     a_closed_wrapper_leaves_the_module_alone,

@@ -143,7 +143,8 @@ class Bucket:
             raise InvalidArgument(
                 f"rank {rank}: the gradient of {self.names[k]} was added to {self.added[k]} times "
                 f"since the last sync_gradients(), {self.expected[k]} are allowed, as in the first "
-                "step; put all backward passes but the last of a step into no_sync()"
+                "step; put all backward passes but the last of a step into no_sync(), "
+                "and call sync_gradients() in a step that is given up as well"
             )
         self._missing -= 1
         return self.complete

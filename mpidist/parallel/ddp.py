@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InvalidArgument
 from .bucket import Bucket
+from .claims import Claim
 from .clip import clip_by_norm
 from .framework import framework_of
 from .frozen import Frozen
@@ -69,8 +70,8 @@ class DDP(Wrapper):
     Raises
     ------
     InvalidArgument
-        If an argument is not allowed; on every rank, if their parameters differ in name, shape or
-        dtype.
+        If an argument is not allowed, or another DDP has a parameter of the module; on every rank,
+        if their arguments differ, or their parameters in name, shape or dtype.
 
     Notes
     -----
@@ -97,10 +98,24 @@ class DDP(Wrapper):
         check_arguments(module, comm, hook, bucket_bytes, first_bucket_bytes)
         self.module, self.framework = module, framework_of(module)
         self.comm = self._comm = comm
+        if not isinstance(init_sync, bool):
+            raise InvalidArgument(
+                f"rank {comm.rank}: init_sync={init_sync!r}: allowed are True and False"
+            )
         check_ready(self.framework.unready(module), comm.rank)
         named, arrays = self.framework.parameters(module), self.framework.buffers(module)
-        self._unused, self._frozen = Unused(comm, named, unused), Frozen(module, named)
-        check_alike(comm, "DDP", self.framework, named, arrays)
+        self._unused, self._frozen = (
+            Unused(comm, named, unused),
+            Frozen(self.framework, module, named),
+        )
+        self._claim = Claim(named, comm.rank)
+        given: dict[str, Any] = {
+            "bucket_bytes": bucket_bytes,
+            "first_bucket_bytes": first_bucket_bytes,
+        }
+        given |= {"algorithm": algorithm, "overlap": overlap, "buffers": buffers, "unused": unused}
+        given |= {"hook": "none" if hook is None else "one", "init_sync": init_sync}
+        check_alike(comm, "DDP", self.framework, named, arrays, given)
         self.buffer_sync = BufferSync(comm, partial(self.framework.buffers, module), buffers)
         limits = (bucket_bytes, first_bucket_bytes)
         grouping = Grouping(self.framework, named, limits, algorithm, comm)
@@ -191,6 +206,7 @@ class DDP(Wrapper):
         Without it hooks end with this object, and a communicator of its own with the job.
         """
         self.reducer.close()
+        self._claim.end()
         if self._remove is not None:
             self._remove()
             self._remove = None
@@ -211,7 +227,7 @@ class DDP(Wrapper):
         On another number of ranks algorithms are chosen anew, and what ranks kept for a hook is
         given to those that there are.
         """
-        if not isinstance(state, Mapping) or not {"module", "sending"} <= set(state):
+        if not _is_state(state):
             raise InvalidArgument(
                 f"rank {self.comm.rank}: state is not one that state_dict() of a DDP gave; that of "
                 "a module goes to model.module.load_state_dict()"
@@ -238,3 +254,10 @@ class DDP(Wrapper):
 
     def __repr__(self) -> str:
         return f"DDP({self.module!r}, {len(self.buckets)} buckets on {self.comm.size} ranks)"
+
+
+def _is_state(state: Any) -> bool:
+    """Tell whether this is what :meth:`DDP.state_dict` gives."""
+    if not isinstance(state, Mapping) or not isinstance(state.get("sending"), Mapping):
+        return False
+    return "module" in state and {"ranks", "buckets", "algorithms"} <= set(state["sending"])

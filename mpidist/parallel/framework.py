@@ -26,6 +26,9 @@ class Framework(Protocol):
     def unready(self, module: Any) -> list[str]:
         """Name parameters and buffers that have no shape yet."""
 
+    def places(self, module: Any) -> list[Any]:
+        """List the dicts that hold the module's parameters and modules, if they are in such."""
+
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List arrays that are part of the model and not learnt; they share memory with it."""
 

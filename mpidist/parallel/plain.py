@@ -27,6 +27,10 @@ class Plain:
         """Name nothing: arrays have shapes."""
         return []
 
+    def places(self, module: Any) -> list[Any]:
+        """List nothing: who holds parameters is not known."""
+        return []
+
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List what ``named_buffers()`` gives, if there is that."""
         names: Callable[[], Any] | None = getattr(module, "named_buffers", None)

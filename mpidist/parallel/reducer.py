@@ -58,7 +58,7 @@ class Reducer:
         self.high_water, self.fixed, self.active = 0, False, comm.size > 1
         self._follow: Any = None
         self.touched = np.zeros(len(grouping.named), np.uint8)
-        self._next, self._opened = 0, False
+        self._next, self._opened, self._failed = 0, False, ""
         names = candidates(comm, overlap, len(grouping.layout))
         # What is launched early must not meet the user's own calls, which stand anywhere in a step.
         self._owns_comm = names != ["none"] and comm.size > 1
@@ -141,7 +141,21 @@ class Reducer:
 
         With `together`, buckets are in flight together instead of one after another.
         """
+        if self._failed:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: a sync_gradients() failed before ({self._failed}); "
+                "some gradients were sent, some not: close() this DDP and make another one"
+            )
         self.clock.sync_begins()
+        try:
+            self._sync(together)
+        except BaseException as error:
+            if self._next:
+                self._failed = f"{type(error).__name__}: {error}"
+            self._opened = False
+            raise
+
+    def _sync(self, together: bool) -> None:
         way = Polls(self.hook) if together and not self.way.early else self.way
         buckets = self.grouping.buckets
         self._note_touched(buckets)

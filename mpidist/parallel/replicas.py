@@ -16,14 +16,30 @@ from .pins import choose_algorithms
 Named = Sequence[tuple[str, Any]]
 
 
-def check_alike(comm: Any, what: str, framework: Framework, named: Named, arrays: Named) -> None:
-    """Raise InvalidArgument on every rank where parameters or buffers differ between ranks.
+def check_alike(
+    comm: Any,
+    what: str,
+    framework: Framework,
+    named: Named,
+    arrays: Named,
+    given: Mapping[str, Any],
+) -> None:
+    """Raise InvalidArgument on every rank where arguments, parameters or buffers differ.
 
     Compared are names, shapes and dtypes, in order; the message says which is the first to differ.
     """
     mine = [(name, tuple(p.data.shape), str(framework.kind(p))) for name, p in named]
     mine += [(name, tuple(array.shape), str(array.dtype)) for name, array in arrays]
-    layouts = comm.allgather_object(mine)
+    options = {name: repr(value) for name, value in given.items()}
+    every = comm.allgather_object((options, mine))
+    _, layouts = zip(*every, strict=True)
+    for rank, (there, _) in enumerate(every):
+        for name, value in every[0][0].items():
+            if there[name] != value:
+                raise InvalidArgument(
+                    f"{what}: rank {rank} has {name}={there[name]} where rank 0 has {value}; "
+                    "arguments must be the same on all ranks"
+                )
     for rank, layout in enumerate(layouts):
         for there, here in zip_longest(layout, layouts[0], fillvalue="nothing"):
             if there != here:

@@ -43,6 +43,13 @@ class Wrapper(Uncopied):
             self.reducer.prepare()
         return self.module(*inputs, **options)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say where an attribute is that only the module has."""
+        said = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not name.startswith("_") and hasattr(self.__dict__.get("module"), name):
+            said += f", its module has: write model.module.{name}"
+        raise AttributeError(said, name=name, obj=self)
+
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the module's forward."""
         self.reducer.prepare()

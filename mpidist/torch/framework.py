@@ -59,6 +59,10 @@ class Torch:
         every = [*module.named_parameters(), *module.named_buffers()]
         return [name for name, x in every if torch.nn.parameter.is_lazy(x)]
 
+    def places(self, module: Any) -> list[Any]:
+        """List what every module inside registers."""
+        return [place for m in module.modules() for place in (m._parameters, m._modules)]
+
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List the buffers."""
         return [(name, as_array(b)) for name, b in module.named_buffers() if b is not None]

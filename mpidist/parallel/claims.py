@@ -1,0 +1,58 @@
+"""Who averages a parameter: one wrapper at a time."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
+
+from ..errors import InvalidArgument
+
+_lock = threading.Lock()
+_claims: WeakSet[Claim] = WeakSet()
+
+
+class Claim:
+    """The parameters of a wrapper, from its making until it is closed or dropped.
+
+    Two wrappers of one parameter would both send its gradient, each from a buffer of its own.
+
+    Parameters
+    ----------
+    named : sequence of (str, parameter)
+        The parameters.
+    rank : int
+        For the error message.
+
+    Raises
+    ------
+    InvalidArgument
+        If another wrapper has one of them.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Any]], rank: int):
+        self._names = {id(p): name for name, p in named}
+        self._kept = [p for _, p in named]  # while it is alive nobody else has its id
+        taken = self._taken()
+        if taken:
+            gc.collect()  # what a traceback or a cycle holds was dropped by the user
+            taken = self._taken()
+        if taken:
+            raise InvalidArgument(
+                f"rank {rank}: the module has {', '.join(taken)}, which another DDP averages: "
+                "close() that one first"
+            )
+        with _lock:
+            _claims.add(self)
+
+    def _taken(self) -> list[str]:
+        with _lock:
+            others = [claim._names for claim in _claims]
+        return [name for i, name in self._names.items() if any(i in names for names in others)]
+
+    def end(self) -> None:
+        """Let others have them."""
+        with _lock:
+            _claims.discard(self)
