@@ -85,6 +85,11 @@ class Order:
             raise InvalidArgument(
                 f"rank {self.rank}: state={state!r}: allowed is what state_dict() of a shard gave"
             )
+        if found[2] > self.count:
+            raise InvalidArgument(
+                f"rank {self.rank}: state={state!r} is of a longer data set: this one has "
+                f"{self.count} samples"
+            )
         self.seed, self.epoch, self.position = (int(x) for x in found)
 
 

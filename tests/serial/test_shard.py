@@ -103,6 +103,8 @@ def test_wrong_states():
     for state in ({}, None, {"seed": 0, "epoch": 0, "position": -2}):
         with pytest.raises(InvalidArgument, match=f"rank 1: state={re.escape(repr(state))}: all"):
             samples.load_state_dict(state)
+    with pytest.raises(InvalidArgument, match="'position': 4} is of a longer .* has 3 samples"):
+        samples.load_state_dict({"seed": 0, "epoch": 0, "position": 4})
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
