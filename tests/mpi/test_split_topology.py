@@ -1,5 +1,7 @@
 """Sub-communicators, and nodes: real ones and pretended ones."""
 
+import socket
+
 import collective_cases as cases
 import numpy as np
 import pytest
@@ -96,11 +98,12 @@ def test_many_communicators(comm):
             sub.split(0)
 
 
-def test_topology_of_one_machine(comm):
-    topology = comm.topology
+def test_topology_groups_ranks_by_host(comm):
+    topology, hosts = comm.topology, comm.allgather_object(socket.gethostname())
     assert topology.rank == comm.rank and topology.size == comm.size
-    assert topology.groups == (tuple(range(comm.size)),)
-    assert topology.local_rank == comm.rank and topology.is_even
+    together = {host: tuple(r for r in range(comm.size) if hosts[r] == host) for host in hosts}
+    assert set(topology.groups) == set(together.values())
+    assert topology.local_rank == together[hosts[comm.rank]].index(comm.rank)
 
 
 @pytest.mark.parametrize("per_node", [1, 2])

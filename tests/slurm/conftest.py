@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import PYTHONS
 from minicluster import Refused
-from slurm_cluster import PATH, SlurmCluster, why_not
+from slurm_cluster import LONG, PATH, SlurmCluster, why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,9 +33,9 @@ def environment(mpi: str) -> dict[str, str]:
     return {"PATH": f"{beside}:{PATH}", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 
 
-@pytest.fixture(params=PYTHONS)
+@pytest.fixture(params=PYTHONS if LONG else ["this"])
 def mpi(request):
-    """Open MPI, and MPICH where there is one, by the environments of their users."""
+    """Open MPI, and in `make test-slurm` MPICH where there is one, by their users' environments."""
     return request.param
 
 

@@ -4,6 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+from slurm_cluster import LONG
+
 SLURM = Path(__file__).resolve().parents[2] / "slurm"
 ONE_EACH = ("--nodes=2", "--ntasks-per-node=1")
 QUICK = ["barrier", "--bytes", "8"]
@@ -38,6 +41,7 @@ def test_every_script_is_short_and_ends_in_its_launch_line():
         assert len(lines) <= 22 and any(line.startswith("# Edit: ") for line in lines[:6]), name
 
 
+@pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
 def test_every_script_completes(cluster, mpi, user, folder):
     """All are submitted at once, and share three nodes as SLURM sees fit."""
     jobs = {
@@ -66,7 +70,7 @@ def complaint(cluster, name, job):
     """Say what is wrong with a job, or nothing."""
     numbers = [f"{job}_0", f"{job}_1"] if name == "array_sweep" else [job]
     for number in numbers:
-        done = cluster.wait(number, 70)
+        done = cluster.wait(number, 240)
         said = re.search(SCRIPTS[name][2], done.output)
         if name == "train_gpu":
             said = said and "SLURM grants 1 GPU(s)" in done.output
