@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from training_kits import batch, fingerprint
 
-from mpidist.errors import InvalidArgument
+from mpidist.errors import InvalidArgument, UnknownName
 from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.parallel.hooks import Compress, TopK
 from mpidist.parallel.progress import Average
@@ -346,7 +346,10 @@ def a_parameter_has_one_wrapper(comm, kit):
         with pytest.raises(InvalidArgument, match="the module has weight, bias, which another"):
             DDP(net[2], comm)
     model.close()
+    with pytest.raises(UnknownName) as failed:  # whose traceback holds what was not made
+        DDP(net, comm, algorithm="rung")
     again = DDP(net, comm)
+    assert failed.tb
     del again  # so that one that was dropped is none
     DDP(net, comm)
 

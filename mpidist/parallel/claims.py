@@ -15,7 +15,7 @@ _claims: WeakSet[Claim] = WeakSet()
 
 
 class Claim:
-    """The parameters of a wrapper, from its making until it is closed or dropped.
+    """The parameters of a wrapper, which has them from `begin` until it is closed or dropped.
 
     Two wrappers of one parameter would both send its gradient, each from a buffer of its own.
 
@@ -44,13 +44,16 @@ class Claim:
                 f"rank {rank}: the module has {', '.join(taken)}, which another DDP averages: "
                 "close() that one first"
             )
-        with _lock:
-            _claims.add(self)
 
     def _taken(self) -> list[str]:
         with _lock:
             others = [claim._names for claim in _claims]
         return [name for i, name in self._names.items() if any(i in names for names in others)]
+
+    def begin(self) -> None:
+        """Keep them: the wrapper is made; one that could not be made, a traceback may hold."""
+        with _lock:
+            _claims.add(self)
 
     def end(self) -> None:
         """Let others have them."""

@@ -124,6 +124,7 @@ class DDP(Wrapper):
         self._join: Join | None = None
         if init_sync:
             self.broadcast_parameters()
+        self._claim.begin()
 
     # -- between the ranks ------------------------------------------------------------------------
 
