@@ -205,7 +205,7 @@ class TiedRun:
         self.target = kit.tensor(random.normal(size=(6, 4)))
         ends = comm.rank in (0, comm.size - 1)
         # Values that differ at first: those of the lowest rank are taken over.
-        stage = kit.linear(random.normal(size=(4, 4)) if comm.rank == 0 else np.ones((4, 4)))
+        stage = kit.linear(random.normal(size=(4, 4)) if comm.rank == 0 else np.full((4, 4), 0.25))
         self.parameter = stage.weight if ends else None
         tied = {"ends": stage.weight} if ends else None
         self.pipe = mpidist.Pipeline(stage, comm, 3, "1f1b", tied=tied)
@@ -214,7 +214,7 @@ class TiedRun:
         random = np.random.default_rng(1)
         x, target = random.normal(size=(6, 4)), random.normal(size=(6, 4))
         shared = self.kit.linear(random.normal(size=(4, 4)))
-        middle = [self.kit.linear(np.ones((4, 4))) for _ in range(self.comm.size - 2)]
+        middle = [self.kit.linear(np.full((4, 4), 0.25)) for _ in range(self.comm.size - 2)]
         y = x.copy()
         values = [self.kit.array(m.weight.data) for m in (shared, *middle, shared)]
         inputs = []
