@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from . import background, collectives, memory, sending
+from . import background, collectives, memory, objects, sending
 from .advice import Advice
 from .backends.base import Backend
 from .calibration import from_environment
@@ -91,8 +92,10 @@ class Communicator:
         self.rank, self.size = backend.rank, backend.size
         if backend.native is not None and self.topology.num_nodes == 1:
             patience = getattr(backend, "patience", SPINS)
-            talk = (self.broadcast_object, self.allgather_object)
-            self._service.shared.heap = Heap(self.rank, self.size, *talk, patience)
+            # Not by "auto": that could lead through the memory which these are to make.
+            tell = partial(objects.broadcast_object, self, root=0, algorithm="binomial")
+            everyone = partial(objects.allgather_object, self, algorithm="ring")
+            self._service.shared.heap = Heap(self.rank, self.size, tell, everyone, patience)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"

@@ -19,26 +19,28 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 
-def broadcast_object(comm: Communicator, value: Any, root: int) -> Any:
+def broadcast_object(comm: Communicator, value: Any, root: int, algorithm: str = "auto") -> Any:
     """Broadcast the length of the pickled object, then its bytes; all raise if it has none."""
     data, error = _pickled(value) if comm.rank == root else (_NOTHING, None)
-    length = int(comm.broadcast(np.array([-1 if error else data.size]), root)[0])
+    told = np.array([-1 if error else data.size])
+    length = int(comm.broadcast(told, root, algorithm=algorithm)[0])
     if length < 0:
         raise error or InvalidArgument(f"rank {root}: its object cannot be pickled")
     if comm.rank != root:
         data = np.empty(length, np.uint8)
-    comm.broadcast(data, root)
+    comm.broadcast(data, root, algorithm=algorithm)
     return value if comm.rank == root else pickle.loads(data.data)
 
 
-def allgather_object(comm: Communicator, value: Any) -> list[Any]:
+def allgather_object(comm: Communicator, value: Any, algorithm: str = "auto") -> list[Any]:
     """Gather the lengths of the pickled objects, then their bytes; all raise if one has none."""
     data, error = _pickled(value)
-    counts = comm.allgather(np.array([-1 if error else data.size])).tolist()
+    told = np.array([-1 if error else data.size])
+    counts = comm.allgather(told, algorithm=algorithm).tolist()
     if min(counts) < 0:
         ranks = ", ".join(str(rank) for rank, count in enumerate(counts) if count < 0)
         raise error or InvalidArgument(f"the object of rank {ranks} cannot be pickled")
-    joined = comm.allgather(data, counts=counts)
+    joined = comm.allgather(data, algorithm=algorithm, counts=counts)
     starts = [0, *accumulate(counts)]
     return [pickle.loads(joined[a:b].data) for a, b in zip(starts, starts[1:])]
 

@@ -129,6 +129,19 @@ def test_symmetric_memory_and_background(comm, made):
     assert (tuned.iallreduce(np.ones(5, "float32")).wait() == comm.size).all()
 
 
+def test_a_table_may_name_slots_at_every_size(comm, made):
+    """Also for the messages by which the ranks make the memory that the slots are in."""
+    nodes, times = tuple(map(len, comm.topology.groups)), {8: {"staged": 1e-6}}
+    entries = [
+        Entry(Key(library(), nodes, "any", name, "private"), ((0, "staged"),), times)
+        for name in ("broadcast", "allgather", "gather", "scatter")
+    ]
+    tuned = made(tuning=TuningTable(entries))
+    assert tuned.explain("broadcast", 8)[0].name == "staged"
+    assert (tuned.broadcast(np.full(3, tuned.rank), root=tuned.size - 1) == tuned.size - 1).all()
+    assert tuned.allgather_object(tuned.rank) == list(range(tuned.size))
+
+
 def test_calibration_is_short_and_the_same_everywhere(comm, made):
     tuned = made()
     tuned.barrier()
