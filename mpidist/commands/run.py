@@ -84,8 +84,8 @@ def run_command(
     allocation = Allocation.find()
     check_options(allocation, ranks, ranks_per_node, launcher, mpi, requeue)
     watched = watch or bool(label or log_dir) or (allocation is not None and watch is None)
-    if watch is False and (label or log_dir):
-        raise InvalidArgument("--no-watch: without it there are neither --label nor --log-dir")
+    if watch is False and (label or log_dir or requeue):
+        raise InvalidArgument("--no-watch: goes without --label, --log-dir and --requeue")
     arguments = as_command(program, watched)
     vendor = library_vendor()
     if allocation is None:

@@ -22,6 +22,7 @@ MEMBER = str(Path(__file__).with_name("member.py"))
 PATIENCE = 8.0  # seconds that the launcher has to end a job of which a rank was lost
 UNTIL_TOLD = 1.0  # seconds in which the rank that is the cause may report, after one is lost
 STEP = 3.0  # seconds between asking, killing the ranks, and killing the launcher
+LONGEST = 1 << 16  # bytes of a line that a member says
 LAST_WORDS, AFTER_FAILURE = 5.0, 0.5  # seconds in which reports come after the launcher's end
 TO_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 TO_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -122,6 +123,9 @@ class Watch:
                 self._listen(0.1)
             return self._verdict(status)
         finally:
+            if self._launcher.poll() is None:  # an error here must not leave the job alone
+                self._launcher.kill()
+                self._launcher.wait()
             for number, handler in old.items():
                 signal.signal(number, handler)
             self._selector.close()
@@ -189,17 +193,24 @@ class Watch:
         except OSError:
             data = b""
         *texts, line.text = (line.text + data).split(b"\n")
-        for text in texts:
-            self._hear(line, json.loads(text))
+        try:
+            for text in texts:
+                self._hear(line, json.loads(text))
+            if len(line.text) > LONGEST:
+                raise ValueError("no line of a member is so long")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            data = b""  # whoever it is, a port scan perhaps: it is not listened to
         if not data:
             self._selector.unregister(line.socket)
+            line.socket.close()
+            self._lines.remove(line)
             if line.rank is not None and line.rank.status is None:
                 self._end(line.rank, LOST)
 
     def _hear(self, line: Line, said: dict[str, Any]) -> None:
         if line.rank is None:
             if said.get("word") != self._word:
-                raise LaunchError("a process that does not belong to this run has connected")
+                raise ValueError("a process that does not belong to this run")
             line.rank = self.known[said["rank"]] = Rank(said["rank"], said["host"])
         elif "status" in said:
             self._end(line.rank, said["status"])

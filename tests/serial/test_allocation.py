@@ -1,6 +1,9 @@
 """Launch lines in an allocation, from the environment alone; and the watch, on this machine."""
 
+import contextlib
+import socket
 import sys
+import threading
 
 import pytest
 from processes import environment, run
@@ -9,6 +12,7 @@ from mpidist.allocation import Allocation, per_node
 from mpidist.commands import slurm_line
 from mpidist.commands.launchers import read_knobs
 from mpidist.commands.slurm_line import choose_launcher, place, slurm_command
+from mpidist.commands.watch import Watch
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.links import pairs_of
 
@@ -123,3 +127,25 @@ def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
     words = ["-m", "mpidist", "run", "-n", "2", "--label", str(tmp_path / "program.py")]
     done = run([sys.executable, *words], 40, environment())
     assert done.status == status and told in done.output, done.output
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
+def test_the_watch_does_not_listen_to_strangers(said):
+    """A port scan must not end a job: the one rank ends well after it."""
+    watch = Watch(1)
+    port = watch._door.getsockname()[1]
+
+    def visit():
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+            stranger.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""  # it is shown the door
+
+    guest = threading.Thread(target=visit)
+    guest.start()
+    rank = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
+    assert (
+        watch.run(watch.command([sys.executable, "-c", "import time; time.sleep(0.5)"]), rank) == 0
+    )
+    guest.join()
