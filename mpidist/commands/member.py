@@ -20,6 +20,7 @@ from typing import IO
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CONNECT_SECONDS, PUMP_SECONDS = 10.0, 5.0
+GRACE_SECONDS = 10.0  # from asking a program to end, when the run is gone, to killing it
 PR_SET_PDEATHSIG = 1
 
 
@@ -69,7 +70,13 @@ class Member:
                 self.send(json.loads(text)["signal"])
         except OSError:
             pass
-        self.send(signal.SIGTERM)  # nobody waits for this rank any more
+        # Nobody waits for this rank any more; one that is inside of MPI does not hear the first.
+        self.send(signal.SIGTERM)
+        if self.child is not None:
+            try:
+                self.child.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.send(signal.SIGKILL)
 
     def send(self, number: int, _: object = None) -> None:
         """Send a signal to the program."""
@@ -119,12 +126,19 @@ class Member:
         """Carry lines; with files for all ranks, only rank 0's are shown."""
         shown = file is None or self.rank == 0
         prefix = f"{self.rank}: ".encode() if self.label else b""
-        for text in source:
+        for text in source:  # to the end, whatever happens: a full pipe would stop the program
             if file is not None:
-                file.write(text)
+                try:
+                    file.write(text)
+                except OSError as error:
+                    file = None
+                    sys.stderr.write(f"mpidist: rank {self.rank}: its log ends here: {error}\n")
             if shown:
-                screen.write(prefix + text)
-                screen.flush()
+                try:
+                    screen.write(prefix + text)
+                    screen.flush()
+                except OSError:
+                    shown = False
 
 
 def die_with_parent() -> None:

@@ -1,6 +1,7 @@
 """Launch lines in an allocation, from the environment alone; and the watch, on this machine."""
 
 import contextlib
+import os
 import socket
 import sys
 import threading
@@ -149,3 +150,11 @@ def test_the_watch_does_not_listen_to_strangers(said):
         watch.run(watch.command([sys.executable, "-c", "import time; time.sleep(0.5)"]), rank) == 0
     )
     guest.join()
+
+
+def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path):
+    os.symlink("/dev/full", tmp_path / "rank-00000.log")
+    program = "for k in range(3000): print('a line that does not fit', k)"
+    watch = Watch(1, logs=str(tmp_path))
+    rank = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
+    assert watch.run(watch.command([sys.executable, "-c", program]), rank) == 0
