@@ -176,6 +176,21 @@ def wrong_arguments(comm, kit):
     pipe.close()
 
 
+def unlike_arguments(comm, kit):
+    """What differs between ranks is named on all of them, before anything is measured."""
+    first = comm.rank == 0
+    unlike = (
+        ("schedule 'auto' where|has schedule '1f1b'", {"schedule": "auto" if first else "1f1b"}),
+        ("max_live", {"schedule": "auto", "max_live": 8 if first else 2}),
+        ("num_microbatches", {"num_microbatches": 2 if first else 4}),
+        ("checkpoint", {"checkpoint": first}),
+    )
+    for told, given in unlike:
+        stage = kit.linear(np.ones((4, 4)))
+        with pytest.raises(InvalidArgument, match=told):
+            mpidist.Pipeline(stage, comm, **{"num_microbatches": 2, **given})
+
+
 def a_small_communicator_is_refused(comm):
     alone = comm.split(comm.rank)
     with pytest.raises(InvalidArgument, match="size 1: the size must be >= 2"):
@@ -289,5 +304,14 @@ def measured_schedule(comm, kit):
             assert stats.peak_live == stats.predicted_live <= (cap or comm.size)
         assert stats.costs is not None and min(stats.costs.F) > 0
         run.pipe.close()
+    run = Run(comm, kit, "zb-v", 6, 12)
+    run.pipe.close()
+    run.pipe = mpidist.Pipeline(run.chunks, comm, 6, "auto", placement="v")
+    for _ in range(6):
+        run.forget()
+        run.check(run.step())
+    run.pipe.close()
+    with pytest.raises(InvalidArgument, match="placement='v' with schedule='1f1b'"):
+        mpidist.Pipeline(run.chunks[0], comm, 2, "1f1b", placement="v")
     with pytest.raises(InvalidArgument, match="max_live=2 is for schedule='auto' only"):
         mpidist.Pipeline(run.chunks[0], comm, 2, "1f1b", max_live=2)

@@ -312,9 +312,11 @@ def wrong_options_are_refused(comm, kit):
 
 def what_is_no_module_is_refused(comm, kit):
     net = kit.mlp()
-    for module, said in ((DDP(net, comm), "DDP"), (list(net.parameters()), "list")):
+    first = DDP(net, comm)
+    for module, said in ((first, "DDP"), (list(net.parameters()), "list")):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: module is of {said}: allow"):
             DDP(module, comm)
+    first.close()
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: hook='float16': allowed are"):
         DDP(net, comm, hook="float16")
     with pytest.raises(InvalidArgument, match="hook=Compress is a class: allowed are .* Compress"):
@@ -350,8 +352,8 @@ def a_parameter_has_one_wrapper(comm, kit):
         DDP(net, comm, algorithm="rung")
     again = DDP(net, comm)
     assert failed.tb
-    del again  # so that one that was dropped is none
-    DDP(net, comm)
+    again.close()
+    DDP(net, comm).close()
 
 
 def arguments_are_the_same_everywhere(comm, kit):

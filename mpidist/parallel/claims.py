@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
-from ..errors import InvalidArgument
-
 _lock = threading.Lock()
 _claims: WeakSet[Claim] = WeakSet()
 
@@ -23,27 +21,25 @@ class Claim:
     ----------
     named : sequence of (str, parameter)
         The parameters.
-    rank : int
-        For the error message.
-
-    Raises
-    ------
-    InvalidArgument
-        If another wrapper has one of them.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Any]], rank: int):
+    def __init__(self, named: Sequence[tuple[str, Any]]):
         self._names = {id(p): name for name, p in named}
         self._kept = [p for _, p in named]  # while it is alive nobody else has its id
+
+    def refusal(self, rank: int) -> str:
+        """Say that another wrapper has some of them, if one has.
+
+        A dropped one may be alive on some ranks only, as the garbage collector comes when it
+        likes: so whoever asks tells the other ranks.
+        """
         taken = self._taken()
         if taken:
             gc.collect()  # what a traceback or a cycle holds was dropped by the user
             taken = self._taken()
-        if taken:
-            raise InvalidArgument(
-                f"rank {rank}: the module has {', '.join(taken)}, which another DDP averages: "
-                "close() that one first"
-            )
+        names = ", ".join(taken)
+        said = f"rank {rank}: the module has {names}, which another DDP averages: close() that one"
+        return f"{said} first" if taken else ""
 
     def _taken(self) -> list[str]:
         with _lock:

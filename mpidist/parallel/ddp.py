@@ -108,14 +108,15 @@ class DDP(Wrapper):
             Unused(comm, named, unused),
             Frozen(self.framework, module, named),
         )
-        self._claim = Claim(named, comm.rank)
+        self._claim = Claim(named)
         given: dict[str, Any] = {
             "bucket_bytes": bucket_bytes,
             "first_bucket_bytes": first_bucket_bytes,
         }
         given |= {"algorithm": algorithm, "overlap": overlap, "buffers": buffers, "unused": unused}
         given |= {"hook": "none" if hook is None else "one", "init_sync": init_sync}
-        check_alike(comm, "DDP", self.framework, named, arrays, given)
+        refused = self._claim.refusal(comm.rank)
+        check_alike(comm, "DDP", self.framework, named, arrays, given, refused)
         self.buffer_sync = BufferSync(comm, partial(self.framework.buffers, module), buffers)
         limits = (bucket_bytes, first_bucket_bytes)
         grouping = Grouping(self.framework, named, limits, algorithm, comm)

@@ -23,18 +23,21 @@ def check_alike(
     named: Named,
     arrays: Named,
     given: Mapping[str, Any],
+    refused: str = "",
 ) -> None:
     """Raise InvalidArgument on every rank where arguments, parameters or buffers differ.
 
     Compared are names, shapes and dtypes, in order; the message says which is the first to differ.
+    `refused` is what this rank alone has to say against it: all must hear it, or they would wait.
     """
     mine = [(name, tuple(p.data.shape), str(framework.kind(p))) for name, p in named]
     mine += [(name, tuple(array.shape), str(array.dtype)) for name, array in arrays]
     options = {name: repr(value) for name, value in given.items()}
-    every = comm.allgather_object((options, mine))
-    _, layouts = zip(*every, strict=True)
-    for rank, (there, _) in enumerate(every):
-        for name, value in every[0][0].items():
+    refusals, options_of, layouts = zip(*comm.allgather_object((refused, options, mine)))
+    if any(refusals):
+        raise InvalidArgument(refused or next(filter(None, refusals)))
+    for rank, there in enumerate(options_of):
+        for name, value in options_of[0].items():
             if there[name] != value:
                 raise InvalidArgument(
                     f"{what}: rank {rank} has {name}={there[name]} where rank 0 has {value}; "

@@ -78,7 +78,8 @@ class Halves:
                 border.setdefault(edge.node, list(beyond[edge.node].values()))
                 given = list(self._arrived.get(edge.node, ()))
                 given += [None] * (edge.output_nr + 1 - len(given))
-                given[edge.output_nr] = grad
+                before = given[edge.output_nr]  # an output may be given more than once
+                given[edge.output_nr] = grad if before is None else before + grad
                 self._arrived[edge.node] = given
         self._share(border)
 

@@ -49,6 +49,18 @@ def test_divide_is_best():
         )
 
 
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_partition_loses_no_layer():
+    """A layer may be called ``layers``."""
+    from collections import OrderedDict
+
+    made = {"layers": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}
+    parts = partition(torch.nn.Sequential(OrderedDict(made)), 2)
+    assert [list(part) for part in parts] == [[made["layers"]], [made["head"]]]
+    with pytest.raises(InvalidArgument, match="model is a Linear: allowed are a Sequential"):
+        partition(made["head"], 1)
+
+
 def test_partition_by_parameters():
     layers = [Linear(4, 4), ReLU(), Linear(4, 12), Linear(12, 4), ReLU(), Linear(4, 4)]
     parts = partition(Sequential(*layers), 3)
@@ -210,6 +222,11 @@ def beside_the_input(x, p):
     return [x @ p[0] + p[2], (p[1] * 2).sum(dim=0)]
 
 
+def twice_the_same(x, p):
+    beside = (p[1] * 2).sum(dim=0)
+    return [x @ p[0], beside, beside]
+
+
 def normed(x, p):
     return [torch.nn.functional.layer_norm(x, (4,), p[2], p[2] * 2) @ (p[0] / p[0].norm())]
 
@@ -218,7 +235,14 @@ def no_parameters(x, p):
     return [x * 2]
 
 
-GRAPHS = (shared_weight, two_outputs, beside_the_input, normed, no_parameters)
+GRAPHS = (
+    shared_weight,
+    two_outputs,
+    beside_the_input,
+    twice_the_same,
+    normed,
+    no_parameters,
+)
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)

@@ -32,6 +32,7 @@ CASES = (
     cases.live_is_what_1f1b_promises,
     cases.recomputation_saves_memory,
     cases.wrong_arguments,
+    cases.unlike_arguments,
     cases.tied_parameters,
     cases.values_of_many_kinds,
 )

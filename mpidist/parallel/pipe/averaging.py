@@ -44,6 +44,11 @@ class Averaging:
         self.replicas = self._comm.size if self._comm is not None else 1
         self._paused: dict[int, ExitStack] = {}
 
+    @property
+    def divided(self) -> bool:
+        """Whether a rank gets the mean of its slices only (ZeRO)."""
+        return any(ddp.reducer.divided for ddp in self._wrapped.values())
+
     def begin(self) -> None:
         """Begin a backward: gradients are added up and stay here."""
         for chunk, ddp in self._wrapped.items():

@@ -27,6 +27,8 @@ class Measuring:
         Activations that may be alive on a rank.
     splits : bool
         Whether any stage can do backward in halves, the same on every rank.
+    placement : {"loop", "v"}
+        How the chunks lie on the ranks.
 
     Attributes
     ----------
@@ -34,7 +36,10 @@ class Measuring:
         What is run meanwhile: computed for stages that take equally long, under the same cap.
     """
 
-    def __init__(self, comm: Any, microbatches: int, chunks: int, cap: Any, splits: bool):
+    def __init__(
+        self, comm: Any, microbatches: int, chunks: int, cap: Any, splits: bool, placement: str
+    ):
+        self._placement = placement
         self._comm, self._microbatches, self._chunks = comm, microbatches, chunks
         self._cap, self._splits = cap, splits
         self.plan, self._left = self._compute(Costs()), STEPS
@@ -42,7 +47,8 @@ class Measuring:
 
     def _compute(self, costs: Costs) -> Plan:
         size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
-        made = automatic(size, microbatches, costs, self._cap, chunks, "loop", self._splits)
+        where = self._cap, chunks, self._placement, self._splits
+        made = automatic(size, microbatches, costs, *where)
         return make_plan(made, size, microbatches, chunks)
 
     def note(self, spans: Sequence[Span]) -> tuple[Plan, Costs] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidArgument
+from ...nn import Sequential
 from ..framework import library
 
 WAYS = ("parameters", "time")
@@ -88,8 +89,8 @@ def partition(
     Partition
         A sequence of stages, with `balance`; printing it shows them.
     """
-    layers = list(getattr(model, "layers", model))
     where = f"rank {comm.rank}: " if comm is not None else ""
+    layers = _layers(model, where)
     if by not in WAYS:
         raise InvalidArgument(f"{where}by={by!r}: allowed are {', '.join(map(repr, WAYS))}")
     if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= len(layers):
@@ -107,21 +108,31 @@ def partition(
     ends = divide(costs, stages)
     ranges = list(zip([0, *ends[:-1]], ends))
     totals = [sum(costs[start:stop]) for start, stop in ranges]
-    kind = _sequential(model, layers)
+    kind = _sequential(layers)
     return Partition([kind(*layers[start:stop]) for start, stop in ranges], by, totals, ranges)
+
+
+def _layers(model: Any, where: str) -> list[Any]:
+    if isinstance(model, Sequential):
+        return list(model.layers)
+    try:
+        return list(model)
+    except TypeError:
+        raise InvalidArgument(
+            f"{where}model is a {type(model).__name__}: allowed are a Sequential of PyTorch or of "
+            "mpidist.nn, and other sequences of layers"
+        ) from None
 
 
 def _own(layer: Any) -> list[Any]:
     return list(layer.parameters()) if callable(getattr(layer, "parameters", None)) else []
 
 
-def _sequential(model: Any, layers: Sequence[Any]) -> Callable[..., Any]:
+def _sequential(layers: Sequence[Any]) -> Callable[..., Any]:
     if library(layers[0]) == "torch":
         import torch
 
         return torch.nn.Sequential
-    from ...nn import Sequential
-
     return Sequential
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidArgument, ScheduleError
-from ...pipeline import Costs, PipelineSchedule
+from ...pipeline import Costs, PipelineSchedule, as_schedule
 from ...pipeline.trace import Trace
 from ...posting import Posting
 from .averaging import Averaging
@@ -20,7 +20,7 @@ from .loss import Weighing
 from .measuring import Measuring
 from .microbatches import cut
 from .pipeline_stats import Clock, PipelineStats
-from .plan import agree, make_plan
+from .plan import actions_of, agree, make_plan
 from .recompute import Recomputing
 from .record import record
 from .stage import Stage, stage_of
@@ -53,6 +53,9 @@ class Pipeline:
     max_live : int or sequence of int, optional
         For "auto": how many activations (of a chunk for a microbatch) may be alive on a rank, one
         number for all or one for each; by default as many as there are stages.
+    placement : {"loop", "v"}, optional
+        For "auto": how the chunks lie on the ranks.  With "v", for two chunks a rank, rank r of p
+        holds stages r and 2p-1-r; with "loop", the default, r, r+p, ….
 
     Attributes
     ----------
@@ -79,12 +82,18 @@ class Pipeline:
         checkpoint: bool = False,
         tied: Mapping[str, Any] | None = None,
         max_live: int | Sequence[int] | None = None,
+        placement: str | None = None,
     ):
         _check(comm, num_microbatches, checkpoint)
         if max_live is not None and schedule != "auto":
             raise InvalidArgument(
                 f"rank {comm.rank}: Pipeline: max_live={max_live!r} is for schedule='auto' only, "
                 f"not for {schedule!r}"
+            )
+        if placement is not None and (schedule != "auto" or placement not in ("loop", "v")):
+            raise InvalidArgument(
+                f"rank {comm.rank}: Pipeline: placement={placement!r} with schedule={schedule!r}: "
+                "allowed are 'loop' and 'v', with schedule='auto'"
             )
         self.module, self.comm = stage, comm
         self.num_microbatches, self.schedule = num_microbatches, schedule
@@ -96,15 +105,25 @@ class Pipeline:
         self._own = comm.split(0)
         self._measuring: Measuring | None = None
         self._costs: Costs | None = None
+        agree(
+            self._own,
+            schedule=schedule if isinstance(schedule, str) else as_schedule(schedule).name,
+            num_microbatches=num_microbatches,
+            chunks=len(modules),
+            max_live=max_live,
+            placement=placement,
+            checkpoint=checkpoint,
+            replicas=self._averaging.replicas,
+        )
         if schedule == "auto":
             splits = any(w.splits for w in self._workers)
             splits = any(self._own.allgather_object(splits))
-            arguments = self._own, num_microbatches, len(modules), max_live, splits
-            self._measuring = Measuring(*arguments)
+            numbers = num_microbatches, len(modules), max_live
+            self._measuring = Measuring(self._own, *numbers, splits, placement or "loop")
             self._plan = self._measuring.plan
         else:
             self._plan = make_plan(schedule, comm.size, num_microbatches, len(modules))
-        agree(self._own, self._plan, checkpoint=checkpoint, replicas=self._averaging.replicas)
+        agree(self._own, actions=actions_of(self._plan))
         self._tied = Tied(self._own, tied or {})
         self._posting = Posting(self._own)
         stages = self._plan.placement.stages
@@ -214,6 +233,7 @@ class Pipeline:
             halves = len(self._workers) * self.num_microbatches
             self._predicted = self._plan.peaks[self.comm.rank] if name == "step" else halves
         if name != "forward":
+            self._check_tied()
             self._averaging.begin()
             self._tied.begin()
         try:
@@ -245,6 +265,14 @@ class Pipeline:
         if found is not None:
             (self._plan, self._costs), self._measuring = found, None
             self._programs.clear()
+
+    def _check_tied(self) -> None:
+        if self._tied.names and self._averaging.divided:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: Pipeline: tied={self._tied.names} with a ZeroOptimizer: a "
+                "rank gets the mean of its own slices only, so these gradients cannot be added up; "
+                "allowed is an optimizer of whole parameters"
+            )
 
     def _check_live(self) -> None:
         live, predicted = self._executor.live, self._predicted

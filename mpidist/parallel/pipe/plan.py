@@ -55,15 +55,15 @@ def make_plan(
     return Plan(known.name, placement, steps, proof.peak)
 
 
-def agree(comm: Any, plan: Plan, **settings: Any) -> None:
-    """Raise InvalidArgument on every rank if ranks were given different things; collective."""
+def actions_of(plan: Plan) -> str:
+    """Give what is the same for the same actions on all ranks, and in hardly any other case."""
     actions = repr([[step.action for step in part] for part in plan.steps])
-    mine = {
-        "schedule": plan.name,
-        "microbatches and actions": hashlib.blake2b(actions.encode(), digest_size=8).hexdigest(),
-        **settings,
-    }
-    everyone = comm.allgather_object(mine)
+    return hashlib.blake2b(actions.encode(), digest_size=8).hexdigest()
+
+
+def agree(comm: Any, **settings: Any) -> None:
+    """Raise InvalidArgument on every rank if ranks were given different things; collective."""
+    everyone = comm.allgather_object(settings)
     for rank, found in enumerate(everyone):
         for name, value in found.items():
             if value != everyone[0][name]:

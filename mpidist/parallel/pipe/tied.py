@@ -22,6 +22,11 @@ class Tied:
     given : mapping of str to parameter
         This rank's, by names that are the same on the ranks which share one.
 
+    Attributes
+    ----------
+    names : list of str
+        Of all ranks.
+
     Raises
     ------
     InvalidArgument
@@ -34,7 +39,8 @@ class Tied:
         everyone = comm.allgather_object(mine)
         self._comms: dict[str, Any] = {}
         self._before: dict[str, np.ndarray] = {}
-        for name in sorted({name for found in everyone for name in found}):
+        self.names = sorted({name for found in everyone for name in found})
+        for name in self.names:
             kinds = {rank: found[name] for rank, found in enumerate(everyone) if name in found}
             if len(kinds) == 1 or len(set(kinds.values())) > 1:
                 listed = "; ".join(f"rank {rank}: {kind}" for rank, kind in kinds.items())
