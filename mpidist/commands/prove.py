@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from ..errors import InvalidArgument
 from ..schedule.contract import COLLECTIVES
 from .common import examples, make_console, make_table, show
 from .options import Names, Numbers, load_option, only_for
-from .prove_pipelines import ALL, PIPELINE_RANKS, prove_pipelines
+from .prove_pipelines import ALL, PIPELINE_RANKS, as_dict, prove_pipelines
 from .spans import spans
 
 
@@ -105,17 +104,6 @@ def prove_command(
     else:
         print_rows(make_console(), rows, seconds)
     return 0 if all(row.proved for row in rows) else 1
-
-
-def as_dict(rows: list[Any], seconds: float) -> dict[str, Any]:
-    """Give the rows and their totals, as JSON has them."""
-    return {
-        "proved": all(row.proved for row in rows),
-        "proofs": sum(row.proofs for row in rows),
-        "messages": sum(row.messages for row in rows),
-        "seconds": round(seconds, 3),
-        "rows": [dataclasses.asdict(row) | {"proved": row.proved} for row in rows],
-    }
 
 
 def print_rows(console: Console, rows: list[Any], seconds: float) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from itertools import product
 from time import perf_counter
+from typing import Any
 
 import click
 from rich.console import Console
@@ -94,7 +96,7 @@ def prove_one(
     return row
 
 
-def as_dict(rows: list[Row], seconds: float) -> dict:
+def as_dict(rows: Sequence[Any], seconds: float) -> dict[str, Any]:
     """Give the rows and their totals, as JSON has them."""
     return {
         "proved": all(row.proved for row in rows),

@@ -116,7 +116,7 @@ class TorchStage:
         """Keep where gradients come in."""
         saved.roots = outputs
 
-    def attach_loss(self, saved: TorchSaved, output: Any, tree: Any, loss: Any) -> float:
+    def attach_loss(self, saved: TorchSaved, output: Any, loss: Any) -> float:
         """Compute the loss; backward begins at it."""
         root = loss.tensor(output)
         saved.roots = [root]

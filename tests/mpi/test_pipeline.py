@@ -12,18 +12,6 @@ import mpidist
 from mpidist.nn import Module
 from mpidist.pipeline import Costs, as_schedule, simulate
 
-CASES = (
-    cases.forms_may_change,
-    cases.user_schedule,
-    cases.measured_schedule,
-    cases.live_is_what_1f1b_promises,
-    cases.recomputation_saves_memory,
-    cases.wrong_arguments,
-    cases.unlike_arguments,
-    cases.tied_parameters,
-    cases.values_of_many_kinds,
-)
-
 
 @pytest.fixture
 def pipe_comm(comm):
@@ -49,7 +37,7 @@ def test_halves(pipe_comm, kit, schedule):
 
 
 @pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
 def test_cases(pipe_comm, kit, case):
     case(pipe_comm, kit)
 

@@ -25,21 +25,8 @@ def test_equals_unsplit(kit, schedule, size):
             mpidist.run_simulated(size, case)
 
 
-CASES = (
-    cases.forms_may_change,
-    cases.user_schedule,
-    cases.measured_schedule,
-    cases.live_is_what_1f1b_promises,
-    cases.recomputation_saves_memory,
-    cases.wrong_arguments,
-    cases.unlike_arguments,
-    cases.tied_parameters,
-    cases.values_of_many_kinds,
-)
-
-
 @pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("size", (2, 4))
 def test_cases(kit, case, size):
     mpidist.run_simulated(size, lambda comm: case(comm, kit))

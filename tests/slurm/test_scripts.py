@@ -31,7 +31,7 @@ def names():
 
 
 def test_no_script_is_left_out():
-    assert set(names()) <= set(SCRIPTS)
+    assert set(names()) == set(SCRIPTS)
 
 
 def test_every_script_is_short_and_ends_in_its_launch_line():

@@ -129,7 +129,7 @@ class Executor:
         made = None
         if task.last and batch.loss is not None:
             loss = batch.loss(task.microbatch, rows)
-            batch.total += worker.attach_loss(saved, output, None, loss)
+            batch.total += worker.attach_loss(saved, output, loss)
         else:
             made = self._output(task, output, saved, rows, batch)
         if saved is not None:

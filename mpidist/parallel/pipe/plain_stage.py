@@ -108,7 +108,7 @@ class PlainStage:
         """Note what the outputs are made of: gradients will be made alike."""
         saved.grads = tree
 
-    def attach_loss(self, saved: PlainSaved, output: Any, tree: Any, loss: Any) -> float:
+    def attach_loss(self, saved: PlainSaved, output: Any, loss: Any) -> float:
         """Compute the loss and the gradient of the output."""
         value, grad = loss.explicit(output)
         saved.grads = (grad,)

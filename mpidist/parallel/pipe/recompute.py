@@ -65,7 +65,7 @@ class Recomputing:
     def finish(self, saved: Remembered, tree: Any, outputs: list[Any]) -> None:
         """Do nothing: outputs are made again."""
 
-    def attach_loss(self, saved: Remembered, output: Any, tree: Any, loss: Any) -> float:
+    def attach_loss(self, saved: Remembered, output: Any, loss: Any) -> float:
         """Compute the loss, now for its value and later for its gradient."""
         saved.loss = loss
         return loss.value(output)
@@ -91,9 +91,8 @@ class Recomputing:
     def _again(self, saved: Remembered) -> Any:
         arguments = saved.value, saved.tree, saved.leaves, True, saved.random
         output, inner = self._stage.forward(*arguments)
-        tree, outputs = flatten(output)
         if saved.loss is not None:
-            self._stage.attach_loss(inner, output, tree, saved.loss)
+            self._stage.attach_loss(inner, output, saved.loss)
         else:
-            self._stage.finish(inner, tree, outputs)
+            self._stage.finish(inner, *flatten(output))
         return inner

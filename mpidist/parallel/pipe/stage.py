@@ -47,7 +47,7 @@ class Stage(Protocol):
     def finish(self, saved: Any, tree: Any, outputs: list[Any]) -> None:
         """Take the tensors of the output: gradients will come for them."""
 
-    def attach_loss(self, saved: Any, output: Any, tree: Any, loss: Any) -> float:
+    def attach_loss(self, saved: Any, output: Any, loss: Any) -> float:
         """Compute the loss of the last stage's output: backward begins there; give its value."""
 
     def backward(self, saved: Any, grads: list[Any] | None) -> list[Any]:
