@@ -17,48 +17,56 @@ class Allocation:
     Attributes
     ----------
     job : str
-        Its number.
+        Its number; of a job of an array ARRAY_INDEX, by which SLURM knows that one alone.
     node_list : str
         Its nodes as SLURM writes them, for example ``n[1-4]``.
-    cores : tuple of int
-        Cores on each node.
+    cpus : tuple of int
+        On each node, as SLURM counts: cores, or their hardware threads.
     tasks : tuple of int
         Tasks on each node; empty where the job asked for none.
-    cores_per_task : int or None
+    cpus_per_task : int or None
         As the job asked for; None where it did not.
     partition : str
         Where it runs.
+    restarts : int
+        How often SLURM has started the job again.
+    parts : int
+        Of a heterogeneous job; 1 for others.
     """
 
     job: str
     node_list: str
-    cores: tuple[int, ...]
+    cpus: tuple[int, ...]
     tasks: tuple[int, ...] = ()
-    cores_per_task: int | None = None
+    cpus_per_task: int | None = None
     partition: str = ""
+    restarts: int = 0
+    parts: int = 1
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> Allocation | None:
         """Give the allocation of this process; None outside of one."""
         job = environ.get("SLURM_JOB_ID", "")
-        cores = per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        if not job or not cores:
+        cpus = per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        if not job or not cpus:
             return None
+        array = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
         asked = any(environ.get(f"SLURM_NTASKS{kind}") for kind in ("", "_PER_NODE"))
-        per_task = environ.get("SLURM_CPUS_PER_TASK", "")
         return cls(
-            job,
+            "_".join(array) if all(array) else job,
             environ.get("SLURM_JOB_NODELIST", ""),
-            cores,
+            cpus,
             per_node(environ.get("SLURM_TASKS_PER_NODE", "")) if asked else (),
-            int(per_task) if per_task.isdigit() else None,
+            _number(environ, "SLURM_CPUS_PER_TASK") or None,
             environ.get("SLURM_JOB_PARTITION", ""),
+            _number(environ, "SLURM_RESTART_COUNT"),
+            max(_number(environ, "SLURM_HET_SIZE"), 1),
         )
 
     @property
     def nodes(self) -> int:
         """Number of nodes."""
-        return len(self.cores)
+        return len(self.cpus)
 
 
 def per_node(text: str) -> tuple[int, ...]:
@@ -73,6 +81,11 @@ def per_node(text: str) -> tuple[int, ...]:
     if not text or not all(found):
         return ()
     return tuple(int(m[1]) for m in found if m for _ in range(int(m[2] or 1)))
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else 0
 
 
 def in_step(environ: Mapping[str, str] = os.environ) -> bool:

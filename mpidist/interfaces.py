@@ -24,9 +24,19 @@ def address_of(interface: str) -> str:
 
 
 def addresses() -> list[str]:
-    """List the IPv4 addresses by which other hosts may reach this one."""
+    """List the addresses by which other hosts may reach this one, those of IPv4 first."""
     found = [address_of(name) for _, name in socket.if_nameindex() if name != "lo"]
-    return [address for address in found if address]
+    return [address for address in found if address] + addresses_v6()
+
+
+def addresses_v6(table: Path = Path("/proc/net/if_inet6")) -> list[str]:
+    """List the IPv6 addresses that are good beyond the link that they are on."""
+    lines = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
+    return [
+        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
+        for number, _, _, scope, _, name in lines
+        if scope == "00" and name != "lo"
+    ]
 
 
 def towards(host: str) -> str:

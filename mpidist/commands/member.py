@@ -1,11 +1,14 @@
 """One rank under ``mpidist run``: starts the program, and tells how it ended.
 
-``python -I -S member.py FROM [label] [logs=DIR] -- PROGRAM…``; FROM is ``HOST,HOST,…:PORT:WORD`` of
-the run.  It is a file of its own, of the standard library only, for it runs beside every rank.
+``python -I -S member.py FROM [label] [logs=DIR] -- PROGRAM…``; FROM is ``HOST,HOST,…/PORT`` of the
+run, and the environment has its word.  It is a file of its own, of the standard library only, for
+it runs beside every rank.  The program and what it starts are a process group of their own: signals
+go to all of it, and it does not outlive this process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,10 +18,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import IO
 
+WORD = "MPIDIST_RUN_WORD"
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+PATIENT = (signal.SIGUSR1, signal.SIGUSR2)  # wait until the program has a handler for them
+HANDLED_WITHIN, LOOK_AGAIN = 60.0, 0.05  # seconds
 CONNECT_SECONDS, PUMP_SECONDS = 10.0, 5.0
 GRACE_SECONDS = 10.0  # from asking a program to end, when the run is gone, to killing it
 PR_SET_PDEATHSIG = 1
@@ -31,7 +38,7 @@ def own_rank() -> int:
 
 def connect(where: str) -> socket.socket | None:
     """Reach the run by the first of its addresses that answers."""
-    hosts, port, _ = where.split(":")
+    hosts, _, port = where.rpartition("/")
     for host in hosts.split(","):
         try:
             line = socket.create_connection((host, int(port)), CONNECT_SECONDS)
@@ -47,12 +54,12 @@ class Member:
 
     def __init__(self, where: str, label: bool, logs: str | None):
         self.rank, self.label, self.logs = own_rank(), label, logs
-        self.word = where.rpartition(":")[2]
         self.child: subprocess.Popen | None = None
         self.line = connect(where)
         if self.line is None:
             sys.stderr.write(f"mpidist: rank {self.rank} cannot reach mpidist run at {where}\n")
-        self.tell(word=self.word, rank=self.rank, host=socket.gethostname())
+        word = os.environ.pop(WORD, "")
+        self.tell(word=word, rank=self.rank, host=socket.gethostname())
 
     def tell(self, **what: object) -> None:
         """Send something to the run."""
@@ -79,18 +86,42 @@ class Member:
                 self.send(signal.SIGKILL)
 
     def send(self, number: int, _: object = None) -> None:
-        """Send a signal to the program."""
-        if self.child is not None and self.child.poll() is None:
-            self.child.send_signal(number)
+        """Send a signal to the program and all that it has started."""
+        if number in PATIENT:
+            threading.Thread(target=self.hand_on, args=(number,), daemon=True).start()
+        elif self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, number)  # type: ignore[union-attr]
+
+    def alive(self) -> bool:
+        """Tell whether the program runs."""
+        return self.child is not None and self.child.poll() is None
+
+    def hand_on(self, number: int) -> None:
+        """Send a signal to those processes of the program that handle it, as soon as one does.
+
+        It would end a program that has just begun, and the processes around it.
+        """
+        until = time.monotonic() + HANDLED_WITHIN
+        while self.alive():
+            handling = [pid for pid in group(self.child.pid) if handles(pid, number)]  # type: ignore[union-attr]
+            for pid in handling:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if handling:
+                return
+            if time.monotonic() > until:
+                name = signal.Signals(number).name
+                sys.stderr.write(f"mpidist: rank {self.rank}: nothing here handles {name}\n")
+                return
+            time.sleep(LOOK_AGAIN)  # the kernel does not tell when a process takes a handler
 
     def run(self, program: list[str]) -> int:
         """Run the program; give its status, below zero for a signal."""
-        for number in FORWARDED:
-            signal.signal(number, self.send)
         piped = subprocess.PIPE if self.label or self.logs else None
         try:
             self.child = subprocess.Popen(
-                program, stdout=piped, stderr=piped, close_fds=False, preexec_fn=die_with_parent
+                program, stdout=piped, stderr=piped, close_fds=False, preexec_fn=own_group
             )
         except OSError as error:
             sys.stderr.write(
@@ -98,12 +129,18 @@ class Member:
             )
             self.tell(status=127)
             return 127
+        keeper, well = keep(self.child.pid)
+        for number in FORWARDED:
+            signal.signal(number, self.send)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         if self.line is not None:
             threading.Thread(target=self.listen, daemon=True).start()
         pumps = self.pump() if piped else []
         status = self.child.wait()
         for pump in pumps:
             pump.join(PUMP_SECONDS)
+        os.write(well, b".")
+        os.waitpid(keeper, 0)
         self.tell(status=status)
         return status
 
@@ -141,9 +178,54 @@ class Member:
                     shown = False
 
 
-def die_with_parent() -> None:
-    """Have the program killed if this process is."""
+def own_group() -> None:
+    """Have the program lead a group of processes, and killed if this process is."""
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def keep(leader: int) -> tuple[int, int]:
+    """Start a process that kills the group of `leader` if this process is killed.
+
+    The kernel does so with the leader alone (PR_SET_PDEATHSIG), not with what a shell started.
+
+    Returns
+    -------
+    keeper, well : int
+        The process, and the end of a pipe: a byte in it says that there is nothing to kill.
+    """
+    ours, well = os.pipe()
+    keeper = os.fork()
+    if keeper:
+        os.close(ours)
+        return keeper, well
+    try:
+        os.setsid()  # else it would be killed with its parent
+        os.closerange(0, ours)
+        os.closerange(ours + 1, 4096)
+        if not os.read(ours, 1):
+            os.killpg(leader, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def group(leader: int) -> list[int]:
+    """List the processes of a group."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:
+            if int(file.read().rpartition(")")[2].split()[2]) == leader:
+                found.append(int(entry))
+    return found
+
+
+def handles(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        masks = (line.split()[1] for line in file if line.startswith("SigCgt"))
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return False
 
 
 def leave(status: int) -> None:
@@ -158,6 +240,7 @@ def leave(status: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run a rank; see above."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a program to send them to
     cut = arguments.index("--")
     where, options = arguments[0], arguments[1:cut]
     logs = next((o.partition("=")[2] for o in options if o.startswith("logs=")), None)

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 
 import click
 
-from ..allocation import Allocation
+from ..allocation import Allocation, in_step
 from ..errors import InvalidArgument, LaunchError
 from .common import TERMINAL, examples, launched_rank
-from .launchers import library_vendor, read_knobs
+from .launchers import find_library, read_knobs
+from .slurm_facts import kill_wait
 from .slurm_line import LAUNCHERS, choose_launcher
-from .starting import allocated, as_command, become, here, start_again
+from .starting import Launch, allocated, as_command, become, here, start_again
 from .watch import Watch
+from .watch_signals import TO_RANKS, Signals
 
 
 @click.command(
@@ -52,6 +54,13 @@ from .watch import Watch
     "--requeue", is_flag=True, help="Have SLURM start the job again if it ends with exit code 75."
 )
 @click.option(
+    "--requeue-limit",
+    type=int,
+    default=20,
+    show_default=True,
+    help="How often at most; then the job fails.",
+)
+@click.option(
     "--watch/--no-watch",
     default=None,
     help="Hear from every rank how it ended; by default in an allocation.",
@@ -67,6 +76,7 @@ def run_command(
     label: bool,
     log_dir: str | None,
     requeue: bool,
+    requeue_limit: int,
     watch: bool | None,
     dry_run: bool,
     program: tuple[str, ...],
@@ -77,7 +87,8 @@ def run_command(
     every rank finished well, else that of the first rank that did not.  In a SLURM allocation the
     launcher is srun, with the plugin that this MPI needs, or its own mpiexec.
     """
-    for name, number in (("-n", ranks), ("--ranks-per-node", ranks_per_node)):
+    numbers = {"-n": ranks, "--ranks-per-node": ranks_per_node, "--requeue-limit": requeue_limit}
+    for name, number in numbers.items():
         if number is not None and number < 1:
             raise InvalidArgument(f"{name} {number}: allowed are whole numbers >= 1")
     check_not_nested(os.environ)
@@ -87,32 +98,63 @@ def run_command(
     if watch is False and (label or log_dir or requeue):
         raise InvalidArgument("--no-watch: goes without --label, --log-dir and --requeue")
     arguments = as_command(program, watched)
-    vendor = library_vendor()
-    if allocation is None:
-        launch = here(vendor, ranks or 1)
-    else:
-        plugin = choose_launcher(vendor, launcher, mpi)
-        launch = allocated(vendor, plugin, allocation, ranks, ranks_per_node)
-    if knobs:
-        more = {k: v for k, v in read_knobs(knobs, vendor).items() if k not in os.environ}
-        launch.settings.update(more)
-    line = launch.line(arguments)
-    if dry_run:
-        click.echo(line)
-        return 0
-    click.echo(line, err=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    environ = {TERMINAL: str(columns), **os.environ, **launch.settings}
-    if not watched:
-        become([*launch.launcher, *arguments], environ)
-    guard = Watch(launch.ranks, label, log_dir and os.path.abspath(log_dir))
-    status = guard.run([*launch.launcher, *guard.command(arguments)], environ)
+    signals = Signals()
+    with signals.taken(
+        *TO_RANKS
+    ):  # from now on: the ranks are to get what comes before they are there
+        launch = plan(allocation, ranks, ranks_per_node, launcher, mpi, knobs)
+        line = launch.line(arguments)
+        click.echo(line, err=not dry_run)
+        if dry_run:
+            return 0
+        status = start(launch, arguments, watched, label, log_dir, signals)
     if requeue and status == os.EX_TEMPFAIL:
         assert allocation is not None
-        start_again(allocation)
+        start_again(allocation, requeue_limit)
     return status
+
+
+def plan(
+    allocation: Allocation | None,
+    ranks: int | None,
+    per_node: int | None,
+    launcher: str,
+    mpi: str | None,
+    knobs: str | None,
+) -> Launch:
+    """Find out what has to be started, and with which variables."""
+    library = find_library()
+    if allocation is None:
+        launch = here(library.vendor, ranks or 1)
+    else:
+        plugin = choose_launcher(library, launcher, mpi)
+        launch = allocated(library.vendor, plugin, allocation, ranks, per_node)
+    if knobs:
+        more = {k: v for k, v in read_knobs(knobs, library.vendor).items() if k not in os.environ}
+        launch.settings.update(more)
+    return launch
+
+
+def start(
+    launch: Launch,
+    arguments: list[str],
+    watched: bool,
+    label: bool,
+    log_dir: str | None,
+    signals: Signals,
+) -> int:
+    """Start the launcher; give the exit code, or become the launcher if nobody is to watch it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Through a pipe, line by line, no bar can be drawn.
+    seen = sys.stdout.isatty() and not (label or log_dir)
+    columns = shutil.get_terminal_size().columns if seen else 0
+    environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
+    if not watched:
+        become([*launch.launcher, *arguments], environ)
+    haste = kill_wait() if launch.allocated else None
+    guard = Watch(launch.ranks, label, log_dir and os.path.abspath(log_dir), haste, signals)
+    return guard.run([*launch.launcher, *guard.command(arguments)], environ)
 
 
 def check_options(
@@ -141,10 +183,15 @@ def check_options(
 
 
 def check_not_nested(environ: Mapping[str, str]) -> None:
-    """Raise LaunchError inside of an MPI job: an mpiexec in each rank helps nobody."""
-    step = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    """Raise LaunchError inside of an MPI job: an mpiexec in each rank helps nobody.
+
+    A shell of ``srun --pty bash`` is a step of one task, and no job.
+    """
+    step = environ.get("SLURM_STEP_NUM_TASKS", "")
+    sizes = (environ.get(name, "") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    alone = step == "1" and all(size in ("", "1") for size in sizes)
     launched = launched_rank({k: v for k, v in environ.items() if not k.startswith("SLURM")})
-    if launched is None and (not step.isdigit() or int(step) < 2):
+    if alone or (launched is None and not step):
         return
     rank = launched if launched is not None else environ.get("SLURM_PROCID", "?")
     raise LaunchError(
@@ -152,3 +199,10 @@ def check_not_nested(environ: Mapping[str, str]) -> None:
         "start a job of its own.  Start the program directly under that launcher (mpirun -n N "
         "python train.py), or call mpidist run outside of it"
     )
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Give what a launcher is started with: nothing of the step that this shell may be."""
+    foreign = ("PMI_", "PMI2_", "PMIX_") if in_step(environ) else ()
+    kept = "PMIX_MCA_"  # settings, not the address of a server
+    return {k: v for k, v in environ.items() if k.startswith(kept) or not k.startswith(foreign)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -16,10 +15,13 @@ import click
 
 from ..allocation import Allocation, in_step
 from ..errors import InvalidArgument, LaunchError
+from .asking import ask
 from .info import cores
 from .launchers import AS_ROOT, OPEN_MPI, YIELD, find_launcher, settings_for
+from .slurm_facts import threads_per_core
 from .slurm_line import place, slurm_command
 
+REQUEUED_WITHIN = 60.0  # seconds in which its controller answers
 ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it was told to requeue
 
 
@@ -63,15 +65,32 @@ def allocated(
     ranks: int | None,
     per_node: int | None,
 ) -> Launch:
-    """Give the launch on the nodes of an allocation."""
-    placed = place(allocation, ranks, per_node)
-    wanted = {"OMP_NUM_THREADS": str(placed.threads)}
+    """Give the launch on the nodes of an allocation.
+
+    Raises
+    ------
+    LaunchError
+        If the job is heterogeneous.
+    InvalidArgument
+        If the ranks do not fit.
+    """
+    if allocation.parts > 1:
+        raise LaunchError(
+            f"job {allocation.job} is heterogeneous, in {allocation.parts} parts, and mpidist run "
+            "starts ranks on one set of nodes: submit a job of one part, or start the program by "
+            "srun --mpi=… --het-group=… yourself"
+        )
+    placed = place(allocation, ranks, per_node, threads_per_core(allocation))
+    wanted = {"OMP_NUM_THREADS": str(placed.cores)}
     if vendor == OPEN_MPI:
         wanted |= AS_ROOT if plugin is None and os.geteuid() == 0 else {}
         wanted |= YIELD if placed.crowded else {}
     if in_step(os.environ):
         wanted["SLURM_OVERLAP"] = "1"  # else a step inside of this one waits for its end
     settings = {name: value for name, value in wanted.items() if name not in os.environ}
+    if os.environ.get("SLURM_EXPORT_ENV", "ALL") != "ALL":
+        # sbatch --export=NONE: the srun by which an mpiexec starts its daemons would take nothing.
+        settings["SLURM_EXPORT_ENV"] = "ALL"
     return Launch(placed.ranks, slurm_command(vendor, plugin, placed), settings, True)
 
 
@@ -84,20 +103,35 @@ def become(command: list[str], environ: Mapping[str, str]) -> None:
         raise LaunchError(f"{command[0]} cannot be started: {error}") from error
 
 
-def start_again(allocation: Allocation) -> None:
+def start_again(allocation: Allocation, most: int) -> None:
     """Have SLURM put this job back into its queue, which ends it: it starts anew.
 
     A batch script that ends by itself meanwhile would count as failed, and not be queued.
+
+    Parameters
+    ----------
+    allocation : Allocation
+        Of the job; of an array that one job is queued.
+    most : int
+        How often at most.
+
+    Raises
+    ------
+    LaunchError
+        If it was queued so often already, or SLURM does not do it.
     """
-    click.echo(f"mpidist run: exit code {os.EX_TEMPFAIL}: requeuing job {allocation.job}", err=True)
-    sys.stderr.flush()
-    done = subprocess.run(
-        ["scontrol", "requeue", allocation.job],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    if allocation.restarts >= most:
+        raise LaunchError(
+            f"exit code {os.EX_TEMPFAIL}, but job {allocation.job} was requeued "
+            f"{allocation.restarts} times already: allowed are {most} (--requeue-limit)"
+        )
+    count = f"{allocation.restarts + 1} of {most}"
+    click.echo(
+        f"mpidist run: exit code {os.EX_TEMPFAIL}: requeuing job {allocation.job}, {count}",
+        err=True,
     )
+    sys.stderr.flush()
+    done = ask(["scontrol", "requeue", allocation.job], REQUEUED_WITHIN)
     if done.returncode:
         raise LaunchError(f"scontrol requeue {allocation.job}: {done.stderr.strip()}")
     time.sleep(ENDED_WITHIN)

@@ -1,19 +1,12 @@
-"""Launch lines in an allocation, from the environment alone; and the watch, on this machine."""
-
-import contextlib
-import os
-import socket
-import sys
-import threading
+"""Launch lines in an allocation, from the environment alone."""
 
 import pytest
-from processes import environment, run
 
 from mpidist.allocation import Allocation, per_node
-from mpidist.commands import slurm_line
-from mpidist.commands.launchers import read_knobs
+from mpidist.commands import slurm_facts, slurm_line, starting
+from mpidist.commands.launchers import Library, read_knobs
+from mpidist.commands.run import check_not_nested, own_environment
 from mpidist.commands.slurm_line import choose_launcher, place, slurm_command
-from mpidist.commands.watch import Watch
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.links import pairs_of
 
@@ -74,6 +67,109 @@ def test_lines(monkeypatch):
     assert slurm_command("MPICH", None, place(threads, None, None))[-1] == "core:2"
 
 
+UNEVEN = {**JOB, "SLURM_TASKS_PER_NODE": "1,3", "SLURM_JOB_CPUS_PER_NODE": "1,3"}
+
+
+def test_the_layout_of_slurm_is_kept(monkeypatch):
+    """One task on the first node, three on the second; with -n or --ranks-per-node as asked."""
+    monkeypatch.setattr(slurm_line, "find_launcher", lambda vendor: "mpiexec")
+    found = Allocation.find(UNEVEN)
+    placed = place(found, None, None)
+    assert (placed.ranks, placed.nodes, placed.uneven, placed.crowded) == (4, 2, True, False)
+    srun = slurm_command("MPICH", "pmi2", placed)
+    assert {"--export=ALL", "--nodes=2", "--ntasks=4"} < set(srun)
+    assert not [word for word in srun if word.startswith(("--ntasks-per", "--distribution"))]
+    mapped = ["--map-by", "slot", "--bind-to", "core"]
+    assert slurm_command("Open MPI", None, placed)[3:] == mapped
+    assert slurm_command("MPICH", None, placed)[3:] == ["-bind-to", "core:1"]
+    assert place(found, 4, None) == placed and not place(found, 2, 1).uneven
+
+
+def test_hardware_threads_are_not_cores(monkeypatch):
+    """Four CPUs a node are two cores of two threads each: four ranks share them."""
+    monkeypatch.setattr(slurm_line, "find_launcher", lambda vendor: "mpiexec")
+    found = Allocation.find(JOB)
+    four = place(found, None, 4, threads=2)
+    assert four.halved and not four.crowded and not place(found, None, 2, threads=2).halved
+    assert slurm_command("Open MPI", "pmix", four)[-1] == "--cpu-bind=threads"
+    shared = ["--map-by", "ppr:4:node:HWTCPUS:oversubscribe", "--bind-to", "hwthread"]
+    assert slurm_command("Open MPI", None, four)[3:] == shared
+    assert slurm_command("MPICH", None, four)[-1] == "hwthread:1"
+    two = place(Allocation.find({**JOB, "SLURM_CPUS_PER_TASK": "2"}), None, 2, threads=2)
+    assert (two.cpus, two.cores, two.halved) == (2, 1, False)
+    assert "--cpus-per-task=2" in slurm_command("Open MPI", "pmix", two)
+    assert ":PE" not in " ".join(slurm_command("Open MPI", None, two))
+
+
+@pytest.mark.parametrize(
+    ("node", "threads"),
+    [
+        ("Sockets=1 Boards=1 CoresPerSocket=2 ThreadsPerCore=2 CPUTot=4", 2),
+        ("Sockets=1 Boards=1 CoresPerSocket=2 ThreadsPerCore=2 CPUTot=2", 1),
+        ("slurm_load_node error: Unable to contact slurm controller", 1),
+    ],
+)
+def test_what_slurm_counts(monkeypatch, node, threads):
+    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: node)
+    assert slurm_facts.threads_per_core(Allocation.find(JOB)) == threads
+    assert slurm_facts.kill_wait() == slurm_facts.KILL_WAIT
+
+
+def test_a_heterogeneous_job_is_refused():
+    parts = Allocation.find({**JOB, "SLURM_HET_SIZE": "2"})
+    with pytest.raises(LaunchError, match="job 7 is heterogeneous, in 2 parts"):
+        starting.allocated("MPICH", "pmi2", parts, None, None)
+
+
+def test_the_environment_goes_along(monkeypatch):
+    """As of sbatch --export=NONE, which every srun of the job would inherit."""
+    monkeypatch.setattr(starting, "threads_per_core", lambda _: 1)
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
+    found = starting.allocated("MPICH", "pmi2", Allocation.find(JOB), None, None)
+    assert found.settings["SLURM_EXPORT_ENV"] == "ALL"
+
+
+def test_requeues_have_a_bound(monkeypatch):
+    """A job of an array is queued again alone, and not for ever."""
+    array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "4"}
+    found, asked = Allocation.find({**JOB, **array}), []
+
+    def ask(command, seconds):
+        asked.append(command)
+        raise LaunchError("no SLURM here")
+
+    monkeypatch.setattr(starting, "ask", ask)
+    with pytest.raises(LaunchError, match=r"requeued 4 times already: allowed are 4 "):
+        starting.start_again(found, 4)
+    with pytest.raises(LaunchError, match="no SLURM here"):
+        starting.start_again(found, 5)
+    assert asked == [["scontrol", "requeue", "5_3"]]
+
+
+PTY = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({}, False),
+        ({"PMIX_RANK": "0"}, False),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, False),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, True),  # of mpiexec, its proxy alone on that node
+        ({"PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, True),
+    ],
+)
+def test_a_shell_of_one_task_is_no_job(more, refused):
+    environ = {**PTY, **more}
+    if refused:
+        with pytest.raises(LaunchError, match="as rank 1: every rank"):
+            check_not_nested(environ)
+    else:
+        check_not_nested(environ)
+        assert not [name for name in own_environment(environ) if name.startswith("PMI")]
+
+
 @pytest.mark.parametrize(
     ("vendor", "launcher", "plugin", "offered", "told"),
     [
@@ -81,23 +177,36 @@ def test_lines(monkeypatch):
         ("MPICH", "auto", "pmix", ["pmi2", "pmix"], "use --mpi pmi2, or --launcher mpiexec"),
         ("MPICH", "mpiexec", "pmi2", ["pmi2"], "is for srun"),
         ("Open MPI", "srun", None, ["none", "pmi2"], "it needs --mpi=pmix, and this SLURM has"),
-        ("Intel MPI", "srun", None, ["pmi2"], "use --launcher mpiexec"),
+        ("Intel MPI", "srun", None, ["pmi2"], "set I_MPI_PMI_LIBRARY to SLURM's libpmi2.so"),
+        ("MVAPICH", "srun", None, ["pmi2"], "use --launcher mpiexec"),
         ("Open MPI", "srun", None, [], "no srun"),
     ],
 )
 def test_silent_singletons_are_refused(monkeypatch, vendor, launcher, plugin, offered, told):
     monkeypatch.setattr(slurm_line, "srun_plugins", lambda: offered)
     with pytest.raises(LaunchError, match=told):
-        choose_launcher(vendor, launcher, plugin)
+        choose_launcher(Library(vendor), launcher, plugin)
+
+
+def test_other_libraries_are_not_refused(monkeypatch):
+    """How an MPICH was configured, and whose it is, decides what it can be started by."""
+    monkeypatch.setattr(slurm_line, "srun_plugins", lambda: ["cray_shasta", "pmi2", "pmix_v4"])
+    with_pmix = Library("MPICH", "MPICH configure: --with-pmix=/usr --with-pm=none")
+    assert choose_launcher(with_pmix, "auto", None) == "pmix_v4"
+    assert choose_launcher(with_pmix, "auto", "pmi2") == "pmi2"
+    assert choose_launcher(Library("Cray MPICH"), "auto", None) == "cray_shasta"
+    monkeypatch.setenv("I_MPI_PMI_LIBRARY", "/usr/lib/libpmi2.so")
+    assert choose_launcher(Library("Intel MPI"), "srun", None) == "pmi2"
+    assert choose_launcher(Library("Intel MPI"), "auto", None) is None
 
 
 def test_srun_where_it_can_start_this_mpi(monkeypatch):
     monkeypatch.setattr(slurm_line, "srun_plugins", lambda: ["none", "pmi2", "pmix_v4"])
-    assert choose_launcher("Open MPI", "auto", None) == "pmix_v4"
-    assert choose_launcher("MPICH", "auto", None) == "pmi2"
-    assert choose_launcher("MPICH", "mpiexec", None) is None
+    assert choose_launcher(Library("Open MPI"), "auto", None) == "pmix_v4"
+    assert choose_launcher(Library("MPICH"), "auto", None) == "pmi2"
+    assert choose_launcher(Library("MPICH"), "mpiexec", None) is None
     monkeypatch.setattr(slurm_line, "srun_plugins", lambda: ["none"])
-    assert choose_launcher("MPICH", "auto", None) is None
+    assert choose_launcher(Library("MPICH"), "auto", None) is None
 
 
 def test_knobs(tmp_path):
@@ -113,48 +222,3 @@ def test_knobs(tmp_path):
 def test_pairs_of_links():
     assert pairs_of(((0, 1), (2, 3))) == [(0, 1), (2, 3), (0, 2)]
     assert len(pairs_of(tuple((k,) for k in range(20)))) == 20
-
-
-@pytest.mark.parametrize(
-    ("program", "status", "told"),
-    [
-        ("print('all well')", 0, "0: all well"),
-        ("import sys; sys.exit(3)", 3, "ended with exit code 3"),
-        ("import os; os.kill(os.getpid(), 9)", 137, "was ended by signal 9 (SIGKILL)"),
-    ],
-)
-def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
-    (tmp_path / "program.py").write_text(program)
-    words = ["-m", "mpidist", "run", "-n", "2", "--label", str(tmp_path / "program.py")]
-    done = run([sys.executable, *words], 40, environment())
-    assert done.status == status and told in done.output, done.output
-
-
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
-def test_the_watch_does_not_listen_to_strangers(said):
-    """A port scan must not end a job: the one rank ends well after it."""
-    watch = Watch(1)
-    port = watch._door.getsockname()[1]
-
-    def visit():
-        with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(said)
-            stranger.settimeout(20)
-            with contextlib.suppress(ConnectionError):
-                assert stranger.recv(1) == b""  # it is shown the door
-
-    guest = threading.Thread(target=visit)
-    guest.start()
-    rank = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
-    assert (
-        watch.run(watch.command([sys.executable, "-c", "import time; time.sleep(0.5)"]), rank) == 0
-    )
-    guest.join()
-
-
-def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path):
-    os.symlink("/dev/full", tmp_path / "rank-00000.log")
-    program = "for k in range(3000): print('a line that does not fit', k)"
-    watch = Watch(1, logs=str(tmp_path))
-    rank = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
-    assert watch.run(watch.command([sys.executable, "-c", program]), rank) == 0

@@ -1,0 +1,189 @@
+"""The lines from the ranks to ``mpidist run``: each tells who it is, and how its program ended."""
+
+from __future__ import annotations
+
+import json
+import resource
+import secrets
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import LaunchError
+from ..interfaces import addresses
+from .watch_signals import signal_name
+
+WORD = "MPIDIST_RUN_WORD"  # which only the processes of this run know; not in a list of processes
+LONGEST = 1 << 16  # bytes of a line that a member says
+OTHER_FILES = 256  # that this process and the launcher may open
+LOST = "lost"
+
+
+@dataclass
+class Rank:
+    """What is known of a rank: where it runs, and its status once it has ended."""
+
+    number: int
+    host: str
+    status: int | str | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether it finished well."""
+        return self.status == 0
+
+    @property
+    def code(self) -> int:
+        """The exit code that its end stands for."""
+        if not isinstance(self.status, int):
+            return 1
+        return self.status if self.status >= 0 else 128 - self.status
+
+    def __str__(self) -> str:
+        how = f"ended with exit code {self.status}"
+        if self.status == LOST:
+            how = "is lost: it was killed together with the process beside it, or its node is gone"
+        elif isinstance(self.status, int) and self.status < 0:
+            how = f"was ended by signal {signal_name(-self.status)}"
+        return f"rank {self.number} on {self.host} {how}"
+
+
+@dataclass
+class Line:
+    """The connection of a rank."""
+
+    socket: socket.socket
+    text: bytes = b""
+    rank: Rank | None = None
+
+
+@dataclass
+class Lines:
+    """Listens to the ranks.
+
+    Parameters
+    ----------
+    ranks : int
+        How many there are to be.
+    ended : callable
+        Called with a rank that has ended, as its status says.
+    """
+
+    ranks: int
+    ended: Callable[[Rank], None]
+    known: dict[int, Rank] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        enough_files(self.ranks)
+        self.word = secrets.token_hex(8)
+        self._lines: list[Line] = []
+        self._sent: list[int] = []  # signals, for those that come later too
+        self._selector = selectors.DefaultSelector()
+        self._door = open_door()
+        self._door.setblocking(False)
+        self._selector.register(self._door, selectors.EVENT_READ)
+
+    @property
+    def where(self) -> str:
+        """``HOST,HOST,…/PORT``: names and addresses by which this process can be reached."""
+        hosts = dict.fromkeys([socket.gethostname(), *addresses()])
+        return f"{','.join(hosts)}/{self._door.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Listen to nobody any more."""
+        for line in self._lines:
+            line.socket.close()
+        self._door.close()
+        self._selector.close()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the program of every rank; those that are yet to come get it then."""
+        self._sent.append(number)
+        for line in self._lines:
+            if line.rank is not None:
+                _say(line, number)
+
+    def listen(self, seconds: float) -> None:
+        """Hear what the ranks say, for at most so long."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                self._accept()
+            else:
+                self._read(key.data)
+
+    def _accept(self) -> None:
+        connection, _ = self._door.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("IDLE", 5), ("INTVL", 5), ("CNT", 3)):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{option}"), value)
+        line = Line(connection)
+        self._lines.append(line)
+        self._selector.register(connection, selectors.EVENT_READ, line)
+
+    def _read(self, line: Line) -> None:
+        try:
+            data = line.socket.recv(65536)
+        except OSError:
+            data = b""
+        *texts, line.text = (line.text + data).split(b"\n")
+        try:
+            for text in texts:
+                self._hear(line, json.loads(text))
+            if len(line.text) > LONGEST:
+                raise ValueError("no line of a member is so long")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            data = b""  # whoever it is, a port scan perhaps: it is not listened to
+        if not data:
+            self._selector.unregister(line.socket)
+            line.socket.close()
+            self._lines.remove(line)
+            if line.rank is not None and line.rank.status is None:
+                self._end(line.rank, LOST)
+
+    def _hear(self, line: Line, said: dict[str, Any]) -> None:
+        if line.rank is None:
+            if said.get("word") != self.word:
+                raise ValueError("a process that does not belong to this run")
+            line.rank = self.known[said["rank"]] = Rank(said["rank"], said["host"])
+            for number in self._sent:
+                _say(line, number)
+        elif "status" in said:
+            self._end(line.rank, said["status"])
+
+    def _end(self, rank: Rank, status: int | str) -> None:
+        rank.status = status
+        self.ended(rank)
+
+
+def _say(line: Line, number: int) -> None:
+    try:
+        line.socket.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
+    except OSError:
+        pass  # it has ended
+
+
+def open_door() -> socket.socket:
+    """Give a socket that members reach by IPv4 and, where there is one, IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
+            )
+        except OSError:
+            pass  # the kernel has it, this host no address of it
+    return socket.create_server(("", 0), backlog=4096)
+
+
+def enough_files(ranks: int) -> None:
+    """See to it that a connection of every rank can be open; raise LaunchError if it cannot."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = ranks + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise LaunchError(
+                f"mpidist run hears from each of {ranks} ranks, for which it needs {needed} open "
+                f"files: allowed are {hard} (ulimit -Hn); --no-watch does without"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,0 +1,199 @@
+"""``mpidist run`` watches its ranks, on this machine; a shell stands for the launcher."""
+
+import contextlib
+import os
+import pty
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pytest
+from processes import environment, run
+
+from mpidist.commands import watch as watching
+from mpidist.commands.watch import Watch
+from mpidist.commands.watch_lines import Rank, enough_files
+from mpidist.errors import LaunchError
+from mpidist.interfaces import addresses_v6
+
+RANK = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
+
+
+def python(program):
+    return [sys.executable, "-c", program]
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "told"),
+    [
+        ("print('all well')", 0, "0: all well"),
+        ("import sys; sys.exit(3)", 3, "ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "was ended by signal 9 (SIGKILL)"),
+    ],
+)
+def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
+    (tmp_path / "program.py").write_text(program)
+    words = ["-m", "mpidist", "run", "-n", "2", "--label", str(tmp_path / "program.py")]
+    done = run([sys.executable, *words], 40, environment())
+    assert done.status == status and told in done.output, done.output
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
+def test_the_watch_does_not_listen_to_strangers(said):
+    """A port scan must not end a job: the one rank ends well after it."""
+    watch = Watch(1)
+    port = watch.lines._door.getsockname()[1]
+
+    def visit():
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+            stranger.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""  # it is shown the door
+
+    guest = threading.Thread(target=visit)
+    guest.start()
+    assert watch.run(watch.command(python("import time; time.sleep(0.5)")), RANK) == 0
+    guest.join()
+
+
+def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path):
+    os.symlink("/dev/full", tmp_path / "rank-00000.log")
+    program = "for k in range(3000): print('a line that does not fit', k)"
+    watch = Watch(1, logs=str(tmp_path))
+    assert watch.run(watch.command(python(program)), RANK) == 0
+
+
+LATE = """
+import signal, sys, threading, time
+came = threading.Event()
+time.sleep(0.4)  # as long as it takes to import what one needs
+signal.signal(signal.SIGUSR1, lambda *_: came.set())
+sys.exit(0 if came.wait(20) else 1)
+"""
+
+
+def test_a_signal_before_the_program_can_hear_it(tmp_path):
+    """It was sent before the rank was there, and waits until the program has a handler.
+
+    The shell around the program has none, and is not ended by it.
+    """
+    watch, program = Watch(1), tmp_path / "late.py"
+    program.write_text(LATE)
+    watch.lines.send(signal.SIGUSR1)
+    shell = ["sh", "-c", f"{sys.executable} {program}; exit $?"]
+    assert watch.run(watch.command(shell), RANK) == 0
+
+
+def test_what_a_shell_started_ends_with_its_rank(tmp_path):
+    """The process beside the rank is killed, and with it all of the rank."""
+    number = tmp_path / "number"
+    program = f"sleep 60 & echo $! > {number}.part; mv {number}.part {number}; wait"
+    watch = Watch(1)
+    words = watch.command(["sh", "-c", program])
+    kill = f"while [ ! -e {number} ]; do sleep 0.05; done; kill -9 $!; wait $!"
+    assert watch.run(["sh", "-c", f'"$@" & {kill}', "sh", *words], RANK) in (1, 137)
+    until = time.monotonic() + 10
+    while os.path.exists(f"/proc/{int(number.read_text())}"):
+        assert time.monotonic() < until, "the child of the shell is still there"
+        time.sleep(0.02)
+
+
+COUNT = """
+import signal, sys, time
+count = 0
+def more(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, more)
+print("ready", flush=True)
+until = time.monotonic() + 1.0
+while time.monotonic() < until:
+    time.sleep(0.05)
+print(f"heard {count}", flush=True)
+"""
+WATCHED = """
+import os, sys
+from mpidist.commands.watch import Watch
+Watch(0).run(sys.argv[1:], os.environ)
+"""
+
+
+def test_control_c_reaches_the_launcher_once():
+    """A terminal sends it to both; srun and mpirun take a second one for impatience."""
+    number, screen = pty.fork()
+    if not number:
+        os.execve(sys.executable, [*python(WATCHED), *python(COUNT)], environment())
+    text = b""
+    with contextlib.suppress(OSError):  # EIO at the end
+        while part := os.read(screen, 1000):
+            text += part
+            if b"ready" in part:
+                os.write(screen, b"\x03")
+    os.waitpid(number, 0)
+    os.close(screen)
+    assert b"heard 1" in text, text
+
+
+def test_a_signal_of_a_process_is_passed_on():
+    """Not of a terminal: the launcher has not got it, and is sent it."""
+    watch = Watch(0)
+    assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 20"], environment()) == 143
+
+
+def test_a_launcher_that_does_not_end(monkeypatch, capfd):
+    """All ranks finished well, so this is no failure; but nobody waits for it for ever."""
+    monkeypatch.setattr(watching, "ENDS_WITHIN", 0.2)
+    watch = Watch(1)
+    words = watch.command(["true"])
+    assert watch.run(["sh", "-c", '"$@"; exec sleep 60', "sh", *words], RANK) == 0
+    assert "all ranks finished well 0.2 s ago: ending the launcher" in capfd.readouterr().err
+
+
+def test_before_slurm_kills_all(monkeypatch):
+    """After SIGTERM the steps to the end fit into the time that is left."""
+    watch = Watch(0, haste=2.0)
+    begun = time.monotonic()
+    deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 60 & wait; sleep 60"]
+    assert watch.run(deaf, environment()) == 137
+    assert time.monotonic() - begun < 10  # 8 s and three steps of 3 s otherwise
+
+
+def test_real_time_signals_have_no_name():
+    assert str(Rank(3, "n2", -40)) == "rank 3 on n2 was ended by signal 40"
+
+
+def test_more_ranks_than_files():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pytest.raises(LaunchError, match=r"allowed are \d+ \(ulimit -Hn\); --no-watch"):
+        enough_files(limits[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, limits[1]))
+    try:
+        enough_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 456
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_addresses_beyond_the_link(tmp_path):
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fe8000000000000002163efffe000001 02 40 20 80     eth0\n"
+        "20010db8000000000000000000000007 02 40 00 80     eth0\n"
+    )
+    assert addresses_v6(table) == ["2001:db8::7"]
+
+
+def test_the_word_of_a_run_is_not_in_its_command():
+    watch = Watch(1)
+    assert watch.lines.word not in " ".join(watch.command(["true"]))
+    assert (
+        watch.run(
+            watch.command(python("import os; assert 'MPIDIST_RUN_WORD' not in os.environ")), RANK
+        )
+        == 0
+    )
