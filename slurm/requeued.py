@@ -8,6 +8,7 @@ from mpidist.demo.digits import load_digits
 from mpidist.demo.learner import fingerprint
 from mpidist.nn import Adam, CrossEntropy, Linear, ReLU, Sequential
 
+EVERY = 20  # steps from checkpoint to checkpoint: what is lost if the job is killed without a word
 comm = md.init()
 stop = md.StopRequest(comm)  # SIGUSR1, which SLURM sends before the time is over
 folder, epochs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20
@@ -35,9 +36,11 @@ while samples.order.epoch < epochs:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if stop.requested():
+        leaving = stop.requested()
+        if leaving or step % EVERY == 0:
             checkpoint.save(step, model=model, optimizer=optimizer, samples=samples)
             say(f"saved step {step}")
+        if leaving:
             stop.leave()
     say(f"epoch {samples.order.epoch} of {epochs}")
 say(f"{step} steps, parameters {fingerprint(model.module)}")

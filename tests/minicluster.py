@@ -138,6 +138,19 @@ class Cluster:
         self.pids.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def left_behind(self, limit: float = PATIENCE) -> list[str]:
+        """List what runs on the nodes though nothing should any more; waits for its end."""
+        deadline = time.monotonic() + limit
+        while True:
+            found = [pid for pid in self._inhabitants() if pid not in self._own()]
+            if not found or time.monotonic() > deadline:
+                return [text for pid in found if (text := words_of(pid))]
+            time.sleep(0.05)
+
+    def _own(self) -> set[int]:
+        """Give the processes that make up the cluster itself."""
+        return {child.pid for child in self._children}
+
     def _inhabitants(self, spaces: set[str] | None = None) -> list[int]:
         """List the processes that live in some of our namespaces, by default all."""
         spaces, found = self._spaces if spaces is None else spaces, []
@@ -201,6 +214,15 @@ class Cluster:
         )
         mine.pop("PRTE_MCA_rmaps_default_mapping_policy", None)  # else all ranks are on one node
         return mine
+
+
+def words_of(pid: int) -> str:
+    """Give the command of a process, empty if it has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+    return words and f"{pid}: {words}"
 
 
 def kill(pids: list[int]) -> None:

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import processes
-from minicluster import LIBC, PR_SET_PDEATHSIG, Cluster, Refused
+from jobs import PYTHONS
+from minicluster import LIBC, PR_SET_PDEATHSIG, Cluster, Refused, words_of
 
+ROOT = Path(__file__).resolve().parents[1]
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 PACKAGES = "slurm-wlm libpmix2 iproute2"
@@ -78,6 +80,12 @@ class Job:
     @property
     def completed(self) -> bool:
         return self.state == "COMPLETED" and self.exit_code == "0:0"
+
+
+def user_environment(mpi: str) -> dict[str, str]:
+    """Give the environment of a user who works with this MPI."""
+    beside = str(Path(PYTHONS[mpi]).parent)
+    return {"PATH": f"{beside}:{PATH}", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 
 
 def why_not() -> str:
@@ -161,6 +169,11 @@ class SlurmCluster(Cluster):
             child.wait()
         self._daemons.clear()
 
+    def _own(self) -> set[int]:
+        """Give the processes of the cluster: the daemons, and those that they started for good."""
+        mine = super()._own() | {child.pid for child in self._daemons}
+        return mine | {pid for pid in self._inhabitants() if "slurmscriptd" in words_of(pid)}
+
     def _idle(self) -> int:
         text = self.run("sinfo", "-h", "-t", "idle", "-o", "%D").output.strip()
         return int(text) if text.isdigit() else 0
@@ -190,7 +203,7 @@ class SlurmCluster(Cluster):
     def submit(self, *arguments: str, folder: str | os.PathLike | None = None, **env: str) -> str:
         """Submit a batch script with options of sbatch before it; give the job's number."""
         number = len(os.listdir(self.folder))
-        output = f"{self.folder}/job.{number}.{time.monotonic_ns()}.out"
+        output = f"{self.folder}/job.{number}.{time.monotonic_ns()}.%j.out"
         options = ["--parsable", "--open-mode=append", f"--output={output}"]
         if folder is not None:
             options.append(f"--chdir={folder}")

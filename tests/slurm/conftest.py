@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from jobs import PYTHONS
 from minicluster import Refused
-from slurm_cluster import LONG, PATH, SlurmCluster, why_not
-
-ROOT = Path(__file__).resolve().parents[2]
+from slurm_cluster import LONG, ROOT, SlurmCluster, user_environment, why_not
 
 
 @pytest.fixture(scope="session")
@@ -23,14 +20,9 @@ def cluster():
     except Refused as why:
         pytest.skip(f"needs network namespaces and a TUN device: {why}")
     yield running
+    left = running.left_behind()
     running.stop()
-    assert not running._inhabitants()
-
-
-def environment(mpi: str) -> dict[str, str]:
-    """The environment of a user who works with this MPI."""
-    beside = str(Path(PYTHONS[mpi]).parent)
-    return {"PATH": f"{beside}:{PATH}", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    assert not left, "\n".join(left)
 
 
 @pytest.fixture(params=PYTHONS if LONG else ["this"])
@@ -41,7 +33,7 @@ def mpi(request):
 
 @pytest.fixture
 def user(mpi):
-    return environment(mpi)
+    return user_environment(mpi)
 
 
 @pytest.fixture

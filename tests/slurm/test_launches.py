@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from slurm_cluster import why_not
+from slurm_cluster import LONG, ROOT, why_not
 
 SAY = (
     "import mpidist, socket, os\n"
@@ -49,11 +49,36 @@ def test_srun_and_mpiexec(cluster, mpi, user, script):
     assert [(r, s, g) for r, s, g, _ in hosts["srun"]] == [e[:3] for e in expected]
     assert [(r, s, g) for r, s, g, _ in hosts["mpiexec"]] == [e[:3] for e in expected]
     plugin = "pmi2" if mpi == "mpich" else "pmix"
-    assert f"srun --mpi={plugin} --kill-on-bad-exit=1 --nodes=2" in done["srun"].output
+    assert f"srun --mpi={plugin} --kill-on-bad-exit=1 --export=ALL --nodes=2" in done["srun"].output
     assert "--overcommit --cpu-bind=none" in done["crowded"].output
     six = said(done["crowded"].output)
     assert {r for r, *_ in six} == set("012345")  # from the files
     assert len(six) == 7 and re.search(r"^0: <0 of 6", done["crowded"].output, re.M)
+
+
+def test_as_slurm_placed_the_tasks(cluster, mpi, user, script):
+    """Nodes with different numbers of tasks, a job without its user's environment, and a shell."""
+    plugin = "pmi2" if mpi == "mpich" else "pmix"
+    lines = [f"export {name}={value}" for name, value in user.items()]
+    lines += ["echo tasks $SLURM_TASKS_PER_NODE"]
+    lines += ["mpidist run say.py || exit 1", "mpidist run --launcher mpiexec say.py || exit 1"]
+    if LONG:  # a shell of one task is no rank of a job
+        shell = f"srun -n1 -N1 --export=ALL --mpi={plugin}"
+        lines += [f"exec {shell} mpidist run -n 2 --ranks-per-node 1 say.py"]
+    options = ("--nodes=2", "--ntasks=3", "--export=NONE")
+    done = cluster.wait(cluster.submit(*options, script("uneven", "\n".join(lines)), **user))
+    assert done.completed, f"{done.state} {done.exit_code}\n{done.output}"
+    tasks = re.search(r"tasks (\d),(\d)", done.output)
+    assert tasks, done.output
+    first = tuple(range(int(tasks[1])))
+    groups = str((first, tuple(range(len(first), 3))))
+    found = said(done.output)
+    assert [(r, g) for r, size, g, _ in found if size == "3"] == [
+        (str(rank), groups) for rank in range(3) for _ in range(2)
+    ]
+    assert [(r, g) for r, size, g, _ in found if size == "2"] == [
+        (str(rank), "((0,), (1,))") for rank in range(2 * LONG)
+    ]
 
 
 def test_wrong_combinations(cluster, mpi, user, script):
@@ -87,6 +112,14 @@ def test_info_of_an_allocation(cluster, mpi, user, script):
     assert across, done.output
     assert float(across[1].replace(",", "")) >= 100 and 0.02 <= float(across[2]) <= 0.13
     assert re.search(r"allreduce .*hierarchical", text), done.output
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
+def test_every_algorithm_over_the_slow_link(cluster, mpi, user, script):
+    """Two nodes of two ranks, 1 Gbit/s and 100 µs; every root, in place or not, in segments too."""
+    job = ROOT / "tests" / "slow_link_job.py"
+    done = cluster.wait(cluster.submit(*TWO, script("every", f"{RUN}{job} every"), **user), 300)
+    assert done.completed and "every: yes" in done.output, done.output
 
 
 def test_what_is_missing_is_told():

@@ -5,10 +5,12 @@ import time
 
 import pytest
 from jobs import PYTHONS
-from slurm_cluster import LONG
+from slurm_cluster import LONG, user_environment
 
-EPOCHS = "4"
-OPTIONS = ("--nodes=2", "--ntasks-per-node=1")
+SCRIPT = "slurm/train_requeue.sbatch"
+# Tasks on one node as on two: in the short run both jobs of the array have one for themselves.
+LAYOUTS = {"one": ("--nodes=1", "--ntasks-per-node=2"), "two": ("--nodes=2", "--ntasks=2")}
+CASES = [(mpi, nodes) for mpi in PYTHONS for nodes in LAYOUTS] if LONG else [("this", "one")]
 
 
 def parameters(output):
@@ -17,29 +19,53 @@ def parameters(output):
     return found.groups()
 
 
-@pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
-@pytest.mark.parametrize("mpi", PYTHONS)
-def test_bits_of_an_interrupted_training(cluster, mpi, user, folder):
-    """USR1 comes as by ``--signal=B:USR1@60``: to the batch script alone, which hands it on."""
-    script = ("slurm/train_requeue.sbatch", EPOCHS)
-    once = cluster.submit(*OPTIONS, *script, folder=folder, **user)
-    whole = cluster.wait(once, 240)
-    assert whole.completed, whole.output
-    job = cluster.submit(*OPTIONS, *script, folder=folder, **user)
+@pytest.mark.parametrize(("mpi", "nodes"), CASES)
+def test_bits_of_an_interrupted_training(cluster, mpi, nodes, folder):
+    """Two jobs of an array train alike; the last, whose number is the array's, is interrupted.
+
+    USR1 comes as by ``--signal=B:USR1@60``: to the batch script alone, which hands it on.
+    """
+    array = cluster.submit(
+        "--array=0-1", *LAYOUTS[nodes], SCRIPT, "4", folder=folder, **user_environment(mpi)
+    )
+    whole, job = f"{array}_0", f"{array}_1"
     until(cluster, job, lambda said, text: "epoch 1 of" in text)
     signalled = cluster.run("scancel", "--batch", "--signal=USR1", job)
     assert signalled.status == 0, signalled.output
     until(cluster, job, lambda said, text: said.get("Restarts") == "1")
-    # It would wait for two minutes; in the second of its end the nodes still refuse it.
+    start_now(cluster, job)
+    done, reference = cluster.wait(job, 240), cluster.wait(whole, 240)
+    assert done.completed, f"{done.state} {done.exit_code}\n{done.output}"
+    assert reference.completed and cluster.show(whole)["Restarts"] == "0", reference.output
+    assert f"exit code 75: requeuing job {job}, 1 of 20" in done.output
+    begun = [int(step) for step in re.findall(r"from step (\d+) on", done.output)]
+    saved = [int(step) for step in re.findall(r"saved step (\d+)", done.output)]
+    assert len(begun) == 2 and begun[0] == 0 and begun[1] in saved, done.output
+    assert 0 < begun[1] < int(parameters(reference.output)[0])
+    assert parameters(done.output) == parameters(reference.output)
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
+@pytest.mark.parametrize("mpi", PYTHONS)
+def test_bits_of_a_killed_training(cluster, mpi, folder):
+    """No signal comes before: the next job goes on from the last checkpoint that there is."""
+    options = {"folder": folder, **user_environment(mpi), "CHECKPOINTS": "kept"}
+    job = cluster.submit(*LAYOUTS["two"], SCRIPT, "4", **options)
+    until(cluster, job, lambda said, text: "epoch 1 of" in text)
+    assert cluster.run("scancel", "--full", "--signal=KILL", job).status == 0
+    assert not cluster.wait(job, 60).completed
+    second = cluster.wait(cluster.submit(*LAYOUTS["two"], SCRIPT, "4", **options), 240)
+    options["CHECKPOINTS"] = "other"
+    whole = cluster.wait(cluster.submit(*LAYOUTS["two"], SCRIPT, "4", **options), 240)
+    assert second.completed and whole.completed, second.output + whole.output
+    assert int(re.search(r"from step (\d+) on", second.output)[1]) > 0
+    assert parameters(second.output) == parameters(whole.output)
+
+
+def start_now(cluster, job):
+    """It would wait for two minutes; in the second of its end the nodes still refuse it."""
     begun = cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
     assert begun.status == 0, begun.output
-    done = cluster.wait(job, 240)
-    assert done.completed, f"{done.state} {done.exit_code}\n{done.output}"
-    assert "exit code 75: requeuing job" in done.output
-    saved = re.search(r"saved step (\d+)", done.output)
-    assert saved and f"from step {saved[1]} on" in done.output, done.output
-    assert 0 < int(saved[1]) < int(parameters(whole.output)[0])
-    assert parameters(done.output) == parameters(whole.output)
 
 
 def until(cluster, job, holds, limit=120.0):
