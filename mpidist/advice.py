@@ -117,6 +117,24 @@ class Advice:
             return None
         return self.model.seconds(call.collective, choice, call.nbytes)
 
+    def between_nodes(
+        self, collective: str, choices: list[Choice], nbytes: int
+    ) -> list[float] | None:
+        """Give times by the links that were measured inside of nodes and between them, or None."""
+        if self.model is None or self.model.calibration.far_alpha is None:
+            return None
+        times = [self.model.seconds_of_few(collective, choice, nbytes) for choice in choices]
+        known = [seconds for seconds in times if seconds is not None]
+        return known if len(known) == len(times) else None
+
+    @property
+    def scaled_down(self) -> str:
+        """Say for how many ranks these times are, if for fewer than there are."""
+        if self.model is None or self.model.small == self.groups:
+            return ""
+        small = self.model.small
+        return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
+
     def predicted(self, call: Call, way: Any, memory: str) -> Any:
         """Give a way with the time that it is expected to take, if that is known."""
         entry, _ = self.entry(call, memory)

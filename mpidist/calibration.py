@@ -135,6 +135,20 @@ def _move(
         )
 
 
+def scaled_down(groups: Groups) -> Groups:
+    """Give as many nodes, up to four, with ranks that are few enough to be run through.
+
+    Examples
+    --------
+    >>> many = tuple(tuple(range(9 * k, 9 * k + 9)) for k in range(8))
+    >>> [len(group) for group in scaled_down(many)]
+    [4, 4, 4, 4]
+    """
+    nodes = min(len(groups), 4)
+    each = min(max(map(len, groups)), MOST_RANKS // nodes)
+    return tuple(tuple(range(each * k, each * k + each)) for k in range(nodes))
+
+
 class Model:
     """Predicts times by the cost model; each figure is worked out once.
 
@@ -151,6 +165,7 @@ class Model:
     def __init__(self, calibration: Calibration, groups: Groups, pipelining: Pipelining):
         self.calibration, self.groups = calibration, groups
         self._size = sum(map(len, groups))
+        self.small = groups if self._size <= MOST_RANKS else scaled_down(groups)
         self._pipelining = pipelining
         self._known: dict[tuple[str, str, int], float | None] = {}
 
@@ -159,8 +174,10 @@ class Model:
 
         The schedule of at most 16 ranks is run through, in at most 16 segments.
         """
-        if self._size > MOST_RANKS:
-            return None
+        return None if self._size > MOST_RANKS else self.seconds_of_few(collective, choice, nbytes)
+
+    def seconds_of_few(self, collective: str, choice: Choice, nbytes: int) -> float | None:
+        """Give that time; of more than 16 ranks as if there were fewer, on fewer nodes."""
         bucket = 1 << round(math.log2(max(nbytes, 1)))
         key = (collective, choice.name, bucket)
         if key not in self._known:
@@ -168,12 +185,12 @@ class Model:
         return self._known[key]
 
     def _run_through(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        known, size = self.calibration, self._size
-        link = None
+        known, groups = self.calibration, self.small
+        size, link = sum(map(len, groups)), None
         if known.far_alpha is not None and known.far_beta is not None:
             link = Link(known.far_alpha, known.far_beta)
-        count = max(choice.algorithm.block_count(size, groups=self.groups), 1)
-        largest, nodes = -(-nbytes // count), len(self.groups)
+        count = max(choice.algorithm.block_count(size, groups=groups), 1)
+        largest, nodes = -(-nbytes // count), len(groups)
         pieces, window = self._pipelining.of(choice.algorithm, size, nodes, count, largest)
         try:
             return cost(
@@ -185,7 +202,7 @@ class Model:
                 beta=known.beta,
                 gamma=known.gamma,
                 arity=choice.arity or 2,
-                groups=self.groups,
+                groups=groups,
                 segments=min(pieces, _MOST_PIECES),
                 window=window,
                 link=link,

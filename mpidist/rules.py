@@ -19,6 +19,11 @@ class Rule:
     two_nodes: bool = False
     crowded: bool = False  # only with more ranks than cores
 
+    @property
+    def between_nodes(self) -> bool:
+        """Whether it names an algorithm on two levels."""
+        return (self.several_nodes or self.two_nodes) and self.name != NATIVE
+
     def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
         """Tell whether the rule speaks about such a call."""
         small = nbytes < self.below or self.below == float("inf")
@@ -90,7 +95,7 @@ have come, which costs a round trip that ours does not need.
 def levels_for(collective: str) -> list[str]:
     """List the two-level algorithms that the rules name for a collective between nodes."""
     rules = WITH_NATIVE.get(collective, ())
-    return [r.name for r in rules if (r.several_nodes or r.two_nodes) and r.name != NATIVE]
+    return [r.name for r in rules if r.between_nodes]
 
 
 Range = tuple[float, float]  # from so many bytes, below so many

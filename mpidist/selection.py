@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .advice import Advice, memory_of
+from .between_nodes import Contest, by_links, contest
 from .call import Call
 from .config import CollectiveConfig
 from .errors import Unsupported
@@ -145,7 +146,7 @@ def choose(
     tuned, without = _tuned(call, means, advice)
     if tuned is not None:
         return tuned
-    way = _by_cost(call, means, advice) or _by_rules(call, means)
+    way = _by_links(call, means, advice) or _by_cost(call, means, advice) or _by_rules(call, means)
     return replace(way, why=f"{way.why}; {without}") if without else way
 
 
@@ -194,7 +195,29 @@ def needs_calibration(
     commutes = call.op is None or call.op.commute
     if config.asked(call.collective, call.nbytes, call.size, commutes) is not None:
         return False
-    return _tuned(call, means, advice)[0] is None and bool(rivals(call, means))
+    if _tuned(call, means, advice)[0] is not None:
+        return False
+    return bool(rivals(call, means)) or _between_nodes(call, means, advice) is not None
+
+
+def _between_nodes(call: Call, means: Means, advice: Advice) -> Contest | None:
+    """Give what competes between nodes; None where the call is not one between nodes."""
+    if means.groups != advice.groups or _by_shared_memory(call, means) is not None:
+        return None
+    groups = means.groups
+    return contest(call, groups, means.crowded, lambda c: why_not(c, call, groups) is None)
+
+
+def _by_links(call: Call, means: Means, advice: Advice | None) -> Way | None:
+    """Give one level or two by the measured links, where the ranks are on several nodes."""
+    found = None if advice is None else _between_nodes(call, means, advice)
+    if advice is None or found is None:
+        return None
+    chosen = by_links(call, found, means.no_native is None, advice)
+    if chosen is None:
+        return None
+    choice, why = chosen
+    return Way(NATIVE if choice is None else choice.name, choice, why)
 
 
 def _by_cost(call: Call, means: Means, advice: Advice | None) -> Way | None:

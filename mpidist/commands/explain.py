@@ -46,7 +46,8 @@ def explain_command(
     take.
 
     Predicted times are those of the tuning table, where one holds, else of the cost model with
-    constants that are measured now; it knows nothing of native and of shared memory.
+    constants that are measured now; it knows nothing of shared memory, and of native only that
+    between nodes it is like the best algorithm that takes all ranks for alike.
     """
     import mpidist
 

@@ -21,8 +21,9 @@ def cluster():
     except Refused as why:
         pytest.skip(f"needs network namespaces and a TUN device: {why}")
     yield running
+    left = running.left_behind()
     running.stop()
-    assert not running._inhabitants()
+    assert not left, "\n".join(left)
 
 
 def job(cluster, python, part):

@@ -262,6 +262,31 @@ def test_the_cost_model_chooses_where_it_is_calibrated():
     assert chosen(None, call_for(16), means=able, calibration=slow).name == "native"
 
 
+NODES = tuple(tuple(range(8 * k, 8 * k + 8)) for k in range(8))
+
+
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), NODES], ids=["4 ranks", "64 ranks"])
+def test_measured_links_decide_between_nodes(groups):
+    """Two levels over a link that is slower than memory; over one that is alike native, or a ring.
+
+    Where it is close, what the shipped rules name stands.
+    """
+    slow = Calibration(1.5e-6, 3e-10, 1e-10, 138e-6, 8.6e-9)
+    alike = Calibration(1.5e-6, 3e-10, 1e-10, 1.6e-6, 3.1e-10)
+    call, means = call_for(1 << 16, size=sum(map(len, groups))), Means(groups, None)
+    two = "hierarchical" if len(groups) > 2 else "hierarchical/direct/recursive_doubling"
+    for known, name in ((slow, two), (alike, "native"), (None, two)):
+        way = chosen(None, call, means=means, groups=groups, calibration=known)
+        assert way.name == name, way.why
+        assert ("cost model with the measured links" in way.why) == (known is not None)
+        assert ("of 16 ranks on 4 nodes" in way.why) == (known is not None and groups is NODES)
+    without = Means(groups, "this has none")
+    assert chosen(None, call, means=without, groups=groups, calibration=slow).name == two
+    assert chosen(None, call, means=without, groups=groups, calibration=alike).name == "ring"
+    # As a configuration counts nodes, between which nothing was measured.
+    assert chosen(None, call, means=means, calibration=slow).why.startswith("shipped rule")
+
+
 def test_predicted_times_are_those_of_the_cost_model():
     model = Model(KNOWN, ((0, 1, 2, 3),), Pipelining())
     ring = find("allreduce", "ring")
