@@ -182,7 +182,9 @@ def test_one_rank_brings_private_memory(own):
     own.timeout = 1.0
     shared = own.empty(1 << 16, "float32")
     x = shared if own.rank else np.zeros(1 << 16, "float32")
-    with pytest.raises((mpidist.CollectiveTimeout, mpidist.CollectiveMismatch), match="another|not arrived"):
+    with pytest.raises(
+        (mpidist.CollectiveTimeout, mpidist.CollectiveMismatch), match="another|not arrived"
+    ):
         own.allreduce(x, out=x)
 
 
