@@ -96,7 +96,7 @@ def forms_may_change(comm, kit):
 
 
 def user_schedule(comm, kit):
-    """A generator function is a schedule at once; one that cannot run is refused."""
+    """A generator function is a schedule at once; one that cannot run is refused, on all ranks."""
 
     def one_at_a_time(rank, size, microbatches):
         for microbatch in range(microbatches):
@@ -107,10 +107,24 @@ def user_schedule(comm, kit):
         yield B(0)
         yield F(0)
 
+    def endless(rank, size, microbatches):
+        while True:
+            yield F(0)
+
+    def fails_on_rank_1(rank, size, microbatches):
+        if comm.rank == 1:
+            raise ArithmeticError("not here")
+        yield from one_at_a_time(rank, size, microbatches)
+
     equals_unsplit(comm, kit, one_at_a_time, 3, 7)
-    layers = kit.layers()
-    with pytest.raises(ScheduleError, match="stage"):
-        mpidist.Pipeline(kit.join(layers), comm, 1, backwards)
+    stage = kit.join(kit.layers())
+    for wrong, message in (
+        (backwards, "stage"),
+        (endless, "rank 0, step 3: yields more than 3 actions, .* does it end"),
+        (fails_on_rank_1, "not here" if comm.rank == 1 else "fails on rank 1: .*not here"),
+    ):
+        with pytest.raises((ScheduleError, InvalidArgument, ArithmeticError), match=message):
+            mpidist.Pipeline(stage, comm, 1, wrong)
 
 
 def live_is_what_1f1b_promises(comm, kit):
@@ -145,6 +159,8 @@ def wrong_arguments(comm, kit):
         make(stage, None, 2)
     with pytest.raises(InvalidArgument, match=r"chunk 0 is of int and has no forward\(\)"):
         make(3, comm, 2)
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: Pipeline: stage=\[\]: allowed"):
+        make([], comm, 2)
     with pytest.raises(Unsupported, match="chunks=2"):
         make([stage, stage], comm, 2, "1f1b")
     with pytest.raises(InvalidArgument, match="checkpoint=1"):
@@ -155,6 +171,16 @@ def wrong_arguments(comm, kit):
         make(stage, comm, 2, "gpipe" if comm.rank else "1f1b")
     with pytest.raises(InvalidArgument, match="'w' is rank 0: .*names that several ranks"):
         make(stage, comm, 2, tied={"w": next(iter(stage.parameters()))} if comm.rank == 0 else None)
+    for given, message in (
+        (3, "rank 0: Pipeline: tied=3: allowed are mappings of names to parameters"),
+        ({"w": 3}, r"rank 0: Pipeline: tied\['w'\] is a int: allowed are parameters"),
+        ({3: stage}, "rank 0: Pipeline: tied has the name 3: allowed are strings"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            make(stage, comm, 2, tied=given if comm.rank == 0 else None)
+    for cap in (0, "2", [2] * (comm.size + 1)):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: Pipeline: max_live="):
+            make(stage, comm, 2, "auto", max_live=cap)
     pipe = make(stage, comm, 2)
     with pytest.raises(InvalidArgument, match=r"backward\(\) without a forward\(\)"):
         pipe.backward()

@@ -146,6 +146,7 @@ COLLECTIVE_OPTIONS = ("ranks", "root", "arity", "nodes", "segments")
         "mpidist show allreduce hierarchical --ranks 6 --nodes 3,3",
         "mpidist show 1f1b --stages 4 --microbatches 8",
         "mpidist show zb-v --costs 1,1.2,0.8 --png zb-v.png",
+        "mpidist show auto --stages 3 --costs 1:1:2,1,1",
         "mpidist show --trace run.json",
     ),
 )
@@ -189,7 +190,7 @@ def show_command(
     """Draw what an ALGORITHM of a COLLECTIVE does: who sends which blocks to whom, round by round.
 
     Or what a pipeline SCHEDULE does: which rank computes which microbatch, and when.  A SCHEDULE is
-    a name or MODULE:FUNCTION, a generator of your own.
+    a name or MODULE:FUNCTION, a generator of your own; auto is computed for the --costs.
     """
     if len(what) == 2:
         only_for(context, "pipeline schedules, which have one name", *pipeline)

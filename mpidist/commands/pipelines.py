@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from ..errors import InvalidArgument
+from ..pipeline.automatic import automatic
 from ..pipeline.costs import Costs
 from ..pipeline.registry import PipelineSchedule, find_schedule, schedules
 from ..schedule.contract import COLLECTIVES
@@ -100,18 +101,13 @@ def show_schedule(
         check_matplotlib("--png")
         if Path(png).suffix.lower() != ".png":
             raise InvalidArgument(f"--png {png}: its name must end in .png")
-    from ..pipeline.show import comparison, picture
-
     if trace is not None:
+        from ..pipeline.show import comparison
+
         drawn = comparison(read_trace(trace, name, stages, microbatches, chunks), costs)
     else:
         assert name is not None
-        stages = 4 if stages is None else stages
-        microbatches = 8 if microbatches is None else microbatches
-        for option, number in (("--stages", stages), ("--microbatches", microbatches)):
-            if number < 1:
-                raise InvalidArgument(f"{option} {number}: allowed are whole numbers >= 1")
-        drawn = picture(find(name), stages, microbatches, chunks, costs)
+        drawn = draw(name, stages, microbatches, chunks, costs)
     if svg is not None:
         Path(svg).write_text(drawn.svg(), encoding="utf-8")
     if png is not None:
@@ -123,6 +119,28 @@ def show_schedule(
             click.echo(f"{drawn.title}: {path}")
     if svg is None and png is None:
         print_picture(drawn)
+
+
+def draw(
+    name: str,
+    stages: int | None,
+    microbatches: int | None,
+    chunks: int | None,
+    costs: Costs | None,
+) -> Any:
+    """Give the picture of a schedule; "auto" is computed for the costs."""
+    from ..pipeline.show import picture
+
+    stages = 4 if stages is None else stages
+    microbatches = 8 if microbatches is None else microbatches
+    for option, number in (("--stages", stages), ("--microbatches", microbatches)):
+        if number < 1:
+            raise InvalidArgument(f"{option} {number}: allowed are whole numbers >= 1")
+    if name != "auto":
+        return picture(find(name), stages, microbatches, chunks, costs)
+    count = 1 if chunks is None else chunks
+    made = automatic(stages, microbatches, costs or Costs(), chunks=count)
+    return picture(made, stages, microbatches, costs=costs)
 
 
 def print_picture(drawn: Any) -> None:

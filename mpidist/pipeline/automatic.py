@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from numbers import Integral
+from typing import Any
 
 from ..errors import InvalidArgument, ScheduleError, UnknownName
 from .actions import Action
@@ -67,7 +69,7 @@ def automatic(
     if placement not in SHAPES:
         raise UnknownName("placement", placement, SHAPES)
     place = Placement(size, chunks, placement)
-    known, caps = as_costs(costs), _caps(cap, size, chunks)
+    known, caps = as_costs(costs), check_caps(cap, size, chunks)
     best: tuple[float, int] | None = None
     chosen: list[list[Action]] = []
     for parts in _candidates(place, microbatches, known, caps, splits):
@@ -85,19 +87,25 @@ def automatic(
     return _schedule(chosen, place, microbatches)
 
 
-def _caps(cap: int | Sequence[int] | None, size: int, chunks: int) -> list[int]:
-    """Give each rank's cap."""
-    if isinstance(cap, Sequence) and len(cap) != size:
-        raise InvalidArgument(f"cap={cap!r}: allowed are one number, or one for each rank")
-    caps = (
-        list(cap) if isinstance(cap, Sequence) else [size * chunks if cap is None else cap] * size
-    )
+def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
+    """Give each rank's cap, of one number for all, of one for each, or of None.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is something else; the message begins with `name`.
+    """
+    caps = cap if isinstance(cap, (list, tuple)) else [size * chunks if cap is None else cap] * size
     for value in caps:
-        if isinstance(value, bool) or not isinstance(value, int) or value < chunks:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < chunks:
             raise InvalidArgument(
-                f"cap={value!r}: allowed are whole numbers >= {chunks}, the chunks of a rank"
+                f"{name}={cap!r}: allowed are whole numbers >= {chunks}, the chunks of a rank"
             )
-    return caps
+    if len(caps) != size:
+        raise InvalidArgument(
+            f"{name}={cap!r}: allowed are one number, or one for each of {size} ranks"
+        )
+    return list(caps)
 
 
 def _candidates(

@@ -119,11 +119,18 @@ class PipelineSchedule:
     def _check(
         self, made: Iterable[Action], rank: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
-        """Pass on what can be an action of this pipeline."""
+        """Pass on what can be an action of this pipeline, and no more than there can be."""
         known = frozenset(KINDS.values())
+        most = 3 * microbatches * chunks
         for step, action in enumerate(made):
             wrong = None
-            if type(action) not in known:
+            if step == most:
+                wrong = (
+                    f"yields more than {most} actions, which is F, I and W of each of "
+                    f"{microbatches} microbatches{f' in {chunks} chunks' * (chunks > 1)}: "
+                    "does it end?"
+                )
+            elif type(action) not in known:
                 wrong = f"yields {action!r}; it must yield F, B, I or W of mpidist.pipeline"
             elif not _among(action.microbatch, microbatches):
                 wrong = f"{action}: there are microbatches 0 … {microbatches - 1}"

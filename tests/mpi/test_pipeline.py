@@ -9,8 +9,10 @@ import pytest
 from pipeline_kits import KITS
 
 import mpidist
+from mpidist.errors import InvalidArgument
 from mpidist.nn import Module
-from mpidist.pipeline import Costs, as_schedule, simulate
+from mpidist.pipeline import Costs, as_schedule, pipeline_schedule, simulate
+from mpidist.pipeline.registry import unregister_schedule
 
 
 @pytest.fixture
@@ -60,6 +62,15 @@ def test_replicas(comm, kit, schedule):
     comm.barrier()
 
 
+def test_a_schedule_that_only_some_ranks_know(pipe_comm):
+    """An error everywhere, and nobody waits for those who do not know it."""
+    if pipe_comm.rank == 0:
+        pipeline_schedule("of rank 0")(as_schedule("1f1b").function)
+    with pytest.raises(InvalidArgument, match="(rank 1: UnknownName: |^)unknown pipeline schedule"):
+        mpidist.Pipeline(Waiting(), pipe_comm, 2, "of rank 0")
+    unregister_schedule("of rank 0")
+
+
 def test_a_small_communicator_is_refused(comm):
     cases.a_small_communicator_is_refused(comm)
 
@@ -91,19 +102,30 @@ class Waiting(Module):
 
 @cache
 def measured(comm, schedule, microbatches=4):
-    """A step of waiting stages, measured, with the same one predicted."""
-    known = as_schedule(schedule)
+    """The shortest of a few steps of waiting stages, measured, with the same one predicted.
+
+    On a busy machine a step takes longer; one that is near what is predicted ends the series.
+    """
+    known, second = as_schedule(schedule), Waiting.seconds
     stages = [Waiting() for _ in range(known.chunks)]
     pipe = mpidist.Pipeline(stages, comm, microbatches, schedule)
-    x = np.ones((microbatches, 4))
-    for _ in range(2):
-        pipe.step(x, x, lambda y, target: (0.0, y))
-    trace, stats = pipe.trace("/dev/null"), pipe.stats()
-    pipe.close()
-    second = Waiting.seconds
     predicted = simulate(schedule, comm.size, microbatches, costs=Costs(second, second, second))
-    assert trace.peak == predicted.peak and stats.peak_live == predicted.peak[comm.rank]
-    return trace.measured, predicted
+    x, best = np.ones((microbatches, 4)), None
+    pipe.step(x, x, no_loss)
+    for _ in range(5):
+        pipe.step(x, x, no_loss)
+        trace, stats = pipe.trace("/dev/null"), pipe.stats()
+        assert trace.peak == predicted.peak and stats.peak_live == predicted.peak[comm.rank]
+        if best is None or trace.measured.makespan < best.makespan:
+            best = trace.measured
+        if best.makespan < 1.02 * predicted.makespan:
+            break
+    pipe.close()
+    return best, predicted
+
+
+def no_loss(y, target):
+    return 0.0, y
 
 
 @pytest.mark.parametrize("schedule", cases.ALL)
@@ -121,6 +143,8 @@ def test_zero_bubble_is_shorter(comm):
     """By 2 (p - 1) W: the bubbles are (p - 1)(F + I + W) and (p - 1)(F + I - W)."""
     if comm.size != 4:
         pytest.skip("needs exactly 4 ranks")
-    longer, shorter = (measured(comm, name)[0].makespan for name in ("1f1b", "zb-h1"))
+    longer, shorter = (measured(comm, name) for name in ("1f1b", "zb-h1"))
     saved = 2 * (comm.size - 1) * Waiting.seconds
-    assert abs(longer - shorter - saved) < 0.4 * saved
+    assert longer[1].makespan - shorter[1].makespan == pytest.approx(saved)
+    found = longer[0].makespan - shorter[0].makespan
+    assert abs(found - saved) < 0.05 * longer[1].makespan

@@ -118,6 +118,7 @@ def test_what_it_cannot_do():
         ((2, 2, Costs(), 1, 2), "cap=1: allowed are whole numbers >= 2"),
         ((2, 2, Costs(), [1, 2, 3]), r"cap=\[1, 2, 3\]: allowed are one number, or one for each"),
         ((2, 2, Costs(), 1.5), "cap=1.5: allowed are whole"),
+        ((2, 2, Costs(), "22"), "cap='22': allowed are whole"),
         ((0, 2, Costs()), "size=0: allowed"),
         ((2, 2, Costs([1, 2, 3])), "F has 3 times; allowed are one, or one for each of the 2"),
     ):

@@ -9,7 +9,7 @@ from mpidist.errors import InvalidArgument, RankFailed, Unsupported
 from mpidist.nn import CrossEntropy, Identity, Linear, Module, ReLU, Sequential
 from mpidist.parallel.pipe.keeper import Keeper
 from mpidist.parallel.pipe.loss import Weighing
-from mpidist.parallel.pipe.microbatches import bounds
+from mpidist.parallel.pipe.microbatches import bounds, cut_gradients, shape_of
 from mpidist.parallel.pipe.partition import divide, partition
 from mpidist.parallel.pipe.structure import flatten, select, unflatten
 
@@ -28,8 +28,32 @@ def test_structures_come_back():
     assert back[0]["a"] is a and back[0]["list"][1:] == [3, "text"] and back[1] is c
     assert unflatten(tree, tensors, plain=False)[0]["list"][1:] == [None, None]
     assert [x if x is None else x.size for x in select(tree, (None, c))] == [None, None, 3]
-    with pytest.raises(InvalidArgument, match="a tuple of 2 must be"):
-        select(tree, (a,))
+    for wrong, message in (
+        ((a,), "grad is a tuple of 1: allowed is a tuple of 2, or None"),
+        (({"a": a}, c), r"grad\[0\] is a dict of \['a'\]: allowed is a dict of \['a', 'n', 'list'"),
+        (((a, None, b), c), r"grad\[0\] is a tuple of 3: allowed is a dict of"),
+        (({"a": 3, "n": None, "list": None}, c), r"grad\[0\]\['a'\] is a int: allowed is a tenso"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            select(tree, wrong, "grad")
+
+
+def test_gradients_are_made_like_the_outputs():
+    outputs = [shape_of(np.ones((rows, 3))) for rows in (2, 2, 3)]
+    whole = np.arange(21.0).reshape(7, 3)
+    for given in (whole, [whole[:2], whole[2:4], whole[4:]]):
+        found = cut_gradients(given, outputs, 1)
+        assert np.array_equal(np.concatenate([part for (part,) in found]), whole)
+    assert cut_gradients([None, whole[:2], None], outputs, 1)[0] == [None]
+    for wrong, message in (
+        (None, "grad=None: the outputs' gradients are needed here"),
+        (np.ones((6, 3)), "grad has 6 rows: allowed are the 7 of the outputs"),
+        ([whole], "grad has 1 entries: allowed is one for each of num_microbatches=3"),
+        ([whole[:2]] * 3, r"grad of microbatch 2 has shape \(2, 3\): .* its output, \(3, 3\)"),
+        ([whole[:2], 3, None], "grad of microbatch 1 is a int: allowed is a tensor or None"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank 1: {message}"):
+            cut_gradients(wrong, outputs, 1)
 
 
 def test_divide_is_best():
@@ -57,13 +81,31 @@ def test_partition_loses_no_layer():
     made = {"layers": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}
     parts = partition(torch.nn.Sequential(OrderedDict(made)), 2)
     assert [list(part) for part in parts] == [[made["layers"]], [made["head"]]]
-    with pytest.raises(InvalidArgument, match="model is a Linear: allowed are a Sequential"):
-        partition(made["head"], 1)
+    for wrong in (made["head"], made, "text", []):
+        name = type(wrong).__name__
+        with pytest.raises(InvalidArgument, match=f"model is a {name}: allowed are a Sequential"):
+            partition(wrong, 1)
 
 
-def test_partition_by_parameters():
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_partition_of_layers_that_work_in_place():
+    """They are timed on memory of their own, and begin no stage, where autograd forbids them."""
+    layers = [torch.nn.ReLU(inplace=True), torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True)]
+    example = -torch.ones(2, 4)
+    for by in ("time", "parameters"):
+        parts = partition(torch.nn.Sequential(*layers), 2, by=by, example=example)
+        assert parts.layers == ((0, 1), (1, 3)) and bool((example == -1).all())
+    with pytest.raises(InvalidArgument, match="stages=3: allowed are 1 … 2, the number of layers"):
+        partition(layers, 3)
+
+
+def test_partition_by_parameters(capsys, caplog):
     layers = [Linear(4, 4), ReLU(), Linear(4, 12), Linear(12, 4), ReLU(), Linear(4, 4)]
-    parts = partition(Sequential(*layers), 3)
+    with caplog.at_level("INFO", "mpidist"):
+        parts = partition(Sequential(*layers), 3)
+    assert not capsys.readouterr().out and str(parts) in caplog.text
+    assert partition(layers, 3, verbose=True).costs == parts.costs
+    assert capsys.readouterr().out == f"{parts}\n"
     assert [layer for part in parts for layer in part.layers] == layers
     assert parts.costs == (20, 60, 72) and parts.balance == pytest.approx(152 / 3 / 72)
     assert "stage 1: layers" in str(parts) and str(parts).endswith("balance 0.70 (mean / largest)")

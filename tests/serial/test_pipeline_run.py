@@ -1,5 +1,6 @@
 """Pipelines of simulated ranks."""
 
+from dataclasses import replace
 from functools import partial
 
 import pipeline_cases as cases
@@ -7,13 +8,16 @@ import pytest
 from pipeline_kits import KITS
 
 import mpidist
+from mpidist.pipeline import find_schedule
+
+THREE_CHUNKS = replace(find_schedule("interleaved"), name="three chunks", chunks=3)
 
 
 @pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("schedule", cases.ALL)
+@pytest.mark.parametrize("schedule", [*cases.ALL, pytest.param(THREE_CHUNKS, id="three")])
 @pytest.mark.parametrize("size", (2, 3, 4))
 def test_equals_unsplit(kit, schedule, size):
-    for microbatches, rows in ((1, 1), (2, 7), (4, 4), (3, 11), (5, 24), (8, 19)):
+    for microbatches, rows in zip(range(1, 9), (1, 7, 11, 4, 24, 13, 16, 19)):
         if cases.serves(schedule, size, microbatches):
             case = partial(
                 cases.equals_unsplit,

@@ -186,6 +186,8 @@ def test_show(tmp_path):
     assert "3 chunks each" in call("show", "interleaved", "--chunks", 3)
     uneven = call("show", "zb-h1", "--stages", 2, "--costs", "1:2,1,0.5,0.25")
     assert "F 1/2, I 1, W 0.5, message 0.25" in uneven
+    made = call("show", "auto", "--stages", 2, "--microbatches", 3, "--costs", "1:2,1,1")
+    assert made.startswith("auto on 2 ranks, 3 microbatches: F 1/2, I 1, W 1")
     drawn, dots = tmp_path / "a.svg", tmp_path / "a.png"
     assert str(dots) in call("show", "zb-v", "--svg", drawn, "--png", dots)
     assert drawn.read_text().startswith("<svg") and dots.read_bytes()[1:4] == b"PNG"
@@ -281,6 +283,7 @@ def test_list_pipelines():
         (("show", "allreduce", "ring", "--stages", "3"), "--stages is for pipeline schedules"),
         (("show", "1f1b", "--stages", "0"), "--stages 0: allowed are whole numbers >= 1"),
         (("show", "1f1b", "--microbatches", "-1"), "--microbatches -1: allowed are whole"),
+        (("show", "auto", "--chunks", "0"), "chunks=0: allowed are whole numbers >= 1"),
         (("show", "1f1b", "--costs", "1,2"), "--costs 1,2: allowed are three numbers, or four"),
         (("show", "1f1b", "--costs", "1,2,x"), "--costs 1,2,x: allowed are three numbers"),
         (("show", "1f1b", "--costs", "1,-2,1"), "costs: I=-2.0: allowed are numbers >= 0"),

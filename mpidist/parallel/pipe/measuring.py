@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...pipeline import Costs, Span
-from ...pipeline.automatic import automatic
+from ...pipeline.automatic import automatic, check_caps
 from .plan import Plan, make_plan
 
 STEPS = 4
@@ -41,7 +41,8 @@ class Measuring:
     ):
         self._placement = placement
         self._comm, self._microbatches, self._chunks = comm, microbatches, chunks
-        self._cap, self._splits = cap, splits
+        self._cap = check_caps(cap, comm.size, chunks, f"rank {comm.rank}: Pipeline: max_live")
+        self._splits = splits
         self.plan, self._left = self._compute(Costs()), STEPS
         self._seconds: dict[tuple[int, str], list[float]] = {}
 

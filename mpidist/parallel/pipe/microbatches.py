@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ...errors import InvalidArgument
-from .structure import flatten, unflatten
+from .structure import Tree, flatten, select, unflatten
 
 
 def bounds(rows: int, count: int) -> list[tuple[int, int]]:
@@ -58,3 +59,59 @@ def cut(value: Any, count: int, rank: int, argument: str) -> tuple[list[Any], li
     parts = bounds(total, count)
     pieces = [unflatten(tree, [t[start:stop] for t in tensors]) for start, stop in parts]
     return pieces, [stop - start for start, stop in parts]
+
+
+class Output(NamedTuple):
+    """How the output of a microbatch was made: its tree, and the shapes of its tensors."""
+
+    tree: Tree
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def shape_of(output: Any) -> Output:
+    """Give how an output is made."""
+    tree, tensors = flatten(output)
+    return Output(tree, tuple([tuple(t.shape) for t in tensors]))
+
+
+def cut_gradients(grad: Any, outputs: Sequence[Output], rank: int) -> list[list[Any]]:
+    """Give the gradients of the outputs of each microbatch, tensors or None in their order.
+
+    Parameters
+    ----------
+    grad : list, tensor or structure of tensors
+        A list of one for each microbatch, or one for the batch, which is cut as it was.
+    outputs : sequence of Output
+        What they are the gradients of.
+    rank : int
+        For error messages.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is not made like the outputs.
+    """
+    where, count = f"rank {rank}: grad", len(outputs)
+    if grad is None:
+        raise InvalidArgument(f"{where}=None: the outputs' gradients are needed here")
+    if not isinstance(grad, list):
+        grad, rows = cut(grad, count, rank, "grad")
+        needed = sum([shape[0] for output in outputs for shape in output.shapes[:1] if shape])
+        if sum(rows) != needed:
+            raise InvalidArgument(
+                f"{where} has {sum(rows)} rows: allowed are the {needed} of the outputs"
+            )
+    if len(grad) != count:
+        raise InvalidArgument(
+            f"{where} has {len(grad)} entries: allowed is one for each of num_microbatches={count}"
+        )
+    found = []
+    for k, (output, given) in enumerate(zip(outputs, grad)):
+        found.append(select(output.tree, given, f"{where} of microbatch {k}"))
+        for tensor, shape in zip(found[-1], output.shapes):
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise InvalidArgument(
+                    f"{where} of microbatch {k} has shape {tuple(tensor.shape)}: allowed is that "
+                    f"of its output, {shape}"
+                )
+    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import numpy as np
 from ...errors import InvalidArgument
 from ...nn import Sequential
 from ..framework import library
+from .layer_times import measure, parameters
+
+log = logging.getLogger("mpidist")
 
 WAYS = ("parameters", "time")
-ROUNDS = 5  # of measuring; the first one warms up
 
 
 class Partition(Sequence):
@@ -66,9 +69,16 @@ class Partition(Sequence):
 
 
 def partition(
-    model: Any, stages: int, by: str = "parameters", example: Any = None, comm: Any = None
+    model: Any,
+    stages: int,
+    by: str = "parameters",
+    example: Any = None,
+    comm: Any = None,
+    verbose: bool = False,
 ) -> Partition:
     """Cut a model into stages of layers in a row, so that the largest stage is as small as can be.
+
+    A layer that works in place stays with the one before it.
 
     Parameters
     ----------
@@ -83,6 +93,9 @@ def partition(
     comm : Communicator, optional
         With it the times that rank 0 measured are taken on every rank; collective.  Without it,
         ranks may come to different stages.
+    verbose : bool
+        Print the stages and their balance: rank 0 of `comm` does, without `comm` who calls.  The
+        logger ``"mpidist"`` is told of them in any case, at level INFO.
 
     Returns
     -------
@@ -93,9 +106,11 @@ def partition(
     layers = _layers(model, where)
     if by not in WAYS:
         raise InvalidArgument(f"{where}by={by!r}: allowed are {', '.join(map(repr, WAYS))}")
-    if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= len(layers):
+    starts = [k for k, layer in enumerate(layers) if not (k and getattr(layer, "inplace", False))]
+    if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= len(starts):
         raise InvalidArgument(
-            f"{where}stages={stages!r}: allowed are 1 … {len(layers)}, the number of layers"
+            f"{where}stages={stages!r}: allowed are 1 … {len(starts)}, the number of layers that "
+            "can begin a stage"
         )
     if by == "time":
         if example is None:
@@ -104,28 +119,32 @@ def partition(
         if comm is not None:
             costs = comm.broadcast_object(costs if comm.rank == 0 else None)
     else:
-        costs = [float(sum(math.prod(p.data.shape) for p in _own(m))) for m in layers]
-    ends = divide(costs, stages)
+        costs = [float(sum(math.prod(p.data.shape) for p in parameters(m))) for m in layers]
+    stops = [*starts[1:], len(layers)]
+    ends = divide([sum(costs[start:stop]) for start, stop in zip(starts, stops)], stages)
+    ends = [stops[end - 1] for end in ends]
     ranges = list(zip([0, *ends[:-1]], ends))
     totals = [sum(costs[start:stop]) for start, stop in ranges]
     kind = _sequential(layers)
-    return Partition([kind(*layers[start:stop]) for start, stop in ranges], by, totals, ranges)
+    made = Partition([kind(*layers[start:stop]) for start, stop in ranges], by, totals, ranges)
+    if comm is None or comm.rank == 0:
+        log.info("partition by %s:\n%s", by, made)
+        if verbose:
+            sys.stdout.write(f"{made}\n")
+    return made
 
 
 def _layers(model: Any, where: str) -> list[Any]:
-    if isinstance(model, Sequential):
-        return list(model.layers)
     try:
-        return list(model)
+        layers = list(model.layers if isinstance(model, Sequential) else model)
     except TypeError:
+        layers = []
+    if not layers or not all(callable(layer) for layer in layers):
         raise InvalidArgument(
             f"{where}model is a {type(model).__name__}: allowed are a Sequential of PyTorch or of "
             "mpidist.nn, and other sequences of layers"
-        ) from None
-
-
-def _own(layer: Any) -> list[Any]:
-    return list(layer.parameters()) if callable(getattr(layer, "parameters", None)) else []
+        )
+    return layers
 
 
 def _sequential(layers: Sequence[Any]) -> Callable[..., Any]:
@@ -159,53 +178,3 @@ def divide(costs: Sequence[float], parts: int) -> list[int]:
         stop = cut[stop]
         ends.append(stop)
     return ends[::-1]
-
-
-def measure(layers: Sequence[Any], example: Any) -> list[float]:
-    """Give the seconds of forward and backward of each layer: medians of a few rounds."""
-    from .structure import flatten
-
-    if library(layers[0]) == "torch":
-        from ...torch.stage import stage as make
-
-        workers: list[Any] = [make(layer, layer, f"layer {k}") for k, layer in enumerate(layers)]
-    else:
-        from .plain_stage import PlainStage
-
-        workers = [PlainStage(layer, layer, f"layer {k}") for k, layer in enumerate(layers)]
-    times = np.empty((ROUNDS, len(layers)))
-    for taken in times:
-        value = example
-        kept = []
-        for k, worker in enumerate(workers):
-            began = perf_counter()
-            tree, leaves = flatten(value)
-            output, saved = worker.forward(value, tree if k else None, leaves if k else [], True)
-            taken[k] = perf_counter() - began
-            tree, outputs = flatten(output)
-            worker.finish(saved, tree, outputs)
-            library_of = worker.tensors
-            value = _cut_off(output, library_of)
-            kept.append((saved, outputs))
-        for k in reversed(range(len(workers))):
-            saved, outputs = kept.pop()
-            grads = [_ones(t) if workers[k].tensors.form(t)[2] else None for t in outputs]
-            began = perf_counter()
-            workers[k].backward(saved, grads)
-            taken[k] += perf_counter() - began
-    for layer in layers:
-        for p in _own(layer):
-            p.grad = None
-    return np.median(times[1:], axis=0).tolist()
-
-
-def _cut_off(output: Any, tensors: Any) -> Any:
-    """Give the output as the next layer gets it: without what it was computed from."""
-    from .structure import flatten, unflatten
-
-    tree, found = flatten(output)
-    return unflatten(tree, [tensors.tensor(tensors.array(t), tensors.form(t)) for t in found])
-
-
-def _ones(x: Any) -> Any:
-    return x.new_ones(x.shape) if hasattr(x, "new_ones") else np.ones_like(x)

@@ -18,13 +18,12 @@ from .edges import Edges
 from .executor import Batch, Executor
 from .loss import Weighing
 from .measuring import Measuring
-from .microbatches import cut
+from .microbatches import Output, cut, cut_gradients, shape_of
 from .pipeline_stats import Clock, PipelineStats
-from .plan import actions_of, agree, make_plan
+from .plan import actions_of, agree, make_plan, together
 from .recompute import Recomputing
 from .record import record
 from .stage import Stage, stage_of
-from .structure import flatten, select
 from .tasks import Program, backwards, compile_steps, forwards
 from .tied import Tied
 
@@ -99,6 +98,11 @@ class Pipeline:
         self.num_microbatches, self.schedule = num_microbatches, schedule
         modules = stage if isinstance(stage, (list, tuple)) else [stage]
         rank = comm.rank
+        if not modules:
+            raise InvalidArgument(
+                f"rank {rank}: Pipeline: stage={stage!r}: allowed are a module, or a list of the "
+                "chunks of this rank"
+            )
         self._averaging = Averaging(modules, rank)
         workers = [stage_of(m, f"rank {rank}: chunk {k}") for k, m in enumerate(modules)]
         self._workers: list[Stage] = [Recomputing(w) for w in workers] if checkpoint else workers
@@ -122,16 +126,17 @@ class Pipeline:
             self._measuring = Measuring(self._own, *numbers, splits, placement or "loop")
             self._plan = self._measuring.plan
         else:
-            self._plan = make_plan(schedule, comm.size, num_microbatches, len(modules))
+            numbers = comm.size, num_microbatches, len(modules)
+            self._plan = together(self._own, lambda: make_plan(schedule, *numbers))
         agree(self._own, actions=actions_of(self._plan))
-        self._tied = Tied(self._own, tied or {})
+        self._tied = Tied(self._own, {} if tied is None else tied)
         self._posting = Posting(self._own)
         stages = self._plan.placement.stages
         self._edges = Edges(self._posting, num_microbatches, stages)
         self._executor = Executor(self._edges, self._averaging.completes)
         self._programs: dict[str, Program] = {}
         self._clock, self._loss = Clock(), np.zeros(1)
-        self._trees: list[Any] = []
+        self._outputs: list[Output] = []
         self._predicted = self._plan.peaks[rank]
 
     def __repr__(self) -> str:
@@ -186,7 +191,7 @@ class Pipeline:
         self._run("forward", batch)
         self._edges.finish()
         outputs = [batch.outputs[k] for k in sorted(batch.outputs)]
-        self._trees = [flatten(output)[0] for output in outputs]
+        self._outputs = [shape_of(output) for output in outputs]
         return outputs
 
     def backward(self, grad: Any = None) -> None:
@@ -203,7 +208,7 @@ class Pipeline:
             raise InvalidArgument(f"rank {self.comm.rank}: backward() without a forward() before")
         batch = Batch()
         if self._plan.last == self.comm.rank:
-            batch.grads = self._output_gradients(grad)
+            batch.grads = cut_gradients(grad, self._outputs, self.comm.rank)
         self._run("backward", batch)
         self._finish(None, began)
 
@@ -310,19 +315,6 @@ class Pipeline:
             return weighing.of(targets[microbatch], rows, total)
 
         return loss
-
-    def _output_gradients(self, grad: Any) -> list[list[Any]]:
-        rank, count = self.comm.rank, self.num_microbatches
-        if grad is None:
-            raise InvalidArgument(f"rank {rank}: grad=None: the outputs' gradients are needed here")
-        if not isinstance(grad, list):
-            grad, _ = cut(grad, count, rank, "grad")
-        if len(grad) != count:
-            raise InvalidArgument(
-                f"rank {rank}: grad has {len(grad)} entries: allowed is one for each of "
-                f"num_microbatches={count}"
-            )
-        return [select(tree, g) for tree, g in zip(self._trees, grad)]
 
     # -- about it -----------------------------------------------------------------------------
 

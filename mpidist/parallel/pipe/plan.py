@@ -61,6 +61,29 @@ def actions_of(plan: Plan) -> str:
     return hashlib.blake2b(actions.encode(), digest_size=8).hexdigest()
 
 
+def together(comm: Any, make: Callable[[], Plan]) -> Plan:
+    """Make a plan on every rank; collective.
+
+    Raises
+    ------
+    Exception
+        On every rank if it fails on any: there what it was, elsewhere an InvalidArgument about it.
+    """
+    plan, failure = None, None
+    try:
+        plan = make()
+    except Exception as error:  # a generator of the user's own may raise anything
+        failure = error
+    told = comm.allgather_object(failure and f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for rank, reason in enumerate(told):
+        if reason:
+            raise InvalidArgument(f"Pipeline: schedule fails on rank {rank}: {reason}")
+    assert plan is not None
+    return plan
+
+
 def agree(comm: Any, **settings: Any) -> None:
     """Raise InvalidArgument on every rank if ranks were given different things; collective."""
     everyone = comm.allgather_object(settings)

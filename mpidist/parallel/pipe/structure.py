@@ -73,21 +73,21 @@ def unflatten(tree: Tree, tensors: Sequence[Any], plain: bool = True) -> Any:
     return build(tree, lambda: next(rest), plain)
 
 
-def select(tree: Tree, value: Any) -> list[Any]:
+def select(tree: Tree, value: Any, what: str = "the value") -> list[Any]:
     """List what `value`, made like `tree`, has in the places of tensors: tensors or None.
 
     Raises
     ------
     InvalidArgument
-        If it is made otherwise.
+        If it is made otherwise; the message begins with `what`.
     """
-    return list(_select(tree, value))
+    return list(_select(tree, value, what))
 
 
-def _select(tree: Tree, value: Any) -> Iterator[Any]:
+def _select(tree: Tree, value: Any, what: str) -> Iterator[Any]:
     if tree == TENSOR:
         if value is not None and not is_tensor(value):
-            raise InvalidArgument(f"a {type(value).__name__} where a tensor or None must be")
+            raise InvalidArgument(f"{what} is {_outline(value)}: allowed is a tensor or None")
         yield value
         return
     kind, inside = tree[0], tree[1]
@@ -95,15 +95,30 @@ def _select(tree: Tree, value: Any) -> Iterator[Any]:
         return
     if value is None:
         yield from [None] * _count(tree)
-        return
-    if not isinstance(value, (tuple, list, dict)) or len(value) != len(inside):
-        raise InvalidArgument(f"a {type(value).__name__} where a {kind} of {len(inside)} must be")
-    if kind == "dict":
+    elif kind == "dict":
+        keys = [key for key, _ in inside]
+        if not isinstance(value, dict) or set(value) != set(keys):
+            raise InvalidArgument(
+                f"{what} is {_outline(value)}: allowed is a dict of {keys}, or None"
+            )
         for key, t in inside:
-            yield from _select(t, value[key])
+            yield from _select(t, value[key], f"{what}[{key!r}]")
     else:
-        for t, v in zip(inside, value):
-            yield from _select(t, v)
+        if not isinstance(value, (tuple, list)) or len(value) != len(inside):
+            raise InvalidArgument(
+                f"{what} is {_outline(value)}: allowed is a {kind} of {len(inside)}, or None"
+            )
+        for k, (t, v) in enumerate(zip(inside, value)):
+            yield from _select(t, v, f"{what}[{k}]")
+
+
+def _outline(value: Any) -> str:
+    """Say what a value is, without its tensors."""
+    if isinstance(value, dict):
+        return f"a dict of {list(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
 def _count(tree: Tree) -> int:

@@ -30,13 +30,17 @@ class Tied:
     Raises
     ------
     InvalidArgument
-        On every rank, if a name is on one rank only or shapes or dtypes differ.
+        On every rank, if one gives no mapping to parameters, a name is on one rank only, or shapes
+        or dtypes differ.
     """
 
     def __init__(self, comm: Any, given: Mapping[str, Any]):
+        mine, wrong = _described(given)
+        everyone, errors = zip(*comm.allgather_object((mine, wrong)))
+        for rank, error in enumerate(errors):
+            if error:
+                raise InvalidArgument(f"rank {rank}: Pipeline: {error}")
         self._parameters = dict(given)
-        mine = {name: _describe(p) for name, p in self._parameters.items()}
-        everyone = comm.allgather_object(mine)
         self._comms: dict[str, Any] = {}
         self._before: dict[str, np.ndarray] = {}
         self.names = sorted({name for found in everyone for name in found})
@@ -45,8 +49,8 @@ class Tied:
             if len(kinds) == 1 or len(set(kinds.values())) > 1:
                 listed = "; ".join(f"rank {rank}: {kind}" for rank, kind in kinds.items())
                 raise InvalidArgument(
-                    f"tied: {name!r} is {listed}: allowed are names that several ranks give, for "
-                    "parameters of the same shape and dtype"
+                    f"Pipeline: tied: {name!r} is {listed}: allowed are names that several ranks "
+                    "give, for parameters of the same shape and dtype"
                 )
             part = comm.split(0 if name in self._parameters else None)
             if part is not None:
@@ -79,11 +83,19 @@ class Tied:
             comm.free()
 
 
-def _describe(p: Any) -> str:
-    if not hasattr(p, "data") or not hasattr(p, "grad"):
-        raise InvalidArgument(f"tied has a {type(p).__name__}: allowed are parameters")
-    array = _array(p.data)
-    return f"{array.dtype.name}{list(array.shape)}"
+def _described(given: Any) -> tuple[dict[str, str], str]:
+    """Give dtypes and shapes by name, and what is wrong if anything is."""
+    found: dict[str, str] = {}
+    if not isinstance(given, Mapping):
+        return found, f"tied={given!r}: allowed are mappings of names to parameters"
+    for name, p in given.items():
+        if not isinstance(name, str):
+            return found, f"tied has the name {name!r}: allowed are strings"
+        if not hasattr(p, "data") or not hasattr(p, "grad"):
+            return found, f"tied[{name!r}] is a {type(p).__name__}: allowed are parameters"
+        array = _array(p.data)
+        found[name] = f"{array.dtype.name}{list(array.shape)}"
+    return found, ""
 
 
 def _array(x: Any) -> np.ndarray:
