@@ -83,10 +83,10 @@ class Chooser:
         way = self._ways.get(key)
         if way is None:
             means = self.means(call, place, background)
-            if needs_calibration(call, algorithm, self.config, means, self.advice):
-                if background:
-                    return choose(call, algorithm, self.config, means, self.advice)
-                self._calibrate()
+            if not background and needs_calibration(
+                call, algorithm, self.config, means, self.advice
+            ):
+                self._calibrate()  # upon which what was chosen without is forgotten
             way = choose(call, algorithm, self.config, means, self.advice)
             if len(self._ways) > 4096:
                 self._ways.clear()

@@ -8,7 +8,7 @@ from .schedule.registry import Algorithm
 
 _SEGMENT_LIMIT = 255
 _BLOCK_LIMIT = 1 << 30  # bytes: MPI counts are 32-bit in some places of every library
-_BETWEEN_NODES = 256 << 10  # bytes
+_BETWEEN_NODES = (128 << 10, 256 << 10)  # bytes of a segment, at least and at most
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Pipelining:
         """
         limit, window = self.segment_bytes, self.window
         if nodes > 1 and algorithm.local:
-            limit, window = min(limit, _BETWEEN_NODES), 2 * window
+            least, most = _BETWEEN_NODES
+            limit, window = min(limit, max(least, min(most, largest // 4))), 2 * window
         elif blocks >= size:
             limit = _BLOCK_LIMIT
         segments = -(-largest // min(limit, _BLOCK_LIMIT))

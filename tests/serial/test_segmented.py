@@ -40,6 +40,8 @@ def test_how_blocks_are_cut():
     assert cut.of(ring, 4, 1, 4, 4 << 20) == (1, 4), "a block per rank stays whole"
     assert cut.of(ring, 4, 1, 4, 3 << 30) == (3, 4), "but for what is too long for a message"
     assert cut.of(lanes, 4, 2, 4, 4 << 20) == (16, 8), "nodes work while the links are busy"
+    assert cut.of(lanes, 4, 2, 2, 512 << 10) == (4, 8), "with at least four"
+    assert cut.of(lanes, 4, 2, 4, 128 << 10) == (1, 8), "if these are not too short"
     assert cut.of(lanes, 4, 1, 4, 4 << 20) == (1, 4), "but not on one node"
     assert Pipelining(64 << 10, 1).of(lanes, 4, 2, 4, 4 << 20) == (64, 2)
     assert cut.of(tree, 4, 1, 1, 1 << 40) == (255, 4)

@@ -13,9 +13,11 @@ import time
 import pytest
 from processes import environment, run
 
+from mpidist.commands import run as running
 from mpidist.commands import watch as watching
 from mpidist.commands.watch import Watch
 from mpidist.commands.watch_lines import Rank, enough_files
+from mpidist.commands.watch_signals import Signals
 from mpidist.errors import LaunchError
 from mpidist.interfaces import addresses_v6
 
@@ -197,3 +199,26 @@ def test_the_word_of_a_run_is_not_in_its_command():
         )
         == 0
     )
+
+
+@pytest.mark.parametrize(("label", "logs", "drawn"), [(0, None, 1), (1, None, 0), (0, "x", 0)])
+def test_no_bars_are_drawn_through_a_pipe(monkeypatch, label, logs, drawn):
+    """With --label and --log-dir lines are carried, not what a bar writes."""
+    seen = []
+
+    class Guard:
+        def __init__(self, *_):
+            pass
+
+        def command(self, program):
+            return program
+
+        def run(self, command, environ):
+            seen.append(int(environ["MPIDIST_TERMINAL"]) > 0)
+            return 0
+
+    monkeypatch.setattr(running, "Watch", Guard)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    launch = running.Launch(1, ["mpiexec"], {}, False)
+    assert running.start(launch, ["true"], True, bool(label), logs, Signals()) == 0
+    assert seen == [bool(drawn)]

@@ -10,6 +10,14 @@ from minicluster import Refused
 from slurm_cluster import LONG, ROOT, SlurmCluster, user_environment, why_not
 
 
+def pytest_collection_modifyitems(items):
+    """Give the long tests the time that they take; a hang still ends."""
+    if LONG:
+        for item in items:
+            if "cluster" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.timeout(400))
+
+
 @pytest.fixture(scope="session")
 def cluster():
     if reason := why_not():
