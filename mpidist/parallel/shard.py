@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -58,7 +57,8 @@ class Order:
         if self.uneven == "drop":
             return left[: len(left) // self.size * self.size]
         if self.uneven == "repeat" and len(left):
-            return np.resize(left, math.ceil(len(left) / self.size) * self.size)
+            # The same ones wherever the epoch was resumed: from its begin, not of what is left.
+            return np.concatenate([left, np.resize(order, -len(left) % self.size)])
         return left
 
     def __len__(self) -> int:

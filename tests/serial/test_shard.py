@@ -55,6 +55,24 @@ def test_epochs_and_seeds_differ():
     assert list(shard(range(50), Rank(0, 1), shuffle=True, seed=1)) != first
 
 
+@given(
+    st.integers(0, 30),
+    st.integers(1, 5),
+    st.integers(0, 8),
+    st.sampled_from(["repeat", "drop", "keep"]),
+)
+def test_resumes_with_the_same_samples(count, size, steps, uneven):
+    """Those that are taken twice too, or an interrupted training would end with other bits."""
+    options = {"shuffle": True, "uneven": uneven}
+    for rank in range(size):
+        whole = list(shard(range(count), Rank(rank, size), **options))
+        one, other = (shard(range(count), Rank(rank, size), **options) for _ in range(2))
+        begun = iter(one)
+        taken = [next(begun) for _ in range(min(steps, len(whole)))]
+        other.load_state_dict(one.state_dict())
+        assert taken + list(other) == whole
+
+
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 8))
 def test_resumes_on_another_number_of_ranks(before, after, steps):
     """What was taken before and what is taken after is everything, once."""
