@@ -169,7 +169,7 @@ def wrong_arguments(comm, kit):
         make(stage, comm, 2 + comm.rank, "gpipe")
     with pytest.raises(InvalidArgument, match="schedule 'gpipe'.*they must be the same"):
         make(stage, comm, 2, "gpipe" if comm.rank else "1f1b")
-    with pytest.raises(InvalidArgument, match="'w' is rank 0: .*names that several ranks"):
+    with pytest.raises(InvalidArgument, match="'w' is rank 0: .*names that several ranks give"):
         make(stage, comm, 2, tied={"w": next(iter(stage.parameters()))} if comm.rank == 0 else None)
     for given, message in (
         (3, "rank 0: Pipeline: tied=3: allowed are mappings of names to parameters"),
@@ -225,45 +225,58 @@ def a_small_communicator_is_refused(comm):
 
 
 def tied_parameters(comm, kit):
-    """The same weights at both ends: as if one parameter were used twice."""
-    run = TiedRun(comm, kit)
-    for steps in (1, 2):
-        loss = run.pipe.step(run.x, run.target, kit.squares)
-        expected, whole = run.unsplit()
-        assert abs(loss - expected) < TOLERANCE
-        if run.parameter is not None:
-            assert np.abs(kit.array(run.parameter.grad) - steps * whole).max() < TOLERANCE
-    run.pipe.close()
+    """The same weights at both ends: as if one parameter were used twice.
+
+    With zb-v one rank has both ends.
+    """
+    for schedule in ("1f1b", "zb-v"):
+        TiedRun(comm, kit, schedule).check()
+
+
+def tied_replicas(comm, kit, schedule):
+    """Gradients go into their mean over the replicas and into the sum over the stages."""
+    grid = mpidist.Grid(comm, data=2)
+    TiedRun(grid.pipe, kit, schedule, grid.data).check()
 
 
 class TiedRun:
-    """4 → 4 on every rank, the first and the last with the same weights."""
+    """4 → 4 in every stage, the first and the last with the same weights."""
 
-    def __init__(self, comm, kit):
-        self.comm, self.kit = comm, kit
-        random = np.random.default_rng(1)
-        self.x = kit.tensor(random.normal(size=(6, 4)))
-        self.target = kit.tensor(random.normal(size=(6, 4)))
-        ends = comm.rank in (0, comm.size - 1)
-        # Values that differ at first: those of the lowest rank are taken over.
-        stage = kit.linear(random.normal(size=(4, 4)) if comm.rank == 0 else np.full((4, 4), 0.25))
-        self.parameter = stage.weight if ends else None
-        tied = {"ends": stage.weight} if ends else None
-        self.pipe = mpidist.Pipeline(stage, comm, 3, "1f1b", tied=tied)
+    def __init__(self, comm, kit, schedule, data=None):
+        self.kit, random = kit, np.random.default_rng(1)
+        self.x, self.target = random.normal(size=(2, 10, 4))
+        self.ends = random.normal(size=(4, 4))
+        placement = as_schedule(schedule).place(comm.size)
+        self.stages = placement.stages
+        mine = [placement.stage(comm.rank, chunk) for chunk in range(placement.chunks)]
+        # Values that differ at first: those of the first stage are taken over.
+        layers = [kit.linear(np.full((4, 4), 0.25) if s else self.ends) for s in mine]
+        self.tied = [m.weight for s, m in zip(mine, layers) if s in (0, self.stages - 1)]
+        rows = slice(0, 10)
+        if data is not None:
+            layers = [mpidist.DDP(layer, data) for layer in layers]
+            rows = (slice(0, 4), slice(4, 10))[data.rank]
+        self.given = kit.tensor(self.x[rows]), kit.tensor(self.target[rows]), kit.squares
+        tied = {"ends": self.tied if len(self.tied) > 1 else self.tied[0]} if self.tied else None
+        self.pipe = mpidist.Pipeline(layers, comm, 3, schedule, tied=tied)
+
+    def check(self):
+        expected, whole = self.unsplit()
+        for steps in (1, 2):
+            assert abs(self.pipe.step(*self.given) - expected) < TOLERANCE
+            for p in self.tied:
+                assert np.abs(self.kit.array(p.data) - self.ends).max() == 0
+                assert np.abs(self.kit.array(p.grad) - steps * whole).max() < TOLERANCE
+        self.pipe.close()
 
     def unsplit(self):
-        random = np.random.default_rng(1)
-        x, target = random.normal(size=(6, 4)), random.normal(size=(6, 4))
-        shared = self.kit.linear(random.normal(size=(4, 4)))
-        middle = [self.kit.linear(np.full((4, 4), 0.25)) for _ in range(self.comm.size - 2)]
-        y = x.copy()
-        values = [self.kit.array(m.weight.data) for m in (shared, *middle, shared)]
-        inputs = []
+        values = [self.ends, *[np.full((4, 4), 0.25)] * (self.stages - 2), self.ends]
+        y, inputs = self.x, []
         for value in values:
             inputs.append(y)
             y = y @ value.T
-        loss = ((y - target) ** 2).sum(axis=1).mean()
-        grad, whole = 2 * (y - target) / len(y), np.zeros((4, 4))
+        loss = ((y - self.target) ** 2).sum(axis=1).mean()
+        grad, whole = 2 * (y - self.target) / len(y), np.zeros((4, 4))
         for k in reversed(range(len(values))):
             if k in (0, len(values) - 1):
                 whole += grad.T @ inputs[k]

@@ -15,6 +15,7 @@ def clip_by_norm(
     max_norm: float,
     rank: int,
     total: Callable[[float], float] = lambda squares: squares,
+    copies: Sequence[Any] = (),
 ) -> float:
     """Scale gradients in place so that their norm is at most `max_norm`.
 
@@ -28,6 +29,8 @@ def clip_by_norm(
         For the error message.
     total : callable, optional
         Adds up the sum of squares over ranks that hold parts.
+    copies : sequence of array, optional
+        Gradients that are scaled as well, and counted elsewhere.
 
     Returns
     -------
@@ -39,7 +42,7 @@ def clip_by_norm(
     squares = sum((_squares(gradient) for gradient in gradients), 0.0)
     norm = math.sqrt(total(squares))
     if math.isfinite(norm) and norm > max_norm:
-        for gradient in gradients:
+        for gradient in (*gradients, *copies):
             gradient *= max_norm / norm
     return norm
 

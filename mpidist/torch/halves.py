@@ -15,6 +15,9 @@ except ImportError:  # PyTorch before 2.2
 
 Node = Any
 
+WHOLE = "CheckpointFunctionBackward"
+"""A node that must not be asked for some inputs only: ``checkpoint(use_reentrant=True)``."""
+
 
 @cache
 def can_halve() -> bool:
@@ -29,6 +32,21 @@ def can_halve() -> bool:
     return x.grad is not None
 
 
+def root_of(x: Any) -> Any:
+    """Give where a backward from `x` begins, without keeping its elements if that is possible."""
+    return get_gradient_edge(x) if _edges_hold() else x
+
+
+@cache
+def _edges_hold() -> bool:
+    """Whether an edge keeps the graph alive, one of a function in Python too."""
+    return can_halve() and "ownership_token" in GradientEdge._fields
+
+
+def _edge(root: Any) -> Any:
+    return get_gradient_edge(root) if isinstance(root, torch.Tensor) else root
+
+
 class Halves:
     """One way back through a graph.
 
@@ -40,9 +58,14 @@ class Halves:
     Parameters
     ----------
     roots, grads : sequence of Tensor
-        Outputs and their gradients.
+        Outputs, or what :func:`root_of` gives for them, and their gradients.
     inputs : sequence of Tensor
         Leaves whose gradients are asked for.
+
+    Attributes
+    ----------
+    divisible : bool
+        Whether there are two halves; else all of it is done in the first.
     """
 
     def __init__(self, roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any]):
@@ -50,12 +73,15 @@ class Halves:
         self._arrived: dict[Node, Sequence[Any]] = {}
         self._parameters: dict[Node, list[Any]] = {}
         self._early: list[Any] = []
+        self.divisible = True
         if self._inputs and self._roots:
-            self._divide()
+            starts = [_edge(root) for root in self._roots]
+            order = _sorted(edge.node for edge in starts)
+            self.divisible = not any(type(node).__name__ == WHOLE for node in order)
+            if self.divisible:
+                self._divide(starts, order)
 
-    def _divide(self) -> None:
-        starts = [get_gradient_edge(root) for root in self._roots]
-        order = _sorted(edge.node for edge in starts)
+    def _divide(self, starts: list[Any], order: list[Node]) -> None:
         ends = {get_gradient_edge(x).node for x in self._inputs}
         reaching: set[Node] = set(ends)
         beyond: dict[Node, dict[int, Any]] = {}  # parameters that a node leads to, off the paths
@@ -99,6 +125,10 @@ class Halves:
 
     def inputs(self) -> None:
         """Add to the gradients of the inputs, and of what cannot wait."""
+        if not self.divisible:
+            torch.autograd.backward(self._roots, self._grads)
+            self._roots, self._grads, self._inputs = [], [], []
+            return
         targets = self._inputs + self._early
         if not targets or not self._roots:
             return
@@ -112,6 +142,13 @@ class Halves:
         finally:
             for hook in hooks:
                 hook.remove()
+        if self._inputs:
+            self._grads = []
+
+    def arrived(self) -> list[Any]:
+        """List what the first half left for the second."""
+        given = [*self._arrived.values(), self._grads]
+        return [x for grads in given for x in grads if x is not None]
 
     def _note(self, node: Node, grads: Sequence[Any]) -> None:
         self._arrived[node] = grads

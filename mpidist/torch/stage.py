@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..errors import InvalidArgument
-from ..parallel.pipe.live import Held
-from ..parallel.pipe.structure import call, flatten
-from .framework import as_array, as_tensor
-from .halves import Halves, can_halve
-
-_NAMES = {
-    getattr(torch, name): name
-    for name in (
-        "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-        "uint8", "int8", "int16", "int32", "int64", "bool",
-    )
-}  # fmt: skip
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-
-
-class TorchTensors:
-    """Tensors of PyTorch (see :class:`~mpidist.parallel.pipe.parcel.Tensors`)."""
-
-    def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
-        """Give the form."""
-        dtype = x.dtype
-        return _NAMES.get(dtype) or str(dtype), tuple(x.shape), x.requires_grad
-
-    def array(self, x: Any) -> np.ndarray:
-        """Give the elements; copied if they are not contiguous."""
-        x = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-        return x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else as_array(x)
-
-    def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Make an array; bfloat16 is kept in whole numbers of two bytes."""
-        return np.empty(count, "int16" if dtype == "bfloat16" else dtype)
-
-    def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> Any:
-        """Give a tensor on this memory, whose gradient is asked for if the form says so."""
-        dtype, shape, wants = form
-        made = as_tensor(array, _DTYPES[dtype]).view(shape)
-        return made.requires_grad_() if wants else made
+from ..parallel.pipe.live import Held, Size, Sizes
+from ..parallel.pipe.structure import call, flatten, unflatten
+from .halves import Halves, can_halve, root_of
+from .kept import Noted, nbytes_of
+from .replay import Replay
+from .tensors import TorchTensors
 
 
 class TorchSaved(Held):
     """What one microbatch needs for its way back."""
 
-    __slots__ = ("inputs", "roots", "halves", "nbytes")
+    __slots__ = ("inputs", "roots", "begin", "halves", "bytes", "noted", "apart", "done")
 
-    def __init__(self, inputs: list[Any], nbytes: int):
-        self.inputs, self.nbytes = inputs, nbytes
+    def __init__(self, inputs: list[Any], size: Size):
+        self.inputs, self.bytes = inputs, size
+        self.noted = Noted() if size.whole is None else None
+        self.done = 0  # how many halves of backward
         self.roots: list[Any] = []
-        self.halves: Any = None
+        self.begin: Any = None  # shape, dtype and device of the loss
+        self.halves: Halves | None = None
+        self.apart: list[Any] = []  # what is not counted: the user's batch
 
 
 class TorchStage:
@@ -66,60 +39,59 @@ class TorchStage:
     def __init__(self, module: Any, caller: Any):
         self.module, self._call = module, caller
         self.splits = can_halve()
-        self._sizes: dict[Any, int] = {}  # bytes kept, by what the inputs are made of
+        self._sizes, self._replay = Sizes(), Replay(module)
 
     @property
-    def learns(self) -> bool:
-        """Whether the module is in training, and gradients are computed here at all."""
-        return self.module.training and torch.is_grad_enabled()
+    def training(self) -> bool:
+        """Whether the module is in training."""
+        return self.module.training
 
-    def random_state(self) -> Any:
-        """Give the state of the generator."""
-        return torch.get_rng_state()
+    @property
+    def differentiates(self) -> bool:
+        """Whether a graph is made of what is computed now."""
+        return torch.is_grad_enabled()
 
     def forward(
-        self, value: Any, tree: Any, leaves: list[Any], keep: bool, random: Any = None
+        self, value: Any, tree: Any, leaves: list[Any], keep: bool, ends: bool = False
     ) -> tuple[Any, TorchSaved | None]:
         """Call the module."""
-        if random is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(random)
-                return self.forward(value, tree, leaves, keep)
         if not keep:
             with torch.no_grad():
                 return call(self._call, value), None
-        shapes = tuple([tuple(t.shape) for t in leaves or flatten(value)[1]])
-        key = tree, shapes, self.module.training
-        if key not in self._sizes:
-            output, self._sizes[key] = self._measured(value, leaves)
+        given = flatten(value)[1] if tree is None else leaves
+        key = tree, tuple([(x.shape, x.dtype) for x in given]), self.module.training, ends
+        saved = TorchSaved(leaves, self._sizes.of(key))
+        if tree is None:
+            saved.apart = given
         else:
-            output = call(self._call, value)
-        return output, TorchSaved(leaves, self._sizes[key])
+            value = unflatten(tree, [_opened(x) for x in leaves])
+        with saved.noted or nullcontext():
+            return call(self._call, value), saved
 
-    def _measured(self, value: Any, leaves: list[Any]) -> tuple[Any, int]:
-        """Call the module and count the bytes of what autograd saves, parameters left out."""
-        memories = [leaf.untyped_storage() for leaf in leaves]
-        found = {memory.data_ptr(): memory.nbytes() for memory in memories}
-        own = {p.untyped_storage().data_ptr() for p in self.module.parameters()}
+    def draft(self, value: Any) -> tuple[Any, Any]:
+        """Compute the output only."""
+        tree, given = flatten(value)
+        moment = self._replay.before()
+        copy = unflatten(tree, [x.detach().clone() for x in given])
+        output, _ = self.forward(copy, None, [], False)
+        return output, self._replay.after(moment)
 
-        def note(x: Any) -> Any:
-            memory = x.untyped_storage()
-            if memory.data_ptr() not in own:
-                found[memory.data_ptr()] = memory.nbytes()
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-            output = call(self._call, value)
-        return output, sum(found.values())
+    def again(self, moment: Any) -> AbstractContextManager[Any]:
+        """Give the context of a second forward."""
+        return self._replay.again(moment)
 
     def finish(self, saved: TorchSaved, tree: Any, outputs: list[Any]) -> None:
         """Keep where gradients come in."""
-        saved.roots = outputs
+        saved.roots = [root_of(x) if x.requires_grad else None for x in outputs]
 
     def attach_loss(self, saved: TorchSaved, output: Any, loss: Any) -> float:
         """Compute the loss; backward begins at it."""
-        root = loss.tensor(output)
-        saved.roots = [root]
+        with saved.noted or nullcontext():
+            root = loss.tensor(output)
+        if saved.noted is not None:
+            saved.apart = saved.apart + loss.given()
+        saved.roots = [root_of(root)]
+        saved.begin = root.shape, root.dtype, root.device
         return float(root.detach())
 
     def backward(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
@@ -132,10 +104,13 @@ class TorchStage:
     def backward_input(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
         """Do the half that gives the inputs' gradients."""
         if not self.splits:
-            return self.backward(saved, grads)
+            found, saved.done = self.backward(saved, grads), 2
+            return found
         roots, given = self._pairs(saved, grads)
         saved.halves = Halves(roots, given, [x for x in saved.inputs if x.requires_grad])
+        self.splits = saved.halves.divisible
         saved.halves.inputs()
+        saved.done = 1 if self.splits else 2
         return self._of_inputs(saved)
 
     def backward_weight(self, saved: TorchSaved) -> None:
@@ -146,13 +121,27 @@ class TorchStage:
 
     def nbytes(self, saved: TorchSaved) -> int:
         """Give the bytes."""
-        return saved.nbytes
+        size = saved.bytes
+        if size.whole is None:
+            size.whole = self._count(saved)
+        if saved.done == 0:
+            return size.whole
+        if size.halfway is None and saved.halves is not None:
+            size.halfway = size.whole + nbytes_of(saved.halves.arrived())
+        return (size.halfway or 0) if saved.done == 1 else 0
+
+    def _count(self, saved: TorchSaved) -> int:
+        assert saved.noted is not None
+        roots = [x for x in saved.roots if isinstance(x, torch.Tensor)]
+        apart = [*self.module.parameters(), *self.module.buffers(), *saved.apart]
+        return saved.noted.nbytes([*saved.inputs, *roots], apart)
 
     def _pairs(self, saved: TorchSaved, grads: list[Any] | None) -> tuple[list[Any], list[Any]]:
         roots, saved.roots = saved.roots, []
         if grads is None:
-            grads = [torch.ones_like(roots[0])]
-        pairs = [(r, g) for r, g in zip(roots, grads) if g is not None and r.requires_grad]
+            shape, dtype, device = saved.begin
+            grads = [torch.ones(shape, dtype=dtype, device=device)]
+        pairs = [(r, g) for r, g in zip(roots, grads) if g is not None and r is not None]
         return [root for root, _ in pairs], [grad for _, grad in pairs]
 
     def _of_inputs(self, saved: TorchSaved) -> list[Any]:
@@ -160,6 +149,11 @@ class TorchStage:
         for x in saved.inputs:
             x.grad = None
         return found
+
+
+def _opened(x: Any) -> Any:
+    """Give a leaf in the form of what an operation gave: a layer may change it in place."""
+    return torch.ops.aten._unsafe_view(x, x.shape) if x.requires_grad else x
 
 
 def stage(module: Any, caller: Any, where: str) -> TorchStage:

@@ -6,9 +6,8 @@ from training_kits import NEEDS_TORCH, torch
 
 import mpidist
 from mpidist.errors import InvalidArgument, RankFailed, Unsupported
-from mpidist.nn import CrossEntropy, Identity, Linear, Module, ReLU, Sequential
+from mpidist.nn import Identity, Linear, Module, ReLU, Sequential
 from mpidist.parallel.pipe.keeper import Keeper
-from mpidist.parallel.pipe.loss import Weighing
 from mpidist.parallel.pipe.microbatches import bounds, cut_gradients, shape_of
 from mpidist.parallel.pipe.partition import divide, partition
 from mpidist.parallel.pipe.structure import flatten, select, unflatten
@@ -133,16 +132,6 @@ def test_partition_by_time():
     parts = partition(layers, 2, by="time", example=np.ones((8, 64)))
     assert parts.layers == ((0, 1), (1, 4)) and parts.costs[1] > parts.costs[0]
     assert layers[0].weight.grad is None
-
-
-def test_weights_of_losses():
-    assert Weighing(CrossEntropy(), 0).of(None, 3, 12).weight == 1 / 4
-    assert Weighing(CrossEntropy("sum"), 0).of(None, 3, 12).weight == 1 / 12
-    with pytest.raises(InvalidArgument, match="rank 2: loss_fn=3"):
-        Weighing(3, 2)
-    loss = Weighing(lambda y, t: 1.0, 0).of(None, 1, 1)
-    with pytest.raises(InvalidArgument, match=r"no backward\(scale\)"):
-        loss.explicit(None)
 
 
 class Undeclared(Module):
@@ -348,20 +337,3 @@ def test_the_second_half_computes_nothing_twice():
     assert len(done) == 5 and all(w.grad is None for w in weights)
     halves.weights()
     assert len(done) == 10 and all(w.grad is not None for w in weights)
-
-
-@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
-def test_recomputation_draws_the_same_numbers():
-    from mpidist.parallel.pipe.recompute import Recomputing
-    from mpidist.torch.stage import stage
-
-    grads = []
-    for wrap in (lambda s: s, Recomputing):
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5))
-        worker, x = wrap(stage(net, net, "")), torch.randn(4, 8)
-        output, saved = worker.forward(x, None, [], True)
-        worker.finish(saved, "tensor", [output])
-        worker.backward(saved, [torch.ones(4, 64)])
-        grads.append(net[0].weight.grad)
-    assert torch.equal(*grads)

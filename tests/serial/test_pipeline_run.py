@@ -56,5 +56,11 @@ def test_replicas(kit, schedule):
     mpidist.run_simulated(4, lambda comm: cases.replicas(comm, kit, schedule))
 
 
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-v"))
+def test_tied_replicas(kit, schedule):
+    mpidist.run_simulated(4, lambda comm: cases.tied_replicas(comm, kit, schedule))
+
+
 def test_a_small_communicator_is_refused():
     mpidist.run_simulated(2, cases.a_small_communicator_is_refused)

@@ -71,7 +71,7 @@ class Averaging:
         for ddp in self._wrapped.values():
             ddp.sync_gradients()
 
-    def rows(self, rows: int) -> float:
+    def rows(self, rows: float) -> float:
         """Give the mean over the replicas of their numbers of rows; collective among them."""
         return self._mean(rows)
 

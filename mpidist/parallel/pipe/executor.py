@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import Any
 
 from ...pipeline import Span
+from .batch_loss import BatchLoss
 from .edges import Edges
 from .live import Live
-from .parcel import Form, Parcel
-from .stage import Stage
+from .parcel import Form, Parcel, Tensors
 from .structure import flatten, unflatten
 from .tasks import Program, Task
 
@@ -24,8 +24,8 @@ class Batch:
     ----------
     inputs, rows : list
         The microbatches and their numbers of rows, where the first stage is.
-    loss : callable or None
-        ``loss(microbatch, rows)`` gives the loss of one, where the last stage is.
+    loss : BatchLoss or None
+        Where the last stage is.
     grads : list or None
         The gradients of the last stage's outputs, in place of losses.
     keep : bool
@@ -38,7 +38,7 @@ class Batch:
 
     inputs: Sequence[Any] = ()
     rows: Sequence[int] = ()
-    loss: Callable[[int, int], Any] | None = None
+    loss: BatchLoss | None = None
     grads: Sequence[Any] | None = None
     keep: bool = True
     total: float = 0.0
@@ -75,11 +75,6 @@ class Executor:
         self._saved.clear()
         self._handed.clear()
 
-    @property
-    def keeps(self) -> bool:
-        """Whether there is anything to go back through."""
-        return bool(self._saved)
-
     def run(self, program: Program, batch: Batch) -> None:
         """Run a program; sends may be under way afterwards."""
         edges = self.edges
@@ -115,7 +110,8 @@ class Executor:
         return parcel
 
     def _forward(self, task: Task, parcel: Parcel | None, batch: Batch) -> Parcel | None:
-        worker, tree, leaves = task.worker, None, []  # type: Stage, Any, list[Any]
+        worker, tree = task.worker, None
+        leaves: list[Any] = []
         if parcel is None:
             value, rows = batch.inputs[task.microbatch], batch.rows[task.microbatch]
         else:
@@ -123,13 +119,14 @@ class Executor:
             leaves = [tensor(array, f) for array, f in zip(parcel.arrays, form.tensors)]
             tree, rows = form.tree, form.rows
             value = unflatten(tree, leaves)
-        output, saved = worker.forward(value, tree, leaves, batch.keep)
+        loss = batch.loss if task.last else None
+        output, saved = worker.forward(value, tree, leaves, batch.keep, loss is not None)
         if saved is not None:
             self._saved[task.chunk, task.microbatch] = saved
         made = None
-        if task.last and batch.loss is not None:
-            loss = batch.loss(task.microbatch, rows)
-            batch.total += worker.attach_loss(saved, output, loss)
+        if loss is not None:
+            part = loss.of(task.microbatch, rows)
+            batch.total += worker.attach_loss(saved, output, part)
         else:
             made = self._output(task, output, saved, rows, batch)
         if saved is not None:
@@ -145,7 +142,7 @@ class Executor:
         if task.last:
             batch.outputs[task.microbatch] = output
             return None
-        return _pack(task.worker, tree, tensors, rows)
+        return _pack(task.worker.tensors, tree, tensors, rows, task.worker.tensors.own)
 
     def _gradients(self, task: Task, parcel: Parcel | None, batch: Batch) -> list[Any] | None:
         """Give the gradients of the outputs; None where the loss begins."""
@@ -164,17 +161,20 @@ class Executor:
         return _packed_gradients(task, task.worker.backward(self._kept(task), grads))
 
     def _input(self, task: Task, parcel: Parcel | None, batch: Batch) -> Parcel | None:
-        grads = self._gradients(task, parcel, batch)
-        return _packed_gradients(task, task.worker.backward_input(self._kept(task), grads))
+        grads, saved = self._gradients(task, parcel, batch), self._kept(task)
+        found = task.worker.backward_input(saved, grads)
+        saved.resize(task.worker.nbytes(saved))
+        return _packed_gradients(task, found)
 
     def _weight(self, task: Task, parcel: Parcel | None, batch: Batch) -> None:
         task.worker.backward_weight(self._kept(task))
 
 
-def _pack(worker: Stage, tree: Any, tensors: list[Any], rows: int) -> Parcel:
-    library = worker.tensors
+def _pack(
+    library: Tensors, tree: Any, tensors: list[Any], rows: int, array: Callable[[Any], Any]
+) -> Parcel:
     form = Form(tree, tuple([library.form(t) for t in tensors]), rows)
-    return Parcel(form, [library.array(t) for t in tensors])
+    return Parcel(form, [array(t) for t in tensors])
 
 
 def _packed_gradients(task: Task, grads: list[Any]) -> Parcel | None:
@@ -182,4 +182,5 @@ def _packed_gradients(task: Task, grads: list[Any]) -> Parcel | None:
     if task.send is None:
         return None
     tree, tensors = flatten(tuple(grads))
-    return _pack(task.worker, tree, tensors, 0)
+    library = task.worker.tensors
+    return _pack(library, tree, tensors, 0, library.array)

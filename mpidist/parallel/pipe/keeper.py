@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ...errors import Unsupported
@@ -84,6 +85,14 @@ class Keeper:
                     attributes.pop(name, None)
         self._inside, self._put = [], []
         return kept
+
+    def values(self, kept: Kept) -> Iterator[Any]:
+        """Give what a forward has left, without the attributes that only lie beside it."""
+        count = len(self._declared)
+        for _, values in kept[:count]:
+            yield from values.values()
+        for (_, assigned), (_, values) in zip(self._watched, kept[count:]):
+            yield from (values[name] for name in assigned if name in values)
 
     def put(self, kept: Kept) -> None:
         """Before backward: bring back what a microbatch has left."""

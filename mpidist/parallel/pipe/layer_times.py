@@ -60,7 +60,7 @@ def measure(layers: Sequence[Any], example: Any) -> list[float]:
 def _cut_off(output: Any, tensors: Any) -> Any:
     """Give the output as the next layer gets it: without what it was computed from."""
     tree, found = flatten(output)
-    return unflatten(tree, [tensors.tensor(tensors.array(t), tensors.form(t)) for t in found])
+    return unflatten(tree, [tensors.tensor(tensors.own(t), tensors.form(t)) for t in found])
 
 
 def _ones(x: Any) -> Any:

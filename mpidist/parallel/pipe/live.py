@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 
@@ -13,7 +14,7 @@ class Live:
     count, peak : int
         Activations of a chunk for a microbatch: now, and the most since :meth:`begin`.
     nbytes, peak_bytes : int
-        The bytes that they keep, parameters not among them.
+        The bytes that they keep for the way back, see :class:`~mpidist.PipelineStats`.
     """
 
     def __init__(self) -> None:
@@ -25,11 +26,10 @@ class Live:
 
     def enter(self, held: Held, nbytes: int) -> None:
         """Count an object until it is gone."""
-        held.live, held.size = self, nbytes
+        held.live, held.size = self, 0
         self.count += 1
-        self.nbytes += nbytes
         self.peak = max(self.peak, self.count)
-        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+        held.resize(nbytes)
 
 
 class Held:
@@ -40,8 +40,55 @@ class Held:
     live: Any
     size: int
 
+    def resize(self, nbytes: int) -> None:
+        """Take down that it keeps more or fewer bytes than before, if it is counted."""
+        live = getattr(self, "live", None)
+        if live is not None:
+            live.nbytes += nbytes - self.size
+            live.peak_bytes = max(live.peak_bytes, live.nbytes)
+            self.size = nbytes
+
     def __del__(self) -> None:
         live = getattr(self, "live", None)
         if live is not None:
             live.count -= 1
             live.nbytes -= self.size
+
+
+class Size:
+    """The bytes that a microbatch keeps; None where nobody has counted yet.
+
+    Attributes
+    ----------
+    whole : int or None
+        After forward.
+    halfway : int or None
+        After the first half of backward.
+    """
+
+    __slots__ = ("whole", "halfway")
+
+    def __init__(self) -> None:
+        self.whole: int | None = None
+        self.halfway: int | None = None
+
+
+class Sizes:
+    """Sizes of microbatches, one for all that are made alike."""
+
+    LIMIT = 256  # batches of ever new shapes must not fill the memory
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Size] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def of(self, key: Hashable) -> Size:
+        """Give the one of microbatches like this."""
+        size = self._found.get(key)
+        if size is None:
+            if len(self._found) >= self.LIMIT:
+                self._found.clear()
+            size = self._found[key] = Size()
+        return size

@@ -1,83 +1,112 @@
-"""The loss of a batch from those of its microbatches: the mean over the rows of all of it."""
+"""The loss of a microbatch, and how much of the whole batch's loss it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ...errors import InvalidArgument
-from .structure import is_tensor
+from .structure import flatten, is_tensor, unflatten
 
-REDUCTIONS = ("mean", "sum")
+REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
+"""What a loss function may say that it gives, and whether it is a sum."""
 
 
-class Weighing:
-    """How a loss function is used, checked once.
+def is_sum(function: Any, rank: int) -> bool:
+    """Tell whether a loss function says that it gives a sum.
 
-    Parameters
-    ----------
-    function : callable
-        ``function(output, target)`` gives the mean over the rows of a microbatch; their sum if its
-        attribute ``reduction`` is "sum".
-    rank : int
-        For error messages.
+    Raises
+    ------
+    InvalidArgument
+        If it is no function, or says something else than a mean.
     """
-
-    def __init__(self, function: Any, rank: int):
-        if not callable(function):
+    if not callable(function):
+        raise InvalidArgument(
+            f"rank {rank}: loss_fn={function!r}: allowed are functions of output and target"
+        )
+    said = getattr(function, "reduction", "mean")
+    if isinstance(function, partial):
+        given = function.keywords
+        old = sorted({"reduce", "size_average"}.intersection(given))
+        if old:
             raise InvalidArgument(
-                f"rank {rank}: loss_fn={function!r}: allowed are functions of output and target"
+                f"rank {rank}: loss_fn has {old[0]}={given[old[0]]!r}: reduction= is allowed"
             )
-        self.function, self.rank = function, rank
-        self._sums = self._reduction() == "sum"
-
-    def _reduction(self) -> str:
-        found = getattr(self.function, "reduction", "mean")
-        if found not in REDUCTIONS:
-            raise InvalidArgument(
-                f"rank {self.rank}: loss_fn has reduction={found!r}: allowed are 'mean' and 'sum'"
-            )
-        return found
-
-    def of(self, target: Any, rows: int, total: float) -> MicrobatchLoss:
-        """Give the loss of a microbatch that has `rows` of `total` rows."""
-        weight = 1 / total if self._sums else rows / total
-        return MicrobatchLoss(self.function, target, weight, self.rank)
+        said = given.get("reduction", getattr(function.func, "reduction", "mean"))
+    if said not in REDUCTIONS:
+        allowed = ", ".join(map(repr, REDUCTIONS))
+        raise InvalidArgument(f"rank {rank}: loss_fn has reduction={said!r}: allowed are {allowed}")
+    return REDUCTIONS[said]
 
 
 class MicrobatchLoss:
     """A microbatch's part of the loss.
 
-    Attributes
+    Parameters
     ----------
+    function : callable
+        The loss function.
+    target : tensor or structure of tensors
+        The microbatch's.
     weight : float
-        Of what the function gives.
+        Of what the function gives.  At 0 it is not called, as the mean over nothing is no number.
+    rank : int
+        For error messages.
+    watched : callable
+        ``watched(function, output, target)`` calls it.
     """
 
-    __slots__ = ("_function", "_target", "weight", "_rank")
+    __slots__ = ("_function", "_target", "weight", "_rank", "_call")
 
-    def __init__(self, function: Callable[..., Any], target: Any, weight: float, rank: int):
+    def __init__(
+        self, function: Any, target: Any, weight: float, rank: int, watched: Callable | None = None
+    ):
         self._function, self._target, self.weight, self._rank = function, target, weight, rank
+        self._call = function if watched is None else partial(watched, function)
+
+    def given(self) -> list[Any]:
+        """List the tensors that were there before: the target's, and the function's own."""
+        own = getattr(self._function, "buffers", None)
+        return [*flatten(self._target)[1], *(own() if callable(own) else ())]
 
     def value(self, output: Any) -> float:
         """Give the number."""
-        found = self._function(output, self._target)
+        if not self.weight:
+            return 0.0
+        found = self._call(output, self._target)
         return self.weight * float(found[0] if type(found) is tuple else found)
 
     def tensor(self, output: Any) -> Any:
         """Give the weighted loss as a tensor from which autograd goes back."""
-        found = self._function(output, self._target)
+        if self.weight:
+            found = self._call(output, self._target)
+        else:
+            found = sum(x.flatten()[:0].sum() for x in flatten(output)[1])
         if not is_tensor(found) or tuple(found.shape) not in ((), (1,)):
             what = f"shape {tuple(found.shape)}" if is_tensor(found) else type(found).__name__
             raise InvalidArgument(
                 f"rank {self._rank}: loss_fn gave {what}: allowed is one number, as a tensor"
+            )
+        if not found.requires_grad:
+            raise InvalidArgument(
+                f"rank {self._rank}: loss_fn gave a loss without a graph, so that no parameter "
+                "gets a gradient: allowed are losses that PyTorch computes from the output, "
+                "neither detached nor within no_grad(), of a model in which something requires a "
+                "gradient; forward() evaluates a model"
             )
         return found * self.weight
 
     def explicit(self, output: Any) -> tuple[float, Any]:
         """Give the number, and the gradient with respect to the output."""
         function = self._function
-        found = function(output, self._target)
+        if not self.weight:
+            tree, given = flatten(output)
+            zeros = [np.zeros_like(x) if x.dtype.kind in "fcV" else None for x in given]
+            return 0.0, unflatten(tree, zeros, plain=False)
+        found = self._call(output, self._target)
         back = getattr(function, "backward", None)
         if back is not None:
             return self.weight * float(found), back(self.weight)

@@ -15,7 +15,7 @@ STEPS = 4
 
 
 class Measuring:
-    """The steps before the schedule is known.
+    """The steps before the schedule is known; collective to make.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Measuring:
     cap : int or sequence of int or None
         Activations that may be alive on a rank.
     splits : bool
-        Whether any stage can do backward in halves, the same on every rank.
+        Whether any stage of this rank can do backward in halves.
     placement : {"loop", "v"}
         How the chunks lie on the ranks.
 
@@ -42,7 +42,7 @@ class Measuring:
         self._placement = placement
         self._comm, self._microbatches, self._chunks = comm, microbatches, chunks
         self._cap = check_caps(cap, comm.size, chunks, f"rank {comm.rank}: Pipeline: max_live")
-        self._splits = splits
+        self._splits = any(comm.allgather_object(splits))
         self.plan, self._left = self._compute(Costs()), STEPS
         self._seconds: dict[tuple[int, str], list[float]] = {}
 

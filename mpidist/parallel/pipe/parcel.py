@@ -56,6 +56,9 @@ class Tensors(Protocol):
     def array(self, x: Any) -> np.ndarray:
         """Give the elements as a flat array, which shares memory if it can."""
 
+    def own(self, x: Any) -> np.ndarray:
+        """Give the elements as a flat array that nobody else has: what `x` is in may be reused."""
+
     def empty(self, dtype: str, count: int) -> np.ndarray:
         """Make a flat array to receive into."""
 

@@ -16,21 +16,25 @@ class PipelineStats:
     Attributes
     ----------
     steps : int
-        How many steps there were.
+        How many steps there were; a forward() with its backward() is one as well.
     seconds : float
         Of a step, the mean, with the averaging of gradients.
     busy, span : float
         Of a step, means: the time in which stages computed, and the time from the beginning of the
-        first action to the end of the last.
+        first action to the end of the last, without what is between forward() and backward().
     bubble : float
         Share of `span` in which nothing was computed, of the last step.
     peak_live, predicted_live : int
         The most activations of a chunk for a microbatch that were alive in the last step, counted,
         and what the schedule says.
     peak_bytes : int
-        The bytes they kept, parameters not among them.
+        The most bytes that were kept for the way back at a time, in the last step: what stages were
+        given by other ranks, what autograd or layers saved, for the loss too, what
+        ``checkpoint=True`` computed again, and what I left for W.  Each memory counts once in a
+        microbatch.  Parameters and buffers, the batch and the target do not count, nor do random
+        states and the buffers that ``checkpoint=True`` copies.
     messages, bytes, announced : int
-        Messages sent by all steps so far, their bytes, and how many forms were announced.
+        Messages sent so far, their bytes, and how many forms were announced.
     splits : tuple of bool
         For each chunk, whether its backward can be done in halves.
     schedule : str
@@ -62,10 +66,10 @@ class Clock:
         self.steps, self.seconds, self.busy, self.span = 0, 0.0, 0.0, 0.0
         self.bubble = 0.0
 
-    def note(self, spans: Sequence[Any], seconds: float) -> None:
-        """Take down a step."""
-        busy = sum([span.end - span.begin for span in spans])
-        whole = spans[-1].end - spans[0].begin
+    def note(self, parts: Sequence[Sequence[Any]], seconds: float) -> None:
+        """Take down a step: its spans, by parts that followed one another at any time."""
+        busy = sum([span.end - span.begin for part in parts for span in part])
+        whole = sum([part[-1].end - part[0].begin for part in parts])
         self.steps += 1
         self.seconds += seconds
         self.busy += busy

@@ -3,68 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from contextlib import AbstractContextManager
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidArgument, Unsupported
+from ...errors import InvalidArgument
 from .keeper import Keeper
-from .live import Held
+from .live import Held, Size, Sizes
+from .numpy_tensors import NumpyTensors
+from .random_states import drawn_again, random_states
 from .structure import call, flatten, is_tensor, select, unflatten
-
-
-@cache
-def _kind(dtype: np.dtype) -> tuple[str, bool]:
-    """Give the name, which numpy takes long to make, and whether gradients are asked for."""
-    return dtype.name, dtype.kind in "fc" or dtype.name == "bfloat16"
-
-
-class NumpyTensors:
-    """Arrays of numpy (see :class:`~.parcel.Tensors`)."""
-
-    def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
-        """Give the form; gradients are asked for floating and complex arrays."""
-        name, wants = _kind(x.dtype)
-        return name, x.shape, wants
-
-    def array(self, x: Any) -> np.ndarray:
-        """Give the elements; copied if they are not contiguous."""
-        if not isinstance(x, (np.ndarray, np.generic)):
-            raise Unsupported(
-                f"a stage of numpy gave a {type(x).__module__}.{type(x).__name__}: between stages "
-                "only arrays in host memory are sent"
-            )
-        return np.ascontiguousarray(x).reshape(-1)
-
-    def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Make an array."""
-        if dtype == "bfloat16":
-            import ml_dtypes  # gives numpy this name
-
-            return np.empty(count, ml_dtypes.bfloat16)
-        return np.empty(count, dtype)
-
-    def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> np.ndarray:
-        """Give the array in its shape."""
-        return array.reshape(form[1])
 
 
 class PlainSaved(Held):
     """What one microbatch left in a module for its way back."""
 
-    __slots__ = ("inputs", "tree", "kept", "grads", "nbytes")
+    __slots__ = ("inputs", "tree", "kept", "outputs", "grad", "bytes", "done", "apart")
 
-    def __init__(self, inputs: Any, tree: Any, kept: Any):
-        self.inputs, self.tree, self.kept = inputs, tree, kept
-        self.nbytes = 0
-        self.grads: Any = None
+    def __init__(self, inputs: Any, tree: Any, kept: Any, size: Size):
+        self.inputs, self.tree, self.kept, self.bytes = inputs, tree, kept, size
+        self.done = 0  # how many halves of backward
+        self.outputs: Any = None  # tree and forms: gradients will be made alike
+        self.grad: Any = None  # of the output, where a loss was computed
+        self.apart: list[Any] = []  # what is not counted: the user's batch
 
 
 class PlainStage:
     """A chunk of the model with an explicit backward (see :class:`~.stage.Stage`)."""
 
     tensors = NumpyTensors()
+    differentiates = None
 
     def __init__(self, module: Any, caller: Any, where: str):
         for method in ("forward", "backward", "parameters"):
@@ -75,21 +45,17 @@ class PlainStage:
                     "backward(grad) and parameters()"
                 )
         self.module, self._call = module, caller
-        self._keeper = Keeper(module)
-        self._sizes: dict[Any, int] = {}  # bytes kept, by what the inputs are made of
+        self._keeper, self._sizes = Keeper(module), Sizes()
         self._halves = callable(getattr(module, "backward_input", None))
         self.splits = self._halves and bool(getattr(module, "splits", True))
 
     @property
-    def learns(self) -> bool:
+    def training(self) -> bool:
         """Whether a forward is to keep what backward needs."""
         return bool(getattr(self.module, "training", True))
 
-    def random_state(self) -> None:
-        """Give nothing: there is no generator that all layers share."""
-
     def forward(
-        self, value: Any, tree: Any, leaves: list[Any], keep: bool, random: Any = None
+        self, value: Any, tree: Any, leaves: list[Any], keep: bool, ends: bool = False
     ) -> tuple[Any, PlainSaved | None]:
         """Call the module and take out of it what it keeps."""
         self._keeper.watch()
@@ -97,21 +63,31 @@ class PlainStage:
         kept = self._keeper.take()
         if not keep:
             return output, None
-        saved = PlainSaved(leaves, tree, kept)
-        shapes = tuple([tuple(t.shape) for t in leaves or flatten(value)[1]])
-        if (tree, shapes) not in self._sizes:
-            self._sizes[tree, shapes] = self._measure(saved)
-        saved.nbytes = self._sizes[tree, shapes]
+        given = leaves or flatten(value)[1]
+        size = self._sizes.of((tree, tuple([(x.shape, x.itemsize) for x in given]), ends))
+        saved = PlainSaved(leaves, tree, kept, size)
+        if tree is None:
+            saved.apart = given
         return output, saved
+
+    def draft(self, value: Any) -> tuple[Any, Any]:
+        """Compute the output only."""
+        tree, given = flatten(value)
+        moment = random_states(self.module)
+        output, _ = self.forward(unflatten(tree, [np.array(x) for x in given]), None, [], False)
+        return output, moment
+
+    def again(self, moment: Any) -> AbstractContextManager[Any]:
+        """Give a context with the random numbers of a draft."""
+        return drawn_again(moment)
 
     def finish(self, saved: PlainSaved, tree: Any, outputs: list[Any]) -> None:
         """Note what the outputs are made of: gradients will be made alike."""
-        saved.grads = tree
+        saved.outputs = tree, [self.tensors.form(x) for x in outputs]
 
     def attach_loss(self, saved: PlainSaved, output: Any, loss: Any) -> float:
         """Compute the loss and the gradient of the output."""
-        value, grad = loss.explicit(output)
-        saved.grads = (grad,)
+        value, saved.grad = loss.explicit(output)
         return value
 
     def backward(self, saved: PlainSaved, grads: list[Any] | None) -> list[Any]:
@@ -124,10 +100,11 @@ class PlainStage:
     def backward_input(self, saved: PlainSaved, grads: list[Any] | None) -> list[Any]:
         """Do the half that gives the gradients of the inputs, or all that cannot be split."""
         if not self._halves:
-            return self.backward(saved, grads)
+            found, saved.kept, saved.done = self.backward(saved, grads), [], 2
+            return found
         self._keeper.put(saved.kept)
         found = self.module.backward_input(self._gradient(saved, grads))
-        saved.kept = self._keeper.take()
+        saved.kept, saved.done = self._keeper.take(), 1
         return self._of_inputs(saved, found)
 
     def backward_weight(self, saved: PlainSaved) -> None:
@@ -139,17 +116,31 @@ class PlainStage:
 
     def nbytes(self, saved: PlainSaved) -> int:
         """Give the bytes."""
-        return saved.nbytes
+        size = saved.bytes
+        if saved.done == 0:
+            if size.whole is None:
+                size.whole = self._count(saved)
+            return size.whole
+        if saved.done == 1 and size.halfway is None:
+            size.halfway = self._count(saved)
+        return (size.halfway or 0) if saved.done == 1 else 0
 
-    def _measure(self, saved: PlainSaved) -> int:
-        """Count the bytes that a microbatch keeps alive, parameters not among them."""
-        own = {id(_owner(p.data)) for p in self.module.parameters()}
-        found = {id(a): a.nbytes for a in map(_owner, _arrays([saved.inputs, saved.kept]))}
-        return sum(count for key, count in found.items() if key not in own)
+    def _count(self, saved: PlainSaved) -> int:
+        left = list(self._keeper.values(saved.kept))
+        found = {id(a): a.nbytes for a in map(_owner, _arrays([saved.inputs, left, saved.grad]))}
+        apart = [p.data for p in self.module.parameters()] + saved.apart
+        for array in apart:
+            found.pop(id(_owner(array)), None)
+        return sum(found.values())
 
     def _gradient(self, saved: PlainSaved, grads: list[Any] | None) -> Any:
-        made, saved.grads = saved.grads, None
-        return made[0] if grads is None else unflatten(made, grads, plain=False)
+        """Give the gradient of the output: zeros where none came."""
+        if grads is None:
+            grad, saved.grad = saved.grad, None
+            return grad
+        tree, forms = saved.outputs
+        made = [_zeros(self.tensors, f) if g is None else g for g, f in zip(grads, forms)]
+        return unflatten(tree, made, plain=False)
 
     def _of_inputs(self, saved: PlainSaved, found: Any) -> list[Any]:
         """Give one gradient, or None, for each input."""
@@ -168,7 +159,18 @@ class PlainStage:
                     f"backward of {name} gave a gradient of shape {tuple(grad.shape)} for an "
                     f"input of {tuple(x.shape)}"
                 )
-        return [g if self.tensors.form(x)[2] else None for g, x in zip(grads, saved.inputs)]
+        wants = [self.tensors.form(x)[2] for x in saved.inputs]
+        return [np.array(g) if w and g is not None else None for g, w in zip(grads, wants)]
+
+
+def _zeros(tensors: NumpyTensors, form: tuple[str, tuple[int, ...], bool]) -> Any:
+    """Give zeros, or None for what has no gradient."""
+    dtype, shape, wants = form
+    if not wants:
+        return None
+    flat = tensors.empty(dtype, prod(shape))
+    flat.fill(0)
+    return flat.reshape(shape)
 
 
 def _arrays(value: Any) -> Iterable[Any]:

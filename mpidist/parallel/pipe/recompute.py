@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .live import Held
@@ -14,8 +15,8 @@ class _Wanting:
     """Tensors that no graph tells of: gradients are asked for all that can have them."""
 
     def __init__(self, tensors: Tensors):
-        self._form = tensors.form
-        self.array, self.empty, self.tensor = tensors.array, tensors.empty, tensors.tensor
+        self._form, self.array, self.own = tensors.form, tensors.array, tensors.own
+        self.empty, self.tensor = tensors.empty, tensors.tensor
 
     def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
         """Give the form."""
@@ -26,41 +27,52 @@ class _Wanting:
 class Remembered(Held):
     """What is enough to compute a forward again."""
 
-    __slots__ = ("value", "tree", "leaves", "random", "loss", "inner")
+    __slots__ = ("value", "tree", "leaves", "moment", "loss", "inner")
 
-    def __init__(self, value: Any, tree: Any, leaves: list[Any], random: Any):
-        self.value, self.tree, self.leaves, self.random = value, tree, leaves, random
+    def __init__(self, value: Any, tree: Any, leaves: list[Any], moment: Any):
+        self.value, self.tree, self.leaves, self.moment = value, tree, leaves, moment
         self.loss: Any = None
         self.inner: Any = None
 
 
 class Recomputing:
-    """Activation recomputation around a stage (see :class:`~.stage.Stage`).
-
-    A layer must give the same output for the same input; random numbers of PyTorch's generator are
-    drawn again as they were.
-    """
+    """Activation recomputation around a stage (see :class:`~.stage.Stage`)."""
 
     def __init__(self, stage: Stage):
-        self._stage = stage
-        self.tensors, self.splits = _Wanting(stage.tensors), stage.splits
+        self._stage, self.module = stage, stage.module
+        self.tensors = _Wanting(stage.tensors)
 
     @property
-    def learns(self) -> bool:
-        """Whether the module is in training."""
-        return self._stage.learns
+    def splits(self) -> bool:
+        """Whether backward can be done in halves."""
+        return self._stage.splits
 
-    def random_state(self) -> Any:
-        """Give the state of the stage's generator."""
-        return self._stage.random_state()
+    @property
+    def training(self) -> bool:
+        """Whether the module is in training."""
+        return self._stage.training
+
+    @property
+    def differentiates(self) -> bool | None:
+        """Whether a graph could be made now."""
+        return self._stage.differentiates
 
     def forward(
-        self, value: Any, tree: Any, leaves: list[Any], keep: bool, random: Any = None
+        self, value: Any, tree: Any, leaves: list[Any], keep: bool, ends: bool = False
     ) -> tuple[Any, Remembered | None]:
         """Compute the output and keep the input."""
-        state = self._stage.random_state() if keep else None
-        output, _ = self._stage.forward(value, tree, leaves, False, random)
-        return output, Remembered(value, tree, leaves, state) if keep else None
+        if not keep:
+            return self._stage.forward(value, tree, leaves, False)
+        output, moment = self._stage.draft(value)
+        return output, Remembered(value, tree, leaves, moment)
+
+    def draft(self, value: Any) -> tuple[Any, Any]:
+        """Compute the output only."""
+        return self._stage.draft(value)
+
+    def again(self, moment: Any) -> AbstractContextManager[Any]:
+        """Give the context of a second forward."""
+        return self._stage.again(moment)
 
     def finish(self, saved: Remembered, tree: Any, outputs: list[Any]) -> None:
         """Do nothing: outputs are made again."""
@@ -76,23 +88,25 @@ class Recomputing:
 
     def backward_input(self, saved: Remembered, grads: list[Any] | None) -> list[Any]:
         """Go forward, then do the first half of the way back."""
-        saved.inner = self._again(saved)
-        return self._stage.backward_input(saved.inner, grads)
+        return self._stage.backward_input(self._again(saved), grads)
 
     def backward_weight(self, saved: Remembered) -> None:
         """Do the second half."""
         self._stage.backward_weight(saved.inner)
 
     def nbytes(self, saved: Remembered) -> int:
-        """Count the bytes of the input."""
-        tensors = flatten(saved.value)[1]
-        return sum(self._stage.tensors.array(t).nbytes for t in tensors)
+        """Count the bytes of the input; while there is a second forward, what that keeps."""
+        own = sum([x.nbytes for x in saved.leaves])
+        return own if saved.inner is None else max(own, self._stage.nbytes(saved.inner))
 
     def _again(self, saved: Remembered) -> Any:
-        arguments = saved.value, saved.tree, saved.leaves, True, saved.random
-        output, inner = self._stage.forward(*arguments)
-        if saved.loss is not None:
-            self._stage.attach_loss(inner, output, saved.loss)
-        else:
-            self._stage.finish(inner, *flatten(output))
+        stage, ends = self._stage, saved.loss is not None
+        with stage.again(saved.moment):
+            output, inner = stage.forward(saved.value, saved.tree, saved.leaves, True, ends)
+            if ends:
+                stage.attach_loss(inner, output, saved.loss)
+            else:
+                stage.finish(inner, *flatten(output))
+        saved.inner = inner
+        saved.resize(self.nbytes(saved))
         return inner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ..ddp import DDP
@@ -18,30 +19,44 @@ class Stage(Protocol):
 
     Attributes
     ----------
-    splits : bool
-        Whether backward can be done in halves; else all of it is done in the first.
+    module : object
+        The chunk itself, without a wrapper.
     """
 
-    splits: bool
+    module: Any
+
+    @property
+    def splits(self) -> bool:
+        """Whether backward can be done in halves; else all of it is done in the first."""
 
     @property
     def tensors(self) -> Tensors:
         """How its values become parcels."""
 
     @property
-    def learns(self) -> bool:
+    def training(self) -> bool:
         """Whether the module is in training."""
 
-    def random_state(self) -> Any:
-        """Give what makes a second forward draw the same random numbers."""
+    @property
+    def differentiates(self) -> bool | None:
+        """Whether a graph is made of what is computed now; None without autograd."""
 
     def forward(
-        self, value: Any, tree: Any, leaves: list[Any], keep: bool, random: Any = None
+        self, value: Any, tree: Any, leaves: list[Any], keep: bool, ends: bool = False
     ) -> tuple[Any, Any]:
         """Compute the output, and give what the way back needs, or None without `keep`.
 
         `leaves` are the tensors of the input whose gradients are asked for, laid out like `tree`;
-        none and None for the first stage.
+        none and None for the first stage.  With `ends`, :meth:`attach_loss` comes next.
+        """
+
+    def draft(self, value: Any) -> tuple[Any, Any]:
+        """Compute the output only, and give what :meth:`again` needs; `value` stays as it is."""
+
+    def again(self, moment: Any) -> AbstractContextManager[Any]:
+        """Give a context in which a forward computes once more what a draft has.
+
+        Random numbers are the same, and running statistics stay as they are now.
         """
 
     def finish(self, saved: Any, tree: Any, outputs: list[Any]) -> None:
@@ -51,7 +66,10 @@ class Stage(Protocol):
         """Compute the loss of the last stage's output: backward begins there; give its value."""
 
     def backward(self, saved: Any, grads: list[Any] | None) -> list[Any]:
-        """Go back: B.  `grads` are those of the outputs (or None); None begins at the loss."""
+        """Go back: B.  `grads` are those of the outputs (or None); None begins at the loss.
+
+        Nobody else may keep the memory of the gradients that are given back.
+        """
 
     def backward_input(self, saved: Any, grads: list[Any] | None) -> list[Any]:
         """Do the first half: I."""
@@ -60,7 +78,7 @@ class Stage(Protocol):
         """Do the second half: W."""
 
     def nbytes(self, saved: Any) -> int:
-        """Count the bytes that a microbatch keeps alive, parameters not among them."""
+        """Count the bytes that a microbatch keeps now, see :class:`~mpidist.PipelineStats`."""
 
 
 def stage_of(module: Any, where: str) -> Stage:

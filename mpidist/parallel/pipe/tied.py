@@ -19,7 +19,7 @@ class Tied:
     ----------
     comm : Communicator
         Of the pipeline.
-    given : mapping of str to parameter
+    given : mapping of str to parameter, or to a list of parameters
         This rank's, by names that are the same on the ranks which share one.
 
     Attributes
@@ -30,8 +30,8 @@ class Tied:
     Raises
     ------
     InvalidArgument
-        On every rank, if one gives no mapping to parameters, a name is on one rank only, or shapes
-        or dtypes differ.
+        On every rank, if one gives no mapping to parameters, only one parameter has a name, or
+        shapes or dtypes differ.
     """
 
     def __init__(self, comm: Any, given: Mapping[str, Any]):
@@ -40,42 +40,64 @@ class Tied:
         for rank, error in enumerate(errors):
             if error:
                 raise InvalidArgument(f"rank {rank}: Pipeline: {error}")
-        self._parameters = dict(given)
+        self._parameters = {name: _listed(p) for name, p in given.items()}
         self._comms: dict[str, Any] = {}
-        self._before: dict[str, np.ndarray] = {}
+        self._before: dict[tuple[str, int], np.ndarray] = {}
+        self._copies: list[Any] = []
         self.names = sorted({name for found in everyone for name in found})
         for name in self.names:
             kinds = {rank: found[name] for rank, found in enumerate(everyone) if name in found}
-            if len(kinds) == 1 or len(set(kinds.values())) > 1:
-                listed = "; ".join(f"rank {rank}: {kind}" for rank, kind in kinds.items())
+            every = [kind for found in kinds.values() for kind in found]
+            if len(every) < 2 or len(set(every)) > 1:
+                shown = "; ".join(f"rank {r}: {', '.join(found)}" for r, found in kinds.items())
                 raise InvalidArgument(
-                    f"Pipeline: tied: {name!r} is {listed}: allowed are names that several ranks "
-                    "give, for parameters of the same shape and dtype"
+                    f"Pipeline: tied: {name!r} is {shown}: allowed are names that several ranks "
+                    "give, or one for several, for parameters of the same shape and dtype"
                 )
             part = comm.split(0 if name in self._parameters else None)
             if part is not None:
                 self._comms[name] = part
-                part.broadcast(values := _array(self._parameters[name].data), 0, out=values)
+                self._begin_equal(name, part)
+
+    def _begin_equal(self, name: str, part: Any) -> None:
+        """Take over the values of the lowest rank's first one."""
+        first, *others = self._parameters[name]
+        part.broadcast(values := _array(first.data), 0, out=values)
+        for p in others:
+            _array(p.data)[...] = values
+        self._copies += others if part.rank == 0 else [first, *others]
+
+    @property
+    def copies(self) -> list[Any]:
+        """The parameters of this rank that stand for one which comes before them."""
+        return self._copies
 
     def begin(self) -> None:
         """Before a backward: put aside gradients of steps before, which are added up already."""
         for name in self._comms:
-            grad = self._parameters[name].grad
-            if grad is not None:
-                array = _array(grad)
-                self._before[name] = array.copy()
-                array[...] = 0
+            for k, p in enumerate(self._parameters[name]):
+                if p.grad is not None:
+                    array = _array(p.grad)
+                    self._before[name, k] = array.copy()
+                    array[...] = 0
 
     def sync(self) -> None:
-        """Add to each gradient those of the other ranks that share the parameter."""
+        """Add to each gradient those of all others that share the parameter."""
         for name, comm in self._comms.items():
-            p = self._parameters[name]
-            if p.grad is None:
-                p.grad = _zeros(p.data)
-            grad = _array(p.grad)
-            comm.allreduce(grad, out=grad)
-            if name in self._before:
-                grad += self._before.pop(name)
+            own = self._parameters[name]
+            for p in own:
+                if p.grad is None:
+                    p.grad = _zeros(p.data)
+            whole, *others = [_array(p.grad) for p in own]
+            for grad in others:
+                whole += grad
+            comm.allreduce(whole, out=whole)
+            for grad in others:
+                grad[...] = whole
+            for k, p in enumerate(own):
+                if (name, k) in self._before:
+                    grad = _array(p.grad)
+                    grad += self._before.pop((name, k))
 
     def free(self) -> None:
         """Give back the communicators; collective."""
@@ -83,18 +105,28 @@ class Tied:
             comm.free()
 
 
-def _described(given: Any) -> tuple[dict[str, str], str]:
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _described(given: Any) -> tuple[dict[str, list[str]], str]:
     """Give dtypes and shapes by name, and what is wrong if anything is."""
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     if not isinstance(given, Mapping):
         return found, f"tied={given!r}: allowed are mappings of names to parameters"
-    for name, p in given.items():
+    for name, own in given.items():
         if not isinstance(name, str):
             return found, f"tied has the name {name!r}: allowed are strings"
-        if not hasattr(p, "data") or not hasattr(p, "grad"):
-            return found, f"tied[{name!r}] is a {type(p).__name__}: allowed are parameters"
-        array = _array(p.data)
-        found[name] = f"{array.dtype.name}{list(array.shape)}"
+        found[name] = []
+        for p in _listed(own):
+            if not hasattr(p, "data") or not hasattr(p, "grad"):
+                kind = type(p).__name__
+                return (
+                    found,
+                    f"tied[{name!r}] is a {kind}: allowed are parameters, and lists of these",
+                )
+            array = _array(p.data)
+            found[name].append(f"{array.dtype.name}{list(array.shape)}")
     return found, ""
 
 
