@@ -134,6 +134,8 @@ def live_is_what_1f1b_promises(comm, kit):
         stats = run.pipe.stats()
         assert stats.peak_live == min(comm.size - comm.rank, microbatches)
         assert stats.peak_bytes > 0
+        with pytest.raises(InvalidArgument, match=r"rank 0: trace\(.*cannot write there"):
+            run.pipe.trace("/none/a.json")
         run.pipe.close()
 
 
@@ -150,7 +152,7 @@ def recomputation_saves_memory(comm, kit):
 def wrong_arguments(comm, kit):
     """Alike on all ranks, or agreed on: the communicator stays usable."""
     stage, make = kit.join(kit.layers()), mpidist.Pipeline
-    for number in (0, -1, 2.0, True, None):
+    for number in (0, -1, 2.0, True, None, np.int64(0)):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*num_microbatches.* > 0"):
             make(stage, comm, number)
     with pytest.raises(InvalidArgument, match="unknown pipeline schedule '1f1c'.*1f1b"):
@@ -181,7 +183,7 @@ def wrong_arguments(comm, kit):
     for cap in (0, "2", [2] * (comm.size + 1)):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: Pipeline: max_live="):
             make(stage, comm, 2, "auto", max_live=cap)
-    pipe = make(stage, comm, 2)
+    pipe = make(stage, comm, np.int64(2))
     with pytest.raises(InvalidArgument, match=r"backward\(\) without a forward\(\)"):
         pipe.backward()
     with pytest.raises(InvalidArgument, match="before the first step"):

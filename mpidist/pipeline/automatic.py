@@ -122,8 +122,13 @@ def _candidates(
         fits = known.any_chunks or known.chunks == chunks
         fits = fits and (known.placement == place.shape or chunks == 1)
         fits = fits and (splits or known.splits is False)
-        if fits and known.unsupported(size, microbatches, chunks) is None:
-            yield [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
+        if not fits or known.unsupported(size, microbatches, chunks) is not None:
+            continue
+        try:
+            parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
+        except Exception:  # somebody registered a wrong one, and did not ask for it here
+            continue
+        yield parts
 
 
 def _schedule(parts: list[list[Action]], place: Placement, microbatches: int) -> PipelineSchedule:

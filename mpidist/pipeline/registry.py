@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from ..errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
+from ..registered import Registered, check_made, check_name
 from .actions import KINDS, Action
 from .placement import SHAPES, Placement
 
@@ -16,7 +17,7 @@ RESERVED = ("auto",)
 
 
 @dataclass(frozen=True)
-class PipelineSchedule:
+class PipelineSchedule(Registered):
     """One pipeline schedule: a generator and what it declares.
 
     Attributes
@@ -43,16 +44,6 @@ class PipelineSchedule:
     placement: str = "loop"
     splits: bool | None = None
     requires: Callable[[int, int, int], str | None] | None = None
-
-    @property
-    def doc(self) -> str:
-        """The generator's docstring, dedented."""
-        return inspect.getdoc(self.function) or ""
-
-    @property
-    def summary(self) -> str:
-        """The first sentence of the docstring."""
-        return self.doc.split("\n", 1)[0]
 
     @property
     def any_chunks(self) -> bool:
@@ -111,9 +102,7 @@ class PipelineSchedule:
             raise Unsupported(f"pipeline schedule {self.name}: {reason}")
         keywords = {"chunks": chunks} if self.any_chunks else {}
         made = self.function(rank, size, microbatches, **keywords)
-        if not isinstance(made, Iterable):
-            what = f"pipeline schedule {self.name} gave {made!r}; it must yield its actions"
-            raise ScheduleError(what, rank=rank)
+        check_made(made, f"pipeline schedule {self.name}", "actions", rank)
         return list(self._check(made, rank, microbatches, chunks))
 
     def _check(
@@ -168,10 +157,7 @@ def pipeline_schedule(
     callable
         A decorator that returns the generator unchanged.
     """
-    if not isinstance(name, str) or not name or {":", "/"} & set(name) or name in RESERVED:
-        raise InvalidArgument(
-            f"{name!r} cannot name a pipeline schedule: it is reserved, empty or has a ':' or '/'"
-        )
+    check_name(name, "a pipeline schedule", RESERVED)
     check_count(chunks, "chunks")
     if placement not in SHAPES:
         raise UnknownName("placement", placement, SHAPES)

@@ -144,7 +144,8 @@ def legend(panels: Sequence[gantt.Panel]) -> str:
 
 def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
     """Give bubble and peak of a timeline in two lines."""
-    idle = ", ".join(write(time) for time in line.idle)
+    rounding = 1e-9 * line.makespan  # of sums of times
+    idle = ", ".join(write(time if time > rounding else 0.0) for time in line.idle)
     of = "chunks of microbatches" if line.placement.chunks > 1 else "microbatches"
     return (
         f"makespan {write(line.makespan)}, bubble {100 * line.bubble:.1f} % of all ranks' time; "

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
+from ..errors import InvalidArgument, UnknownName, Unsupported
+from ..registered import Registered, check_made, check_name
 from .contract import COLLECTIVES, Contract
 from .rounds import Schedule
 
@@ -19,7 +20,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Registered):
     """One registered algorithm: a generator and what it declares.
 
     Attributes
@@ -54,16 +55,6 @@ class Algorithm:
     def contract(self) -> Contract:
         """The promise of the collective."""
         return COLLECTIVES[self.collective]
-
-    @property
-    def doc(self) -> str:
-        """The generator's docstring, dedented."""
-        return inspect.getdoc(self.function) or ""
-
-    @property
-    def summary(self) -> str:
-        """The first sentence of the docstring."""
-        return self.doc.split("\n", 1)[0]
 
     @property
     def label(self) -> str:
@@ -120,9 +111,7 @@ class Algorithm:
         if "blocks" in self.uses:
             values["blocks"] = self.block_count(size, groups)
         made = self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})
-        if not isinstance(made, Iterable):
-            what = f"{self.label} gave {made!r}; it must yield its rounds"
-            raise ScheduleError(what, rank=rank)
+        check_made(made, self.label, "rounds", rank)
         return made
 
 
@@ -179,10 +168,7 @@ def algorithm(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    if not name or {":", "/"} & set(name) or name in RESERVED:
-        raise InvalidArgument(
-            f"{name!r} cannot name an algorithm: it is reserved, empty or has a ':' or '/'"
-        )
+    check_name(name, "an algorithm", RESERVED)
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
         named = inspect.signature(function).parameters

@@ -100,12 +100,18 @@ def test_schedules_of_the_user_take_part_and_wrong_ones_do_no_harm():
     def backwards(rank, size, microbatches):
         yield from (B(0), F(0))
 
+    @pipeline_schedule("fails", splits=False)
+    def fails(rank, size, microbatches):
+        yield F(0)
+        raise ArithmeticError(rank)
+
     try:
         assert prove(automatic(2, 3, Costs(), 1, splits=False), 2, 3).peak == (1, 1)
         assert taken == [0, 1]
     finally:
         unregister_schedule("one-at-a-time")
         unregister_schedule("backwards")
+        unregister_schedule("fails")
 
 
 def test_what_it_cannot_do():

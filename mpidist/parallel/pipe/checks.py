@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def check_arguments(
             f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
         )
     where, given = f"rank {comm.rank}: Pipeline", num_microbatches
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise InvalidArgument(
             f"{where}: num_microbatches must be > 0, a whole number, not {given!r}"
         )

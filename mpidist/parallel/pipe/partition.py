@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,8 @@ def partition(
     if by not in WAYS:
         raise InvalidArgument(f"{where}by={by!r}: allowed are {', '.join(map(repr, WAYS))}")
     starts = [k for k, layer in enumerate(layers) if not (k and getattr(layer, "inplace", False))]
-    if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= len(starts):
+    whole = isinstance(stages, Integral) and not isinstance(stages, bool)
+    if not whole or not 1 <= stages <= len(starts):
         raise InvalidArgument(
             f"{where}stages={stages!r}: allowed are 1 … {len(starts)}, the number of layers that "
             "can begin a stage"

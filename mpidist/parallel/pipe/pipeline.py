@@ -84,7 +84,7 @@ class Pipeline:
         modules = stage if isinstance(stage, (list, tuple)) else [stage]
         check_arguments(modules, comm, num_microbatches, schedule, checkpoint, max_live, placement)
         self.module, self.comm = stage, comm
-        self.num_microbatches, self.schedule = num_microbatches, schedule
+        self.num_microbatches, self.schedule = int(num_microbatches), schedule
         self._averaging = Averaging(modules, comm.rank)
         workers = [stage_of(m, f"rank {comm.rank}: chunk {k}") for k, m in enumerate(modules)]
         self._workers: list[Stage] = [Recomputing(w) for w in workers] if checkpoint else workers

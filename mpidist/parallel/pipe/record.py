@@ -39,7 +39,13 @@ def record(
     moved = tuple([tuple([Span(a, b - start, e - start) for a, b, e in part]) for part in aligned])
     measured = Timeline(plan.name, plan.placement, microbatches, moved)
     trace = Trace(measured, mean_costs(measured), tuple(peak for _, _, peak in everyone))
+    failure = None
     if comm.rank == 0:
-        write(path, trace)
-    comm.barrier()
+        try:
+            write(path, trace)
+        except OSError as error:
+            failure = str(error)
+    failure = comm.broadcast_object(failure)
+    if failure:
+        raise InvalidArgument(f"rank 0: trace({str(path)!r}) cannot write there: {failure}")
     return trace
