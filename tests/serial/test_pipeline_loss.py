@@ -42,8 +42,9 @@ def test_weights():
         loss.explicit(None)
 
 
-def test_nothing_counts_in_a_microbatch():
-    """Its loss, a mean over nothing, is not asked for."""
+@pytest.mark.parametrize("replicas", (1, 2))
+def test_nothing_counts_in_a_microbatch(replicas):
+    """Its loss, a mean over nothing, is not asked for; replicas weigh what counts in theirs."""
 
     def loss(y, target):
         kept = target >= 0
@@ -52,19 +53,24 @@ def test_nothing_counts_in_a_microbatch():
 
     x, target = np.random.default_rng(0).normal(size=(6, 3)), np.array([1.0, -1, -1, -1, 2, 3])
 
-    def job(comm):
-        stage = Linear(3, 3 if comm.rank == 0 else 1, seed=comm.rank, dtype=np.float64)
-        pipe = mpidist.Pipeline(stage, comm, 3, "1f1b")
-        found = pipe.step(x, target, loss, count=lambda t: (t >= 0).sum())
-        return found, stage.weight
+    def layer(k):
+        return Linear(3, 1 if k else 3, bias=False, seed=k, dtype=np.float64)
 
-    ((value, first), (_, second)) = mpidist.run_simulated(2, job)
-    y = x @ first.data.T
-    y = y + Linear(3, 3, seed=0, dtype=np.float64).bias.data
-    out = y @ second.data.T + Linear(3, 1, seed=1, dtype=np.float64).bias.data
-    expected, grad = loss(out, target)
-    assert abs(value - expected) < 1e-12
-    assert np.abs(second.grad - grad.T @ y).max() < 1e-12
+    def job(comm):
+        grid = mpidist.Grid(comm, data=replicas)
+        stage = layer(grid.pipe_index)
+        model = mpidist.DDP(stage, grid.data) if replicas > 1 else stage
+        pipe = mpidist.Pipeline(model, grid.pipe, 3, "1f1b")
+        rows = np.array_split(np.arange(6), replicas)[grid.data_index]
+        found = pipe.step(x[rows], target[rows], loss, count=lambda t: (t >= 0).sum())
+        return found, stage.weight.grad.copy(), grid.pipe_index
+
+    y = x @ layer(0).weight.data.T
+    expected, back = loss(y @ layer(1).weight.data.T, target)
+    grads = ((back @ layer(1).weight.data).T @ x, back.T @ y)
+    for value, grad, index in mpidist.run_simulated(2 * replicas, job):
+        assert abs(value - expected) < 1e-12
+        assert np.abs(grad - grads[index]).max() < 1e-12
 
 
 def targets():
