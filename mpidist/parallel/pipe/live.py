@@ -26,10 +26,11 @@ class Live:
 
     def enter(self, held: Held, nbytes: int) -> None:
         """Count an object until it is gone."""
-        held.live, held.size = self, 0
+        held.live, held.size = self, nbytes
         self.count += 1
+        self.nbytes += nbytes
         self.peak = max(self.peak, self.count)
-        held.resize(nbytes)
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
 
 
 class Held:

@@ -16,6 +16,11 @@ def _kind(dtype: np.dtype) -> tuple[str, bool]:
     return dtype.name, dtype.kind in "fc" or dtype.name == "bfloat16"
 
 
+def has_gradient(dtype: np.dtype) -> bool:
+    """Tell whether gradients are asked for arrays of a dtype."""
+    return _kind(dtype)[1]
+
+
 class NumpyTensors:
     """Arrays of numpy (see :class:`~.parcel.Tensors`)."""
 

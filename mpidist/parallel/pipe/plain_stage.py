@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from ...errors import InvalidArgument
 from .keeper import Keeper
 from .live import Held, Size, Sizes
-from .numpy_tensors import NumpyTensors
+from .numpy_tensors import NumpyTensors, has_gradient
 from .random_states import drawn_again, random_states
 from .structure import call, flatten, is_tensor, select, unflatten
 
@@ -25,7 +24,7 @@ class PlainSaved(Held):
     def __init__(self, inputs: Any, tree: Any, kept: Any, size: Size):
         self.inputs, self.tree, self.kept, self.bytes = inputs, tree, kept, size
         self.done = 0  # how many halves of backward
-        self.outputs: Any = None  # tree and forms: gradients will be made alike
+        self.outputs: Any = None  # tree, shapes and dtypes: gradients will be made alike
         self.grad: Any = None  # of the output, where a loss was computed
         self.apart: list[Any] = []  # what is not counted: the user's batch
 
@@ -83,7 +82,7 @@ class PlainStage:
 
     def finish(self, saved: PlainSaved, tree: Any, outputs: list[Any]) -> None:
         """Note what the outputs are made of: gradients will be made alike."""
-        saved.outputs = tree, [self.tensors.form(x) for x in outputs]
+        saved.outputs = tree, [(x.shape, x.dtype) for x in outputs]
 
     def attach_loss(self, saved: PlainSaved, output: Any, loss: Any) -> float:
         """Compute the loss and the gradient of the output."""
@@ -139,7 +138,7 @@ class PlainStage:
             grad, saved.grad = saved.grad, None
             return grad
         tree, forms = saved.outputs
-        made = [_zeros(self.tensors, f) if g is None else g for g, f in zip(grads, forms)]
+        made = [_zeros(*form) if g is None else g for g, form in zip(grads, forms)]
         return unflatten(tree, made, plain=False)
 
     def _of_inputs(self, saved: PlainSaved, found: Any) -> list[Any]:
@@ -159,18 +158,15 @@ class PlainStage:
                     f"backward of {name} gave a gradient of shape {tuple(grad.shape)} for an "
                     f"input of {tuple(x.shape)}"
                 )
-        wants = [self.tensors.form(x)[2] for x in saved.inputs]
-        return [np.array(g) if w and g is not None else None for g, w in zip(grads, wants)]
+        return [
+            np.array(g) if g is not None and has_gradient(x.dtype) else None
+            for g, x in zip(grads, saved.inputs)
+        ]
 
 
-def _zeros(tensors: NumpyTensors, form: tuple[str, tuple[int, ...], bool]) -> Any:
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """Give zeros, or None for what has no gradient."""
-    dtype, shape, wants = form
-    if not wants:
-        return None
-    flat = tensors.empty(dtype, prod(shape))
-    flat.fill(0)
-    return flat.reshape(shape)
+    return np.zeros(shape, dtype) if has_gradient(dtype) else None
 
 
 def _arrays(value: Any) -> Iterable[Any]:
