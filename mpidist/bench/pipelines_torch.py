@@ -15,7 +15,7 @@ from .pipelines import MICROBATCHES
 from .training import Contender, Row, race
 from .training_torch import gloo
 
-SIZES = ((128, 8), (256, 16), (512, 16))
+SIZES = ((128, 8), (256, 16), (512, 16), (1024, 16))
 """Widths of the layers, and rows of a microbatch."""
 OURS = "mpidist Pipeline"
 
@@ -63,7 +63,7 @@ def theirs(comm: Any, module: torch.nn.Module) -> Callable[[torch.Tensor, torch.
 
 
 def steps(comm: Any, rounds: int) -> list[Row]:
-    """Measure steps of MLPs of three sizes, one thread a rank."""
+    """Measure steps of MLPs of several sizes, one thread a rank."""
     rows: list[Row] = []
     loss = torch.nn.functional.cross_entropy
     with one_thread(), gloo(comm):

@@ -46,13 +46,17 @@ def print_pipelines(iterations: int, json_file: str | None) -> int:
         from ..bench.pipelines_torch import steps
 
         rows = steps(comm, iterations)
+    if comm.size == 4:
+        from ..bench.pipelines_replicas import replicas
+
+        rows += replicas(comm, iterations)
     library = {"torch": importlib.metadata.version("torch")} if have else {}
     header = make_header(comm, {**versions(), **library}, knobs())
     if comm.rank == 0:
         print_costs(costs)
-        if have:
+        if rows:
             print_rows(rows)
-        else:
+        if not have:
             make_console().print(MISSING)
         if json_file:
             content = {

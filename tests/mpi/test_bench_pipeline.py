@@ -16,6 +16,18 @@ def test_engine_cost(comm):
     assert all(other == told[0] for other in told)
 
 
+def test_averaging_is_behind_the_cool_down(comm, monkeypatch):
+    """The replicas of the last stage average while the first one goes back; else it is longer."""
+    from mpidist.bench import pipelines_replicas, training
+
+    if comm.size != 4:
+        pytest.skip("needs exactly 4 ranks")
+    monkeypatch.setattr(training, "WARM_ROUNDS", 1)
+    rows = pipelines_replicas.replicas(comm, 3)
+    within, after, _ = (row.seconds for row in rows)
+    assert within < after - pipelines_replicas.AVERAGING / 2
+
+
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_steps(comm, monkeypatch):
     from mpidist.bench import pipelines_torch, training
