@@ -139,9 +139,9 @@ class Member:
         status = self.child.wait()
         for pump in pumps:
             pump.join(PUMP_SECONDS)
+        self.tell(status=status)  # at once: other ranks may end because of it, and tell that
         os.write(well, b".")
         os.waitpid(keeper, 0)
-        self.tell(status=status)
         return status
 
     def pump(self) -> list[threading.Thread]:
