@@ -163,7 +163,9 @@ class Executor:
     def _input(self, task: Task, parcel: Parcel | None, batch: Batch) -> Parcel | None:
         grads, saved = self._gradients(task, parcel, batch), self._kept(task)
         found = task.worker.backward_input(saved, grads)
-        saved.resize(task.worker.nbytes(saved))
+        nbytes = task.worker.nbytes(saved)
+        if nbytes != saved.size:
+            saved.resize(nbytes)
         return _packed_gradients(task, found)
 
     def _weight(self, task: Task, parcel: Parcel | None, batch: Batch) -> None:

@@ -35,7 +35,9 @@ class NumpyTensors:
 
     def own(self, x: Any) -> np.ndarray:
         """Give a copy: a layer may write each output into the same memory."""
-        return np.array(_in_host_memory(x), order="C").reshape(-1)
+        if not isinstance(x, np.ndarray):
+            x = _in_host_memory(x)
+        return np.array(x, order="C").reshape(-1)
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
         """Make an array."""
