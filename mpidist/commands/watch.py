@@ -173,6 +173,10 @@ class Watch:
         first = next((rank for rank in self.ended if not rank.good), None)
         if first is not None and first is not bad[0]:
             _say(f"before that {first}")  # the others may have ended because of it
+        codes = [rank for rank in bad if isinstance(rank.status, int) and rank.status > 0]
+        other = next((rank for rank in codes if rank.status != bad[0].status), None)
+        if other is not None:
+            _say(f"and {other}")  # perhaps the cause: a rank that it ended may have told first
         if bad and (bad[0].status != LOST or status == 0):
             return bad[0].code
         if self._good_since is not None and self._done:

@@ -1,5 +1,7 @@
 """Jobs that do not end well: none hangs, none ends with exit code 0."""
 
+import re
+
 import pytest
 from slurm_cluster import LONG
 from slurm_jobs import DEADLINE, RUNS, all_begun, submit
@@ -16,7 +18,11 @@ def test_a_rank_that_ends_badly_ends_the_job(cluster, mpi, user, tmp_path, how):
         assert done.exit_code != "0:0", done.output
         assert "mpidist run: rank " in done.output, done.output
         if how == "leaves":
-            assert done.exit_code == "5:0", done.output
+            # Open MPI ends a rank whose peer is gone by 14, perhaps before the peer's end is told.
+            assert done.exit_code in ("5:0", "14:0"), done.output
+            assert re.search(
+                r"mpidist run: (and )?rank 3 on n\d ended with exit code 5", done.output
+            )
 
 
 def test_scancel(cluster, mpi, user, tmp_path):
