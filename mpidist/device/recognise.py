@@ -1,0 +1,117 @@
+"""Which objects are arrays on a device, and what they are: nothing is copied, nor read."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidArgument, UnsupportedDtype
+from .array import DeviceArray, contiguous_strides
+from .find import find_device
+
+
+def is_torch(x: Any) -> bool:
+    """Tell whether `x` is a tensor of PyTorch, without importing that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def is_on_device(x: Any) -> bool:
+    """Tell whether `x` is an array in a device's memory, of any library."""
+    try:
+        return hasattr(x, "__cuda_array_interface__")
+    except RuntimeError:  # a tensor of PyTorch that needs a gradient does not tell its address
+        return is_torch(x) and x.is_cuda
+
+
+def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
+    """Give an array on a device as a :class:`DeviceArray`; nothing is copied.
+
+    Raises
+    ------
+    Unsupported
+        If there is no device, or cupy is not installed.
+    InvalidArgument
+        If the array is not C-contiguous, or has a mask; if its address is null or that of memory
+        which the device cannot reach.
+    UnsupportedDtype
+        If numpy has no such dtype.
+    """
+    device = find_device(rank, argument, x)
+    if is_torch(x):
+        from .tensors import interface_of, make_like
+
+        told, dtype, make = interface_of(x), None, make_like(x)
+    else:
+        told, make = dict(x.__cuda_array_interface__), device.empty
+        dtype = getattr(x, "dtype", None)
+    if told.get("mask") is not None:
+        raise InvalidArgument(f"rank {rank}: {argument} has a mask; allowed are plain arrays")
+    shape = tuple(int(n) for n in told["shape"])
+    known = _dtype(told["typestr"] if dtype is None else dtype, told["typestr"], rank, argument)
+    pointer, readonly = told["data"]
+    strides = told.get("strides")
+    if strides is not None and not _is_contiguous(shape, tuple(strides), known.itemsize):
+        raise InvalidArgument(
+            f"rank {rank}: {argument} of shape {shape} on {device.name} has strides "
+            f"{tuple(strides)}; allowed are C-contiguous arrays, those of "
+            f"{contiguous_strides(shape, known.itemsize)}: pass a contiguous copy"
+        )
+    stream = told.get("stream")
+    array = DeviceArray(
+        int(pointer or 0),
+        shape,
+        known,
+        device.current_stream() if stream is None else int(stream),
+        device,
+        x,
+        make,
+        bool(readonly),
+    )
+    _check_pointer(array, rank, argument)
+    return array
+
+
+def make_like(x: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+    """Make a new array of the same library, on the same device."""
+    return describe(x.make(shape, dtype), 0, "out")
+
+
+def _check_pointer(array: DeviceArray, rank: int, argument: str) -> None:
+    if not array.size:
+        return
+    if not array.pointer:
+        raise InvalidArgument(
+            f"rank {rank}: {argument} of shape {array.shape} has a null pointer; was its memory "
+            "given back?"
+        )
+    if not array.device.owns(array.pointer):
+        raise InvalidArgument(
+            f"rank {rank}: {argument} says that it is on a GPU, but {array.pointer:#x} is no "
+            f"address of {array.device.describe()}; pass host memory as a numpy array"
+        )
+
+
+def _dtype(given: Any, typestr: str, rank: int, argument: str) -> np.dtype:
+    """Give numpy's dtype; what calls itself bytes in the interface may say more of itself."""
+    try:
+        found = np.dtype(given)
+    except TypeError:
+        try:
+            found = np.dtype(typestr)
+        except TypeError:
+            raise UnsupportedDtype(
+                f"rank {rank}: {argument} has dtype {given!r}, which numpy does not know"
+            ) from None
+    if found.hasobject:
+        raise UnsupportedDtype(f"rank {rank}: {argument} has dtype {found}: addresses cannot move")
+    return found
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    if 0 in shape:
+        return True
+    wanted = contiguous_strides(shape, itemsize)
+    return all(n == 1 or a == b for n, a, b in zip(shape, strides, wanted))
