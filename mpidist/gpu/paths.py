@@ -1,0 +1,154 @@
+"""The paths that data on a GPU can take, and which is taken for what: a table, with reasons."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import ConfigError, Unsupported
+from .aware import YES, Awareness
+
+VARIABLE = "MPIDIST_GPU"
+CLASSES: dict[str, tuple[str, ...]] = {
+    "reductions": ("allreduce", "reduce", "reduce_scatter"),
+    "movement": ("broadcast", "allgather", "gather", "scatter", "alltoall"),
+    "messages": ("send", "recv"),
+}
+"""Operations that take one path together."""
+ORDER: dict[str, tuple[str, ...]] = {
+    "ipc": ("reductions", "movement"),
+    "mpi": ("movement", "messages"),
+    "staged": ("reductions", "movement", "messages"),
+}
+"""The paths, the best one first, and the classes that each can serve."""
+SYMMETRIC = ("allreduce", "reduce_scatter", "broadcast", "allgather")
+"""What "ipc" has a form for, with arrays of ``comm.empty(device="cuda")``."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank says of itself.
+
+    Attributes
+    ----------
+    aware : Awareness
+        Whether its MPI library takes addresses on the device.
+    forced : str
+        Its ``MPIDIST_GPU``; empty if that is not set.
+    chunk_bytes : int
+        Of the staged path.
+    """
+
+    aware: Awareness
+    forced: str
+    chunk_bytes: int
+
+
+@dataclass(frozen=True)
+class Path:
+    """A path of a class of operations, and why it is taken or not.
+
+    Attributes
+    ----------
+    operations : str
+        A class of :data:`CLASSES`.
+    name : str
+        A path of :data:`ORDER`.
+    taken : bool
+        Whether it is the one.
+    why : str
+        The reason.
+    """
+
+    operations: str
+    name: str
+    taken: bool
+    why: str
+
+
+def forced_path(environ: Mapping[str, str] = os.environ) -> str:
+    """Give the path that ``MPIDIST_GPU`` forces; empty if it does not."""
+    name = environ.get(VARIABLE, "").strip().lower()
+    if name and name not in ORDER:
+        raise ConfigError(f"{VARIABLE}={name!r}: allowed are {', '.join(ORDER)}")
+    return name
+
+
+def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Path]:
+    """Choose, the same on every rank, from what all of them say.
+
+    Parameters
+    ----------
+    ranks : sequence of Rank
+        By rank.  What rank 0 forces counts.
+    native : bool
+        Whether messages go by an MPI library at all.
+    nodes : int
+        On how many the ranks are.
+
+    Returns
+    -------
+    list of Path
+        For every class those paths that could serve it, in order.  One is taken, and where it can
+        be "ipc" as well, for arrays in symmetric memory.
+
+    Raises
+    ------
+    Unsupported
+        If the forced path cannot be; the message says why.
+    """
+    cannot = {"ipc": _no_ipc(native, nodes), "mpi": _no_mpi(ranks, native), "staged": None}
+    forced = ranks[0].forced
+    if forced and cannot[forced] is not None:
+        raise Unsupported(f"{VARIABLE}={forced}: {cannot[forced]}")
+    symmetric = cannot["ipc"] is None and forced in ("", "ipc")
+    found = []
+    for operations in CLASSES:
+        able = [name for name, served in ORDER.items() if operations in served]
+        best = next(name for name in able if cannot[name] is None and name != "ipc")
+        if forced and forced != "ipc":
+            best = forced if forced in able else "staged"
+        took = (best, "ipc") if symmetric else (best,)
+        found += [Path(operations, name, name in took, "") for name in able]
+    return [Path(p.operations, p.name, p.taken, _why(p, cannot[p.name], forced)) for p in found]
+
+
+def _no_ipc(native: bool, nodes: int) -> str | None:
+    if not native:
+        return "the ranks are threads of one process"
+    return f"the ranks are on {nodes} nodes" if nodes > 1 else None
+
+
+def _no_mpi(ranks: Sequence[Rank], native: bool) -> str | None:
+    if not native:
+        return "messages do not go by MPI here"
+    for number, rank in enumerate(ranks):
+        if rank.aware.answer != YES:
+            sure = "" if rank.aware.answer == "no" else "it is not known to take GPU addresses: "
+            return f"{sure}{rank.aware.why} (rank {number})"
+    return None
+
+
+def _why(path: Path, cannot: str | None, forced: str) -> str:
+    if cannot is not None:
+        return cannot
+    if path.taken and path.name == "ipc":
+        names = [name for name in CLASSES[path.operations] if name in SYMMETRIC]
+        return f"for arrays of comm.empty(device='cuda'): {', '.join(names)}"
+    if path.taken and forced == path.name:
+        return f"{VARIABLE}={forced} forces it"
+    if not path.taken:
+        return f"{VARIABLE}={forced} forces another" if forced else "a path above it serves"
+    if path.name == "mpi":
+        return "the MPI library takes the addresses"
+    if forced == "ipc":
+        return "for what has no form in symmetric memory"
+    others = f"{VARIABLE}={forced} cannot serve these; " if forced else ""
+    return f"{others}it always works"
+
+
+def taken(paths: Sequence[Path]) -> dict[str, str]:
+    """Give the path of every collective and message of arrays in private memory."""
+    chosen = {p.operations: p.name for p in paths if p.taken and p.name != "ipc"}
+    return {name: chosen[kind] for kind, names in CLASSES.items() for name in names}
