@@ -53,8 +53,8 @@ def scattering(self: Communicator, x: Any, out: Any, counts: Any, root: int) -> 
     if out is None:
         mine = None
         if self.rank == root:
-            data = prepare.as_input(x, self.rank)
-            mine = (data.shape, data.dtype)
+            data = prepare.as_input(x, self.rank, device=True)
+            mine = (data.shape, data.dtype, type(data) is not np.ndarray)
         told = self.broadcast_object(mine, root)
     return prepare.scatter(x, out, counts, self._place, root, told)
 

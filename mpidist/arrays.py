@@ -7,27 +7,33 @@ from typing import Any
 
 import numpy as np
 
+from .device.recognise import describe, is_on_device
 from .errors import InvalidArgument, UnsupportedDtype
 
 log = logging.getLogger("mpidist")
 
 
-def as_input(x: Any, rank: int, argument: str = "x") -> np.ndarray:
+def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> Any:
     """Give `x` as a numpy array; lists and scalars are taken where numpy would take them.
+
+    With `device`, an array on a GPU is taken as well, and given as a
+    :class:`~mpidist.device.array.DeviceArray`.
 
     Raises
     ------
     UnsupportedDtype
         For object arrays: their elements are addresses, of no meaning to another process.
     InvalidArgument
-        For GPU arrays, and for what numpy makes no array of.
+        For GPU arrays that are not asked for, or cannot be, and what numpy makes no array of.
     """
     if type(x) is not np.ndarray:
-        if hasattr(x, "__cuda_array_interface__"):
+        if is_on_device(x):
+            if device:
+                return describe(x, rank, argument)
             raise InvalidArgument(
                 f"rank {rank}: {argument} is a GPU array "
                 f"({type(x).__module__}.{type(x).__name__}); this "
-                "communicator moves host memory only: pass a numpy array (for cupy: x.get())"
+                "call takes host memory only: pass a numpy array (for cupy: x.get())"
             )
         try:
             x = np.asarray(x)
@@ -53,7 +59,7 @@ def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype, rank: int, argument: str = "out"
 ) -> np.ndarray:
     """Check that a result of `shape` and `dtype` can be stored in `out`."""
-    if hasattr(out, "__cuda_array_interface__"):
+    if is_on_device(out):
         raise InvalidArgument(
             f"rank {rank}: {argument} is a GPU array and the input is not; use one kind"
         )

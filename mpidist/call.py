@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from .device.array import DeviceArray
 from .operations import Op
 
 
@@ -22,8 +24,9 @@ class Call:
         Of the communicator; root is 0 where there is none.
     dtype : numpy.dtype
         Of the elements.
-    x, out : ndarray or None
-        Flat contiguous arrays: what this rank brings and what it gets; None where it has no part.
+    x, out : ndarray, DeviceArray or None
+        Flat contiguous arrays, both on the host or both on a GPU: what this rank brings and what it
+        gets; None where it has no part.
     op : Op or None
         For collectives that reduce.
     counts : tuple of int
@@ -41,8 +44,8 @@ class Call:
     size: int
     root: int
     dtype: np.dtype
-    x: np.ndarray | None
-    out: np.ndarray | None
+    x: Any
+    out: Any
     op: Op | None = None
     counts: tuple[int, ...] = ()
     out_counts: tuple[int, ...] = ()
@@ -56,6 +59,11 @@ class Call:
             return sum(self.counts)
         data = self.x if self.x is not None else self.out
         return 0 if data is None else data.size
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays are on a GPU."""
+        return type(self.x) is DeviceArray or type(self.out) is DeviceArray
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from .config import CollectiveConfig
 from .debug import check_alike
 from .errors import CommunicatorBroken, InvalidArgument, MpidistError
 from .explaining import explain
+from .gpu.messages import GpuMessages
+from .gpu.service import GpuService
 from .measure import Calibration
 from .messages import Messages
 from .pipelining import Pipelining
@@ -89,6 +91,7 @@ class Communicator:
             os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
         )
         self._quick = QuickCalls(self._service)
+        self._gpu_service: GpuService | None = None
         self.rank, self.size = backend.rank, backend.size
         if backend.native is not None and self.topology.num_nodes == 1:
             patience = getattr(backend, "patience", SPINS)
@@ -221,6 +224,18 @@ class Communicator:
         self._quick.clear()
         self._service.learn(calibration)
 
+    @property
+    def _gpu(self) -> GpuService:
+        """What serves arrays on a GPU; made by all ranks, in the first call that has one."""
+        if self._gpu_service is None:
+            everyone = partial(objects.allgather_object, self)
+            self._gpu_service = GpuService(self._service, everyone)
+        return self._gpu_service
+
+    @cached_property
+    def _gpu_messages(self) -> GpuMessages:
+        return GpuMessages(self._messages)
+
     # -- within ---------------------------------------------------------------------------------
 
     def _advice(self, calibrate: bool | Calibration | None) -> Advice:
@@ -249,6 +264,8 @@ class Communicator:
         out: Any = None,
     ) -> Any:
         prepared = self._prepared(collective, make, algorithm)
+        if prepared.call.on_device:
+            return self._gpu.serve(prepared, algorithm)
         result = self._service.serve(prepared, algorithm)
         same = result is None or result is out or result is x
         if key is not None and not self._debug and same:
@@ -257,6 +274,8 @@ class Communicator:
 
     def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
         prepared = self._prepared(collective, make, algorithm, background=True)
+        if prepared.call.on_device:
+            return self._gpu.begin(prepared, algorithm)
         return self._service.under_way.begin(prepared, algorithm)
 
     def _prepared(
@@ -278,9 +297,10 @@ class Communicator:
             check_alike(self._messages, collective, error)
             raise
         call, choose = prepared.call, self._service.chooser.intention
-        when = " in the background" if background else ""
+        when = " in the background" * background + " on a GPU" * call.on_device
         check_alike(self._messages, f"{call.fingerprint} algorithm={algorithm}{when}")
-        if self._service.shared.heap is not None:  # arrays may be symmetric on some ranks only
+        # Arrays may be symmetric on some ranks only.
+        if self._service.shared.heap is not None and not call.on_device:
             self._agreed("", lambda: (choose(call, algorithm, background),))
         return prepared
 

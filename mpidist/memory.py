@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from .device.recognise import is_on_device
 from .errors import Unsupported
 from .symmetric import check_shape
 
@@ -14,7 +13,13 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 
-def empty(self: Communicator, shape: int | Sequence[int], dtype: Any = "float64") -> np.ndarray:
+def empty(
+    self: Communicator,
+    shape: int | Sequence[int],
+    dtype: Any = "float64",
+    *,
+    device: str | None = None,
+) -> Any:
     """Make an array in symmetric memory: every rank of the node reaches everyone's.
 
     Collectives on such arrays take place in them, without messages; no call changes.
@@ -27,11 +32,14 @@ def empty(self: Communicator, shape: int | Sequence[int], dtype: Any = "float64"
         Of the array on each rank.
     dtype : dtype
         Of its elements; any but objects.
+    device : {"cuda"}, optional
+        In the memory of this rank's GPU, reached by CUDA IPC, and given back by :meth:`free` only;
+        by default on the host.
 
     Returns
     -------
     ndarray
-        This rank's array, filled with zeros.
+        This rank's array, filled with zeros; with a device, one of cupy.
 
     Raises
     ------
@@ -45,6 +53,8 @@ def empty(self: Communicator, shape: int | Sequence[int], dtype: Any = "float64"
     MemoryError
         On every rank, if there is not so much shared memory: twice the size for each.
     """
+    if device not in (None, "cuda"):
+        raise self._place.wrong(f"empty: device={device!r}: allowed are None and 'cuda'")
     reason = why_no_symmetric_memory(self)
     if reason is not None:
         raise Unsupported(f"rank {self.rank}: {reason}")
@@ -52,11 +62,14 @@ def empty(self: Communicator, shape: int | Sequence[int], dtype: Any = "float64"
     assert heap is not None
     if not self._debug:  # which has them agree before they meet
         self._service.meet("empty", lambda: None)
-    dims, known = self._agreed("empty", lambda: check_shape(shape, dtype, self.rank))
+    what = "empty" if device is None else f"empty on {device}"
+    dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
+    if device is not None:
+        return self._gpu.empty(dims, known)
     return heap.empty(dims, known)
 
 
-def free(self: Communicator, x: np.ndarray | None = None) -> None:
+def free(self: Communicator, x: Any = None) -> None:
     """Give back what the communicator holds, which ends its use; or an array of :meth:`empty`.
 
     Collective.  Without an array, it waits for what is under way in the background.
@@ -73,6 +86,10 @@ def free(self: Communicator, x: np.ndarray | None = None) -> None:
         If `x` is not from :meth:`empty` of this communicator, or was freed before.
     """
     heap = self._service.shared.heap
+    if x is not None and is_on_device(x):
+        self._agreed("free", lambda: (self._gpu.key(x),))
+        self._gpu.free(x)
+        return
     if x is not None:
         if heap is None:
             raise self._place.wrong("free(x): this communicator has no symmetric memory")
@@ -85,6 +102,8 @@ def free(self: Communicator, x: np.ndarray | None = None) -> None:
         if self._debug:
             self._agreed("free", tuple)
         self._service.under_way.finish()
+        if self._gpu_service is not None:
+            self._gpu_service.close()
         self._quick.clear()
         self._service.cache.clear()
         self._service.meet("free", self._backend.close)

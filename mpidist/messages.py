@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,18 +43,30 @@ class Messages:
         """Where the tags of arrays begin, and how many there are."""
         return self._base["array"], self._width
 
-    def isend(self, x: Any, peer: Any, tag: Any, kind: str = "array") -> Work:
-        """Begin to send an array."""
+    def isend(
+        self, x: Any, peer: Any, tag: Any, kind: str = "array", end: Callable[[], Any] | None = None
+    ) -> Work:
+        """Begin to send an array; `end` is called when it has gone."""
         peer = self._peer(peer)
         data = flat(as_input(x, self.place.rank))
         wire = self._tag(kind, tag)
         self.service.check_usable()
         self.service.under_way.sweep()
         request = self.backend.isend(data, peer, wire)
-        return self._work(request.test, f"send to rank {peer}", lambda: None)
+        return self._work(request.test, f"send to rank {peer}", end or _nothing)
 
-    def irecv(self, out: Any, peer: Any, tag: Any, kind: str = "array") -> Work:
-        """Begin to receive into `out`, which must have the message's length."""
+    def irecv(
+        self,
+        out: Any,
+        peer: Any,
+        tag: Any,
+        kind: str = "array",
+        end: Callable[[], Any] | None = None,
+    ) -> Work:
+        """Begin to receive into `out`, which must have the message's length.
+
+        `end` is called when it has come, and gives the result; by default `out`.
+        """
         peer = self._peer(peer)
         wire = self._tag(kind, tag)
         if not isinstance(out, np.ndarray):
@@ -69,7 +82,7 @@ class Messages:
                 out[...] = data.reshape(out.shape)
             return out
 
-        return self._work(request.test, f"recv from rank {peer}", give)
+        return self._work(request.test, f"recv from rank {peer}", end or give)
 
     def _peer(self, peer: Any) -> int:
         peer = self.place.check_rank(peer, "peer")
@@ -121,6 +134,10 @@ class Messages:
         for r in range(1, size):
             self.send_object(everyone, r, 0, "agree")
         return everyone
+
+
+def _nothing() -> None:
+    """Give the result of a message that was sent."""
 
 
 def as_bytes(value: Any) -> np.ndarray:

@@ -3,69 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .arrays import address, as_input, check_out, flat, overlaps
 from .call import Call
-from .errors import InvalidArgument, InvalidRank
+from .device.array import DeviceArray
+from .device.recognise import describe, is_on_device
 from .operations import Op, check_defined
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A call and what to give back when it has been served.
-
-    Attributes
-    ----------
-    call : Call
-        The call.
-    result : ndarray or None
-        The array to return.
-    staging : ndarray or None
-        The flat result where `result` is not contiguous; copied over at the end.
-    scalar : bool
-        Return a numpy scalar, as numpy does for 0-d results without `out`.
-    """
-
-    call: Call
-    result: np.ndarray | None
-    staging: np.ndarray | None = None
-    scalar: bool = False
-
-    def give(self) -> Any:
-        """Give the user's result."""
-        result = self.result
-        if self.staging is not None:
-            assert result is not None
-            result[...] = self.staging.reshape(result.shape)
-        return result[()] if self.scalar and result is not None else result
-
-
-@dataclass(frozen=True)
-class Place:
-    """Who asks: rank and size."""
-
-    rank: int
-    size: int
-
-    def check_root(self, root: Any) -> int:
-        """Give `root` if it is a rank."""
-        return self.check_rank(root, "root")
-
-    def check_rank(self, rank: Any, argument: str) -> int:
-        """Give `rank` if it is one."""
-        if isinstance(rank, (bool, np.bool_)) or not isinstance(rank, (int, np.integer)):
-            raise InvalidRank(rank, self.size, argument, self.rank)
-        if not 0 <= rank < self.size:
-            raise InvalidRank(int(rank), self.size, argument, self.rank)
-        return int(rank)
-
-    def wrong(self, message: str) -> InvalidArgument:
-        """Make an error that names this rank."""
-        return InvalidArgument(f"rank {self.rank}: {message}")
+from .prepare_device import Told, broadcast_target, finish, scatter_target
+from .prepared import Place, Prepared
 
 
 def _finish(
@@ -81,6 +29,8 @@ def _finish(
     `part` is where this rank's input may lie in the result (or, for scatter, the reverse) to be in
     place.
     """
+    if type(call.x) is DeviceArray or (call.x is None and is_on_device(out)):
+        return finish(call, shape, out, place, part)
     if out is None:
         result = np.empty(shape, call.dtype)
         call.out = result.reshape(-1)
@@ -106,7 +56,7 @@ def _finish(
 
 def reducing(collective: str, x: Any, op: Op, out: Any, place: Place, root: int = 0) -> Prepared:
     """Prepare allreduce and reduce: the result has the shape of `x`."""
-    x = as_input(x, place.rank)
+    x = as_input(x, place.rank, device=True)
     check_defined(op, x.dtype, place.rank)
     call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None, op)
     if collective == "reduce" and place.rank != root:
@@ -118,7 +68,7 @@ def reduce_scatter(
     x: Any, op: Op, out: Any, counts: Sequence[int] | None, place: Place
 ) -> Prepared:
     """Prepare reduce_scatter: rank r gets rows of the reduced `x`."""
-    x = as_input(x, place.rank)
+    x = as_input(x, place.rank, device=True)
     check_defined(op, x.dtype, place.rank)
     rows = _rows_of(x, counts, place, "reduce_scatter")
     elements = _elements(rows, x.shape[1:])
@@ -128,7 +78,8 @@ def reduce_scatter(
     start = sum(elements[: place.rank])
     part = slice(start, start + elements[place.rank])
     prepared = _finish(call, shape, out, place, False, part)
-    if call.in_place:  # partial sums must not be written over what is still to be read
+    # Partial sums must not be written over what is still to be read.
+    if call.in_place and type(x) is np.ndarray:
         call.in_place = False
         call.out = prepared.staging = np.empty(elements[place.rank], x.dtype)
     return prepared
@@ -138,7 +89,7 @@ def gathering(
     collective: str, x: Any, out: Any, counts: Sequence[int] | None, place: Place, root: int = 0
 ) -> Prepared:
     """Prepare allgather and gather: the parts of all ranks, one after another along axis 0."""
-    x = as_input(x, place.rank)
+    x = as_input(x, place.rank, device=True)
     row_shape = x.shape[1:]
     own = x.shape[0] if x.ndim else 1
     rows = (own,) * place.size
@@ -161,12 +112,15 @@ def gathering(
 def broadcast(x: Any, out: Any, place: Place, root: int) -> Prepared:
     """Prepare broadcast: the root's `x` fills `out`, or `x` itself, everywhere."""
     if place.rank == root:
-        data = as_input(x, place.rank)
+        data = as_input(x, place.rank, device=True)
         call = Call("broadcast", place.rank, place.size, root, data.dtype, flat(data), None)
         if out is None:
             call.out, call.in_place = call.x, True
             return Prepared(call, data, scalar=not isinstance(x, np.ndarray) and data.ndim == 0)
         return _finish(call, data.shape, out, place, False)
+    on_device = broadcast_target(x, out, place, root)
+    if on_device is not None:
+        return on_device
     given = isinstance(x, np.ndarray)
     target = out if out is not None else x
     if target is None:
@@ -194,20 +148,25 @@ def scatter(
     counts: Sequence[int] | None,
     place: Place,
     root: int,
-    told: tuple[tuple[int, ...], np.dtype] | None,
+    told: Told | None,
 ) -> Prepared:
-    """Prepare scatter; `told` is the shape and dtype of the root's `x` if `out` is not given."""
+    """Prepare scatter; `told` is what the root's `x` is like if `out` is not given."""
     if place.rank == root:
-        data = as_input(x, place.rank)
+        data = as_input(x, place.rank, device=True)
         shape, dtype, source = data.shape, data.dtype, flat(data)
         rows = _rows_of(data, counts, place, "scatter")
     else:
         source = None
         if told is not None:
-            shape, dtype = told
+            shape, dtype, on_device = told
             rows = _split_rows(shape, counts, place, "scatter")
+            if on_device:
+                out = scatter_target((rows[place.rank], *shape[1:]), dtype, place)
         else:
-            target = check_out(out, np.shape(out), np.asarray(out).dtype, place.rank)
+            if is_on_device(out):
+                target: Any = describe(out, place.rank, "out")
+            else:
+                target = check_out(out, np.shape(out), np.asarray(out).dtype, place.rank)
             if target.ndim == 0:
                 raise place.wrong("out is 0-d: scatter gives rows along axis 0")
             rows = (target.shape[0],) * place.size
@@ -226,14 +185,15 @@ def alltoall(
     x: Any, out: Any, sends: Sequence[int] | None, receives: Sequence[int] | None, place: Place
 ) -> Prepared:
     """Prepare alltoall: rows to and from each rank; None where all are equal."""
-    x = as_input(x, place.rank)
+    x = as_input(x, place.rank, device=True)
     rows = _rows_of(x, sends, place, "alltoall")
     gets = rows if receives is None else check_counts(receives, place)
     call = Call("alltoall", place.rank, place.size, 0, x.dtype, flat(x), None)
     call.counts, call.out_counts = _elements(rows, x.shape[1:]), _elements(gets, x.shape[1:])
     call.even = sends is None
     prepared = _finish(call, (sum(gets), *x.shape[1:]), out, place, False)
-    if call.in_place:  # every part is both sent and overwritten; `x` stays, it may be symmetric
+    # Every part is both sent and overwritten; `x` stays, it may be symmetric.
+    if call.in_place and type(x) is np.ndarray:
         call.in_place = False
         call.out = prepared.staging = np.empty(sum(call.out_counts), x.dtype)
     return prepared

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import objects
+from .device.recognise import is_on_device
 from .work import UNSET, Work
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def send(self: Communicator, x: Any, peer: int, tag: int = 0) -> None:
     Parameters
     ----------
     x : array_like
-        Of any shape and dtype; it is moved as bytes.
+        Of any shape and dtype, on the host or on a GPU; it is moved as bytes.
     peer : int
         Who is to receive as many bytes.
     tag : int
@@ -32,7 +33,7 @@ def send(self: Communicator, x: Any, peer: int, tag: int = 0) -> None:
     CollectiveTimeout
         If it has not been taken within the deadline; the communicator is broken then.
     """
-    self._messages.isend(x, peer, tag).wait()
+    self.isend(x, peer, tag).wait()
 
 
 def recv(
@@ -61,16 +62,20 @@ def recv(
     CollectiveTimeout
         If nothing comes in time; the communicator is broken then.
     """
-    return self._messages.irecv(out, peer, tag).wait(timeout)
+    return self.irecv(out, peer, tag).wait(timeout)
 
 
 def isend(self: Communicator, x: Any, peer: int, tag: int = 0) -> Work:
     """Begin :meth:`send`; the array is not to be touched before ``wait()``."""
+    if type(x) is not np.ndarray and is_on_device(x):
+        return self._gpu_messages.isend(x, peer, tag)
     return self._messages.isend(x, peer, tag)
 
 
 def irecv(self: Communicator, out: np.ndarray, peer: int, tag: int = 0) -> Work:
     """Begin :meth:`recv`; the array is not to be touched before ``wait()``."""
+    if type(out) is not np.ndarray and is_on_device(out):
+        return self._gpu_messages.irecv(out, peer, tag)
     return self._messages.irecv(out, peer, tag)
 
 

@@ -32,7 +32,8 @@ ALL = ["serial", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3
 ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "slurm"]
 NAMES = r"serial|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore)?)?"
 KINDS = ("serial", "slurm", "mpi", "stress")
-FOLDERS = {kind: f"tests/{kind}" for kind in KINDS}
+FOLDERS = {kind: [f"tests/{kind}"] for kind in KINDS}
+FOLDERS["mpi"].append("tests/gpu")
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
 
 
@@ -104,7 +105,7 @@ class Launch:
 def perform(launch: Launch, options, folder: Path) -> None:
     """Run one launch; its lines are shown as they come and kept in a file."""
     jsonl = folder / f"{launch.name}.jsonl"
-    program = ["-m", "pytest", f"--results={jsonl}", *(options.paths or [FOLDERS[launch.kind]])]
+    program = ["-m", "pytest", f"--results={jsonl}", *(options.paths or FOLDERS[launch.kind])]
     python = str(Path(options.mpich_python if launch.mpi == "mpich" else options.python).absolute())
     if launch.ranks:  # which would race for pytest's cache; and prterun gives rank 0 a terminal
         program += ["-p", "no:cacheprovider", "--color=no"]

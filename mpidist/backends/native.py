@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..arrays import address
 from ..call import Call
+from ..device.array import DeviceArray
 from ..operations import Op
 
 _MPI_OPS = {
@@ -105,11 +107,11 @@ class NativeCollectives:
             weakref.finalize(op, _forget, self._made, key).atexit = False
         return _dispatching(op.commute), self._made[key]
 
-    def _typed(self, data: np.ndarray | None, datatype: MPI.Datatype) -> list:
+    def _typed(self, data: np.ndarray | DeviceArray | None, datatype: MPI.Datatype) -> list:
         if data is None or data.size == 0:
             return [None, 0, datatype]
-        memory = MPI.buffer.fromaddress(data.__array_interface__["data"][0], data.nbytes)
-        return [memory, data.size, datatype]
+        start = data.pointer if isinstance(data, DeviceArray) else address(data)
+        return [MPI.buffer.fromaddress(start, data.nbytes), data.size, datatype]
 
     def _split(self, data: np.ndarray | None, size: int, dtype: np.dtype) -> list:
         """Give a buffer of one equal part per rank; mpi4py counts the elements of one part."""

@@ -17,6 +17,7 @@ import click
 from ..measure import format_size
 from ..schedule.contract import COLLECTIVES
 from .common import examples, make_console, make_table, show
+from .info_gpu import show_paths
 
 SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
 _KNOBS = re.compile(
@@ -83,7 +84,7 @@ def gpus() -> list[str]:
 )
 @click.option("--links", is_flag=True, help="Measure the links inside and between the nodes.")
 def info_command(links: bool) -> None:
-    """Show MPI, machine, versions, network, and what "auto" will do.
+    """Show MPI, machine, versions, network, what "auto" will do, and the paths of GPU arrays.
 
     With --links the measured speeds go to the cost model, which then says what each algorithm
     between the nodes would take.
@@ -123,6 +124,7 @@ def info_command(links: bool) -> None:
         show_links(comm, console)
     console.print('\n"auto" takes, by bytes of the whole buffer (float32, sum):')
     show(console, choices(comm, console))
+    show_paths(comm, console)
 
 
 def surroundings(comm: Any, hosts: list[str]) -> dict[str, str]:

@@ -1,0 +1,74 @@
+"""The path of an MPI library that takes addresses on a GPU: only what moves data, never sums."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..call import Call
+from ..device.array import DeviceArray
+from ..device.base import Device
+from ..device.recognise import make_like
+
+_KEPT = 64
+
+
+class Direct:
+    """Data movement by the library's own collectives, on addresses of the device.
+
+    The library knows nothing of streams: the host waits for what the arrays' streams have queued,
+    once, before the call.  Calls are bound to addresses and kept.
+
+    Parameters
+    ----------
+    device : Device
+        Where the arrays are.
+    bind : callable
+        Makes the library's call, see :class:`~mpidist.backends.native.NativeCollectives`.
+    """
+
+    def __init__(self, device: Device, bind: Callable[[Call], Callable[[], Any]]):
+        self.device, self._bind = device, bind
+        self._bound: OrderedDict[tuple, Callable[[], Any]] = OrderedDict()
+
+    def serve(self, call: Call, meet: Callable[[Callable[[], Any]], Any]) -> None:
+        """Serve a call; ``meet(act)`` has the ranks meet, and then does something."""
+        for data in (call.x, call.out):
+            if data is not None:
+                self.device.synchronize(data.stream)
+        landing = None
+        if call.collective == "broadcast" and call.x is not None and not call.in_place:
+            self._copy(call.out, call.x)  # MPI broadcasts in place
+        if call.collective == "alltoall" and call.in_place:
+            landing = make_like(
+                call.out, call.out.shape, call.dtype
+            )  # every part is sent and received
+        meet(self._call(call if landing is None else replace(call, out=landing, in_place=False)))
+        if landing is not None:
+            self._copy(call.out, landing)
+
+    def _copy(self, target: Any, source: DeviceArray) -> None:
+        self.device.copy(target.pointer, source.pointer, source.nbytes, target.stream)
+        self.device.synchronize(target.stream)
+
+    def _call(self, call: Call) -> Callable[[], Any]:
+        """Give the library's call for these addresses, made before if possible."""
+        key = (
+            call.collective,
+            call.root,
+            call.dtype,
+            call.counts,
+            call.out_counts,
+            call.in_place,
+            *((None if a is None else (a.pointer, a.size)) for a in (call.x, call.out)),
+        )
+        bound = self._bound.get(key)
+        if bound is None:
+            if call.collective == "broadcast":
+                call = replace(call, x=None)  # it is in `out` by now
+            bound = self._bound[key] = self._bind(call)
+            if len(self._bound) > _KEPT:
+                self._bound.popitem(last=False)
+        return bound

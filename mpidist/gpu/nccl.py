@@ -1,0 +1,165 @@
+"""NCCL, by cupy: one communicator over the ranks of one of ours, each with a GPU of its own."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..device.array import DeviceArray
+from ..device.find import find_device
+from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, Unsupported
+from .nccl_types import OPS, check_places, check_version, type_of
+
+if TYPE_CHECKING:
+    from ..communicator import Communicator
+
+_IN_PROGRESS = 7  # a status that cupy has no name for
+
+
+def load() -> Any:
+    """Import NCCL.
+
+    Raises
+    ------
+    Unsupported
+        If it is not installed.
+    """
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        raise Unsupported(
+            f"NCCL cannot be imported ({error}): pip install cupy-cuda12x nvidia-nccl-cu12"
+        ) from None
+    if not nccl.available:
+        raise Unsupported("cupy finds no NCCL: pip install nvidia-nccl-cu12")
+    return nccl
+
+
+class NcclBackend:
+    """NCCL's collectives on arrays of one device per rank; made and closed by all ranks together.
+
+    Calls are queued on a stream and return at once; :meth:`wait` waits for them with a deadline.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part; it carries the unique id.
+    library : module, optional
+        ``cupy.cuda.nccl``, by default.
+
+    Raises
+    ------
+    Unsupported
+        On every rank, before NCCL starts: if a rank has no NCCL or no device, if NCCL is too old,
+        or if two ranks are on one device.
+    """
+
+    def __init__(self, comm: Communicator, library: Any = None):
+        self.rank, self.size, self._comm = comm.rank, comm.size, comm
+        place, problem = None, ""
+        try:
+            self.device = find_device(comm.rank)
+            self._library = load() if library is None else library
+            check_version(self._library.get_version(), comm.rank)
+            place = (socket.gethostname(), self.device.identity())
+        except Unsupported as error:
+            problem = str(error)
+        told = comm.allgather_object((place, problem))
+        wrong = [text for _, text in told if text]
+        if wrong:
+            raise Unsupported(problem or f"rank {comm.rank}: another rank cannot: {wrong[0]}")
+        check_places([where for where, _ in told], comm.rank)
+        unique = comm.broadcast_object(self._library.get_unique_id() if comm.rank == 0 else None)
+        self._nccl = self._library.NcclCommunicator(comm.size, unique, comm.rank)
+
+    # -- collectives ----------------------------------------------------------------------------
+
+    def allreduce(self, x: DeviceArray, out: DeviceArray, op: str) -> None:
+        """Queue an allreduce; `out` may be `x`."""
+        code, each = type_of(x.dtype, op, self.rank)
+        self._open().allReduce(x.pointer, out.pointer, x.size * each, code, OPS[op], x.stream)
+
+    def reduce(self, x: DeviceArray, out: DeviceArray | None, op: str, root: int) -> None:
+        """Queue a reduce; `out` counts on the root."""
+        code, each = type_of(x.dtype, op, self.rank)
+        target = x if out is None else out
+        self._open().reduce(x.pointer, target.pointer, x.size * each, code, OPS[op], root, x.stream)
+
+    def broadcast(self, x: DeviceArray | None, out: DeviceArray, root: int) -> None:
+        """Queue a broadcast from the root's `x` to every `out`."""
+        code, each = type_of(out.dtype, None, self.rank)
+        source = out if x is None else x
+        self._open().broadcast(source.pointer, out.pointer, out.size * each, code, root, out.stream)
+
+    def all_gather(self, x: DeviceArray, out: DeviceArray) -> None:
+        """Queue an allgather; `out` has room for as much of every rank."""
+        code, each = type_of(x.dtype, None, self.rank)
+        self._lengths(out, x)
+        self._open().allGather(x.pointer, out.pointer, x.size * each, code, x.stream)
+
+    def reduce_scatter(self, x: DeviceArray, out: DeviceArray, op: str) -> None:
+        """Queue a reduce_scatter; `x` has as much for every rank as `out` takes."""
+        code, each = type_of(x.dtype, op, self.rank)
+        self._lengths(x, out)
+        self._open().reduceScatter(x.pointer, out.pointer, out.size * each, code, OPS[op], x.stream)
+
+    def _lengths(self, whole: DeviceArray, part: DeviceArray) -> None:
+        if whole.size != part.size * self.size:
+            raise InvalidArgument(
+                f"rank {self.rank}: {whole.size} elements are not {self.size} times {part.size}: "
+                "NCCL wants parts of one length"
+            )
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def wait(self, stream: int, timeout: float | None = 60.0) -> None:
+        """Wait on the host for what is queued on a stream.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If that takes more than `timeout` seconds; NCCL is aborted then.
+        CommunicationError
+            If NCCL reports an error, of another rank or of the network; it is aborted.
+        """
+        mark = self.device.event()
+        mark.record(stream)
+        end = None if timeout is None else time.monotonic() + timeout
+        while not mark.done():
+            self._check()
+            if end is not None and time.monotonic() > end:
+                self._abort()
+                raise CollectiveTimeout(
+                    f"rank {self.rank}: NCCL has not finished within {timeout} s; aborted",
+                    collective="nccl",
+                )
+        self._check()
+
+    def _check(self) -> None:
+        try:
+            self._open().check_async_error()
+        except KeyError as error:
+            if error.args[0] != _IN_PROGRESS:
+                raise
+        except self._library.NcclError as error:
+            self._abort()
+            raise CommunicationError(f"rank {self.rank}: NCCL reports: {error}; aborted") from error
+
+    def _open(self) -> Any:
+        if self._nccl is None:
+            raise InvalidArgument(f"rank {self.rank}: this NCCL backend was closed or aborted")
+        return self._nccl
+
+    def _abort(self) -> None:
+        if self._nccl is not None:
+            self._nccl.abort()
+            self._nccl = None
+
+    def close(self) -> None:
+        """Finish and destroy; collective, and to be done before MPI ends."""
+        if self._nccl is not None:
+            self.device.finish()
+            self._comm.barrier()
+            self._nccl.destroy()
+            self._nccl = None

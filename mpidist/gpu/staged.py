@@ -1,0 +1,166 @@
+"""The way that always works: through pinned host memory, in chunks, copying while others move.
+
+Chunk k is brought to a slot of host memory on one stream while chunk k-1 is on its way between the
+ranks, and chunk k-2 returns on a second stream.  Each slot has two events: its input has come, and
+its result has gone.  The host waits only for the first; the caller's streams wait for the last
+result, so that work queued there later sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..call import Call
+from ..device.array import DeviceArray
+from ..device.base import Device, Event
+from ..prepared import Prepared
+from .chunks import Chunk, Extent, chunks
+from .hosted import bytes_needed, hosted, views
+
+CHUNK_BYTES = 4 << 20  # of a chunk's array
+SLOTS = 3
+
+ServeHost = Callable[[Prepared], Any]
+
+
+class Slot:
+    """Host memory for one chunk; it grows to what is asked for and stays.
+
+    Attributes
+    ----------
+    filled, emptied : Event
+        The input has come; the result has gone, or what was there is of no use any more.
+    """
+
+    def __init__(self, device: Device):
+        self._device = device
+        self._memory = np.empty(0, np.uint8)
+        self.filled, self.emptied = device.event(), device.event()
+
+    def memory(self, nbytes: int) -> np.ndarray:
+        """Give at least so many bytes; the memory that was there before is out of use by then."""
+        if self._memory.nbytes < nbytes:
+            self.emptied.synchronize()
+            self._memory = self._device.pinned(nbytes)
+        return self._memory
+
+
+class Staged:
+    """The staged way of one communicator.
+
+    Parameters
+    ----------
+    device : Device
+        Where the arrays are.
+    chunk_bytes : int
+        Of an array that goes in one piece.
+    """
+
+    def __init__(self, device: Device, chunk_bytes: int = CHUNK_BYTES):
+        self.device, self.chunk_bytes = device, chunk_bytes
+        self._slots = [Slot(device) for _ in range(SLOTS)]
+        self._inward, self._outward = device.new_stream(), device.new_stream()
+        self._ready = device.event()
+        self._under_way: list[tuple[Event, np.ndarray]] = []
+
+    def serve(self, call: Call, serve_host: ServeHost) -> None:
+        """Serve a call; the result is there for whatever its streams do next.
+
+        Parameters
+        ----------
+        call : Call
+            Of arrays on the device.
+        serve_host : callable
+            Serves a prepared call of host arrays.
+        """
+        streams = self._enter(call)
+        parts = list(chunks(call, self.chunk_bytes))
+        self._bring(call, parts[0], self._slots[0])
+        for number, chunk in enumerate(parts):
+            slot = self._slots[number % SLOTS]
+            if number + 1 < len(parts):
+                self._bring(call, parts[number + 1], self._slots[(number + 1) % SLOTS])
+            slot.filled.synchronize()
+            x, out = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
+            serve_host(hosted(call, chunk, x, out))
+            self._copy_back(call, chunk, out)
+            slot.emptied.record(self._outward)
+        self._leave(streams)
+
+    def begin(self, call: Call, begin_host: Callable[[Prepared, Callable[[], None]], Any]) -> Any:
+        """Begin a call in the background; ``begin_host(prepared, end)`` begins it on the host.
+
+        It goes in one piece: were chunks begun as they come, the ranks would begin them in orders
+        of their own, between the calls that their users make.
+        """
+        streams = self._enter(call)
+        self._let_go()
+        (chunk,) = chunks(call, max(call.nbytes, self._bytes_of(call), 1) * call.size)
+        memory = self.device.pinned(max(bytes_needed(call, chunk), 1))
+        x, out = views(call, chunk, memory)
+        self._copy(call.x, chunk.brings, x, self._inward, inward=True)
+        self.device.synchronize(self._inward)
+
+        def end() -> None:
+            self._copy_back(call, chunk, out)
+            gone = self.device.event()
+            gone.record(self._outward)
+            self._under_way.append((gone, memory))  # the copy reads it after this has returned
+            self._leave(streams)
+
+        return begin_host(hosted(call, chunk, x, out), end)
+
+    def _bytes_of(self, call: Call) -> int:
+        arrays = [data for data in (call.x, call.out) if data is not None]
+        return sum(data.nbytes for data in arrays)
+
+    # -- ordering -------------------------------------------------------------------------------
+
+    def _enter(self, call: Call) -> set[int]:
+        """Have our streams wait for all that was queued on the arrays' streams."""
+        streams = {data.stream for data in (call.x, call.out) if isinstance(data, DeviceArray)}
+        for stream in streams:
+            self._ready.record(stream)
+            self._ready.block(self._inward)
+            self._ready.block(self._outward)
+        return streams
+
+    def _leave(self, streams: set[int]) -> None:
+        """Have the arrays' streams wait for all results."""
+        for ours in (self._inward, self._outward):
+            self._ready.record(ours)
+            for stream in streams:
+                self._ready.block(stream)
+
+    def _let_go(self) -> None:
+        self._under_way = [entry for entry in self._under_way if not entry[0].done()]
+
+    # -- copies ---------------------------------------------------------------------------------
+
+    def _bring(self, call: Call, chunk: Chunk, slot: Slot) -> None:
+        """Queue that a chunk's input comes to a slot, as soon as that is free."""
+        slot.emptied.block(self._inward)
+        x, _ = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
+        self._copy(call.x, chunk.brings, x, self._inward, inward=True)
+        slot.filled.record(self._inward)
+
+    def _copy_back(self, call: Call, chunk: Chunk, out: np.ndarray) -> None:
+        self._copy(call.out, chunk.gets, out, self._outward, inward=False)
+
+    def _copy(
+        self, data: Any, extents: Sequence[Extent], host: np.ndarray, stream: int, inward: bool
+    ) -> None:
+        """Queue copies between parts of an array and as many elements of host memory."""
+        if not isinstance(data, DeviceArray):
+            return
+        size = data.dtype.itemsize
+        there = host.__array_interface__["data"][0]
+        for start, stop in extents:
+            here, nbytes = data.pointer + start * size, (stop - start) * size
+            if nbytes:
+                target, source = (there, here) if inward else (here, there)
+                self.device.copy(target, source, nbytes, stream)
+            there += nbytes
