@@ -84,7 +84,7 @@ def gpus() -> list[str]:
 )
 @click.option("--links", is_flag=True, help="Measure the links inside and between the nodes.")
 def info_command(links: bool) -> None:
-    """Show MPI, machine, versions, network, what "auto" will do, and the paths of GPU arrays.
+    """Show MPI, machine, network, and what "auto" and GPU arrays take.
 
     With --links the measured speeds go to the cost model, which then says what each algorithm
     between the nodes would take.

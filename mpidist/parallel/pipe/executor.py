@@ -12,7 +12,7 @@ from .batch_loss import BatchLoss
 from .edges import Edges
 from .live import Live
 from .parcel import Form, Parcel, Tensors
-from .structure import flatten, unflatten
+from .structure import ONE_TENSOR, flatten, unflatten
 from .tasks import Program, Task
 
 
@@ -149,7 +149,7 @@ class Executor:
         if parcel is not None:
             form, tensor = parcel.form, task.worker.tensors.tensor
             given = [tensor(array, f) for array, f in zip(parcel.arrays, form.tensors)]
-            return list(unflatten(form.tree, given))
+            return given if form.tree == ONE_TENSOR else list(unflatten(form.tree, given))
         return None if batch.grads is None else batch.grads[task.microbatch]
 
     def _kept(self, task: Task) -> Any:
@@ -183,6 +183,7 @@ def _packed_gradients(task: Task, grads: list[Any]) -> Parcel | None:
     """Make a parcel of the inputs' gradients, where somebody waits for it."""
     if task.send is None:
         return None
-    tree, tensors = flatten(tuple(grads))
-    library = task.worker.tensors
-    return _pack(library, tree, tensors, 0, library.array)
+    library, tree = task.worker.tensors, ONE_TENSOR
+    if len(grads) != 1 or grads[0] is None:
+        tree, grads = flatten(tuple(grads))
+    return _pack(library, tree, grads, 0, library.array)

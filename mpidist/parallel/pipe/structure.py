@@ -13,6 +13,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Tree = Any
 """What a value is made of, without its tensors: hashable, so that two are quickly compared."""
 
+ONE_TENSOR: Tree = ("tuple", (TENSOR,))
+"""That of the gradients of most stages, for which it need not be found out."""
+
 
 def is_tensor(x: Any) -> bool:
     """Whether `x` is an array of numpy, or a tensor."""
@@ -81,6 +84,8 @@ def select(tree: Tree, value: Any, what: str = "the value") -> list[Any]:
     InvalidArgument
         If it is made otherwise; the message begins with `what`.
     """
+    if tree == TENSOR and is_tensor(value):
+        return [value]
     return list(_select(tree, value, what))
 
 
