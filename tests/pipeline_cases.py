@@ -120,7 +120,7 @@ def user_schedule(comm, kit):
     stage = kit.join(kit.layers())
     for wrong, message in (
         (backwards, "stage"),
-        (endless, "rank 0, step 3: yields more than 3 actions, .* does it end"),
+        (endless, "rank 0, step 6: yields more than 6 actions, .* does it end"),
         (fails_on_rank_1, "not here" if comm.rank == 1 else "fails on rank 1: .*not here"),
     ):
         with pytest.raises((ScheduleError, InvalidArgument, ArithmeticError), match=message):
