@@ -17,7 +17,8 @@ class Allocation:
     Attributes
     ----------
     job : str
-        Its number; of a job of an array ARRAY_INDEX, by which SLURM knows that one alone.
+        Its number; where that is the number of an array too, ARRAY_INDEX, by which SLURM knows this
+        job alone.
     node_list : str
         Its nodes as SLURM writes them, for example ``n[1-4]``.
     cpus : tuple of int
@@ -53,7 +54,7 @@ class Allocation:
         array = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
         asked = any(environ.get(f"SLURM_NTASKS{kind}") for kind in ("", "_PER_NODE"))
         return cls(
-            "_".join(array) if all(array) else job,
+            "_".join(array) if all(array) and array[0] == job else job,
             environ.get("SLURM_JOB_NODELIST", ""),
             cpus,
             per_node(environ.get("SLURM_TASKS_PER_NODE", "")) if asked else (),

@@ -79,7 +79,7 @@ def init(
     calibrate = calibrate if asked is None else asked
     mpi = start_mpi(thread_level)
     world = mpi.COMM_WORLD if comm is None else comm
-    check_launch(world.Get_size(), os.environ)
+    check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
     set_up_log(world.Get_rank())
     from .backends.mpi import MpiBackend
 

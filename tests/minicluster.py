@@ -28,7 +28,7 @@ import processes
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 SPACES = ("--uts", "--mount", "--ipc", "--net")
-PATIENCE = 10.0  # seconds to set a node up
+PATIENCE = 30.0  # seconds to set a node up
 # What is started in place of ssh: agent [-options] HOST COMMAND…
 AGENT = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done

@@ -28,7 +28,7 @@ PACKAGES = "slurm-wlm libpmix2 iproute2"
 PORT = 16817
 LONG = os.environ.get("MPIDIST_TEST_SLURM") == "long"  # `make test-slurm`; `make test` is short
 NO_GPUS = ("null", "zero", "full")  # files that stand for devices
-PENDING = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
+PENDING = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "unknown")
 # No daemons for authentication, accounting or mail; nothing of systemd or control groups.  A node
 # that does not answer for 30 s is down: long after `mpidist run` has ended the job by itself.
 SETTINGS = """ClusterName=mini
@@ -55,7 +55,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
-SchedulerParameters=batch_sched_delay=0
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmdParameters=config_overrides
 ReturnToService=2
 InactiveLimit=0

@@ -148,9 +148,12 @@ class Member:
         """Carry what the program writes to the file of this rank, and to the run's terminal."""
         file: IO[bytes] | None = None
         if self.logs:
-            os.makedirs(self.logs, exist_ok=True)
             path = os.path.join(self.logs, f"rank-{self.rank:05d}.log")
-            file = open(path, "ab", buffering=0)  # noqa: SIM115  (for the rest of the process)
+            try:
+                os.makedirs(self.logs, exist_ok=True)
+                file = open(path, "ab", buffering=0)  # noqa: SIM115  (for the rest of the process)
+            except OSError as error:
+                sys.stderr.write(f"mpidist: rank {self.rank} has no log, all is shown: {error}\n")
         assert self.child is not None
         ends = ((self.child.stdout, sys.stdout.buffer), (self.child.stderr, sys.stderr.buffer))
         threads = [threading.Thread(target=self.carry, args=(*end, file)) for end in ends]

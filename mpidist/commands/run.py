@@ -19,6 +19,8 @@ from .starting import Launch, allocated, as_command, become, here, start_again
 from .watch import Watch
 from .watch_signals import TO_RANKS, Signals
 
+REQUEUES = 20  # by default
+
 
 @click.command(
     "run",
@@ -56,9 +58,7 @@ from .watch_signals import TO_RANKS, Signals
 @click.option(
     "--requeue-limit",
     type=int,
-    default=20,
-    show_default=True,
-    help="How often at most; then the job fails.",
+    help=f"How often at most, by default {REQUEUES} times; then the job fails.",
 )
 @click.option(
     "--watch/--no-watch",
@@ -76,7 +76,7 @@ def run_command(
     label: bool,
     log_dir: str | None,
     requeue: bool,
-    requeue_limit: int,
+    requeue_limit: int | None,
     watch: bool | None,
     dry_run: bool,
     program: tuple[str, ...],
@@ -94,8 +94,12 @@ def run_command(
     check_not_nested(os.environ)
     allocation = Allocation.find()
     check_options(allocation, ranks, ranks_per_node, launcher, mpi, requeue)
+    if requeue_limit is not None and not requeue:
+        raise InvalidArgument(f"--requeue-limit {requeue_limit}: goes with --requeue only")
+    if log_dir is not None:
+        check_log_dir(log_dir)
     watched = watch or bool(label or log_dir) or (allocation is not None and watch is None)
-    if watch is False and (label or log_dir or requeue):
+    if watch is False and (label or log_dir is not None or requeue):
         raise InvalidArgument("--no-watch: goes without --label, --log-dir and --requeue")
     arguments = as_command(program, watched)
     signals = Signals()
@@ -108,9 +112,9 @@ def run_command(
         if dry_run:
             return 0
         status = start(launch, arguments, watched, label, log_dir, signals)
-    if requeue and status == os.EX_TEMPFAIL:
-        assert allocation is not None
-        start_again(allocation, requeue_limit)
+        if requeue and status == os.EX_TEMPFAIL:
+            assert allocation is not None
+            start_again(allocation, requeue_limit or REQUEUES)
     return status
 
 
@@ -182,6 +186,18 @@ def check_options(
         raise InvalidArgument("-n is missing: allowed are whole numbers >= 1")
 
 
+def check_log_dir(folder: str) -> None:
+    """Raise InvalidArgument if no logs can be written into a folder."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write into {folder!r}")
+    except OSError as error:
+        raise InvalidArgument(
+            f"--log-dir {folder!r}: {error}; allowed is a folder that can be made and written to"
+        ) from None
+
+
 def check_not_nested(environ: Mapping[str, str]) -> None:
     """Raise LaunchError inside of an MPI job: an mpiexec in each rank helps nobody.
 
@@ -197,7 +213,8 @@ def check_not_nested(environ: Mapping[str, str]) -> None:
     raise LaunchError(
         f"mpidist run was itself started by an MPI launcher, as rank {rank}: every rank would "
         "start a job of its own.  Start the program directly under that launcher (mpirun -n N "
-        "python train.py), or call mpidist run outside of it"
+        "python train.py), or call mpidist run outside of it.  If this is the script of a new job "
+        "that was submitted from within such a rank: unset SLURM_STEP_NUM_TASKS and PMIX_RANK first"
     )
 
 

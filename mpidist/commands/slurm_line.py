@@ -73,9 +73,13 @@ def place(
             f"-n is missing: job {allocation.job} has {nodes} nodes, but no number of tasks: give "
             "-n or --ranks-per-node, or ask SLURM for --ntasks-per-node"
         )
-    usual = max(tasks or allocation.cpus)
+    uneven = len(set(tasks)) > 1 and ranks is not None and ranks < sum(tasks)
     if per_node is None and tasks and ranks in (None, sum(tasks)):
         return _placed(allocation, tasks, threads)
+    if per_node is None and uneven:
+        assert ranks is not None
+        return _placed(allocation, _filled(tasks, ranks), threads)
+    usual = max(tasks or allocation.cpus)
     if ranks is None:
         assert per_node is not None
         ranks = per_node * nodes
@@ -91,10 +95,18 @@ def place(
     return _placed(allocation, tuple(full), threads, False)
 
 
+def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Fill node after node, each with as many ranks as it has tasks."""
+    before = [sum(tasks[:k]) for k in range(len(tasks))]
+    return tuple(min(n, ranks - first) for n, first in zip(tasks, before) if first < ranks)
+
+
 def _placed(
     allocation: Allocation, layout: tuple[int, ...], threads: int, as_slurm: bool = True
 ) -> Placement:
     asked = allocation.cpus_per_task or 1
+    if not as_slurm:  # the user's own number of ranks shares what the tasks would have had
+        asked = max(1, min(asked, *(c // n for n, c in zip(layout, allocation.cpus))))
     crowded = any(n * asked > cpus for n, cpus in zip(layout, allocation.cpus))
     cores = -(-asked // threads)
     halved = threads > 1 and any(

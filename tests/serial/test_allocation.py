@@ -5,7 +5,7 @@ import pytest
 from mpidist.allocation import Allocation, per_node
 from mpidist.commands import slurm_facts, slurm_line, starting
 from mpidist.commands.launchers import Library, read_knobs
-from mpidist.commands.run import check_not_nested, own_environment
+from mpidist.commands.run import check_log_dir, check_not_nested, own_environment
 from mpidist.commands.slurm_line import choose_launcher, place, slurm_command
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.links import pairs_of
@@ -60,10 +60,11 @@ def test_lines(monkeypatch):
     srun = slurm_command("Open MPI", "pmix", place(threads, None, None))
     assert srun[:3] == ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
     assert "--cpus-per-task=2" in srun and "--cpu-bind=cores" in srun
-    crowded = place(threads, 6, None)
+    assert not place(threads, 6, None).crowded  # three ranks on four cores, if not with two each
+    crowded = place(threads, 10, None)
     assert slurm_command("MPICH", "pmi2", crowded)[-2:] == ["--overcommit", "--cpu-bind=none"]
     line = slurm_command("Open MPI", None, crowded)
-    assert line[3:] == ["--map-by", "ppr:3:node:oversubscribe", "--bind-to", "none"]
+    assert line[3:] == ["--map-by", "ppr:5:node:oversubscribe", "--bind-to", "none"]
     assert slurm_command("MPICH", None, place(threads, None, None))[-1] == "core:2"
 
 
@@ -76,6 +77,8 @@ def test_the_layout_of_slurm_is_kept(monkeypatch):
     found = Allocation.find(UNEVEN)
     placed = place(found, None, None)
     assert (placed.ranks, placed.nodes, placed.uneven, placed.crowded) == (4, 2, True, False)
+    fewer = place(found, 3, None)  # one and two
+    assert (fewer.ranks, fewer.nodes, fewer.per_node, fewer.crowded) == (3, 2, 2, False)
     srun = slurm_command("MPICH", "pmi2", placed)
     assert {"--export=ALL", "--nodes=2", "--ntasks=4"} < set(srun)
     assert not [word for word in srun if word.startswith(("--ntasks-per", "--distribution"))]
@@ -131,7 +134,7 @@ def test_the_environment_goes_along(monkeypatch):
 
 def test_requeues_have_a_bound(monkeypatch):
     """A job of an array is queued again alone, and not for ever."""
-    array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "4"}
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "4"}
     found, asked = Allocation.find({**JOB, **array}), []
 
     def ask(command, seconds):
@@ -143,7 +146,9 @@ def test_requeues_have_a_bound(monkeypatch):
         starting.start_again(found, 4)
     with pytest.raises(LaunchError, match="no SLURM here"):
         starting.start_again(found, 5)
-    assert asked == [["scontrol", "requeue", "5_3"]]
+    assert asked == [["scontrol", "requeue", "7_3"]]
+    array["SLURM_ARRAY_JOB_ID"] = "5"  # its other jobs have numbers of their own, and so has a job
+    assert Allocation.find({**JOB, **array}).job == "7"  # that was submitted from one of them
 
 
 PTY = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
@@ -222,3 +227,11 @@ def test_knobs(tmp_path):
 def test_pairs_of_links():
     assert pairs_of(((0, 1), (2, 3))) == [(0, 1), (2, 3), (0, 2)]
     assert len(pairs_of(tuple((k,) for k in range(20)))) == 20
+
+
+def test_logs_need_a_folder(tmp_path):
+    check_log_dir(str(tmp_path / "a" / "b"))
+    (tmp_path / "file").write_text("")
+    for wrong in (str(tmp_path / "file" / "logs"), ""):
+        with pytest.raises(InvalidArgument, match=f"--log-dir '{wrong}': .*; allowed is a folder"):
+            check_log_dir(wrong)

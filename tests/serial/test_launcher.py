@@ -57,7 +57,7 @@ def test_stops():
     open({str(pids)!r}, "a").write(f"{{os.getpid()}}\\n")
     os.kill(os.getpid(), signal.SIGSTOP)
 """
-    status, output = launch(tmp_path, suite, "openmpi-2", "--limit", "5")
+    status, output = launch(tmp_path, suite, "openmpi-2", "--limit", "10")
     assert status == 1
     assert "FAILED: timed out in test_suite.py::test_stops" in output
     assert gone(pids) == 2

@@ -113,9 +113,10 @@ def more(*_):
     count += 1
 signal.signal(signal.SIGINT, more)
 print("ready", flush=True)
-until = time.monotonic() + 1.0
-while time.monotonic() < until:
+until = time.monotonic() + 20.0
+while not count and time.monotonic() < until:
     time.sleep(0.05)
+time.sleep(0.5)  # for a second one
 print(f"heard {count}", flush=True)
 """
 WATCHED = """

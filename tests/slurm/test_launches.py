@@ -85,10 +85,11 @@ def test_wrong_combinations(cluster, mpi, user, script):
     """Each ends at once with a message that has the cure, and not with exit code 0."""
     wrong, right = ("pmix", "pmi2") if mpi == "mpich" else ("pmi2", "pmix")
     alone = f"--mpi={right} (" + ("MPICH" if mpi == "mpich" else "Open MPI")
+    other = "unsupported PMI version" if mpi == "mpich" else alone
     cases = {
         "plugin": (RUN + f"--mpi {wrong} say.py", f"use --mpi {right}, or --launcher mpiexec"),
         "plain": ("exec srun -n4 -K1 python say.py", alone),
-        "other": (f"exec srun -n4 -K1 --mpi={wrong} python say.py", ""),
+        "other": (f"exec srun -n4 -K1 --mpi={wrong} python say.py", other),
         "nested": (f"exec srun -n2 -K1 --mpi={right} mpidist run say.py", "was itself started by"),
         "nodes": (RUN + "-n 9 --ranks-per-node 2 say.py", "needs 5 nodes; job"),
     }
@@ -110,8 +111,8 @@ def test_info_of_an_allocation(cluster, mpi, user, script):
     assert re.search(r"eth0 10\.77\.0\.\d", text), done.output
     across = re.search(r"n\d – n\d ([\d.,]+) ([\d.]+)", text)
     assert across, done.output
-    assert float(across[1].replace(",", "")) >= 100 and 0.02 <= float(across[2]) <= 0.13
-    assert re.search(r"allreduce .*hierarchical", text), done.output
+    assert float(across[1].replace(",", "")) >= 100 and 0.01 <= float(across[2]) <= 0.25
+    assert re.search(r"allreduce(?: \S+){0,3} hierarchical", text), done.output
 
 
 @pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")

@@ -30,7 +30,7 @@ def test_bits_of_an_interrupted_training(cluster, mpi, nodes, folder):
         "--array=0-1", *LAYOUTS[nodes], SCRIPT, "4", folder=folder, **user_environment(mpi)
     )
     whole, job = f"{array}_0", f"{array}_1"
-    until(cluster, job, lambda said, text: "epoch 1 of" in text)
+    until(cluster, job, lambda said, text: "saved step" in text)
     signalled = cluster.run("scancel", "--batch", "--signal=USR1", job)
     assert signalled.status == 0, signalled.output
     until(cluster, job, lambda said, text: said.get("Restarts") == "1")

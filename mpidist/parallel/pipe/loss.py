@@ -111,7 +111,9 @@ class MicrobatchLoss:
         if back is not None:
             return self.weight * float(found), back(self.weight)
         if type(found) is tuple and len(found) == 2:
-            return self.weight * float(found[0]), found[1] * self.weight
+            tree, grads = flatten(found[1])
+            scaled = [grad * self.weight for grad in grads]
+            return self.weight * float(found[0]), unflatten(tree, scaled)
         raise InvalidArgument(
             f"rank {self._rank}: loss_fn={function!r} has no backward(scale) and did not give "
             "(loss, gradient): without autograd, one of these is needed"

@@ -106,7 +106,9 @@ class Tied:
 
 
 def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    """List the parameters; one that two chunks of a rank hold as the same object counts once."""
+    several = given if isinstance(given, (list, tuple)) else [given]
+    return list({id(p): p for p in several}.values())
 
 
 def _described(given: Any) -> tuple[dict[str, list[str]], str]:
