@@ -176,3 +176,37 @@ def test_a_loss_without_a_graph_is_refused():
         assert stage.weight.grad is not None
 
     mpidist.run_simulated(2, step)
+
+
+class Doubled:
+    """Gives its input and twice that; keeps nothing."""
+
+    def forward(self, x):
+        return x, 2 * x
+
+    def backward(self, grads):
+        return grads[0] + 2 * grads[1]
+
+    def parameters(self):
+        return []
+
+
+def test_a_loss_of_several_outputs_without_autograd():
+    """Its gradient is made like the outputs."""
+    x = np.arange(12.0).reshape(6, 2)
+
+    def sums(output, target):
+        rows = len(target)
+        loss = (output[0].sum() + output[1].sum()) / rows
+        return loss, tuple(np.ones_like(y) / rows for y in output)
+
+    def job(comm):
+        stage = Linear(2, 2, bias=False) if comm.rank == 0 else Doubled()
+        if comm.rank == 0:
+            stage.weight.data[:] = np.eye(2)
+        loss = mpidist.Pipeline(stage, comm, 3).step(x, x, sums)
+        assert loss == pytest.approx(3 * x.sum() / 6)
+        if comm.rank == 0:  # d/dw of the mean of 3 (x w)
+            assert np.abs(stage.weight.grad).sum() == pytest.approx(3 * 2 * x.sum() / 6)
+
+    mpidist.run_simulated(2, job)

@@ -43,7 +43,7 @@ class PlainStage:
                     "modules of PyTorch and mpidist.nn, and objects with forward(x), "
                     "backward(grad) and parameters()"
                 )
-        self.module, self._call = module, caller
+        self.module, self._call = module, caller if callable(caller) else module.forward
         self._keeper, self._sizes = Keeper(module), Sizes()
         self._halves = callable(getattr(module, "backward_input", None))
         self.splits = self._halves and bool(getattr(module, "splits", True))
