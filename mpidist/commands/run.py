@@ -96,8 +96,6 @@ def run_command(
     check_options(allocation, ranks, ranks_per_node, launcher, mpi, requeue)
     if requeue_limit is not None and not requeue:
         raise InvalidArgument(f"--requeue-limit {requeue_limit}: goes with --requeue only")
-    if log_dir is not None:
-        check_log_dir(log_dir)
     watched = watch or bool(label or log_dir) or (allocation is not None and watch is None)
     if watch is False and (label or log_dir is not None or requeue):
         raise InvalidArgument("--no-watch: goes without --label, --log-dir and --requeue")
@@ -111,6 +109,8 @@ def run_command(
         click.echo(line, err=not dry_run)
         if dry_run:
             return 0
+        if log_dir is not None:
+            check_log_dir(log_dir)
         status = start(launch, arguments, watched, label, log_dir, signals)
         if requeue and status == os.EX_TEMPFAIL:
             assert allocation is not None
