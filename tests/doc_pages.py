@@ -86,6 +86,7 @@ def files_and_commands(page: Path) -> tuple[dict[str, str], list[Command]]:
     """Give the files that a page shows, by name, and the commands in their order.
 
     In a .rst the caption of a Python block is its file; blocks with one caption follow each other.
+    A Python block without a file is cut from the examples.
     """
     text = page.read_text(encoding="utf-8")
     files: dict[str, str] = {}
@@ -100,9 +101,19 @@ def files_and_commands(page: Path) -> tuple[dict[str, str], list[Command]]:
         elif page.suffix == ".rst" and parts["path"]:
             files[str(name)] = (page.parent / parts["path"]).read_text(encoding="utf-8")
         elif parts["language"] == "python":
-            assert name, f"{page.name}: a block of Python without a file:\n{body}"
-            files[name] = files.get(name, "") + body
+            if name:
+                files[name] = files.get(name, "") + body
+            else:
+                foreign = not_of_an_example(body)
+                assert not foreign, f"{page.name}: without a file, and in no example: {foreign}"
     return files, commands
+
+
+def not_of_an_example(body: str) -> list[str]:
+    """Give the lines of a block that stand in no script of examples/, each of which is run."""
+    scripts = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
+    known = {line.strip() for script in scripts for line in script.splitlines()}
+    return [line for line in body.splitlines() if line.strip() not in known | {""}]
 
 
 def read_commands(body: str) -> list[Command]:
