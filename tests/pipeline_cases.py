@@ -173,10 +173,18 @@ def wrong_arguments(comm, kit):
         make(stage, comm, 2, "gpipe" if comm.rank else "1f1b")
     with pytest.raises(InvalidArgument, match="'w' is rank 0: .*names that several ranks give"):
         make(stage, comm, 2, tied={"w": next(iter(stage.parameters()))} if comm.rank == 0 else None)
+    weight = next(iter(stage.parameters()))
     for given, message in (
         (3, "rank 0: Pipeline: tied=3: allowed are mappings of names to parameters"),
         ({"w": 3}, r"rank 0: Pipeline: tied\['w'\] is a int: allowed are parameters"),
         ({3: stage}, "rank 0: Pipeline: tied has the name 3: allowed are strings"),
+        ({"w": []}, r"rank 0: Pipeline: tied\['w'\] is \[\]: allowed is at least one"),
+        (
+            {"w": [weight, weight]},
+            r"tied: 'w' is rank 0: float64\[.*\]: allowed are names that sev",
+        ),
+        ({"w": weight, "v": weight}, "rank 0: .* same parameter as 'w' and as 'v': allowed is one"),
+        ({"w": Unreadable()}, r"rank 0: .*tied\['w'\] cannot be read: RuntimeError: not yet"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             make(stage, comm, 2, tied=given if comm.rank == 0 else None)
@@ -204,6 +212,16 @@ def wrong_arguments(comm, kit):
     pipe.close()
 
 
+class Unreadable:
+    """A parameter that has no values, as those of PyTorch's lazy modules."""
+
+    grad = None
+
+    @property
+    def data(self):
+        raise RuntimeError("not yet")
+
+
 def unlike_arguments(comm, kit):
     """What differs between ranks is named on all of them, before anything is measured."""
     first = comm.rank == 0
@@ -217,6 +235,16 @@ def unlike_arguments(comm, kit):
         stage = kit.linear(np.ones((4, 4)))
         with pytest.raises(InvalidArgument, match=told):
             mpidist.Pipeline(stage, comm, **{"num_microbatches": 2, **given})
+
+    for name, value, told in (
+        ("num_microbatches", 0, "rank 0: Pipeline: num_microbatches must be > 0"),
+        ("stage", 3, "rank 0: chunk 0 is of int"),
+        ("schedule", 3, "schedule"),
+    ):
+        given = {"num_microbatches": 2, "stage": kit.linear(np.ones((4, 4)))}
+        told = told if first else f"Pipeline: an argument fails on rank 0: .*{told}"
+        with pytest.raises(InvalidArgument, match=told):
+            mpidist.Pipeline(comm=comm, **(given | {name: value} if first else given))
 
 
 def a_small_communicator_is_refused(comm):

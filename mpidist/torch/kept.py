@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,10 +27,49 @@ class Noted:
         self._saved.append(weakref.ref(packed))
         return packed, packed._version
 
+    def forget(self) -> None:
+        """Forget all."""
+        self._saved = []
+
     def nbytes(self, beside: Iterable[Any], apart: Iterable[Any]) -> int:
         """Count the bytes of what is still there, and of `beside`, but not of `apart`."""
         still = [x for x in (saved() for saved in self._saved) if x is not None]
         return nbytes_of([*still, *beside], apart)
+
+
+class Look:
+    """Looks at what autograd saves, where PyTorch allows it.
+
+    ``torch.func.grad`` and its kin allow no hooks: they raise before they begin.  What was computed
+    until then is done once more without, and of that module nothing is noted any more.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Whose buffers what is computed may change.
+    """
+
+    def __init__(self, module: Any):
+        self._module, self._allowed = module, True
+
+    def at(self, run: Callable[[], Any], noted: Noted | None, given: Iterable[Any] = ()) -> Any:
+        """Give ``run()``, which may change the tensors of `given` in place."""
+        if noted is None or not self._allowed:
+            return run()
+        state = [(x, x.detach().clone()) for x in (*given, *self._module.buffers())]
+        random = torch.get_rng_state()
+        try:
+            with noted:
+                return run()
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+        self._allowed = False
+        noted.forget()
+        for x, before in state:
+            x.data.copy_(before)
+        torch.set_rng_state(random)
+        return run()
 
 
 def _unpack(packed: tuple[Any, int]) -> Any:

@@ -25,18 +25,25 @@ class Known:
 
     Attributes
     ----------
-    sum : callable
-        The same, not divided.
+    function : callable
+        The same, not divided if `sums`.
     count : callable
         ``count(target)`` gives what to divide by; None if it is the number of rows.
+    sums : bool
+        Whether `function` gives sums.
     """
 
-    sum: Callable[[Any, Any], Any]
+    function: Callable[[Any, Any], Any]
     count: Callable[[Any], float | None]
+    sums: bool = True
 
 
 def known(function: Any) -> Known | None:
     """Tell what a function takes the mean over, if it is one of those that do not count all."""
+    original = _uncompiled(function)
+    if original is not function:
+        found = known(original)  # a mean is as good as a sum: it weighs what counts
+        return found and Known(function, found.count, sums=False)
     for kind in _MODULES:
         if isinstance(function, kind) and type(function).forward is kind.forward:
             summed = copy.copy(function)
@@ -61,14 +68,43 @@ def _count(weight: Any, ignored: int, target: Any) -> float | None:
     return float(counts.sum() if weight is None else weight[target[counts]].double().sum())
 
 
+def _uncompiled(function: Any) -> Any:
+    """Give what ``torch.compile`` was given."""
+    if isinstance(function, partial):
+        inside = _uncompiled(function.func)
+        same = inside is function.func
+        return function if same else partial(inside, *function.args, **function.keywords)
+    if isinstance(function, torch.nn.Module):
+        return getattr(function, "_orig_mod", function)
+    found = getattr(function, "_torchdynamo_orig_callable", function)
+    where = getattr(found, "__globals__", {}).get("__name__", "")
+    return found.__wrapped__ if where.startswith("torch._dynamo") else found  # PyTorch's own
+
+
 def watched(function: Any, sums: bool, rank: int) -> Callable[..., Any] | None:
     """Give ``call(function, output, target)``, which looks at what a function of one's own calls.
 
     It raises InvalidArgument for means that microbatches cannot be put together from by their
-    rows, and for sums that were not announced as such.
+    rows, and for sums that were not announced as such.  What was compiled cannot be looked into:
+    it is called once more as it was before, without a graph.
     """
-    compiled = hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
-    return None if compiled else partial(_call, sums, rank)
+    inside = function.func if isinstance(function, partial) else function
+    if not sums and isinstance(inside, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
+        raise InvalidArgument(
+            f"rank {rank}: loss_fn is compiled by torch.jit: what it takes the mean over cannot be "
+            "seen; allowed with step(…, count=), such as count=len for a mean over the rows"
+        )
+    original = _uncompiled(function)
+    call = _call if original is function else partial(_call_twice, original)
+    return partial(call, sums, rank)
+
+
+def _call_twice(
+    original: Any, sums: bool, rank: int, function: Any, output: Any, target: Any
+) -> Any:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _call(sums, rank, original, output, target)
+    return function(output, target)
 
 
 def _call(sums: bool, rank: int, function: Any, output: Any, target: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from ..errors import InvalidArgument
 from ..parallel.pipe.live import Held, Size, Sizes
 from ..parallel.pipe.structure import call, flatten, unflatten
 from .halves import Halves, can_halve, root_of
-from .kept import Noted, nbytes_of
+from .kept import Look, Noted, nbytes_of
 from .replay import Replay
-from .tensors import TorchTensors
+from .tensors import TorchTensors, pass_on_changes, separate
 
 
 class TorchSaved(Held):
@@ -39,7 +40,7 @@ class TorchStage:
     def __init__(self, module: Any, caller: Any):
         self.module, self._call = module, caller
         self.splits = can_halve()
-        self._sizes, self._replay = Sizes(), Replay(module)
+        self._sizes, self._replay, self._look = Sizes(), Replay(module), Look(module)
 
     @property
     def training(self) -> bool:
@@ -61,12 +62,19 @@ class TorchStage:
         given = flatten(value)[1] if tree is None else leaves
         key = tree, tuple([(x.shape, x.dtype) for x in given]), self.module.training, ends
         saved = TorchSaved(leaves, self._sizes.of(key))
-        if tree is None:
-            saved.apart = given
-        else:
-            value = unflatten(tree, [_opened(x) for x in leaves])
-        with saved.noted or nullcontext():
-            return call(self._call, value), saved
+        first = tree is None
+        if first:
+            saved.apart, tree = given, flatten(value)[0]
+        run = partial(self._run, given, tree, first)
+        return self._look.at(run, saved.noted, given), saved
+
+    def _run(self, given: list[Any], tree: Any, first: bool) -> Any:
+        """Call the module with what it may change in place."""
+        own = separate(given) if first else [_opened(x) for x in given]
+        output = call(self._call, unflatten(tree, own))
+        if first:
+            pass_on_changes(own, given)
+        return output
 
     def draft(self, value: Any) -> tuple[Any, Any]:
         """Compute the output only."""
@@ -86,8 +94,7 @@ class TorchStage:
 
     def attach_loss(self, saved: TorchSaved, output: Any, loss: Any) -> float:
         """Compute the loss; backward begins at it."""
-        with saved.noted or nullcontext():
-            root = loss.tensor(output)
+        root = self._look.at(partial(loss.tensor, output), saved.noted)
         if saved.noted is not None:
             saved.apart = saved.apart + loss.given()
         saved.roots = [root_of(root)]

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..errors import UnsupportedDtype
 from .framework import as_array, as_tensor
 
 _NAMES = {
     getattr(torch, name): name
     for name in (
         "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-        "uint8", "int8", "int16", "int32", "int64", "bool",
+        "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bool",
     )
+    if hasattr(torch, name)  # not all of the unsigned ones before 2.3
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_ALLOWED = f"allowed are {', '.join(_DTYPES)}"
+
+
+def separate(given: Sequence[Any]) -> list[Any]:
+    """Give a microbatch's tensors versions of their own, on the same memory.
+
+    All parts of a batch count changes together: one that is changed in place would make what
+    autograd saved of another void.  Those that have a graph, or share memory, stay as they are.
+    """
+    simple = [x.layout == torch.strided and not x.is_inference() for x in given]
+    if not all(simple) or len({x.untyped_storage().data_ptr() for x in given}) < len(given):
+        return list(given)
+    return [x if x.requires_grad else x.data for x in given]
+
+
+def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
+    """Count the changes of what :func:`separate` gave where autograd would have counted them."""
+    for x, y in zip(given, own):
+        if x is not y and y._version:
+            torch.autograd.graph.increment_version(x)
 
 
 class TorchTensors:
@@ -24,8 +47,10 @@ class TorchTensors:
 
     def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
         """Give the form."""
-        dtype = x.dtype
-        return _NAMES.get(dtype) or str(dtype), tuple(x.shape), x.requires_grad
+        name = _NAMES.get(x.dtype)
+        if name is None:
+            raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_ALLOWED}")
+        return name, tuple(x.shape), x.requires_grad
 
     def array(self, x: Any) -> np.ndarray:
         """Give the elements; copied if they are not contiguous."""
@@ -37,8 +62,14 @@ class TorchTensors:
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() else flat)
 
+    def result(self, x: Any) -> Any:
+        """Give the tensor itself, as PyTorch does."""
+        return x
+
     def empty(self, dtype: str, count: int) -> np.ndarray:
         """Make an array; bfloat16 is kept in whole numbers of two bytes."""
+        if dtype not in _DTYPES:
+            raise UnsupportedDtype(f"an array of {dtype} for a stage of PyTorch: {_ALLOWED}")
         return np.empty(count, "int16" if dtype == "bfloat16" else dtype)
 
     def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> Any:

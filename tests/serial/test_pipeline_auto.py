@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mpidist
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
-from mpidist.pipeline import B, Costs, F, automatic, prove, schedules, simulate
+from mpidist.nn import Identity
+from mpidist.parallel.pipe import measuring
+from mpidist.pipeline import B, Costs, F, as_schedule, automatic, prove, schedules, simulate
 from mpidist.pipeline.registry import pipeline_schedule, unregister_schedule
 
 # A language model on 4 ranks, cut into 8 parts: six alike; the first is the embedding, which has no
@@ -74,6 +78,37 @@ def test_the_same_on_every_rank():
     plans = [automatic(3, 5, (1, [1, 2, 1], 0.5), 4) for _ in range(2)]
     orders = [[plan.actions(rank, 3, 5) for rank in range(3)] for plan in plans]
     assert orders[0] == orders[1]
+
+
+def test_ranks_that_would_compute_different_plans_run_one(monkeypatch):
+    """As where a schedule is registered on some of them only: rank 0 computes."""
+    calls = []
+
+    def moody(*given):
+        calls.append(given)
+        return as_schedule("1f1b" if len(calls) % 2 else "gpipe")
+
+    def job(comm):
+        pipe, x = mpidist.Pipeline(Identity(), comm, 3, "auto", max_live=3), np.ones((6, 2))
+        for _ in range(6):
+            assert pipe.step(x, x, lambda y, t: (float(y.sum()), y)) == 4.0
+        return [step.action for part in pipe._runner.plan.steps for step in part]
+
+    monkeypatch.setattr(measuring, "automatic", moody)
+    first, *others = mpidist.run_simulated(3, job)
+    assert len(calls) == 2 and all(plan == first for plan in others)
+
+    def fails(*given):
+        raise ArithmeticError("not here")
+
+    def refused(comm):
+        kind = InvalidArgument if comm.rank else ArithmeticError
+        with pytest.raises(kind, match="fails on rank 0: .*not here" if comm.rank else "not here"):
+            mpidist.Pipeline(Identity(), comm, 3, "auto")
+        comm.barrier()
+
+    monkeypatch.setattr(measuring, "automatic", fails)
+    mpidist.run_simulated(3, refused)
 
 
 def test_caps():

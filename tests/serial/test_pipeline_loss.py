@@ -82,7 +82,10 @@ def probabilities():
     return torch.softmax(torch.randn(ROWS, CLASSES, dtype=torch.float64), dim=1)
 
 
-NAMES = ("module", "weights", "smoothed", "nll", "partial", "function", "probabilities", "own")
+NAMES = (
+    *("module", "weights", "smoothed", "nll", "partial", "function", "probabilities", "own"),
+    "transformed",
+)
 
 
 def losses():
@@ -100,6 +103,7 @@ def losses():
         "function": (F.cross_entropy, None),
         "probabilities": (torch.nn.CrossEntropyLoss(weight), None),
         "own": (own, lambda t: (t != 0).sum()),
+        "transformed": (lambda y, t: torch.func.vjp(torch.sin, y)[1](y)[0].mean(), None),
     }
 
 
@@ -156,6 +160,42 @@ def test_what_cannot_be_known_is_refused():
     BatchLoss(lambda y, t: F.cross_entropy(y, t), target, 1, 3, None).of(0, ROWS).tensor(y)
     summed = BatchLoss(partial(F.mse_loss, reduction="sum"), target, 3, 0, None)
     assert summed.of(0, 3).weight == 1 / ROWS
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_compiled_losses():
+    """They weigh what their targets do, or are refused, as those that are not compiled."""
+    F, weight = torch.nn.functional, torch.tensor([0.5, 1.0, 2.0, 4.0])
+    compiled = partial(torch.compile, backend="eager")
+    torch.manual_seed(0)
+    y, target = torch.randn(ROWS, CLASSES, requires_grad=True), targets()
+
+    def weighed(function, count=None):
+        loss = BatchLoss(function, target, 3, 3, count)
+        parts = [loss.of(k, 3).tensor(y[3 * k : 3 * k + 3]) for k in range(3)]
+        return sum(parts).item()
+
+    for function, count in (
+        (compiled(torch.nn.CrossEntropyLoss(weight, ignore_index=0)), None),
+        (compiled(F.cross_entropy), None),
+        (partial(compiled(F.nll_loss), weight=weight, ignore_index=0), None),
+        (compiled(partial(F.cross_entropy, ignore_index=0)), None),
+        (compiled(lambda y, t: F.cross_entropy(y, t)), None),
+        (compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0)), lambda t: (t != 0).sum()),
+    ):
+        assert weighed(function, count) == pytest.approx(function(y, target).item(), rel=1e-5)
+    hidden = compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0))
+    summed = compiled(lambda y, t: F.cross_entropy(y, t, reduction="sum"))
+    scripted = torch.jit.script(torch.nn.CrossEntropyLoss(ignore_index=0))
+    for function, told in (
+        (hidden, "calls cross_entropy with targets that do not count"),
+        (partial(hidden), "calls cross_entropy with targets that do not count"),
+        (summed, "what cross_entropy summed up"),
+        (scripted, r"compiled by torch.jit: .*step\(…, count=\)"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank 3: loss_fn .*{told}"):
+            weighed(function)
 
 
 @needs_torch

@@ -1,5 +1,6 @@
 """What layers do inside stages: statistics, random numbers, memory that is used again."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from mpidist.errors import (
     RankFailed,
     ScheduleError,
     Unsupported,
+    UnsupportedDtype,
 )
 from mpidist.nn import Adam, Linear, Module, Sequential
 from mpidist.parallel.pipe.recompute import Recomputing
@@ -113,6 +115,25 @@ def checkpointed(reentrant):
     return [Checkpointed(), torch.nn.Tanh()]
 
 
+def transformed(here):
+    class Transformed(torch.nn.Module):
+        """1 - tanh²; has changed its input and a buffer before."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = linear()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls += 1
+            y = self.inner(x.mul_(2) if here else x * 2)
+            if not here:
+                return 1 - torch.tanh(y) ** 2
+            return torch.func.vjp(torch.tanh, y)[1](torch.ones_like(y))[0]
+
+    return [Transformed()]
+
+
 def tanh():
     return [linear(), torch.nn.Tanh()]
 
@@ -124,6 +145,7 @@ BLOCKS = {
     "doubled": (partial(doubled, True), partial(doubled, False)),
     "reentrant": (partial(checkpointed, True), tanh),
     "checkpointed": (partial(checkpointed, False), tanh),
+    "transformed": (partial(transformed, True), partial(transformed, False)),
 }
 
 
@@ -139,6 +161,29 @@ def test_layers(name, schedule, checkpoint):
     unsplit(others, 2)
     pipelined(stages, schedule, checkpoint, 2)
     same(stages, others)
+
+
+@needs_torch
+@pytest.mark.parametrize("checkpoint", (False, True))
+@pytest.mark.parametrize("name", ("rectified", "doubled", "transformed"))
+def test_a_first_stage_that_works_in_place(name, checkpoint):
+    """The parts of the batch are changed one by one, as the whole would be; autograd learns it."""
+    block, plain = BLOCKS[name]
+    stages, others = made(block, tanh), made(plain, tanh)
+    unsplit(others)
+    x, t = batch()
+    before, factor = x.clone(), torch.ones(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
+    beside = (factor * x).sum()
+
+    def job(comm):
+        pipe = mpidist.Pipeline(stages[comm.rank], comm, COUNT, checkpoint=checkpoint)
+        pipe.step(x, t, squares)
+
+    mpidist.run_simulated(2, job)
+    same(stages, others)
+    assert torch.equal(x, before.relu() if name == "rectified" else 2 * before)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        beside.backward()
 
 
 @needs_torch
@@ -346,6 +391,124 @@ def test_memory_that_a_layer_uses_again(schedule, checkpoint, monkeypatch):
     assert sent and all(np.array_equal(now, then) for now, then in sent)
 
 
+def test_outputs_are_memory_of_their_own():
+    """Where the last layer writes each of them into the same."""
+    x = np.arange(ROWS * WIDTH, dtype=np.float64).reshape(ROWS, WIDTH)
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Reusing() if comm.rank else Keeping(), comm, COUNT)
+        outputs = pipe.forward(x)
+        assert not comm.rank or np.array_equal(np.concatenate(outputs), 2 * np.tanh(x))
+
+    mpidist.run_simulated(2, job)
+
+
+class Giving(Module):
+    """Gives its input doubled, and what `beside` makes of it."""
+
+    saved = ()
+
+    def __init__(self, beside):
+        self.beside = beside
+
+    def forward(self, x):
+        return 2 * x, self.beside(x)
+
+    def backward(self, grad):
+        assert grad[1] is None or grad[1].dtype.isnative
+        return 2 * grad[0] + (0 if grad[1] is None else grad[1].real.astype(float))
+
+
+class Taking(Module):
+    """Adds up its two inputs."""
+
+    saved = ("kinds",)
+
+    def forward(self, x, beside):
+        self.kinds = x.dtype, beside.dtype
+        return x + beside.astype(complex).real
+
+    def backward(self, grad):
+        wants = self.kinds[1].kind in "fc"
+        return grad.astype(self.kinds[0]), grad.astype(self.kinds[1]) if wants else None
+
+
+@pytest.mark.parametrize("dtype", (">f8", ">f4", "f2", ">u2", "?", ">c16", "g", ">M8[s]"))
+def test_dtypes_between_stages_of_numpy(dtype):
+    """Bytes arrive as numbers of this machine, gradients too."""
+    layer = Linear(WIDTH, WIDTH, bias=False, dtype=np.float64)
+    layer.weight.data[...] = np.eye(WIDTH)
+    x = np.arange(ROWS * WIDTH, dtype=np.float64).reshape(ROWS, WIDTH) % 5
+    kind = np.dtype(dtype)
+
+    def job(comm):
+        first = Sequential(layer, Giving(lambda y: y.astype(kind)))
+        pipe = mpidist.Pipeline(Taking() if comm.rank else first, comm, COUNT)
+        return [pipe.step(x, np.zeros_like(x), plain_squares) for _ in range(2)]
+
+    beside = x.astype(kind).astype(complex).real
+    expected, grad = plain_squares(2 * x + beside, 0.0)
+    assert mpidist.run_simulated(2, job)[0] == pytest.approx([expected] * 2, rel=1e-12)
+    factor = 3 if kind.kind in "fc" else 2
+    rounding = 1e-3 if kind.itemsize == 2 else 1e-6 if kind.itemsize == 4 else 1e-12
+    assert np.allclose(layer.weight.grad, 2 * factor * grad.T @ x, rtol=rounding)
+
+
+def words(x):
+    return np.array([["a"]] * len(x), dtype="S4")
+
+
+def numbers(y):
+    return (y > 0).astype(int)
+
+
+class Only(Module):
+    """Gives what `made` makes of its input, and has a parameter."""
+
+    saved = ()
+
+    def __init__(self, made):
+        self.made, self.weight = made, Linear(1, 1).weight
+
+    def forward(self, x):
+        return self.made(x)
+
+    def backward(self, grad):
+        raise ArithmeticError("no way back")
+
+
+NO_TENSOR = r"the output of a stage is .* at least one in them"
+WRONG = (
+    (Giving(lambda x: x.astype(object)), "rank 0, stage 0: an array of dtype object .* allowed"),
+    (Giving(words), r"rank 0, stage 0: an array of dtype \|S4 between stages"),
+    (Giving(lambda x: np.zeros(len(x), "f4,f4")), r"stage 0: an array of dtype \[\('f0', '<f4'"),
+    (Giving(iter), "rank 0, stage 0: the output of a stage has a .*iterator in it: allowed"),
+    (Only(lambda x: None), f"rank 0, stage 0: {NO_TENSOR}"),
+    (Only(lambda x: "text"), f"rank 0, stage 0: {NO_TENSOR}"),
+    (Only(numbers), "rank 0, stage 0: Only gave int64, of which there is no gradient, and has"),
+    (Only(np.tanh), "no way back"),
+)
+
+
+@pytest.mark.parametrize("stage, told", WRONG)
+def test_what_is_wrong_is_told_on_every_rank(stage, told):
+    heard = [None, None]
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Keeping() if comm.rank else stage, comm, COUNT)
+        try:
+            pipe.step(np.ones((ROWS, WIDTH)), np.ones((ROWS, WIDTH)), plain_squares)
+        except Exception as error:
+            heard[comm.rank] = error
+            raise
+
+    with pytest.raises((UnsupportedDtype, InvalidArgument, ArithmeticError), match=told):
+        mpidist.run_simulated(2, job)
+    assert isinstance(heard[1], RankFailed) and re.search(told, str(heard[1]))
+    if told == "no way back" and hasattr(heard[0], "add_note"):
+        assert heard[0].__notes__[0] == "rank 0, stage 0: in B(0) of a pipeline"
+
+
 class Unused(Module):
     """Gives two outputs, of which the next stage has a gradient for one."""
 
@@ -508,3 +671,28 @@ def test_clipping_counts_tied_parameters_once():
     for norm, before, after in found:
         assert norm == pytest.approx(expected, rel=1e-14) and norm > 0.5
         assert np.allclose(after, before * 0.5 / norm, rtol=1e-14)
+
+
+@needs_torch
+def test_sparse_gradients_of_tied_embeddings():
+    """They become plain ones, as in a DDP; a second step adds to the first."""
+    x = torch.arange(ROWS).reshape(ROWS, 1) % 3
+    t = torch.zeros(ROWS, 1, WIDTH, dtype=torch.float64)
+
+    def gradient(sparse, steps):
+        torch.manual_seed(0)
+        first = torch.nn.Embedding(WIDTH, WIDTH, sparse=sparse).double()
+        last = torch.nn.Linear(WIDTH, WIDTH, bias=False).double()
+
+        def job(comm):
+            stage = last if comm.rank else first
+            pipe = mpidist.Pipeline(stage, comm, COUNT, tied={"w": stage.weight})
+            for _ in range(steps):
+                pipe.step(x, t, torch.nn.functional.mse_loss)
+
+        mpidist.run_simulated(2, job)
+        assert torch.equal(first.weight.grad, last.weight.grad)
+        return first.weight.grad
+
+    for steps in (1, 2):
+        assert torch.allclose(gradient(True, steps), steps * gradient(False, 1), rtol=1e-12)

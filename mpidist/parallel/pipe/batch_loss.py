@@ -59,7 +59,7 @@ class BatchLoss:
             return
         counts = [known.count(t) for t in self.targets]
         if None not in counts:
-            self._function, self._sums, self.counts = known.sum, True, counts
+            self._function, self._sums, self.counts = known.function, known.sums, counts
 
     def of(self, microbatch: int, rows: int) -> MicrobatchLoss:
         """Give the loss of a microbatch that has so many rows.

@@ -12,9 +12,22 @@ from ...errors import InvalidArgument
 from .stage import Stage
 
 
+def check_communicator(comm: Any) -> None:
+    """Raise InvalidArgument for what is no communicator, or too small for a pipeline."""
+    if not isinstance(getattr(comm, "rank", None), int):
+        raise InvalidArgument(
+            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
+        )
+    if comm.size < 2:
+        raise InvalidArgument(
+            f"rank {comm.rank}: Pipeline: comm has size {comm.size}: the size must be >= 2, one "
+            "rank is no pipeline"
+        )
+
+
 def check_arguments(
     modules: Sequence[Any],
-    comm: Any,
+    rank: int,
     num_microbatches: Any,
     schedule: Any,
     checkpoint: Any,
@@ -22,18 +35,10 @@ def check_arguments(
     placement: Any,
 ) -> None:
     """Raise InvalidArgument for what no pipeline can be made of."""
-    if not isinstance(getattr(comm, "rank", None), int):
-        raise InvalidArgument(
-            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
-        )
-    where, given = f"rank {comm.rank}: Pipeline", num_microbatches
+    where, given = f"rank {rank}: Pipeline", num_microbatches
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise InvalidArgument(
             f"{where}: num_microbatches must be > 0, a whole number, not {given!r}"
-        )
-    if comm.size < 2:
-        raise InvalidArgument(
-            f"{where}: comm has size {comm.size}: the size must be >= 2, one rank is no pipeline"
         )
     if not modules:
         raise InvalidArgument(

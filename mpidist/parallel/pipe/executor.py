@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from ...errors import InvalidArgument
 from ...pipeline import Span
 from .batch_loss import BatchLoss
 from .edges import Edges
 from .live import Live
 from .parcel import Form, Parcel, Tensors
 from .structure import ONE_TENSOR, flatten, unflatten
-from .tasks import Program, Task
+from .tasks import Program, Task, say_where
 
 
 @dataclass
@@ -82,21 +83,25 @@ class Executor:
         for message, tag, worker in program.opening:
             edges.post(message.source, tag, worker.tensors)
         for task in program.tasks:
-            parcel = None
-            if task.receive is not None:
-                parcel = self._take(task)
-            if task.completes:
-                self._completes(task.chunk)
-            begin = perf_counter()
-            made = act[task.kind](task, parcel, batch)
-            self.spans.append(Span(task.action, begin, perf_counter()))
-            send = task.send
-            if send is None or made is None:
-                continue
-            if send.local:
-                self._handed[task.send_tag] = made
-            else:
-                edges.send(send.target, task.send_tag, made)
+            try:
+                parcel = None
+                if task.receive is not None:
+                    parcel = self._take(task)
+                if task.completes:
+                    self._completes(task.chunk)
+                begin = perf_counter()
+                made = act[task.kind](task, parcel, batch)
+                self.spans.append(Span(task.action, begin, perf_counter()))
+                send = task.send
+                if send is None or made is None:
+                    continue
+                if send.local:
+                    self._handed[task.send_tag] = made
+                else:
+                    edges.send(send.target, task.send_tag, made)
+            except Exception as error:
+                say_where(error, task)
+                raise
 
     def _take(self, task: Task) -> Parcel:
         """Wait for what the task needs, and have receives ready for what comes after it."""
@@ -137,12 +142,18 @@ class Executor:
         self, task: Task, output: Any, saved: Any, rows: int, batch: Batch
     ) -> Parcel | None:
         tree, tensors = flatten(output, "the output of a stage")
+        if not tensors and not task.last:
+            raise InvalidArgument(
+                f"the output of a stage is {output!r}: allowed are tensors, and tuples, lists and "
+                "dicts with at least one in them"
+            )
         if saved is not None:
             task.worker.finish(saved, tree, tensors)
+        library = task.worker.tensors
         if task.last:
-            batch.outputs[task.microbatch] = output
+            batch.outputs[task.microbatch] = unflatten(tree, [library.result(t) for t in tensors])
             return None
-        return _pack(task.worker.tensors, tree, tensors, rows, task.worker.tensors.own)
+        return _pack(library, tree, tensors, rows, library.own)
 
     def _gradients(self, task: Task, parcel: Parcel | None, batch: Batch) -> list[Any] | None:
         """Give the gradients of the outputs; None where the loss begins."""

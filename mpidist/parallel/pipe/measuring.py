@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ...pipeline import Costs, Span
+from ...pipeline import Action, Costs, Placement, Span
 from ...pipeline.automatic import automatic, check_caps
-from .plan import Plan, make_plan
+from .plan import Plan, of_rank_0, plan_of
 
 STEPS = 4
 """Steps that are measured; the first one only warms up."""
@@ -47,10 +47,16 @@ class Measuring:
         self._seconds: dict[tuple[int, str], list[float]] = {}
 
     def _compute(self, costs: Costs) -> Plan:
+        """Have rank 0 compute what all run: ranks may have registered different schedules."""
         size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
         where = self._cap, chunks, self._placement, self._splits
-        made = automatic(size, microbatches, costs, *where)
-        return make_plan(made, size, microbatches, chunks)
+
+        def orders() -> list[list[Action]]:
+            made = automatic(size, microbatches, costs, *where)
+            return [made.actions(rank, size, microbatches, chunks) for rank in range(size)]
+
+        parts = of_rank_0(self._comm, orders)
+        return plan_of("auto", Placement(size, chunks, self._placement), parts, microbatches)
 
     def note(self, spans: Sequence[Span]) -> tuple[Plan, Costs] | None:
         """Take down a step; after the last one give what to run from now on; collective."""

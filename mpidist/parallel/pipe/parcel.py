@@ -59,6 +59,9 @@ class Tensors(Protocol):
     def own(self, x: Any) -> np.ndarray:
         """Give the elements as a flat array that nobody else has: what `x` is in may be reused."""
 
+    def result(self, x: Any) -> Any:
+        """Give an output of the last stage as the user may keep it."""
+
     def empty(self, dtype: str, count: int) -> np.ndarray:
         """Make a flat array to receive into."""
 

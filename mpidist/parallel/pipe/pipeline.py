@@ -11,7 +11,12 @@ from ...pipeline import PipelineSchedule, as_schedule
 from ...pipeline.trace import Trace
 from .averaging import Averaging
 from .batch_loss import BatchLoss
-from .checks import check_arguments, check_differentiates, will_go_back
+from .checks import (
+    check_arguments,
+    check_communicator,
+    check_differentiates,
+    will_go_back,
+)
 from .clipping import clip
 from .executor import Batch
 from .measuring import Measuring
@@ -82,13 +87,17 @@ class Pipeline:
         placement: str | None = None,
     ):
         modules = stage if isinstance(stage, (list, tuple)) else [stage]
-        check_arguments(modules, comm, num_microbatches, schedule, checkpoint, max_live, placement)
+        check_communicator(comm)
+        self._own = comm.split(0)
+        self._averaging, self._workers = together(
+            self._own,
+            lambda: _checked(
+                modules, comm.rank, num_microbatches, schedule, checkpoint, max_live, placement
+            ),
+            "an argument",
+        )
         self.module, self.comm = stage, comm
         self.num_microbatches, self.schedule = int(num_microbatches), schedule
-        self._averaging = Averaging(modules, comm.rank)
-        workers = [stage_of(m, f"rank {comm.rank}: chunk {k}") for k, m in enumerate(modules)]
-        self._workers: list[Stage] = [Recomputing(w) for w in workers] if checkpoint else workers
-        self._own = comm.split(0)
         agree(
             self._own,
             schedule=schedule if isinstance(schedule, str) else as_schedule(schedule).name,
@@ -105,7 +114,7 @@ class Pipeline:
             splits = any(w.splits for w in self._workers)
             plan = Measuring(self._own, *numbers, max_live, splits, placement or "loop")
         else:
-            plan = together(self._own, lambda: make_plan(schedule, comm.size, *numbers))
+            plan = together(self._own, lambda: make_plan(schedule, comm.size, *numbers), "schedule")
         self._tied = Tied(self._own, {} if tied is None else tied)
         parts = self._workers, self._averaging, self._tied, num_microbatches
         self._runner = Runner(self._own, plan, *parts)
@@ -139,7 +148,9 @@ class Pipeline:
             over the targets that are not ignored, with their weights, as it does unsplit.
         count : callable, optional
             There ``count(target)`` gives over how much the mean of a microbatch goes, where that is
-            not its rows: for another function that leaves targets out, their number.
+            not its rows: for another function that leaves targets out, their number.  Without it
+            means that PyTorch's functions do not compute, such as ``loss[mask].mean()``, are taken
+            for those over the rows, and what ``torch.compile`` made is called twice.
 
         Returns
         -------
@@ -250,3 +261,15 @@ class Pipeline:
         """Give back the communicators that were made for this; collective."""
         self._tied.free()
         self._own.free()
+
+
+def _checked(
+    modules: Sequence[Any], rank: int, microbatches: Any, schedule: Any, checkpoint: Any, *rest: Any
+) -> tuple[Averaging, list[Stage]]:
+    """Check a rank's arguments, and give what its chunks are run by."""
+    check_arguments(modules, rank, microbatches, schedule, checkpoint, *rest)
+    if not isinstance(schedule, str):
+        as_schedule(schedule)
+    averaging = Averaging(modules, rank)
+    workers = [stage_of(m, f"rank {rank}: chunk {k}") for k, m in enumerate(modules)]
+    return averaging, [Recomputing(w) for w in workers] if checkpoint else workers

@@ -31,7 +31,8 @@ class PipelineStats:
         The most bytes that were kept for the way back at a time, in the last step: what stages were
         given by other ranks, what autograd or layers saved, for the loss too, what
         ``checkpoint=True`` computed again, and what I left for W.  Each memory counts once in a
-        microbatch.  Parameters and buffers, the batch and the target do not count, nor do random
+        microbatch.  (Not what autograd saves in a stage that uses ``torch.func.grad`` or its kin.)
+        Parameters and buffers, the batch and the target do not count, nor do random
         states and the buffers that ``checkpoint=True`` copies.
     messages, bytes, announced : int
         Messages sent so far, their bytes, and how many forms were announced.

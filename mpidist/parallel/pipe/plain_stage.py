@@ -83,6 +83,12 @@ class PlainStage:
     def finish(self, saved: PlainSaved, tree: Any, outputs: list[Any]) -> None:
         """Note what the outputs are made of: gradients will be made alike."""
         saved.outputs = tree, [(x.shape, x.dtype) for x in outputs]
+        if not any(has_gradient(x.dtype) for x in outputs) and list(self.module.parameters()):
+            found = ", ".join(str(x.dtype) for x in outputs) or "no array"
+            raise InvalidArgument(
+                f"{type(self.module).__name__} gave {found}, of which there is no gradient, and "
+                "has parameters: allowed is at least one array of floating or complex numbers"
+            )
 
     def attach_loss(self, saved: PlainSaved, output: Any, loss: Any) -> float:
         """Compute the loss and the gradient of the output."""

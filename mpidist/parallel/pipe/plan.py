@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import InvalidArgument
-from ...pipeline import PipelineSchedule, Placement, Step, as_schedule, derive
+from ...pipeline import Action, PipelineSchedule, Placement, Step, as_schedule
+from ...pipeline.messages import attach
 from ...pipeline.prove import prove_parts
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,17 @@ def make_plan(
     """Derive all steps, and prove that they can run."""
     known = as_schedule(schedule)
     placement = known.place(size, chunks)
-    steps = derive(known, size, microbatches, chunks)
-    proof = prove_parts(known.name, steps, placement, microbatches)
-    return Plan(known.name, placement, steps, proof.peak)
+    parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
+    return plan_of(known.name, placement, parts, microbatches)
+
+
+def plan_of(
+    name: str, placement: Placement, parts: Sequence[Sequence[Action]], microbatches: int
+) -> Plan:
+    """Derive all steps of actions, one list for each rank, and prove that they can run."""
+    steps = attach(parts, placement)
+    proof = prove_parts(name, steps, placement, microbatches)
+    return Plan(name, placement, steps, proof.peak)
 
 
 def actions_of(plan: Plan) -> str:
@@ -61,17 +72,17 @@ def actions_of(plan: Plan) -> str:
     return hashlib.blake2b(actions.encode(), digest_size=8).hexdigest()
 
 
-def together(comm: Any, make: Callable[[], Plan]) -> Plan:
-    """Make a plan on every rank; collective.
+def together(comm: Any, make: Callable[[], Made], what: str) -> Made:
+    """Make something on every rank; collective.
 
     Raises
     ------
     Exception
         On every rank if it fails on any: there what it was, elsewhere an InvalidArgument about it.
     """
-    plan, failure = None, None
+    made, failure = None, None
     try:
-        plan = make()
+        made = make()
     except Exception as error:  # a generator of the user's own may raise anything
         failure = error
     told = comm.allgather_object(failure and f"{type(failure).__name__}: {failure}")
@@ -79,9 +90,32 @@ def together(comm: Any, make: Callable[[], Plan]) -> Plan:
         raise failure
     for rank, reason in enumerate(told):
         if reason:
-            raise InvalidArgument(f"Pipeline: schedule fails on rank {rank}: {reason}")
-    assert plan is not None
-    return plan
+            raise InvalidArgument(f"Pipeline: {what} fails on rank {rank}: {reason}")
+    assert made is not None
+    return made
+
+
+def of_rank_0(comm: Any, make: Callable[[], Any]) -> Any:
+    """Give every rank what rank 0 makes; collective.
+
+    Raises
+    ------
+    Exception
+        On every rank if it fails: on rank 0 what it was, elsewhere an InvalidArgument about it.
+    """
+    made, failure = None, None
+    if comm.rank == 0:
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+    told = failure and f"{type(failure).__name__}: {failure}"
+    made, told = comm.broadcast_object((made, told))
+    if failure is not None:
+        raise failure
+    if told:
+        raise InvalidArgument(f"Pipeline: schedule='auto' fails on rank 0: {told}")
+    return made
 
 
 def agree(comm: Any, **settings: Any) -> None:

@@ -16,7 +16,7 @@ class _Wanting:
 
     def __init__(self, tensors: Tensors):
         self._form, self.array, self.own = tensors.form, tensors.array, tensors.own
-        self.empty, self.tensor = tensors.empty, tensors.tensor
+        self.empty, self.tensor, self.result = tensors.empty, tensors.tensor, tensors.result
 
     def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
         """Give the form."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...errors import InvalidArgument, Unsupported, UnsupportedDtype
 from ...pipeline import Action, B, F, I, Message, Placement, Step, W
 from .stage import Stage
 
@@ -31,6 +32,8 @@ class Task:
         The next one to come over the same edge, whose receives are posted now.
     releases : bool
         Whether the microbatch needs nothing of this chunk after it.
+    where : str
+        The rank and the virtual stage, for error messages.
     completes : bool
         Whether the chunk's gradients are complete after it.
     """
@@ -46,6 +49,7 @@ class Task:
     send: Message | None
     receive_tag: int
     send_tag: int
+    where: str
     following: Message | None = None
     following_tag: int = 0
     releases: bool = False
@@ -66,6 +70,16 @@ class Program:
 
     tasks: list[Task]
     opening: list[tuple[Message, int, Stage]]
+
+
+def say_where(error: Exception, task: Task) -> None:
+    """Add rank, stage and action to what is raised: a wrong value may be seen far from there."""
+    text = str(error)
+    if type(error) not in (InvalidArgument, Unsupported, UnsupportedDtype):
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"{task.where}: in {task.action} of a pipeline")
+    elif not text.startswith("rank "):
+        error.args = (f"{task.where}: {text}",)
 
 
 def compile_steps(
@@ -122,6 +136,7 @@ def _task(
         send,
         tag(receive) if receive is not None else -1,
         tag(send) if send is not None else -1,
+        f"rank {rank}, stage {stage}",
     )
 
 

@@ -77,7 +77,7 @@ class Tied:
         for name in self._comms:
             for k, p in enumerate(self._parameters[name]):
                 if p.grad is not None:
-                    array = _array(p.grad)
+                    array = _gradient(p)
                     self._before[name, k] = array.copy()
                     array[...] = 0
 
@@ -88,7 +88,7 @@ class Tied:
             for p in own:
                 if p.grad is None:
                     p.grad = _zeros(p.data)
-            whole, *others = [_array(p.grad) for p in own]
+            whole, *others = [_gradient(p) for p in own]
             for grad in others:
                 whole += grad
             comm.allreduce(whole, out=whole)
@@ -96,7 +96,7 @@ class Tied:
                 grad[...] = whole
             for k, p in enumerate(own):
                 if (name, k) in self._before:
-                    grad = _array(p.grad)
+                    grad = _gradient(p)
                     grad += self._before.pop((name, k))
 
     def free(self) -> None:
@@ -114,20 +114,32 @@ def _listed(given: Any) -> list[Any]:
 def _described(given: Any) -> tuple[dict[str, list[str]], str]:
     """Give dtypes and shapes by name, and what is wrong if anything is."""
     found: dict[str, list[str]] = {}
+    names: dict[int, str] = {}
     if not isinstance(given, Mapping):
         return found, f"tied={given!r}: allowed are mappings of names to parameters"
     for name, own in given.items():
         if not isinstance(name, str):
             return found, f"tied has the name {name!r}: allowed are strings"
         found[name] = []
+        if not _listed(own):
+            return found, f"tied[{name!r}] is {own!r}: allowed is at least one parameter"
         for p in _listed(own):
-            if not hasattr(p, "data") or not hasattr(p, "grad"):
-                kind = type(p).__name__
-                return (
-                    found,
-                    f"tied[{name!r}] is a {kind}: allowed are parameters, and lists of these",
+            before = names.setdefault(id(p), name)
+            if before != name:
+                return found, (
+                    f"tied has the same parameter as {before!r} and as {name!r}: allowed is one "
+                    "name for each"
                 )
-            array = _array(p.data)
+            try:
+                if not hasattr(p, "data") or not hasattr(p, "grad"):
+                    kind = type(p).__name__
+                    return (
+                        found,
+                        f"tied[{name!r}] is a {kind}: allowed are parameters, and lists of these",
+                    )
+                array = _array(p.data)
+            except Exception as error:  # a lazy one, for example; the other ranks must learn of it
+                return found, f"tied[{name!r}] cannot be read: {type(error).__name__}: {error}"
             found[name].append(f"{array.dtype.name}{list(array.shape)}")
     return found, ""
 
@@ -136,6 +148,13 @@ def _array(x: Any) -> np.ndarray:
     """Give a tensor's memory to numpy."""
     name = library(x)
     return x if name is None else importlib.import_module(ADAPTERS[name]).as_array(x)
+
+
+def _gradient(p: Any) -> np.ndarray:
+    """Give a gradient's memory to numpy; a sparse one becomes a plain one, as in a DDP."""
+    if getattr(p.grad, "is_sparse", False):
+        p.grad = p.grad.to_dense()
+    return _array(p.grad)
 
 
 def _zeros(x: Any) -> Any:
