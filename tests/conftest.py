@@ -93,4 +93,6 @@ def comm(request):
 
         _communicator = mpidist.init(comm=MPI.COMM_WORLD)
     _failures = failures
+    if request.node.get_closest_marker("one_node") and _communicator.topology.num_nodes > 1:
+        pytest.skip("needs all ranks on one node")
     return _communicator

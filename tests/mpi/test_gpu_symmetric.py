@@ -13,6 +13,8 @@ from mpidist.device.find import find_device
 from mpidist.errors import CollectiveMismatch, InvalidArgument, Unsupported
 from mpidist.operations import OPS, kind_of
 
+pytestmark = pytest.mark.one_node
+
 
 @pytest.fixture
 def sub(comm, monkeypatch):

@@ -216,7 +216,9 @@ def test_an_error_stays_with_its_work(comm):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("way", ["native", "symmetric", "ring"])
+@pytest.mark.parametrize(
+    "way", ["native", pytest.param("symmetric", marks=pytest.mark.one_node), "ring"]
+)
 def test_waiting_on_one_communicator_brings_others_forward(comm, way):
     """Rank 0 waits where the others come only when what was begun elsewhere has ended."""
     other = comm.split(0)

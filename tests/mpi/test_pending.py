@@ -11,6 +11,7 @@ N = 100_000
 WAYS = ["native", "ring", "symmetric"]
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize("how", WAYS)
 def test_free_waits_for_what_is_under_way(comm, how):
     made = comm.split(0)
@@ -24,6 +25,7 @@ def test_free_waits_for_what_is_under_way(comm, how):
         made.barrier()
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize("how", WAYS)
 def test_memory_of_a_dropped_communicator_is_kept_while_it_is_written(comm, how):
     p, old = comm.size, None

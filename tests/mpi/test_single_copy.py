@@ -8,6 +8,8 @@ import pytest
 import mpidist
 from mpidist.backends import process_memory
 
+pytestmark = pytest.mark.one_node
+
 SIZES = (0, 1, 7, 1009, 20_011, 300_007)  # one piece and several, and no multiple of anything
 WAY = {"algorithm": "single_copy"}
 COLLECTIVES = ("allreduce", "reduce", "reduce_scatter")

@@ -5,6 +5,8 @@ import pytest
 
 import mpidist
 
+pytestmark = pytest.mark.one_node
+
 SIZES = (0, 1, 7, 1009, 20_011, 70_001, 300_007)  # one shot and two, and no multiple of anything
 
 

@@ -12,6 +12,8 @@ from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
 from mpidist.symmetric.barrier import Barrier
 
+pytestmark = pytest.mark.one_node
+
 SIZES = (0, 1, 7, 1009, 70_001)
 
 

@@ -5,6 +5,8 @@ import pytest
 
 import mpidist
 
+pytestmark = pytest.mark.one_node
+
 N = 1000
 
 

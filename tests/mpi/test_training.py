@@ -39,6 +39,7 @@ def test_a_forgotten_sync(comm, kit, caplog):
     cases.a_forgotten_sync_is_told(comm, kit, caplog)
 
 
+@pytest.mark.one_node
 def test_buckets_lie_in_symmetric_memory(comm):
     """Their algorithm is pinned, and none whose bits might differ between ranks."""
     net = Linear(100, 400)

@@ -146,6 +146,7 @@ def explained(comm, config, nbytes, collective="allreduce"):
     return made.explain(collective, nbytes)[0].name
 
 
+@pytest.mark.one_node
 def test_thresholds_steer_auto(comm):
     """Set by the user they decide; their defaults do not, and what the call says comes first."""
     p = comm.size
