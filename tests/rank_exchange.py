@@ -94,4 +94,6 @@ class Exchange:
                 self.stderr.write(f"rank {self.rank}: process {pid} is no more\n")
             time.sleep(0.5)
         time.sleep(0.5)  # for mpiexec to pass on what was written
+        if "MPI_LOCALNRANKS" in os.environ:  # MPICH's mpiexec: see MpiBackend.abort
+            os.kill(os.getpid(), signal.SIGKILL)
         self.MPI.COMM_WORLD.Abort(70)

@@ -21,7 +21,7 @@ from .native import NativeCollectives
 from .roll_call import RollCall
 
 _buffer = MPI.buffer.frombuffer
-_HYDRA = "HYDI_CONTROL_FD"  # set by MPICH's own launcher
+_HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
 
 
 def as_bytes(data: np.ndarray) -> list:
