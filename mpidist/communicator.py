@@ -78,7 +78,8 @@ class Communicator:
         config = config or CollectiveConfig()
         config.check_size(backend.size, backend.rank)
         self._backend, self._place = backend, Place(backend.rank, backend.size)
-        self._service = Service(backend, config, Pipelining(segment_bytes, window))
+        library = getattr(backend, "library", backend.name)
+        self._service = Service(backend, config, Pipelining(segment_bytes, window, library))
         self._messages = Messages(self._service)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,

@@ -44,5 +44,9 @@ def test_how_blocks_are_cut():
     assert cut.of(lanes, 4, 2, 4, 128 << 10) == (1, 8), "if these are not too short"
     assert cut.of(lanes, 4, 1, 4, 4 << 20) == (1, 4), "but not on one node"
     assert Pipelining(64 << 10, 1).of(lanes, 4, 2, 4, 4 << 20) == (64, 2)
+    mpich = Pipelining(library="MPICH 5.0.2")
+    assert mpich.of(lanes, 4, 2, 4, 4 << 20) == (16, 3), "which has more to do for each"
+    for other in (find("reduce", "hierarchical"), find("allreduce", "hierarchical_leaders")):
+        assert mpich.of(other.algorithm, 4, 2, 4, 4 << 20) == (16, 8)
     assert cut.of(tree, 4, 1, 1, 1 << 40) == (255, 4)
     assert cut.of(tree, 4, 1, 1, 0) == (1, 4)
