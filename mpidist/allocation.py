@@ -30,7 +30,8 @@ class Allocation:
     partition : str
         Where it runs.
     restarts : int
-        How often SLURM has started the job again.
+        How often SLURM has started the job again, as the environment says: it may have been
+        inherited from the job in which this one was submitted.
     parts : int
         Of a heterogeneous job; 1 for others.
     """

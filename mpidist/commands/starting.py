@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -17,8 +18,8 @@ from ..allocation import Allocation, in_step
 from ..errors import InvalidArgument, LaunchError
 from .asking import ask
 from .info import cores
-from .launchers import AS_ROOT, OPEN_MPI, YIELD, find_launcher, settings_for
-from .slurm_facts import threads_per_core
+from .launchers import AS_ROOT, OPEN_MPI, YIELD, find_launcher, folder_of, settings_for
+from .slurm_facts import about_job, threads_per_core
 from .slurm_line import place, slurm_command
 
 REQUEUED_WITHIN = 60.0  # seconds in which its controller answers
@@ -88,13 +89,17 @@ def allocated(
     if in_step(os.environ):
         wanted["SLURM_OVERLAP"] = "1"  # else a step inside of this one waits for its end
     settings = {name: value for name, value in wanted.items() if name not in os.environ}
+    if in_step(os.environ) and plugin is None and allocation.tasks:  # mpiexec reads these
+        settings["SLURM_TASKS_PER_NODE"] = ",".join(map(str, allocation.tasks))
+        settings["SLURM_NNODES"] = str(allocation.nodes)
+        settings["SLURM_NTASKS"] = settings["SLURM_NPROCS"] = str(sum(allocation.tasks))
     if os.environ.get("SLURM_EXPORT_ENV", "ALL") != "ALL":
         # sbatch --export=NONE: the srun by which an mpiexec starts its daemons would take nothing.
         settings["SLURM_EXPORT_ENV"] = "ALL"
     return Launch(placed.ranks, slurm_command(vendor, plugin, placed), settings, True)
 
 
-def become(command: list[str], environ: Mapping[str, str]) -> None:
+def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Have the launcher take the place of this process."""
     path = shutil.which(command[0]) or command[0]
     try:
@@ -120,12 +125,14 @@ def start_again(allocation: Allocation, most: int) -> None:
     LaunchError
         If it was queued so often already, or SLURM does not do it.
     """
-    if allocation.restarts >= most:
+    said = about_job(allocation.job).get("Restarts", "")  # what is inherited may be another job's
+    restarts = int(said) if said.isdigit() else allocation.restarts
+    if restarts >= most:
         raise LaunchError(
             f"exit code {os.EX_TEMPFAIL}, but job {allocation.job} was requeued "
-            f"{allocation.restarts} times already: allowed are {most} (--requeue-limit)"
+            f"{restarts} times already: allowed are {most} (--requeue-limit)"
         )
-    count = f"{allocation.restarts + 1} of {most}"
+    count = f"{restarts + 1} of {most}"
     click.echo(
         f"mpidist run: exit code {os.EX_TEMPFAIL}: requeuing job {allocation.job}, {count}",
         err=True,
@@ -158,7 +165,7 @@ def as_command(program: tuple[str, ...], together: bool = False) -> list[str]:
         raise InvalidArgument(f"{first}: no option of run; options stand before the program")
     if first.endswith(".py") or first.endswith(".pyz"):
         if not Path(first).is_file():
-            raise InvalidArgument(f"{first}: there is no such script in {os.getcwd()}")
+            raise InvalidArgument(f"{first}: there is no such script in {folder_of(Path(first))}")
         return [sys.executable, *ending, *program]
     if first in ("python", "python3"):
         return [sys.executable, *rest]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import LaunchError
+from ..run_notes import STARTED, STARTING
 from .watch_lines import LOST, WORD, Lines, Rank
 from .watch_signals import TO_LAUNCHER, TO_RANKS, Signals, by_terminal
 
@@ -21,6 +22,7 @@ UNTIL_TOLD = 1.0  # seconds in which the rank that is the cause may report, afte
 LAST_WORDS, AFTER_FAILURE = 5.0, 0.5  # seconds in which reports come after the launcher's end
 ENDS_WITHIN = 30.0  # seconds that the launcher has to end after all ranks finished well
 STARTED_WITHIN = 60.0  # seconds after which it is told that ranks are missing
+MPI_WITHIN = 120.0  # seconds that MPI_Init may take, from when the last rank has entered it
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Watch:
         Seconds from a SIGTERM until whoever sent it kills this process: SLURM's KillWait.
     signals : Signals
         Those that came already.
+    start_timeout : float
+        Seconds that MPI may take to start, from when all ranks have begun to start it.
     """
 
     ranks: int
@@ -46,6 +50,7 @@ class Watch:
     logs: str | None = None
     haste: float | None = None
     signals: Signals = field(default_factory=Signals)
+    start_timeout: float = MPI_WITHIN
     ended: list[Rank] = field(default_factory=list)  # in the order of their ends
 
     def __post_init__(self) -> None:
@@ -53,7 +58,7 @@ class Watch:
         self._patience, self._step = PATIENCE, STEP
         self._bad_since: float | None = None
         self._good_since: float | None = None
-        self._told = self._told_missing = False
+        self._told = self._told_missing = self._stuck_at_start = self._interrupted = False
         self._done = 0  # steps taken to end a job of which a rank was lost
 
     def command(self, program: Sequence[str]) -> list[str]:
@@ -86,6 +91,7 @@ class Watch:
             self._end_if_stuck()
             self._end_if_idle()
             self._tell_if_missing(begun)
+            self._end_if_mpi_does_not_start()
         status = self._launcher.returncode
         until = time.monotonic() + (LAST_WORDS if status == 0 else AFTER_FAILURE)
         while len(self.ended) < self.ranks and time.monotonic() < until:
@@ -101,6 +107,7 @@ class Watch:
             return
         if not by_terminal(number):
             self._launcher.send_signal(number)
+        self._interrupted = True
         self._bad_since = self._bad_since or time.monotonic()
         if self.haste is not None:  # to be through before all is killed, in about half the time
             self._patience = min(PATIENCE, self.haste / 4)
@@ -114,7 +121,7 @@ class Watch:
             self._tell()
         if time.monotonic() < self._bad_since + self._patience + self._done * self._step:
             return
-        if not self._done:
+        if not self._done and not self._stuck_at_start:
             _say(f"the launcher has not ended the job within {self._patience:g} s: ending it")
         acts = (
             lambda: self.lines.send(signal.SIGTERM),
@@ -144,6 +151,28 @@ class Watch:
         if len(self.lines.known) < self.ranks:
             _say(f"{len(self.lines.known)} of {self.ranks} ranks have started: waiting")
 
+    def _end_if_mpi_does_not_start(self) -> None:
+        """End the job if every rank is in MPI_Init or through it, and some do not come through."""
+        if self._bad_since is not None or time.monotonic() < self.lines.noted + self.start_timeout:
+            return
+        ranks = self.lines.known.values()
+        starting = sorted(rank.number for rank in ranks if rank.mpi == STARTING)
+        if starting and len(ranks) == self.ranks and all(rank.mpi for rank in ranks):
+            self._stuck_at_start = True
+            self._patience, self._bad_since = 0.0, time.monotonic()
+            _say(
+                f"{len(starting)} of {self.ranks} ranks ({listed(starting)}) have been in MPI_Init "
+                f"for {self.start_timeout:g} s (--start-timeout): ending the job"
+            )
+
+    @property
+    def never_started(self) -> bool:
+        """Whether the job failed in MPI_Init: the first rank was in it, and none came through."""
+        through = any(rank.mpi == STARTED for rank in self.lines.known.values())
+        bad = self._bad()
+        stuck = self._stuck_at_start or bool(bad and bad[0].mpi == STARTING)
+        return stuck and not through and not self._interrupted
+
     # -- how it went ----------------------------------------------------------------------------
 
     def _end(self, rank: Rank) -> None:
@@ -168,6 +197,8 @@ class Watch:
 
     def _verdict(self, status: int) -> int:
         """Give the exit code: that of the first rank that ended badly, if any did."""
+        if self._stuck_at_start:
+            return 1
         self._tell()
         bad = self._bad()
         first = next((rank for rank in self.ended if not rank.good), None)
@@ -186,12 +217,16 @@ class Watch:
         absent = sorted(set(range(self.ranks)) - {rank.number for rank in self.ended})
         if not absent:
             return 0
-        names = ", ".join(map(str, absent[:8])) + ", …" * (len(absent) > 8)
         _say(
-            f"the launcher ended with exit code 0, but how rank {names} of {self.ranks} ended is "
-            "not known: it was never started, or could not reach this host"
+            f"the launcher ended with exit code 0, but how rank {listed(absent)} of {self.ranks} "
+            "ended is not known: it was never started, or could not reach this host"
         )
         return 1
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Name the first of these ranks."""
+    return ", ".join(map(str, numbers[:8])) + ", …" * (len(numbers) > 8)
 
 
 def _say(text: str) -> None:

@@ -7,6 +7,7 @@ import resource
 import secrets
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class Rank:
     number: int
     host: str
     status: int | str | None = None
+    mpi: str = ""  # "starting" or "started", as far as the program says
 
     @property
     def good(self) -> bool:
@@ -78,6 +80,7 @@ class Lines:
     def __post_init__(self) -> None:
         enough_files(self.ranks)
         self.word = secrets.token_hex(8)
+        self.noted = time.monotonic()  # when a rank last said something of its MPI
         self._lines: list[Line] = []
         self._sent: list[int] = []  # signals, for those that come later too
         self._selector = selectors.DefaultSelector()
@@ -149,6 +152,8 @@ class Lines:
             line.rank = self.known[said["rank"]] = Rank(said["rank"], said["host"])
             for number in self._sent:
                 _say(line, number)
+        elif "mpi" in said:
+            line.rank.mpi, self.noted = str(said["mpi"]), time.monotonic()
         elif "status" in said:
             self._end(line.rank, said["status"])
 

@@ -142,11 +142,16 @@ def test_requeues_have_a_bound(monkeypatch):
         raise LaunchError("no SLURM here")
 
     monkeypatch.setattr(starting, "ask", ask)
+    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: "")
     with pytest.raises(LaunchError, match=r"requeued 4 times already: allowed are 4 "):
         starting.start_again(found, 4)
     with pytest.raises(LaunchError, match="no SLURM here"):
         starting.start_again(found, 5)
     assert asked == [["scontrol", "requeue", "7_3"]]
+    # SLURM knows better than a variable that came from the job in which this one was submitted.
+    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: "JobId=8 Requeue=1 Restarts=0")
+    with pytest.raises(LaunchError, match="no SLURM here"):
+        starting.start_again(found, 1)
     array["SLURM_ARRAY_JOB_ID"] = "5"  # its other jobs have numbers of their own, and so has a job
     assert Allocation.find({**JOB, **array}).job == "7"  # that was submitted from one of them
 
@@ -173,6 +178,33 @@ def test_a_shell_of_one_task_is_no_job(more, refused):
     else:
         check_not_nested(environ)
         assert not [name for name in own_environment(environ) if name.startswith("PMI")]
+
+
+@pytest.mark.parametrize(
+    ("said", "tasks"),
+    [
+        ("NumTasks=4 CPUs/Task=1 NtasksPerN:B:S:C=2:0:*:*", (2, 2)),
+        ("NumTasks=3 CPUs/Task=1 NtasksPerN:B:S:C=0:0:*:*", (2, 1)),
+        ("NumTasks=7 CPUs/Task=1 NtasksPerN:B:S:C=0:0:*:*", (4, 3)),
+        ("slurm_load_jobs error: Unable to contact slurm controller", (5, 5)),
+    ],
+)
+def test_a_shell_of_one_task_starts_all_ranks_of_the_job(monkeypatch, said, tasks):
+    """``srun -n1 --pty bash`` has its own number of tasks in the environment."""
+    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: f"JobId=7 {said}")
+    own = {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "5"}
+    environ = {**JOB, **PTY, **own, "SLURM_JOB_CPUS_PER_NODE": "2,1"}
+    found = Allocation.find(environ)
+    assert found.tasks == (1,) and slurm_facts.whole_job(found, environ).tasks == tasks
+    assert slurm_facts.whole_job(found, JOB) == found
+    monkeypatch.setattr(starting, "threads_per_core", lambda _: 1)
+    monkeypatch.setattr(slurm_line, "find_launcher", lambda _: "mpiexec")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    launch = starting.allocated("MPICH", None, slurm_facts.whole_job(found, environ), None, None)
+    assert launch.ranks == sum(tasks)
+    assert launch.settings["SLURM_TASKS_PER_NODE"] == ",".join(map(str, tasks))
+    assert "SLURM_DISTRIBUTION" not in own_environment({**environ, "SLURM_DISTRIBUTION": "cyclic"})
 
 
 @pytest.mark.parametrize(
@@ -214,11 +246,17 @@ def test_srun_where_it_can_start_this_mpi(monkeypatch):
     assert choose_launcher(Library("MPICH"), "auto", None) is None
 
 
-def test_knobs(tmp_path):
+def test_knobs(tmp_path, monkeypatch):
     (tmp_path / "env.mpich").write_text("# why\nA=1  # a reason\nB=^x,y # another\n\n")
     assert read_knobs(str(tmp_path), "MPICH") == {"A": "1", "B": "^x,y"}
     with pytest.raises(InvalidArgument, match="env.openmpi"):
         read_knobs(str(tmp_path), "Open MPI")
+    monkeypatch.chdir(tmp_path)  # a script of slurm/ that was submitted elsewhere
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(InvalidArgument, match=r"there is no slurm/env in .*: call it where this"):
+        read_knobs("slurm/env", "MPICH")
+    with pytest.raises(InvalidArgument, match=r"no such script in .*folder in which sbatch was"):
+        starting.as_command(("slurm/train.py",))
     (tmp_path / "env.mpich").write_text("export A\n")
     with pytest.raises(InvalidArgument, match="line 1: 'export A'"):
         read_knobs(str(tmp_path), "MPICH")

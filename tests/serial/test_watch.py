@@ -91,14 +91,30 @@ def test_a_signal_before_the_program_can_hear_it(tmp_path):
     assert watch.run(watch.command(shell), RANK) == 0
 
 
-def test_what_a_shell_started_ends_with_its_rank(tmp_path):
-    """The process beside the rank is killed, and with it all of the rank."""
+@pytest.mark.parametrize(
+    ("left", "last", "does", "codes"),
+    [
+        (
+            "sleep 60",
+            "wait",
+            "while [ ! -e {} ]; do sleep 0.05; done; kill -9 $!; wait $!",
+            (1, 137),
+        ),
+        ("sh -c 'trap : TERM; sleep 60; sleep 60'", "exit 0", "wait $!", (0,)),
+    ],
+    ids=["killed", "well"],
+)
+def test_what_a_shell_started_ends_with_its_rank(tmp_path, monkeypatch, left, last, does, codes):
+    """The process beside the rank is killed, or the shell ends: with it all of the rank.
+
+    What it leaves behind holds its output, and does not hear SIGTERM.
+    """
     number = tmp_path / "number"
-    program = f"sleep 60 & echo $! > {number}.part; mv {number}.part {number}; wait"
-    watch = Watch(1)
+    program = f"{left} & echo $! > {number}.part; mv {number}.part {number}; {last}"
+    watch, begun = Watch(1, label=True), time.monotonic()
     words = watch.command(["sh", "-c", program])
-    kill = f"while [ ! -e {number} ]; do sleep 0.05; done; kill -9 $!; wait $!"
-    assert watch.run(["sh", "-c", f'"$@" & {kill}', "sh", *words], RANK) in (1, 137)
+    assert watch.run(["sh", "-c", f'"$@" & {does.format(number)}', "sh", *words], RANK) in codes
+    assert time.monotonic() - begun < 40
     until = time.monotonic() + 10
     while processes.stat(int(number.read_text()))[:1] not in ([], ["Z"]):
         assert time.monotonic() < until, "the child of the shell is still there"
@@ -166,6 +182,39 @@ def test_before_slurm_kills_all(monkeypatch):
     assert time.monotonic() - begun < 10  # 8 s and three steps of 3 s otherwise
 
 
+INIT = """
+import sys, time
+from mpidist.run_notes import tell_run
+if sys.argv[1] != "early":
+    tell_run("starting")
+if sys.argv[1] == "through":
+    tell_run("started")
+    time.sleep(0.5)
+elif sys.argv[1] == "hangs":
+    time.sleep(60)
+sys.exit(sys.argv[1] != "through")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "how", "status", "never", "told"),
+    [
+        (1, "hangs", 1, True, "1 of 1 ranks (0) have been in MPI_Init for 0.2 s (--start-timeout)"),
+        (1, "aborts", 1, True, "rank 0 on "),
+        (1, "early", 1, False, "rank 0 on "),
+        (1, "through", 0, False, ""),
+        (2, "through", 1, False, "how rank 1 of 2 ended is not known"),  # it never came
+    ],
+)
+def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, told):
+    """As MPICH under SLURM's pmi2, now and then; a rank that is late is waited for."""
+    monkeypatch.setattr(watching, "LAST_WORDS", 0.5)
+    watch = Watch(ranks, start_timeout=0.2)
+    words = watch.command([sys.executable, "-c", INIT, how])
+    assert watch.run(words, RANK) == status
+    assert watch.never_started == never and told in capfd.readouterr().err
+
+
 def test_real_time_signals_have_no_name():
     assert str(Rank(3, "n2", -40)) == "rank 3 on n2 was ended by signal 40"
 
@@ -203,12 +252,39 @@ def test_the_word_of_a_run_is_not_in_its_command():
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "begun", "lines"),
+    [([], False, ["--mpi=pmi2", "mpiexec"]), ([], True, ["--mpi=pmi2"])]
+    + [(["--launcher", "srun"], False, ["--mpi=pmi2"])],
+)
+def test_once_more_without_pmi2(monkeypatch, options, begun, lines):
+    """Only where no rank came through MPI_Init, and nobody asked for srun by name."""
+    started = []
+
+    def plan(allocation, ranks, per_node, launcher, mpi, knobs):
+        chosen = ["mpiexec"] if launcher == "mpiexec" else ["srun", "--mpi=pmi2"]
+        return running.Launch(2, chosen, {}, True)
+
+    def start(launch, arguments, watching):
+        started.append(launch.launcher[-1])
+        return (0, True) if launch.launcher == ["mpiexec"] else (1, begun)
+
+    monkeypatch.setattr(running, "plan", plan)
+    monkeypatch.setattr(running, "start", start)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2(x2)")
+    status = running.run_command.main([*options, "true"], standalone_mode=False)
+    assert started == lines and status == (lines[-1] != "mpiexec")
+
+
 @pytest.mark.parametrize(("label", "logs", "drawn"), [(0, None, 1), (1, None, 0), (0, "x", 0)])
 def test_no_bars_are_drawn_through_a_pipe(monkeypatch, label, logs, drawn):
     """With --label and --log-dir lines are carried, not what a bar writes."""
     seen = []
 
     class Guard:
+        never_started = False
+
         def __init__(self, *_):
             pass
 
@@ -222,5 +298,6 @@ def test_no_bars_are_drawn_through_a_pipe(monkeypatch, label, logs, drawn):
     monkeypatch.setattr(running, "Watch", Guard)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     launch = running.Launch(1, ["mpiexec"], {}, False)
-    assert running.start(launch, ["true"], True, bool(label), logs, Signals()) == 0
+    watching = running.Watching(bool(label), logs, Signals())
+    assert running.start(launch, ["true"], watching) == (0, True)
     assert seen == [bool(drawn)]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from slurm_cluster import LONG
-from slurm_jobs import DEADLINE, RUNS, all_begun, submit
+from slurm_jobs import DEADLINE, ONE_TASK_A_CORE, RUNS, all_begun, submit
 
 HOW = ["killed", "leaves", "raises"] if LONG else ["killed"]
 
@@ -23,6 +23,29 @@ def test_a_rank_that_ends_badly_ends_the_job(cluster, mpi, user, tmp_path, how):
             assert re.search(
                 r"mpidist run: (and )?rank 3 on n\d ended with exit code 5", done.output
             )
+
+
+STUCK = """import os, time
+from mpidist.run_notes import tell_run
+tell_run("starting")
+if "MPI_LOCALNRANKS" not in os.environ:  # not by MPICH's own launcher
+    time.sleep(100)
+tell_run("started")
+print("through", flush=True)
+"""
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
+def test_mpi_that_does_not_start(cluster, mpi, user, tmp_path):
+    """As MPICH under pmi2 now and then: it is started once more, by its own launcher."""
+    (tmp_path / "stuck.py").write_text(STUCK)
+    script = tmp_path / "stuck.sh"
+    script.write_text(f"#!/bin/bash\nexec mpidist run --start-timeout 2 {tmp_path}/stuck.py\n")
+    done = cluster.wait(cluster.submit(*ONE_TASK_A_CORE, str(script), **user), DEADLINE)
+    assert "4 of 4 ranks (0, 1, 2, 3) have been in MPI_Init for 2 s" in done.output, done.output
+    assert ("mpidist run: once more: " in done.output) == (mpi == "mpich"), done.output
+    assert done.completed == (mpi == "mpich"), done.output
+    assert done.output.count("through\n") == 4 * (mpi == "mpich"), done.output
 
 
 def test_scancel(cluster, mpi, user, tmp_path):

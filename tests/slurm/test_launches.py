@@ -57,14 +57,19 @@ def test_srun_and_mpiexec(cluster, mpi, user, script):
 
 
 def test_as_slurm_placed_the_tasks(cluster, mpi, user, script):
-    """Nodes with different numbers of tasks, a job without its user's environment, and a shell."""
+    """Nodes with different numbers of tasks, a job without its user's environment, and a shell.
+
+    The shell is a step of one task; its ranks are the job's all the same.
+    """
     plugin = "pmi2" if mpi == "mpich" else "pmix"
     lines = [f"export {name}={value}" for name, value in user.items()]
     lines += ["echo tasks $SLURM_TASKS_PER_NODE"]
     lines += ["mpidist run say.py || exit 1", "mpidist run --launcher mpiexec say.py || exit 1"]
     if LONG:  # a shell of one task is no rank of a job
         shell = f"srun -n1 -N1 --export=ALL --mpi={plugin}"
-        lines += [f"exec {shell} mpidist run -n 2 --ranks-per-node 1 say.py"]
+        lines += [f"{shell} mpidist run -n 2 --ranks-per-node 1 say.py || exit 1"]
+        lines += [f"{shell} mpidist run say.py || exit 1"]
+        lines += [f"exec {shell} mpidist run --launcher mpiexec say.py"]
     options = ("--nodes=2", "--ntasks=3", "--export=NONE")
     done = cluster.wait(cluster.submit(*options, script("uneven", "\n".join(lines)), **user))
     assert done.completed, f"{done.state} {done.exit_code}\n{done.output}"
@@ -74,7 +79,7 @@ def test_as_slurm_placed_the_tasks(cluster, mpi, user, script):
     groups = str((first, tuple(range(len(first), 3))))
     found = said(done.output)
     assert [(r, g) for r, size, g, _ in found if size == "3"] == [
-        (str(rank), groups) for rank in range(3) for _ in range(2)
+        (str(rank), groups) for rank in range(3) for _ in range(2 + 2 * LONG)
     ]
     assert [(r, g) for r, size, g, _ in found if size == "2"] == [
         (str(rank), "((0,), (1,))") for rank in range(2 * LONG)

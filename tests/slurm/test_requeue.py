@@ -26,9 +26,9 @@ def test_bits_of_an_interrupted_training(cluster, mpi, nodes, folder):
 
     USR1 comes as by ``--signal=B:USR1@60``: to the batch script alone, which hands it on.
     """
-    array = cluster.submit(
-        "--array=0-1", *LAYOUTS[nodes], SCRIPT, "4", folder=folder, **user_environment(mpi)
-    )
+    # As in a job from which this one is submitted, and which was requeued as often as may be.
+    inherited = {"SLURM_RESTART_COUNT": "20", **user_environment(mpi)}
+    array = cluster.submit("--array=0-1", *LAYOUTS[nodes], SCRIPT, "4", folder=folder, **inherited)
     whole, job = f"{array}_0", f"{array}_1"
     until(cluster, job, lambda said, text: "saved step" in text)
     signalled = cluster.run("scancel", "--batch", "--signal=USR1", job)
@@ -61,6 +61,26 @@ def test_bits_of_a_killed_training(cluster, mpi, folder):
     assert second.completed and whole.completed, second.output + whole.output
     assert int(re.search(r"from step (\d+) on", second.output)[1]) > 0
     assert parameters(second.output) == parameters(whole.output)
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
+def test_the_signal_before_the_time_limit(cluster, folder):
+    """SLURM's own timer, which looks twice a minute: nobody here sends the signal."""
+    jobs = {}
+    for mpi in PYTHONS:  # at the same time
+        options = (*LAYOUTS["one"], "--time=1", "--signal=B:USR1@50", SCRIPT, "100000")
+        environment = {**user_environment(mpi), "CHECKPOINTS": f"timed-{mpi}"}
+        jobs[mpi] = cluster.submit(*options, folder=folder, **environment)
+    for job in jobs.values():
+        until(cluster, job, lambda said, text: said.get("Restarts") == "1")
+        start_now(cluster, job)
+        until(cluster, job, lambda said, text: text.count(" on\n") == 2)
+        assert cluster.run("scancel", job).status == 0
+        done = cluster.wait(job)
+        assert f"exit code 75: requeuing job {job}, 1 of 20" in done.output, done.output
+        saved = re.findall(r"saved step (\d+)\n", done.output.partition("requeuing job")[0])
+        begun = re.findall(r"from step (\d+) on\n", done.output)
+        assert begun == ["0", saved[-1]] and done.state == "CANCELLED", done.output
 
 
 def start_now(cluster, job):

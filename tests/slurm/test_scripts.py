@@ -10,11 +10,12 @@ from slurm_cluster import LONG, user_environment
 
 SLURM = Path(__file__).resolve().parents[2] / "slurm"
 ONE_EACH = ("--nodes=2", "--ntasks-per-node=1")
+TESTS = ["tests/mpi/test_split_topology.py", "tests/mpi/test_pending.py", "-q"]
 QUICK = ["barrier", "--bytes", "8"]
 # Options of sbatch, the script, its arguments, and what it must print.  Two cores serve all nodes:
 # one rank on each is enough to cross the link.
 SCRIPTS = {
-    "test": (ONE_EACH, ["tests/mpi/test_split_topology.py", "-q"], r"[1-9]\d* passed"),
+    "test": (ONE_EACH, TESTS, r"[1-9]\d* passed"),
     "bench": (("--nodes=3", "--ntasks-per-node=1"), [], r"alltoall"),
     "tune": (ONE_EACH, QUICK, r"1 sizes measured"),
     "train_ddp": (ONE_EACH, [], r"2 ranks: .* right: True"),
@@ -40,6 +41,8 @@ def test_every_script_is_short_and_ends_in_its_launch_line():
         lines = (SLURM / f"{name}.sbatch").read_text().replace("\\\n", " ").splitlines()
         assert lines[-1].startswith("exec mpidist run "), name
         assert len(lines) <= 22 and any(line.startswith("# Edit: ") for line in lines[:6]), name
+        assert any("repository's root" in line for line in lines[:6]), name
+        assert max(map(len, lines[:6])) <= 100, name
 
 
 # In the short run each library has one, on two nodes; tests/slurm/test_requeue.py has another.
@@ -70,23 +73,30 @@ def test_scripts_complete(cluster, folder, chosen):
         assert [entry["collective"] for entry in table["entries"]] == ["barrier"]
 
 
-def submit(cluster, name, user, folder):
-    """Submit a script as SCRIPTS has it; give the job's number."""
+def submit(cluster, name, user, folder, unchanged=False):
+    """Submit a script as SCRIPTS has it, or as it is; give the job's number."""
     options, arguments, _ = SCRIPTS[name]
+    if unchanged and name != "array_sweep":  # of which two jobs are enough
+        options = ()
     script = f"slurm/{name}.sbatch"
     return cluster.submit(
         *options, "--no-requeue", script, *arguments, folder=folder, **ENVIRONMENT, **user
     )
 
 
-def complaint(cluster, name, job):
+def complaint(cluster, name, job, unchanged=False):
     """Say what is wrong with a job, or nothing."""
     numbers = [f"{job}_0", f"{job}_1"] if name == "array_sweep" else [job]
     for number in numbers:
         done = cluster.wait(number, 240 if LONG else 60)
-        said = re.search(SCRIPTS[name][2], done.output)
+        expected = SCRIPTS[name][2]
         if name == "train_gpu":
-            said = said and "SLURM grants 1 GPU(s)" in done.output
+            gpus = "no" if unchanged else "1"
+            assert f"SLURM grants {gpus} GPU(s)" in done.output, done.output
+            expected = expected.replace("2 ranks", "1 ranks") if unchanged else expected
+        said = re.search(expected, done.output)
+        if name == "test":  # of symmetric memory, which is one node's
+            assert ("needs all ranks on one node" in done.output) != unchanged, done.output
         if not done.completed or not said:
             return f"{name}: {done.state} {done.exit_code}\n{done.output}"
     return ""
@@ -94,7 +104,8 @@ def complaint(cluster, name, job):
 
 @pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
 def test_unchanged_on_one_node(cluster, mpi, user, folder):
-    job = cluster.submit("slurm/train_ddp.sbatch", folder=folder, **user)
-    done = cluster.wait(job)
-    assert done.completed and "2 ranks: " in done.output, done.output
-    assert "--nodes=1" in done.output or "-n 2" in done.output
+    """Every script as it is: two ranks of one node, which share its memory."""
+    jobs = {name: submit(cluster, name, user, folder, unchanged=True) for name in names()}
+    wrong = [text for name, job in jobs.items() if (text := complaint(cluster, name, job, True))]
+    assert not wrong, "\n\n".join(wrong)
+    assert all(cluster.show(job)["NumNodes"] == "1" for job in jobs.values())
