@@ -109,6 +109,11 @@ def get_communicator() -> Communicator:
     return _default if _default is not None else init()
 
 
+def started() -> Communicator | None:
+    """Give the default communicator if there is one already."""
+    return _default
+
+
 def start_mpi(thread_level: str) -> Any:
     """Import mpi4py's MPI, which starts it, and check the thread level."""
     if thread_level not in LEVELS:

@@ -6,7 +6,7 @@ from pipeline_kits import chunks_of, data
 
 import mpidist
 from mpidist.errors import InvalidArgument, ScheduleError, Unsupported
-from mpidist.nn import Linear
+from mpidist.nn import Linear, Module
 from mpidist.pipeline import B, F, as_schedule, schedules
 
 ALL = [schedule.name for schedule in schedules()]
@@ -120,7 +120,7 @@ def user_schedule(comm, kit):
     stage = kit.join(kit.layers())
     for wrong, message in (
         (backwards, "stage"),
-        (endless, "rank 0, step 6: yields more than 6 actions, .* does it end"),
+        (endless, "rank 0, stage 0, step 6: yields more than 6 actions, .* does it end"),
         (fails_on_rank_1, "not here" if comm.rank == 1 else "fails on rank 1: .*not here"),
     ):
         with pytest.raises((ScheduleError, InvalidArgument, ArithmeticError), match=message):
@@ -163,6 +163,15 @@ def wrong_arguments(comm, kit):
         make(3, comm, 2)
     with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: Pipeline: stage=\[\]: allowed"):
         make([], comm, 2)
+    for given, told in (
+        (None, "is None: allowed are a module of PyTorch or mpidist.nn, an object with forward"),
+        ([stage, None], r"\[1\] is None: allowed are a module"),
+        (type(stage), r"is the class Sequential, not an object as Sequential\(…\): allowed"),
+        (Module(), r"is a Module, without a forward\(\): allowed are a module"),
+        (mpidist.partition(stage, 2, verbose=False), r"is a Partition, .*parts\[comm.rank\]"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank 1: Pipeline: stage ?{told}"):
+            make(given if comm.rank == 1 else stage, comm, 2)
     with pytest.raises(Unsupported, match="chunks=2"):
         make([stage, stage], comm, 2, "1f1b")
     with pytest.raises(InvalidArgument, match="checkpoint=1"):

@@ -15,6 +15,11 @@ from ..pipeline import as_schedule
 MICROBATCHES = 8
 WARM_STEPS = 50
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+THEIRS = "torch pipelining, gloo"
+ENGINE_GOAL = 60e-6
+"""Seconds of a microbatch and stage, on 2 ranks, that are not to be exceeded."""
+SHARE_GOAL = 0.9
+"""Share of the time of a step by PyTorch's own pipelining: not to be exceeded either."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from ..parallel import Pipeline
-from .pipelines import MICROBATCHES
+from .pipelines import MICROBATCHES, THEIRS
 from .training import Contender, Row, race
 from .training_torch import gloo
 
@@ -73,7 +73,7 @@ def steps(comm: Any, rounds: int) -> list[Row]:
             pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
             contenders = [
                 Contender(OURS, stepper(own, lambda x, t, p=pipe: p.step(x, t, loss), shape)),  # type: ignore[misc]
-                Contender("torch pipelining, gloo", stepper(other, theirs(comm, other), shape)),
+                Contender(THEIRS, stepper(other, theirs(comm, other), shape)),
             ]
             count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
             work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"

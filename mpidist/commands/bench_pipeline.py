@@ -53,9 +53,10 @@ def print_pipelines(iterations: int, json_file: str | None) -> int:
     library = {"torch": importlib.metadata.version("torch")} if have else {}
     header = make_header(comm, {**versions(), **library}, knobs())
     if comm.rank == 0:
-        print_costs(costs)
+        print_costs(costs, comm.size)
         if rows:
             print_rows(rows)
+            print_shares(rows)
         if not have:
             make_console().print(MISSING)
         if json_file:
@@ -68,10 +69,28 @@ def print_pipelines(iterations: int, json_file: str | None) -> int:
     return 0
 
 
-def print_costs(costs: list[Any]) -> None:
-    """Print what the engine takes."""
+def print_costs(costs: list[Any], ranks: int) -> None:
+    """Print what the engine takes, and, where there is one, the goal beside it."""
+    from ..bench.pipelines import ENGINE_GOAL
+
     console = make_console()
-    table = make_table(console, "identity stages", ">microbatches", ">µs a microbatch and stage")
+    heads = ["identity stages", ">microbatches", ">µs a microbatch and stage"]
+    table = make_table(console, *heads, *([">goal"] if ranks == 2 else []))
     for cost in costs:
-        table.add_row(cost.schedule, str(cost.microbatches), f"{1e6 * cost.seconds:.1f}")
+        mark = "" if cost.seconds <= ENGINE_GOAL else "missed: "
+        goal = [f"{mark}≤ {1e6 * ENGINE_GOAL:.0f}"] if ranks == 2 else []
+        table.add_row(cost.schedule, str(cost.microbatches), f"{1e6 * cost.seconds:.1f}", *goal)
     show(console, table)
+
+
+def print_shares(rows: list[Any]) -> None:
+    """Print in how many of the races against PyTorch's own pipelining the goal was reached."""
+    from ..bench.pipelines import SHARE_GOAL, THEIRS
+
+    shares = [row.ratio for row in rows if row.name == THEIRS]
+    if shares:
+        reached = sum(share <= SHARE_GOAL for share in shares)
+        make_console().print(
+            f"goal ≤ {SHARE_GOAL:g} of {THEIRS}: reached at {reached} of {len(shares)} sizes, "
+            f"worst {max(shares):.2f}"
+        )

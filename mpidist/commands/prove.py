@@ -52,7 +52,7 @@ from .spans import spans
     "--microbatches", type=Numbers(), default="1-16", show_default=True, help="Pipelines."
 )
 @click.option(
-    "--chunks", type=Numbers(), default="1-3", show_default=True, help="Pipelines that take any."
+    "--chunks", type=Numbers(), help="Of pipelines that serve any number; by default 1-3."
 )
 @click.option("--jobs", type=int, help="Processes; by default one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -66,7 +66,7 @@ def prove_command(
     arity: list[int],
     pipeline: tuple[str, ...] | None,
     microbatches: list[int],
-    chunks: list[int],
+    chunks: list[int] | None,
     jobs: int | None,
     as_json: bool,
     imports: Any,

@@ -22,6 +22,7 @@ from .spans import spans
 
 ALL = "all"
 PIPELINE_RANKS = list(range(1, 9))
+CHUNKS = [1, 2, 3]
 
 
 @dataclasses.dataclass
@@ -50,14 +51,21 @@ def prove_pipelines(
     names: tuple[str, ...],
     ranks: list[int],
     microbatches: list[int],
-    chunks: list[int],
+    chunks: list[int] | None,
     as_json: bool,
 ) -> int:
-    """Prove schedules for all these numbers, print what was shown; give the exit code."""
+    """Prove schedules for all these numbers, print what was shown; give the exit code.
+
+    `chunks` are for schedules that serve any number of them; None is a few.
+    """
     for name, values in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
-        if min(values) < 1:
+        if values is not None and min(values) < 1:
             raise InvalidArgument(f"--{name} {min(values)}: allowed are whole numbers >= 1")
     known = schedules() if names == (ALL,) else [as_schedule(find(name)) for name in names]
+    if chunks is not None and names != (ALL,):
+        for schedule in known:
+            check_chunks(schedule, chunks)
+    chunks = CHUNKS if chunks is None else chunks
     begun = perf_counter()
     rows = [prove_one(schedule, ranks, microbatches, chunks) for schedule in known]
     seconds = perf_counter() - begun
@@ -66,6 +74,17 @@ def prove_pipelines(
     else:
         print_rows(make_console(), rows, seconds)
     return 0 if all(row.proved for row in rows) else 1
+
+
+def check_chunks(schedule: PipelineSchedule, chunks: list[int]) -> None:
+    """Raise InvalidArgument if a schedule that was named would be proved for none, or others."""
+    wrong = [number for number in chunks if number != schedule.chunks]
+    if wrong and not schedule.any_chunks:
+        able = [known.name for known in schedules() if known.any_chunks]
+        raise InvalidArgument(
+            f"--chunks {spans(tuple(wrong))}: pipeline schedule {schedule.name} has "
+            f"{schedule.chunks} a rank, allowed is that; any number is served by {', '.join(able)}"
+        )
 
 
 def prove_one(

@@ -1,138 +1,18 @@
-"""Where pipeline schedules are found: ``@pipeline_schedule``, lookup, what each declares."""
+"""Where pipeline schedules are found: ``@pipeline_schedule`` and lookup."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from numbers import Integral
+from collections.abc import Callable, Iterable
 
-from ..errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
-from ..registered import Registered, check_made, check_name
-from .actions import KINDS, Action
-from .placement import SHAPES, Placement
+from ..errors import InvalidArgument, UnknownName
+from ..registered import check_name
+from .actions import Action
+from .placement import SHAPES
+from .schedule import PipelineSchedule, check_count
 
 RESERVED = ("auto",)
 """Names of choices that are no schedules of their own."""
-
-
-@dataclass(frozen=True)
-class PipelineSchedule(Registered):
-    """One pipeline schedule: a generator and what it declares.
-
-    Attributes
-    ----------
-    name : str
-        What it is called by.
-    function : callable
-        The generator ``(rank, size, microbatches, *, chunks)``; it yields the actions of one rank,
-        and takes `chunks` only if it serves any number of them.
-    chunks : int
-        Virtual stages on every rank: the only number it serves, or the default where it takes one.
-    placement : {"loop", "v"}
-        Where the virtual stages lie, see :class:`~mpidist.pipeline.Placement`.
-    splits : bool or None
-        It splits B into I and W; None where nothing was declared, and the actions must be looked
-        at.
-    requires : callable, optional
-        Gets size, microbatches and chunks; gives the reason why they cannot be served, or None.
-    """
-
-    name: str
-    function: Callable[..., Iterable[Action]]
-    chunks: int = 1
-    placement: str = "loop"
-    splits: bool | None = None
-    requires: Callable[[int, int, int], str | None] | None = None
-
-    @property
-    def any_chunks(self) -> bool:
-        """It serves any number of chunks a rank."""
-        return "chunks" in inspect.signature(self.function).parameters
-
-    def count_chunks(self, chunks: int | None = None) -> int:
-        """Give the number of chunks a rank: `chunks` if it can be served, the default for None.
-
-        Raises
-        ------
-        InvalidArgument
-            If it is no whole number ≥ 1.
-        Unsupported
-            If the schedule does not serve it.
-        """
-        if chunks is None:
-            return self.chunks
-        check_count(chunks, "chunks")
-        if chunks != self.chunks and not self.any_chunks:
-            able = [s.name for s in schedules() if s.any_chunks or s.chunks == chunks]
-            raise Unsupported(
-                f"pipeline schedule {self.name}: chunks={chunks}, but it has {self.chunks} a rank; "
-                f"served by {', '.join(able)}"
-            )
-        return chunks
-
-    def place(self, size: int, chunks: int | None = None) -> Placement:
-        """Give where the virtual stages lie on `size` ranks."""
-        check_count(size, "size")
-        return Placement(size, self.count_chunks(chunks), self.placement)
-
-    def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:
-        """Give the reason why it cannot serve these numbers, or None if it can."""
-        if self.requires is None:
-            return None
-        return self.requires(size, microbatches, self.count_chunks(chunks))
-
-    def actions(
-        self, rank: int, size: int, microbatches: int, chunks: int | None = None
-    ) -> list[Action]:
-        """Give the actions of one rank.
-
-        Raises
-        ------
-        Unsupported
-            If the schedule does not serve these numbers; the message says why.
-        ScheduleError
-            If it yields something that is no action, or none of this pipeline.
-        """
-        check_count(size, "size")
-        check_count(microbatches, "microbatches")
-        chunks = self.count_chunks(chunks)
-        reason = self.unsupported(size, microbatches, chunks)
-        if reason is not None:
-            raise Unsupported(f"pipeline schedule {self.name}: {reason}")
-        keywords = {"chunks": chunks} if self.any_chunks else {}
-        made = self.function(rank, size, microbatches, **keywords)
-        check_made(made, f"pipeline schedule {self.name}", "actions", rank)
-        return list(self._check(made, rank, microbatches, chunks))
-
-    def _check(
-        self, made: Iterable[Action], rank: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
-        """Pass on what can be an action of this pipeline, and not for ever.
-
-        What is yielded twice is left to the prover, which says where it was before.
-        """
-        known = frozenset(KINDS.values())
-        most = 2 * 3 * microbatches * chunks
-        for step, action in enumerate(made):
-            wrong = None
-            if step == most:
-                wrong = (
-                    f"yields more than {most} actions, twice F, I and W of each of "
-                    f"{microbatches} microbatches{f' in {chunks} chunks' * (chunks > 1)}: "
-                    "does it end?"
-                )
-            elif type(action) not in known:
-                wrong = f"yields {action!r}; it must yield F, B, I or W of mpidist.pipeline"
-            elif not _among(action.microbatch, microbatches):
-                wrong = f"{action}: there are microbatches 0 … {microbatches - 1}"
-            elif not _among(action.chunk, chunks):
-                wrong = f"{action}: there are chunks 0 … {chunks - 1}"
-            elif self.splits is False and action.kind in "IW":
-                wrong = f"{action}, but the schedule declares splits=False: it has F and B only"
-            if wrong:
-                raise ScheduleError(wrong, rank=rank, step=step)
-            yield action
 
 
 _registry: dict[str, PipelineSchedule] = {}
@@ -217,8 +97,10 @@ def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule
             return known
     signature = _signature(schedule)
     keyword = signature.parameters.get("chunks")
-    chunks = keyword.default if keyword and isinstance(keyword.default, int) else 1
-    return PipelineSchedule(getattr(schedule, "__name__", "schedule"), schedule, chunks)
+    name = getattr(schedule, "__name__", "schedule")
+    chunks = keyword.default if keyword and keyword.default is not keyword.empty else 1
+    check_count(chunks, f"schedule={name}: its default of chunks")
+    return PipelineSchedule(name, schedule, chunks)
 
 
 def _signature(function: Callable) -> inspect.Signature:
@@ -237,15 +119,3 @@ def _signature(function: Callable) -> inspect.Signature:
 def unregister_schedule(name: str) -> None:
     """Forget a schedule, for example one that a test registered."""
     _registry.pop(name, None)
-
-
-def check_count(value: object, name: str) -> None:
-    """Raise InvalidArgument if a number is not whole and ≥ 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidArgument(f"{name}={value!r}: allowed are whole numbers >= 1")
-
-
-def _among(value: object, count: int) -> bool:
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
-        return False
-    return 0 <= value < count  # type: ignore[operator]

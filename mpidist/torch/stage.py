@@ -10,7 +10,7 @@ import torch
 
 from ..errors import InvalidArgument
 from ..parallel.pipe.live import Held, Size, Sizes
-from ..parallel.pipe.structure import call, flatten, unflatten
+from ..parallel.pipe.structure import caller_of, flatten, unflatten
 from .halves import Halves, can_halve, root_of
 from .kept import Look, Noted, nbytes_of
 from .replay import Replay
@@ -38,7 +38,7 @@ class TorchStage:
     tensors = TorchTensors()
 
     def __init__(self, module: Any, caller: Any):
-        self.module, self._call = module, caller
+        self.module, self._call = module, caller_of(caller, module)
         self.splits = can_halve()
         self._sizes, self._replay, self._look = Sizes(), Replay(module), Look(module)
 
@@ -58,7 +58,7 @@ class TorchStage:
         """Call the module."""
         if not keep:
             with torch.no_grad():
-                return call(self._call, value), None
+                return self._call(value), None
         given = flatten(value)[1] if tree is None else leaves
         key = tree, tuple([(x.shape, x.dtype) for x in given]), self.module.training, ends
         saved = TorchSaved(leaves, self._sizes.of(key))
@@ -71,7 +71,7 @@ class TorchStage:
     def _run(self, given: list[Any], tree: Any, first: bool) -> Any:
         """Call the module with what it may change in place."""
         own = separate(given) if first else [_opened(x) for x in given]
-        output = call(self._call, unflatten(tree, own))
+        output = self._call(unflatten(tree, own))
         if first:
             pass_on_changes(own, given)
         return output
@@ -111,14 +111,17 @@ class TorchStage:
     def backward_input(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
         """Do the half that gives the inputs' gradients."""
         if not self.splits:
-            found, saved.done = self.backward(saved, grads), 2
+            found = self.backward(saved, grads)
+            saved.inputs, saved.done = [], 2
             return found
         roots, given = self._pairs(saved, grads)
         saved.halves = Halves(roots, given, [x for x in saved.inputs if x.requires_grad])
         self.splits = saved.halves.divisible
         saved.halves.inputs()
-        saved.done = 1 if self.splits else 2
-        return self._of_inputs(saved)
+        saved.done, found = 1, self._of_inputs(saved)
+        if not self.splits:
+            saved.inputs, saved.halves, saved.done = [], None, 2
+        return found
 
     def backward_weight(self, saved: TorchSaved) -> None:
         """Do the other half."""

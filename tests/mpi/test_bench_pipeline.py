@@ -3,7 +3,7 @@
 import pytest
 from training_kits import NEEDS_TORCH, torch
 
-from mpidist.bench.pipelines import engine_cost
+from mpidist.bench.pipelines import ENGINE_GOAL, THEIRS, engine_cost
 
 
 def test_engine_cost(comm):
@@ -14,6 +14,19 @@ def test_engine_cost(comm):
     assert all(cost.seconds > 0 and cost.microbatches == 4 for cost in costs)
     told = comm.allgather_object([cost.as_json() for cost in costs])
     assert all(other == told[0] for other in told)
+
+
+def test_the_engine_is_fast(comm):
+    """Three times what is the goal, for machines of all kinds, and the best of a few."""
+    if comm.size != 2:
+        pytest.skip("needs exactly 2 ranks")
+    best = {}
+    for _ in range(6):
+        for cost in engine_cost(comm, 20):
+            best[cost.schedule] = min(cost.seconds, best.get(cost.schedule, 1))
+        if max(best.values()) <= ENGINE_GOAL:
+            break
+    assert max(best.values()) <= 3 * ENGINE_GOAL, best
 
 
 def test_averaging_is_behind_the_cool_down(comm, monkeypatch):
@@ -36,6 +49,12 @@ def test_steps(comm, monkeypatch):
         pytest.skip("needs at least 2 ranks")
     monkeypatch.setattr(training, "WARM_ROUNDS", 1)
     monkeypatch.setattr(pipelines_torch, "SIZES", ((8, 2),))
-    rows = pipelines_torch.steps(comm, 2)
-    assert [row.name for row in rows] == [pipelines_torch.OURS, "torch pipelining, gloo"]
-    assert all(row.seconds > 0 for row in rows) and rows[0].ratio == 1
+    best = 2.0
+    for _ in range(4 if comm.size == 2 else 1):  # with 2 ranks, it is to be no slower: 0.7 usually
+        rows = pipelines_torch.steps(comm, 6 if comm.size == 2 else 2)
+        assert [row.name for row in rows] == [pipelines_torch.OURS, THEIRS]
+        assert all(row.seconds > 0 for row in rows) and rows[0].ratio == 1
+        best = min(best, rows[1].ratio)
+        if best <= 1:
+            break
+    assert comm.size > 2 or best <= 1.1

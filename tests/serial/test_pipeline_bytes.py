@@ -1,5 +1,7 @@
 """The bytes that microbatches keep, in closed forms for stacks of linear layers."""
 
+import weakref
+
 import numpy as np
 import pytest
 from training_kits import NEEDS_TORCH, torch
@@ -7,6 +9,8 @@ from training_kits import NEEDS_TORCH, torch
 import mpidist
 from mpidist.nn import Linear, ReLU, Sequential
 from mpidist.parallel.pipe.live import Sizes
+from mpidist.parallel.pipe.recompute import Recomputing
+from mpidist.parallel.pipe.stage import stage_of
 
 ROWS, COUNT, WIDE, NARROW = 2, 5, 6, 4
 ENTRY, MIDDLE, OUT = (ROWS * width * 8 for width in (NARROW, WIDE, NARROW))
@@ -70,12 +74,26 @@ KINDS = [
 ]
 
 
+class Whole:
+    """A stage whose backward is not in halves."""
+
+    def __init__(self):
+        self.inner = stage("plain")
+        self.modules, self.parameters = self.inner.modules, self.inner.parameters
+        self.forward, self.backward = self.inner.forward, self.inner.backward
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("checkpoint", (False, True))
-@pytest.mark.parametrize("schedule", ("gpipe", "1f1b", "zb-h1"))
-def test_closed_forms(kind, checkpoint, schedule):
+@pytest.mark.parametrize("schedule", ("gpipe", "1f1b", "zb-h1", "zb-h1 in whole"))
+def test_closed_forms(kind, checkpoint, schedule, monkeypatch):
+    schedule, _, whole = schedule.partition(" ")
+    if whole and kind == "torch":
+        monkeypatch.setattr("mpidist.torch.stage.can_halve", lambda: False)
+
     def job(comm):
-        pipe = mpidist.Pipeline(stage(kind), comm, COUNT, schedule, checkpoint=checkpoint)
+        held = Whole() if whole and kind == "plain" else stage(kind)
+        pipe = mpidist.Pipeline(held, comm, COUNT, schedule, checkpoint=checkpoint)
         x = np.random.default_rng(0).normal(size=(COUNT * ROWS, NARROW))
         x = torch.from_numpy(x) if kind == "torch" else x
         for _ in range(3):
@@ -83,6 +101,8 @@ def test_closed_forms(kind, checkpoint, schedule):
         actions = [step.action for step in pipe._runner.plan.steps[comm.rank]]
         first, last = comm.rank == 0, comm.rank == comm.size - 1
         forward, halfway = sizes(kind, last, first)
+        halfway = 0 if whole else halfway
+        assert pipe.stats().splits == (not whole,)
         kept = (0 if first else ENTRY) if checkpoint else forward
         live = pipe._runner._executor.live
         assert (live.count, live.nbytes) == (0, 0)
@@ -90,6 +110,26 @@ def test_closed_forms(kind, checkpoint, schedule):
 
     for found, expected in mpidist.run_simulated(3, job):
         assert found == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpoint", (False, True))
+def test_nothing_is_kept_for_a_half_that_has_nothing_to_do(kind, checkpoint, monkeypatch):
+    """I of a stage that cannot be split leaves no memory for W, in numbers and indeed."""
+    if kind == "torch":
+        monkeypatch.setattr("mpidist.torch.stage.can_halve", lambda: False)
+    worker = stage_of(stage(kind) if kind == "torch" else Whole(), "")
+    worker = Recomputing(worker) if checkpoint else worker
+    x = worker.tensors.tensor(np.ones(ENTRY // 8), ("float64", (ROWS, NARROW), True))
+    output, saved = worker.forward(x, "tensor", [x], True)
+    worker.finish(saved, "tensor", [output])
+    assert worker.nbytes(saved) >= ENTRY
+    form = "float64", (ROWS, NARROW), False
+    there, grad = weakref.ref(x), worker.tensors.tensor(np.ones(OUT // 8), form)
+    del x, output
+    worker.backward_input(saved, [grad])
+    assert worker.nbytes(saved) == 0 and there() is None
+    worker.backward_weight(saved)
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)

@@ -164,21 +164,24 @@ BROKEN = {
     ),
     "no such microbatch": (
         [F(0), F(2), B(0), B(2)],
-        "rank 0, step 1: F(2): there are microbatches 0 … 1",
+        "rank 0, stage 0, step 1: F(2): there are microbatches 0 … 1",
     ),
     "negative microbatch": (
         [F(0), F(-1)],
-        "rank 0, step 1: F(-1): there are microbatches 0 … 1",
+        "rank 0, stage 0, step 1: F(-1): there are microbatches 0 … 1",
     ),
     "no such chunk": (
         [F(0), F(1, 1)],
-        "rank 0, step 1: F(1, chunk=1): there are chunks 0 … 0",
+        "rank 0, stage 0, step 1: F(1, chunk=1): there are chunks 0 … 0",
     ),
     "no action": (
         [F(0), "B(0)"],
-        "rank 0, step 1: yields 'B(0)'; it must yield F, B, I or W of mpidist.pipeline",
+        "rank 0, stage 0, step 1: yields 'B(0)'; it must yield F, B, I or W of mpidist.pipeline",
     ),
-    "a plain tuple": ([(0, 0, "F")], "rank 0, step 0: yields (0, 0, 'F'); it must yield F, B"),
+    "a plain tuple": (
+        [(0, 0, "F")],
+        "rank 0, stage 0, step 0: yields (0, 0, 'F'); it must yield F, B",
+    ),
     "no generator": (None, "rank 0: pipeline schedule broken gave None; it must yield its actions"),
 }
 
@@ -190,11 +193,42 @@ def test_a_broken_rank_is_named(case):
         prove(one_rank_different(actions), 2, 2)
     assert message in str(failure.value)
     assert failure.value.rank == 0
+    assert actions is None or (failure.value.stage, failure.value.step is None) == (0, False)
+
+
+def test_a_generator_that_fails():
+    """On the way, and with chunks of which it does not say which one it is about."""
+
+    def failing(rank, size, microbatches, *, chunks=2):
+        yield F(0, rank)
+        raise KeyError("what")
+
+    with pytest.raises(ScheduleError, match="rank 0, step 1: the generator failed: KeyError: 'wha"):
+        prove(failing, 2, 2)
+    with pytest.raises(ScheduleError, match="rank 0, stage 0, step 1: the generator failed: KeyE"):
+        prove(failing, 2, 2, 1)
+
+    def at_once(rank, size, microbatches):
+        return [F(0), B(0)][rank + 2]
+
+    with pytest.raises(ScheduleError, match="rank 0, stage 0, step 0: .*IndexError"):
+        prove(at_once, 2, 2)
+
+    def odd(rank, size, microbatches, *, chunks="two"):
+        yield F(0)
+
+    with pytest.raises(InvalidArgument, match="schedule=odd: its default of chunks='two': allowed"):
+        prove(odd, 2, 2)
+    crooked = one_rank_different([F(0), F(7)], rank=1, like="gpipe")
+    with pytest.raises(ScheduleError, match=r"rank 1, stage 1, step 1: F\(7\): there are microba"):
+        prove(crooked, 2, 4)
 
 
 def test_a_split_that_was_not_declared():
     broken = one_rank_different([F(0), I(0), W(0)], splits=False)
-    with pytest.raises(ScheduleError, match=r"rank 0, step 1: I\(0\), but the schedule declares"):
+    with pytest.raises(
+        ScheduleError, match=r"rank 0, stage 0, step 1: I\(0\), but the schedule declares"
+    ):
         prove(broken, 2, 1)
     assert prove(one_rank_different([F(0), I(0), W(0)]), 2, 1).splits
 

@@ -293,6 +293,10 @@ def test_list_pipelines():
         (("show", "--trace", "none.json"), "trace none.json: cannot be read"),
         (("prove", "--pipeline", "1f2b"), "unknown pipeline schedule '1f2b'"),
         (("prove", "--pipeline", "1f1b", "--arity", "2"), "--arity is for algorithms"),
+        (
+            ("prove", "--pipeline", "interleaved,1f1b", "--chunks", "1-3"),
+            "--chunks 2-3: pipeline schedule 1f1b has 1 a rank, allowed is that; any number is",
+        ),
         (("prove", "--chunks", "2"), "--chunks is for pipeline schedules: give --pipeline"),
         (("prove", "--pipeline", "--microbatches", "0"), "--microbatches 0: allowed are whole"),
     ],

@@ -1,5 +1,6 @@
 """What layers do inside stages: statistics, random numbers, memory that is used again."""
 
+import random
 import re
 from functools import partial
 
@@ -56,7 +57,7 @@ def pipelined(stages, schedule="1f1b", checkpoint=False, steps=1):
     def job(comm):
         chunks = [stages[comm.rank]]
         if schedule == "zb-v":
-            chunks.append(stages[2 * size - 1 - comm.rank])
+            chunks = torch.nn.ModuleList([*chunks, stages[2 * size - 1 - comm.rank]])
         pipe = mpidist.Pipeline(chunks, comm, COUNT, schedule, checkpoint=checkpoint)
         for _ in range(steps):
             pipe.step(x, t, squares)
@@ -71,6 +72,9 @@ def same(stages, others):
             assert p.grad is None or torch.allclose(p.grad, q.grad, rtol=1e-12, atol=1e-12)
         for b, c in zip(one.buffers(), other.buffers()):
             assert torch.allclose(b, c, rtol=1e-12)
+        for m, n in zip(one.modules(), other.modules()):
+            assert getattr(m, "calls", 0) == getattr(n, "calls", 0)
+            assert np.allclose(getattr(m, "seen", 0), getattr(n, "seen", 0), rtol=1e-12)
 
 
 def linear():
@@ -138,7 +142,32 @@ def tanh():
     return [linear(), torch.nn.Tanh()]
 
 
+def moving():
+    """A buffer that is assigned anew, one that seldom moves, a list, an attribute that is late."""
+
+    class Moving(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(WIDTH))
+            self.register_buffer("scale", torch.ones(WIDTH))
+            self.calls, self.seen = 0, []
+
+        def forward(self, x):
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(dim=0)
+            self.calls += 1
+            if self.calls == 2:
+                self.late = 0.5
+            if self.calls % 3 == 2:
+                self.scale *= 2
+            self.seen.append(float(x.detach().mean()))
+            x = x * self.scale.clone()
+            return x + self.mean * self.calls + sum(self.seen) + getattr(self, "late", 0)
+
+    return [linear(), Moving(), torch.nn.Tanh()]
+
+
 BLOCKS = {
+    "moving": (moving, moving),
     "normed": (normed, normed),
     "spectral": (spectral, spectral),
     "rectified": (partial(rectified, True), partial(rectified, False)),
@@ -214,6 +243,26 @@ def test_frozen_and_evaluated_stages(how, which, way):
 
 
 @needs_torch
+def test_what_is_no_stage():
+    layer = torch.nn.Linear(2, 2)
+    wrong = (
+        (torch.nn.ModuleDict({"a": layer}), "stage is a ModuleDict, without a forward()"),
+        (torch.nn.ParameterList([layer.weight]), "stage is a ParameterList, without a forward()"),
+        (torch.nn.ModuleList([layer, torch.nn.ModuleList()]), "stage[1] is a ModuleList, without"),
+        (torch.nn.ModuleList(), "stage=ModuleList(): allowed are a module"),
+        (torch.nn.ReLU, "stage is the class ReLU, not an object as ReLU(…): allowed are a module"),
+        (layer.weight, "is of Parameter: allowed are modules of PyTorch"),
+    )
+
+    def job(comm):
+        for given, told in wrong:
+            with pytest.raises(InvalidArgument, match=re.escape(told)):
+                mpidist.Pipeline(given if comm.rank == 0 else layer, comm, 2)
+
+    mpidist.run_simulated(2, job)
+
+
+@needs_torch
 def test_the_ranks_agree_on_what_is_kept():
     x, t = batch()
 
@@ -252,19 +301,26 @@ def test_recomputation_draws_the_same_numbers():
         def given(self):
             return []
 
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return x * random.random()
+
     grads, after = [], []
     for wrap in (lambda s: s, Recomputing):
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5))
+        random.seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5), Scaled())
         worker, kept = wrap(stage(net, net, "")), []
         for x in torch.randn(2, 4, 8):
             output, saved = worker.forward(x, None, [], True, True)
             worker.attach_loss(saved, output, Loss())
             kept.append(saved)
         after.append(torch.get_rng_state())
+        python = random.getstate()
         for saved in kept:
             worker.backward(saved, None)
         assert torch.equal(torch.get_rng_state(), after[0])
+        assert random.getstate() == python
         grads.append(net[0].weight.grad)
     assert torch.equal(*grads) and torch.equal(*after)
 
@@ -272,14 +328,14 @@ def test_recomputation_draws_the_same_numbers():
 @needs_torch
 def test_recomputation_is_in_the_autocast_of_forward():
     """Even if the way back is outside of it."""
-    grads = []
+    grads, x = [], batch()[0].float()
     for checkpoint in (False, True):
         stages = [block.float() for block in made(tanh, tanh)]
 
         def job(comm, checkpoint=checkpoint, stages=stages):
             pipe = mpidist.Pipeline(stages[comm.rank], comm, 2, "gpipe", checkpoint=checkpoint)
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                outputs = pipe.forward(batch()[0].float())
+                outputs = pipe.forward(x)
             pipe.backward([torch.ones_like(y) for y in outputs])
 
         mpidist.run_simulated(2, job)
@@ -289,7 +345,7 @@ def test_recomputation_is_in_the_autocast_of_forward():
 
 
 class Noise(Module):
-    """Multiplies by random numbers: numpy's own, and those of its generator."""
+    """Multiplies by random numbers: Python's, numpy's own, and those of its generator."""
 
     saved = ("factor",)
 
@@ -298,6 +354,7 @@ class Noise(Module):
 
     def forward(self, x):
         self.factor = self.random.normal(size=x.shape) + np.random.random(x.shape)
+        self.factor += random.random()
         return x * self.factor
 
     def backward(self, grad):
@@ -310,6 +367,7 @@ def test_recomputation_draws_the_same_numbers_of_numpy():
     grads = []
     for wrap in (lambda s: s, Recomputing):
         np.random.seed(0)
+        random.seed(0)
         net = Sequential(Linear(4, 4, dtype=np.float64), Noise(1))
         worker, kept = wrap(PlainStage(net, net, "")), []
         for x in np.ones((3, 2, 4)):

@@ -1,6 +1,7 @@
 """Pipeline parallelism: every rank holds some stages of the model, microbatches pass through."""
 
-from .partition import Partition, partition
+from .divided import Partition
+from .partition import partition
 from .pipeline import Pipeline
 from .pipeline_stats import PipelineStats
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -22,39 +21,6 @@ def check_communicator(comm: Any) -> None:
         raise InvalidArgument(
             f"rank {comm.rank}: Pipeline: comm has size {comm.size}: the size must be >= 2, one "
             "rank is no pipeline"
-        )
-
-
-def check_arguments(
-    modules: Sequence[Any],
-    rank: int,
-    num_microbatches: Any,
-    schedule: Any,
-    checkpoint: Any,
-    max_live: Any,
-    placement: Any,
-) -> None:
-    """Raise InvalidArgument for what no pipeline can be made of."""
-    where, given = f"rank {rank}: Pipeline", num_microbatches
-    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise InvalidArgument(
-            f"{where}: num_microbatches must be > 0, a whole number, not {given!r}"
-        )
-    if not modules:
-        raise InvalidArgument(
-            f"{where}: stage={modules!r}: allowed are a module, or a list of the chunks of this "
-            "rank"
-        )
-    if not isinstance(checkpoint, bool):
-        raise InvalidArgument(f"{where}: checkpoint={checkpoint!r}: allowed are True and False")
-    if max_live is not None and schedule != "auto":
-        raise InvalidArgument(
-            f"{where}: max_live={max_live!r} is for schedule='auto' only, not for {schedule!r}"
-        )
-    if placement is not None and (schedule != "auto" or placement not in ("loop", "v")):
-        raise InvalidArgument(
-            f"{where}: placement={placement!r} with schedule={schedule!r}: allowed are 'loop' and "
-            "'v', with schedule='auto'"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -10,51 +10,66 @@ import numpy as np
 
 from ..framework import library
 from .structure import flatten, unflatten
+from .untouched import untouched
 
 ROUNDS = 5  # of measuring; the first one warms up
 
 
-def parameters(layer: Any) -> list[Any]:
-    """List the parameters of a layer; a plain object may have none."""
-    return list(layer.parameters()) if callable(getattr(layer, "parameters", None)) else []
+def measure(layers: Sequence[Any], example: Any, sequential: Callable[..., Any]) -> list[float]:
+    """Give the seconds of forward and backward of each layer: medians of a few rounds.
 
+    Layers, and sources of random numbers, are left as they were.
 
-def measure(layers: Sequence[Any], example: Any) -> list[float]:
-    """Give the seconds of forward and backward of each layer: medians of a few rounds."""
-    if library(layers[0]) == "torch":
+    Parameters
+    ----------
+    layers : sequence of modules
+        Which.
+    example : tensor or structure of tensors
+        What the first one gets.
+    sequential : callable
+        Makes a Sequential: a layer is called as it is within one.
+    """
+    name = library(layers[0])
+    if name == "torch":
         from ...torch.stage import stage as make
-
-        workers: list[Any] = [make(layer, layer, f"layer {k}") for k, layer in enumerate(layers)]
     else:
-        from .plain_stage import PlainStage
-
-        workers = [PlainStage(layer, layer, f"layer {k}") for k, layer in enumerate(layers)]
-    times = np.empty((ROUNDS, len(layers)))
-    for taken in times:
-        value = example
-        kept = []
-        for k, worker in enumerate(workers):
-            tree, leaves = flatten(value)
-            # A layer may work in place, which autograd allows on no leaf.
-            value = unflatten(tree, [t.clone() if hasattr(t, "clone") else t for t in leaves])
-            began = perf_counter()
-            output, saved = worker.forward(value, tree if k else None, leaves if k else [], True)
-            taken[k] = perf_counter() - began
-            tree, outputs = flatten(output)
-            worker.finish(saved, tree, outputs)
-            library_of = worker.tensors
-            value = _cut_off(output, library_of)
-            kept.append((saved, outputs))
-        for k in reversed(range(len(workers))):
-            saved, outputs = kept.pop()
-            grads = [_ones(t) if workers[k].tensors.form(t)[2] else None for t in outputs]
-            began = perf_counter()
-            workers[k].backward(saved, grads)
-            taken[k] += perf_counter() - began
-    for layer in layers:
-        for p in parameters(layer):
-            p.grad = None
+        from .plain_stage import PlainStage as make  # type: ignore[assignment]
+    workers: list[Any] = []
+    for k, layer in enumerate(layers):
+        alone = sequential(layer)
+        workers.append(make(alone, alone, f"layer {k}"))
+    with untouched(layers, name):
+        times = [_round(workers, example) for _ in range(ROUNDS)]
     return np.median(times[1:], axis=0).tolist()
+
+
+def _round(workers: Sequence[Any], example: Any) -> Any:
+    """Give the seconds of each, forward and backward together."""
+    taken, value, kept = np.empty(len(workers)), example, []
+    for k, worker in enumerate(workers):
+        tree, leaves = flatten(value)
+        # A layer may work in place, which autograd allows on no leaf, and the example is a user's.
+        value = unflatten(tree, [_copied(t, detached=k == 0) for t in leaves])
+        began = perf_counter()
+        output, saved = worker.forward(value, tree if k else None, leaves if k else [], True)
+        taken[k] = perf_counter() - began
+        tree, outputs = flatten(output)
+        worker.finish(saved, tree, outputs)
+        value = _cut_off(output, worker.tensors)
+        kept.append((saved, outputs))
+    for k in reversed(range(len(workers))):
+        saved, outputs = kept.pop()
+        grads = [_ones(t) if workers[k].tensors.form(t)[2] else None for t in outputs]
+        began = perf_counter()
+        workers[k].backward(saved, grads)
+        taken[k] += perf_counter() - began
+    return taken
+
+
+def _copied(x: Any, detached: bool) -> Any:
+    if not hasattr(x, "clone"):
+        return x.copy()
+    return x.detach().clone() if detached else x.clone()
 
 
 def _cut_off(output: Any, tensors: Any) -> Any:

@@ -7,26 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidArgument
-from ...pipeline import PipelineSchedule, as_schedule
+from ...pipeline import PipelineSchedule
 from ...pipeline.trace import Trace
-from .averaging import Averaging
 from .batch_loss import BatchLoss
-from .checks import (
-    check_arguments,
-    check_communicator,
-    check_differentiates,
-    will_go_back,
-)
+from .checks import check_communicator, check_differentiates, will_go_back
+from .chunks import Chunks
 from .clipping import clip
 from .executor import Batch
-from .measuring import Measuring
 from .microbatches import Output, cut, cut_gradients, shape_of
 from .pipeline_stats import PipelineStats
-from .plan import Plan, agree, make_plan, together
-from .recompute import Recomputing
+from .plan import together
 from .record import record
 from .runner import Runner
-from .stage import Stage, stage_of
+from .settings import Settings
 from .tied import Tied
 
 
@@ -37,8 +30,9 @@ class Pipeline:
     ----------
     stage : module or list of modules
         What this rank holds: a :class:`torch.nn.Module`, a :class:`mpidist.nn.Module` or an object
-        with ``forward``, ``backward`` and ``parameters``; a list for schedules with several chunks
-        a rank.  Each may be in a :class:`~mpidist.DDP`, whose ranks hold the same stage.
+        with ``forward``, ``backward`` and ``parameters``; a list (a :class:`torch.nn.ModuleList`,
+        too) for schedules with several chunks a rank.  Each may be in a :class:`~mpidist.DDP`,
+        whose ranks hold the same stage.
     comm : Communicator
         The ranks, at least 2; the schedule says which stages each of them holds.
     num_microbatches : int
@@ -86,35 +80,20 @@ class Pipeline:
         max_live: int | Sequence[int] | None = None,
         placement: str | None = None,
     ):
-        modules = stage if isinstance(stage, (list, tuple)) else [stage]
         check_communicator(comm)
+        settings = Settings(num_microbatches, schedule, checkpoint, max_live, placement)
+
+        def checked() -> Chunks:
+            settings.check(comm.rank)
+            return Chunks(stage, comm.rank, checkpoint)
+
         self._own = comm.split(0)
-        self._averaging, self._workers = together(
-            self._own,
-            lambda: _checked(
-                modules, comm.rank, num_microbatches, schedule, checkpoint, max_live, placement
-            ),
-            "an argument",
-        )
+        chunks = together(self._own, checked, "an argument")
         self.module, self.comm = stage, comm
         self.num_microbatches, self.schedule = int(num_microbatches), schedule
-        agree(
-            self._own,
-            schedule=schedule if isinstance(schedule, str) else as_schedule(schedule).name,
-            num_microbatches=num_microbatches,
-            chunks=len(modules),
-            max_live=max_live,
-            placement=placement,
-            checkpoint=checkpoint,
-            replicas=self._averaging.replicas,
-        )
-        numbers = num_microbatches, len(modules)
-        plan: Plan | Measuring
-        if schedule == "auto":
-            splits = any(w.splits for w in self._workers)
-            plan = Measuring(self._own, *numbers, max_live, splits, placement or "loop")
-        else:
-            plan = together(self._own, lambda: make_plan(schedule, comm.size, *numbers), "schedule")
+        self._averaging, self._workers = chunks.averaging, chunks.workers
+        settings.agree(self._own, chunks)
+        plan = settings.plan(self._own, chunks)
         self._tied = Tied(self._own, {} if tied is None else tied)
         parts = self._workers, self._averaging, self._tied, num_microbatches
         self._runner = Runner(self._own, plan, *parts)
@@ -138,7 +117,8 @@ class Pipeline:
         ----------
         x : tensor, or tuple or dict of tensors
             The batch, on the rank that holds the first stage; a tuple is given to the stage as
-            arguments, a dict as keyword arguments, and so is what stages give each other.
+            arguments, a dict as keyword arguments, and so is what stages give each other.  A
+            Sequential takes one value, whatever it is.
         target : tensor or structure of tensors
             On the rank that holds the last stage, with as many rows.
         loss_fn : callable
@@ -261,15 +241,3 @@ class Pipeline:
         """Give back the communicators that were made for this; collective."""
         self._tied.free()
         self._own.free()
-
-
-def _checked(
-    modules: Sequence[Any], rank: int, microbatches: Any, schedule: Any, checkpoint: Any, *rest: Any
-) -> tuple[Averaging, list[Stage]]:
-    """Check a rank's arguments, and give what its chunks are run by."""
-    check_arguments(modules, rank, microbatches, schedule, checkpoint, *rest)
-    if not isinstance(schedule, str):
-        as_schedule(schedule)
-    averaging = Averaging(modules, rank)
-    workers = [stage_of(m, f"rank {rank}: chunk {k}") for k, m in enumerate(modules)]
-    return averaging, [Recomputing(w) for w in workers] if checkpoint else workers

@@ -13,7 +13,7 @@ from .keeper import Keeper
 from .live import Held, Size, Sizes
 from .numpy_tensors import NumpyTensors, has_gradient
 from .random_states import drawn_again, random_states
-from .structure import call, flatten, is_tensor, select, unflatten
+from .structure import caller_of, flatten, is_tensor, select, unflatten
 
 
 class PlainSaved(Held):
@@ -43,7 +43,8 @@ class PlainStage:
                     "modules of PyTorch and mpidist.nn, and objects with forward(x), "
                     "backward(grad) and parameters()"
                 )
-        self.module, self._call = module, caller if callable(caller) else module.forward
+        self.module = module
+        self._call = caller_of(caller if callable(caller) else module.forward, module)
         self._keeper, self._sizes = Keeper(module), Sizes()
         self._halves = callable(getattr(module, "backward_input", None))
         self.splits = self._halves and bool(getattr(module, "splits", True))
@@ -58,7 +59,7 @@ class PlainStage:
     ) -> tuple[Any, PlainSaved | None]:
         """Call the module and take out of it what it keeps."""
         self._keeper.watch()
-        output = call(self._call, value)
+        output = self._call(value)
         kept = self._keeper.take()
         if not keep:
             return output, None
@@ -105,7 +106,8 @@ class PlainStage:
     def backward_input(self, saved: PlainSaved, grads: list[Any] | None) -> list[Any]:
         """Do the half that gives the gradients of the inputs, or all that cannot be split."""
         if not self._halves:
-            found, saved.kept, saved.done = self.backward(saved, grads), [], 2
+            found = self.backward(saved, grads)
+            saved.inputs, saved.kept, saved.done = [], [], 2
             return found
         self._keeper.put(saved.kept)
         found = self.module.backward_input(self._gradient(saved, grads))

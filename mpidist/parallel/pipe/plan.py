@@ -78,7 +78,8 @@ def together(comm: Any, make: Callable[[], Made], what: str) -> Made:
     Raises
     ------
     Exception
-        On every rank if it fails on any: there what it was, elsewhere an InvalidArgument about it.
+        On every rank if it fails on any: there what it was, elsewhere an InvalidArgument that says
+        what has failed, and why.
     """
     made, failure = None, None
     try:

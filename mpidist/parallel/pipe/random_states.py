@@ -1,7 +1,8 @@
-"""The random numbers of numpy that a module draws, drawn once more."""
+"""The random numbers of Python and numpy that a module draws, drawn once more."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,12 @@ import numpy as np
 
 States = list[tuple[Any, Any]]
 """Sources of random numbers, and their states."""
+
+
+class _Python:
+    """Python's own source, with the methods that those of numpy have."""
+
+    get_state, set_state = staticmethod(random.getstate), staticmethod(random.setstate)
 
 
 class _BitGenerator:
@@ -28,9 +35,9 @@ class _BitGenerator:
 
 
 def random_states(module: Any) -> States:
-    """Give the states of numpy's own generator, and of those that modules have as attributes."""
+    """Give the states of Python's and numpy's own, and of those that modules have as attributes."""
     parts = module.modules() if callable(getattr(module, "modules", None)) else [module]
-    sources: list[Any] = [np.random]
+    sources: list[Any] = [_Python, np.random]
     for part in parts:
         for value in vars(part).values():
             if isinstance(value, np.random.Generator):

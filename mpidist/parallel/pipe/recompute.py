@@ -95,9 +95,10 @@ class Recomputing:
         self._stage.backward_weight(saved.inner)
 
     def nbytes(self, saved: Remembered) -> int:
-        """Count the bytes of the input; while there is a second forward, what that keeps."""
-        own = sum([x.nbytes for x in saved.leaves])
-        return own if saved.inner is None else max(own, self._stage.nbytes(saved.inner))
+        """Count the bytes of the input; once there is a second forward, what that keeps."""
+        if saved.inner is None:
+            return sum([x.nbytes for x in saved.leaves])
+        return self._stage.nbytes(saved.inner)
 
     def _again(self, saved: Remembered) -> Any:
         stage, ends = self._stage, saved.loss is not None
@@ -108,5 +109,6 @@ class Recomputing:
             else:
                 stage.finish(inner, *flatten(output))
         saved.inner = inner
+        saved.value, saved.tree, saved.leaves, saved.moment = None, None, [], None
         saved.resize(self.nbytes(saved))
         return inner

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ...errors import InvalidArgument
+from ...nn import Sequential
 
 TENSOR = "tensor"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -134,8 +137,23 @@ def _count(tree: Tree) -> int:
     return sum(_count(t[1] if tree[0] == "dict" else t) for t in tree[1])
 
 
-def call(function: Callable[..., Any], value: Any) -> Any:
-    """Call a stage: a tuple is its arguments, a dict its keyword arguments."""
+def caller_of(function: Callable[..., Any], module: Any) -> Callable[[Any], Any]:
+    """Give what calls the function of a stage with one value.
+
+    A tuple is its arguments, a dict its keyword arguments.  A Sequential takes a single one: its
+    layers hand on whatever they give, and cut anywhere they do so still.
+    """
+    return function if _takes_one(module) else partial(_spread, function)
+
+
+def _spread(function: Callable[..., Any], value: Any) -> Any:
     if type(value) is tuple:
         return function(*value)
     return function(**value) if type(value) is dict else function(value)
+
+
+def _takes_one(module: Any) -> bool:
+    """Whether it is a Sequential that goes forward as all of them do."""
+    own = getattr(type(module), "forward", None)
+    torch = sys.modules.get("torch")
+    return own is Sequential.forward or (torch is not None and own is torch.nn.Sequential.forward)

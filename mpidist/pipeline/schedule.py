@@ -1,0 +1,113 @@
+"""A pipeline schedule: a generator of actions, and what it declares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
+
+from ..errors import InvalidArgument, Unsupported
+from ..registered import Registered
+from .actions import Action
+from .placement import Placement
+from .yielded import Yielded
+
+
+@dataclass(frozen=True)
+class PipelineSchedule(Registered):
+    """One pipeline schedule: a generator and what it declares.
+
+    Attributes
+    ----------
+    name : str
+        What it is called by.
+    function : callable
+        The generator ``(rank, size, microbatches, *, chunks)``; it yields the actions of one rank,
+        and takes `chunks` only if it serves any number of them.
+    chunks : int
+        Virtual stages on every rank: the only number it serves, or the default where it takes one.
+    placement : {"loop", "v"}
+        Where the virtual stages lie, see :class:`~mpidist.pipeline.Placement`.
+    splits : bool or None
+        It splits B into I and W; None where nothing was declared, and the actions must be looked
+        at.
+    requires : callable, optional
+        Gets size, microbatches and chunks; gives the reason why they cannot be served, or None.
+    """
+
+    name: str
+    function: Callable[..., Iterable[Action]]
+    chunks: int = 1
+    placement: str = "loop"
+    splits: bool | None = None
+    requires: Callable[[int, int, int], str | None] | None = None
+
+    @property
+    def any_chunks(self) -> bool:
+        """It serves any number of chunks a rank."""
+        return "chunks" in inspect.signature(self.function).parameters
+
+    def count_chunks(self, chunks: int | None = None) -> int:
+        """Give the number of chunks a rank: `chunks` if it can be served, the default for None.
+
+        Raises
+        ------
+        InvalidArgument
+            If it is no whole number ≥ 1.
+        Unsupported
+            If the schedule does not serve it.
+        """
+        if chunks is None:
+            return self.chunks
+        check_count(chunks, "chunks")
+        if chunks != self.chunks and not self.any_chunks:
+            from .registry import schedules  # which knows all of them
+
+            able = [s.name for s in schedules() if s.any_chunks or s.chunks == chunks]
+            raise Unsupported(
+                f"pipeline schedule {self.name}: chunks={chunks}, but it has {self.chunks} a rank; "
+                f"served by {', '.join(able)}"
+            )
+        return chunks
+
+    def place(self, size: int, chunks: int | None = None) -> Placement:
+        """Give where the virtual stages lie on `size` ranks."""
+        check_count(size, "size")
+        return Placement(size, self.count_chunks(chunks), self.placement)
+
+    def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:
+        """Give the reason why it cannot serve these numbers, or None if it can."""
+        if self.requires is None:
+            return None
+        return self.requires(size, microbatches, self.count_chunks(chunks))
+
+    def actions(
+        self, rank: int, size: int, microbatches: int, chunks: int | None = None
+    ) -> list[Action]:
+        """Give the actions of one rank.
+
+        Raises
+        ------
+        Unsupported
+            If the schedule does not serve these numbers; the message says why.
+        ScheduleError
+            If it yields something that is no action, or none of this pipeline.
+        """
+        check_count(size, "size")
+        check_count(microbatches, "microbatches")
+        chunks = self.count_chunks(chunks)
+        reason = self.unsupported(size, microbatches, chunks)
+        if reason is not None:
+            raise Unsupported(f"pipeline schedule {self.name}: {reason}")
+        keywords = {"chunks": chunks} if self.any_chunks else {}
+        made = partial(self.function, rank, size, microbatches, **keywords)
+        place = self.place(size, chunks)
+        return Yielded(self.name, rank, place, microbatches, self.splits).of(made)
+
+
+def check_count(value: object, name: str) -> None:
+    """Raise InvalidArgument if a number is not whole and ≥ 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InvalidArgument(f"{name}={value!r}: allowed are whole numbers >= 1")
