@@ -78,7 +78,13 @@ class Names(click.ParamType):
         """Give the names as a tuple."""
         if isinstance(value, tuple):
             return value
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        names = tuple(part.strip() for part in value.split(","))
+        if not all(names):
+            option = param.opts[0] if param is not None else "names"
+            raise InvalidArgument(
+                f"{option} {value!r}: allowed are names with a comma between them, none empty"
+            )
+        return names
 
 
 class Size(click.ParamType):

@@ -102,7 +102,8 @@ def prove_one(
             proof = prove(schedule, size, count, chunk)
         except ScheduleError as error:
             of = f", {chunk} chunks" if chunk > 1 else ""
-            row.counterexample = f"{size} ranks, {count} microbatches{of}: {error}"
+            sizes_of = f"{size} rank{'s' * (size > 1)}, {count} microbatch{'es' * (count > 1)}"
+            row.counterexample = f"{sizes_of}{of}: {error}"
             break
         sizes.add(size)
         counts.add(count)
@@ -149,9 +150,9 @@ def print_rows(console: Console, rows: list[Row], seconds: float) -> None:
             line = f"counter-example: pipeline schedule {row.name}: {row.counterexample}"
             console.print(line, markup=False, style="red")
     wrong = sum(not row.proved for row in rows)
-    count = f"{len(rows)} schedule{'s' * (len(rows) != 1)}"
+    proofs = sum(row.proofs for row in rows)
     console.print(
-        f"{count}, {sum(row.proofs for row in rows):,} proofs of "
+        f"{len(rows)} schedule{'s' * (len(rows) != 1)}, {proofs:,} proof{'s' * (proofs != 1)} of "
         f"{sum(row.messages for row in rows):,} messages in {seconds:.1f} s: "
         + (f"{wrong} NOT proved" if wrong else "all proved")
     )

@@ -81,4 +81,4 @@ def _time(value: object, name: str) -> float:
         time = float(value)
         if math.isfinite(time) and time >= 0:
             return time
-    raise InvalidArgument(f"costs: {name}={value!r}: allowed are numbers >= 0")
+    raise InvalidArgument(f"costs: {name}={value!r}: allowed are finite numbers >= 0")

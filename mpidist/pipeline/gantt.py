@@ -108,6 +108,7 @@ def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
 def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> float:
     """Lay one timeline out from `y` on; give where it ends."""
     line = panel.timeline
+    room = 7 * len(str(line.microbatches - 1)) + 3  # all numbers in boxes of a width, or none
     if panel.heading:
         made.labels.append(Label(16, y + 10, panel.heading, "bold"))
         y += 22
@@ -117,8 +118,7 @@ def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> f
         for action, begin, end in part:
             x, width = _LEFT + (begin - line.begin) * scale, (end - begin) * scale
             share = action.chunk / max(1, line.placement.chunks - 1)
-            text = str(action.microbatch)
-            text = text if width >= 7 * len(text) + 3 else ""
+            text = str(action.microbatch) if width >= room else ""
             colour = _lighter(COLOURS[action.kind], 0.55 * share)
             made.boxes.append(Box(x, y + 1, width, _ROW - 2, colour, text, share < 0.5))
         y += _ROW

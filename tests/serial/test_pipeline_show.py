@@ -286,11 +286,12 @@ def test_list_pipelines():
         (("show", "auto", "--chunks", "0"), "chunks=0: allowed are whole numbers >= 1"),
         (("show", "1f1b", "--costs", "1,2"), "--costs 1,2: allowed are three numbers, or four"),
         (("show", "1f1b", "--costs", "1,2,x"), "--costs 1,2,x: allowed are three numbers"),
-        (("show", "1f1b", "--costs", "1,-2,1"), "costs: I=-2.0: allowed are numbers >= 0"),
+        (("show", "1f1b", "--costs", "1,-2,1"), "costs: I=-2.0: allowed are finite numbers >= 0"),
         (("show", "1f1b", "--costs", "1:2,1,1"), "F has 2 times; allowed are one, or one for each"),
         (("show", "1f1b", "--png", "a.jpg"), "--png a.jpg: its name must end in .png"),
         (("show", "1f1b", "--svg", "/none/a.svg"), "--svg /none/a.svg: cannot be written there"),
         (("show", "--trace", "none.json"), "trace none.json: cannot be read"),
+        (("prove", "--pipeline", ","), "--pipeline ',': allowed are names with a comma between"),
         (("prove", "--pipeline", "1f2b"), "unknown pipeline schedule '1f2b'"),
         (("prove", "--pipeline", "1f1b", "--arity", "2"), "--arity is for algorithms"),
         (
