@@ -59,7 +59,7 @@ class Pipelining:
         if nodes > 1 and algorithm.local:
             least, most = _BETWEEN_NODES
             limit = min(limit, max(least, min(most, largest // 4)))
-            lanes = (algorithm.collective, algorithm.name) == _FEWER
+            lanes = (algorithm.collective, algorithm.name.partition("/")[0]) == _FEWER
             few = lanes and self.library.startswith("MPICH")
             window = max(2, window - 1) if few else 2 * window
         elif blocks >= size:

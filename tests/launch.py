@@ -115,6 +115,8 @@ def perform(launch: Launch, options, folder: Path) -> None:
         if launch.one_core:
             command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
     else:
+        if os.environ.get("MPIDIST_TEST_SLURM") == "long":  # a test may wait for minutes
+            program += ["-o", "faulthandler_timeout=300"]
         command = [python, *program]
     command += options.pytest
     print(f"\n=== {launch.name}: {shlex.join(command)}", flush=True)

@@ -46,6 +46,8 @@ def test_how_blocks_are_cut():
     assert Pipelining(64 << 10, 1).of(lanes, 4, 2, 4, 4 << 20) == (64, 2)
     mpich = Pipelining(library="MPICH 5.0.2")
     assert mpich.of(lanes, 4, 2, 4, 4 << 20) == (16, 3), "which has more to do for each"
+    parts = find("allreduce", "hierarchical/direct/recursive_doubling").algorithm
+    assert mpich.of(parts, 4, 2, 2, 512 << 10) == (4, 3), "whatever its parts are"
     for other in (find("reduce", "hierarchical"), find("allreduce", "hierarchical_leaders")):
         assert mpich.of(other.algorithm, 4, 2, 4, 4 << 20) == (16, 8)
     assert cut.of(tree, 4, 1, 1, 1 << 40) == (255, 4)
