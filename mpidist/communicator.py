@@ -203,6 +203,7 @@ class Communicator:
         return Communicator(sub, config, debug=self._debug, **self._options, **self._calibrated())
 
     empty = memory.empty
+    use_gpu = memory.use_gpu
     free = memory.free
     explain = explain
 

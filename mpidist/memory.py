@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .device.recognise import is_on_device
 from .errors import Unsupported
+from .gpu.choice import use_gpu as choose_gpu
 from .symmetric import check_shape
 
 if TYPE_CHECKING:
@@ -65,8 +66,30 @@ def empty(
     what = "empty" if device is None else f"empty on {device}"
     dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
     if device is not None:
+        self.use_gpu()
         return self._gpu.empty(dims, known)
     return heap.empty(dims, known)
+
+
+def use_gpu(self: Communicator) -> int:
+    """Choose a GPU for this rank by its place on its host, and make it the current one; collective.
+
+    A rank that works with one already keeps it.  To be called before the first array on a GPU::
+
+        torch.cuda.set_device(comm.use_gpu())
+
+    Returns
+    -------
+    int
+        Its number among those that ``CUDA_VISIBLE_DEVICES`` leaves this rank: with the same n for
+        all ranks of a host the local rank modulo n, and 0 where each has been given its own.
+
+    Raises
+    ------
+    Unsupported
+        On every rank, if one has no GPU, or cannot use it.
+    """
+    return choose_gpu(self.rank, self.allgather_object)
 
 
 def free(self: Communicator, x: Any = None) -> None:

@@ -78,10 +78,14 @@ class Storage:
         """
         places = sorted(place for place in _writes(written) if place not in self._homes)
         sizes = [self._length(place) for place in places]
-        scratch = np.empty(sum(sizes), self.dtype)
+        scratch = self.allocate(sum(sizes))
         self.scratch_elements += scratch.size
         for place, stop, length in zip(places, accumulate(sizes), sizes):
             self._homes[place] = (scratch, stop - length, stop)
+
+    def allocate(self, count: int) -> Any:
+        """Make scratch memory."""
+        return np.empty(count, self.dtype)
 
     def _length(self, place: tuple[str, int]) -> int:
         buffer, block = place

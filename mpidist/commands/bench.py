@@ -16,6 +16,7 @@ from ..errors import InvalidArgument
 from ..measure import format_size
 from .bench_checks import check_alone, check_files, check_scaling, make_settings
 from .bench_ddp import check_not_for_collectives, print_training
+from .bench_device import device_option, print_on_device
 from .bench_pipeline import print_pipelines
 from .bench_scaling import print_scaling
 from .catalogue import check_collectives
@@ -38,6 +39,7 @@ from .options import Names, Sizes, load_option
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
         "mpidist run -n 2 -- mpidist bench pipeline",
+        "mpidist run -n 2 -- mpidist bench allreduce --device cuda --bytes 64K-64M",
         "mpidist bench --compare before.json after.json",
     ),
 )
@@ -99,9 +101,11 @@ from .options import Names, Sizes, load_option
     metavar="FILE FILE",
     help="Compare the JSON of two runs, and measure nothing.",
 )
+@device_option
 @load_option
 def bench_command(
     collectives: tuple[str, ...],
+    device: str | None,
     scaling: bool,
     overhead: bool,
     stream: bool | None,
@@ -135,6 +139,9 @@ def bench_command(
         return print_comparison(*compare)
     if overhead:
         return print_overhead()
+    if device:
+        sizes, dtype, iterations = (options[name] for name in ("sizes", "dtype", "iterations"))
+        return print_on_device(collectives, sizes, dtype, iterations, json_file)
     if "ddp" in collectives:
         return print_training(options["iterations"], json_file, parameters, overlap)
     if "pipeline" in collectives:

@@ -61,10 +61,11 @@ def check_scaling(report: str | None, stream: bool | None) -> None:
             raise InvalidArgument(f"{name}: --scaling gives --json and --plot only")
 
 
-def check_only(name: str, options: Sequence[str], allowed: str) -> None:
+def check_only(name: str | None, options: Sequence[str], allowed: str) -> None:
     """Raise InvalidArgument where more is given than the benchmark `name` of training takes.
 
-    `options` are the names of those that it takes, `allowed` says so in words.
+    `options` are the names of those that it takes, `allowed` says so in words.  Without a name it
+    is ``--device``, which has collectives beside it.
     """
     context = click.get_current_context()
     others = [
@@ -74,8 +75,10 @@ def check_only(name: str, options: Sequence[str], allowed: str) -> None:
         and parameter.name not in options
         and context.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
     ]
+    if name is None and not others:
+        return
     if others or context.params["collectives"] != (name,):
         raise InvalidArgument(
-            f"bench {name} stands alone; allowed are {allowed}"
+            f"bench {name or '--device'} stands alone; allowed are {allowed}"
             + (f", not {', '.join(others)}" if others else ", and no collective")
         )

@@ -33,6 +33,7 @@ class Device(Protocol):
 
     name: str
     emulated: bool
+    number: int
 
     def describe(self) -> str:
         """Name the device, for people."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import cupy
@@ -13,19 +11,24 @@ import numpy as np
 from cupy.cuda import runtime
 
 from ..errors import Unsupported
+from .cuda_kernels import fold, wait_word, write_word
 
-_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
-_COMBINES = {
-    "sum": "a + b",
-    "mean": "a + b",
-    "prod": "a * b",
-    "max": "(a != a || a >= b) ? a : b",  # as numpy: of NaN and of zeros, the first
-    "min": "(a != a || a <= b) ? a : b",
-    "and": "a & b",
-    "or": "a | b",
-    "xor": "a ^ b",
-}
 _REACHABLE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
+
+
+def current() -> int:
+    """Give the number of the current device."""
+    return runtime.getDevice()
+
+
+def identities() -> tuple[str, ...]:
+    """Give the UUIDs of the devices that CUDA_VISIBLE_DEVICES leaves, by their numbers."""
+    return tuple(_identity(k) for k in range(runtime.getDeviceCount()))
+
+
+def _identity(number: int) -> str:
+    uuid = runtime.getDeviceProperties(number).get("uuid")
+    return bytes(uuid).hex() if uuid else runtime.deviceGetPCIBusId(number)
 
 
 def why_not() -> str | None:
@@ -61,11 +64,19 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """See :class:`~mpidist.device.base.Device`; the one that is current when it is made."""
+    """See :class:`~mpidist.device.base.Device`.
+
+    Parameters
+    ----------
+    number : int, optional
+        Which becomes the current one; by default the one that is current.
+    """
 
     name, emulated = "cuda", False
 
-    def __init__(self) -> None:
+    def __init__(self, number: int | None = None) -> None:
+        if number is not None:
+            runtime.setDevice(number)
         self.number = runtime.getDevice()
         self._properties = runtime.getDeviceProperties(self.number)
         self._streams: list[Any] = []
@@ -76,8 +87,7 @@ class CudaDevice:
 
     def identity(self) -> str:
         """Give the UUID, by which it is known whatever CUDA_VISIBLE_DEVICES says."""
-        uuid = self._properties.get("uuid")
-        return bytes(uuid).hex() if uuid else runtime.deviceGetPCIBusId(self.number)
+        return _identity(self.number)
 
     def owns(self, pointer: int) -> bool:
         """Ask the driver."""
@@ -153,11 +163,11 @@ class CudaDevice:
 
     def write_word(self, pointer: int, value: int, stream: int) -> None:
         """Queue; the driver puts a memory barrier before the word."""
-        _driver("cuStreamWriteValue32_v2", stream, pointer, value, 0)
+        write_word(pointer, value, stream)
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
         """Queue; no kernel spins."""
-        _driver("cuStreamWaitValue32_v2", stream, pointer, value, _AT_LEAST)
+        wait_word(pointer, value, stream)
 
     def combines(self, dtype: np.dtype) -> bool:
         """Tell whether cupy has the dtype, in the machine's order of bytes."""
@@ -174,32 +184,7 @@ class CudaDevice:
         stream: int,
     ) -> None:
         """Launch one elementwise kernel, made once for the operation and the number of arrays."""
-        kernel = _kernel(op, len(sources), len(targets), divisor)
+        kernel = fold(op, len(sources), len(targets), divisor)
         arrays = [self.wrap(pointer, (count,), dtype) for pointer in (*sources, *targets)]
         with cupy.cuda.ExternalStream(stream, self.number):
             kernel(*arrays)
-
-
-@lru_cache(maxsize=64)
-def _kernel(op: str, sources: int, targets: int, divisor: int) -> Any:
-    """Make the kernel that folds s0, s1, … in this order and stores into t0, t1, …."""
-    lines = ["T a = s0;"]
-    for k in range(1, sources):
-        lines.append(f"{{ T b = s{k}; a = {_COMBINES[op]}; }}")
-    lines += [f"a = a / T({divisor});"] * (divisor > 1)
-    lines += [f"t{k} = a;" for k in range(targets)]
-    incoming = ", ".join(f"T s{k}" for k in range(sources))
-    outgoing = ", ".join(f"T t{k}" for k in range(targets))
-    return cupy.ElementwiseKernel(incoming, outgoing, " ".join(lines), f"mpidist_{op}")
-
-
-def _driver(name: str, stream: int, pointer: int, value: int, flags: int) -> None:
-    function = getattr(ctypes.CDLL("libcuda.so.1"), name)
-    status = function(
-        ctypes.c_void_p(stream),
-        ctypes.c_uint64(pointer),
-        ctypes.c_uint32(value),
-        ctypes.c_uint(flags),
-    )
-    if status:
-        raise Unsupported(f"{name}: the driver reports status {status}")

@@ -10,54 +10,35 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidArgument
+from .emulated_array import EmulatedArray
 from .emulated_shared import Shared
 from .emulated_stream import Action, EmulatedEvent, Stream
 
+VARIABLE = "MPIDIST_GPU_DEVICE"
 
-class EmulatedArray:
-    """An array in the emulated device's memory, as a GPU library would give it.
 
-    Parameters
-    ----------
-    memory : ndarray
-        Where it lies.
-    device : EmulatedDevice
-        Whose memory that is.
+def emulated_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Give the UUIDs of the devices that ``host:4`` asks for, as CUDA_VISIBLE_DEVICES leaves them.
+
+    Without a number there is one for each process.
     """
+    count = environ.get(VARIABLE, "").partition(":")[2]
+    if not count:
+        return (f"emulated-{os.getpid()}",)
+    every = [f"emulated-{k}" for k in range(int(count))]
+    numbers = shown(environ)
+    return tuple(every if numbers is None else [every[int(k)] for k in numbers.split(",") if k])
 
-    def __init__(self, memory: np.ndarray, device: EmulatedDevice):
-        self._memory, self.device = memory, device
-        self.shape, self.dtype, self.size = memory.shape, memory.dtype, memory.size
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        told = self._memory.__array_interface__
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": told["data"],
-            "strides": told["strides"],
-            "stream": self.device.current_stream(),
-            "version": 3,
-        }
-
-    def __getitem__(self, key: Any) -> EmulatedArray:
-        return EmulatedArray(self._memory[key], self.device)
-
-    def get(self) -> np.ndarray:
-        """Wait for the current stream and give a copy on the host."""
-        self.device.synchronize(self.device.current_stream())
-        return self._memory.copy()
-
-    def set(self, values: Any) -> None:
-        """Queue on the current stream that the array takes these values."""
-        kept = np.array(values, self.dtype)
-        self.device.launch(lambda: np.copyto(self._memory, kept), self.device.current_stream())
+def shown(environ: Mapping[str, str]) -> str | None:
+    """Give the numbers of the devices that are shown to this process; None for all."""
+    return environ.get("CUDA_VISIBLE_DEVICES")
 
 
 class EmulatedDevice(Shared):
@@ -71,11 +52,14 @@ class EmulatedDevice(Shared):
 
     name, emulated = "host", True
 
-    def __init__(self) -> None:
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number or 0
+        self._several = emulated_devices() if ":" in os.environ.get(VARIABLE, "") else None
         self._streams: dict[int, Stream] = {0: Stream()}
         super().__init__()
         self._current = 0
         self._extents: dict[int, int] = {}
+        self._memories: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
         self.copied = 0
 
     def describe(self) -> str:
@@ -83,8 +67,8 @@ class EmulatedDevice(Shared):
         return "the device emulated in host memory"
 
     def identity(self) -> str:
-        """Give every process a device of its own."""
-        return f"emulated-{os.getpid()}"
+        """Give every process a device of its own, unless there is to be a number of them."""
+        return self._several[self.number] if self._several else f"emulated-{os.getpid()}"
 
     def owns(self, pointer: int) -> bool:
         """Tell whether it gave this memory out."""
@@ -95,6 +79,7 @@ class EmulatedDevice(Shared):
         """Count memory as the device's own for as long as the array lives."""
         start = memory.__array_interface__["data"][0]
         self._extents[start] = memory.nbytes
+        self._memories[start] = memory
         weakref.finalize(memory, self._extents.pop, start, None).atexit = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> EmulatedArray:
@@ -146,9 +131,18 @@ class EmulatedDevice(Shared):
         return EmulatedEvent(self._streams)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy; the memory must live until it is done, as on a GPU."""
+        """Queue a copy; host memory must live until it is done, as on a GPU."""
         self.copied += nbytes
-        self.launch(lambda: ctypes.memmove(target, source, nbytes), stream)
+        held = self.holders((target, source))
+        self.launch(lambda: (ctypes.memmove(target, source, nbytes), held), stream)
+
+    def holders(self, pointers: Iterable[int]) -> list[np.ndarray]:
+        """Give what keeps the device's own memory: a pool reuses it in the order of streams."""
+        found = []
+        for start, memory in list(self._memories.items()):
+            if any(start <= pointer < start + memory.nbytes for pointer in pointers):
+                found.append(memory)
+        return found
 
     def launch(self, kernel: Action, stream: int) -> None:
         """Queue any work."""

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ class Shared:
     """What :class:`~mpidist.device.base.Device` asks for, with numpy in place of kernels."""
 
     launch: Callable[[Callable[[], object], int], None]
+    holders: Callable[[Iterable[int]], list[np.ndarray]]
 
     def __init__(self) -> None:
         self._mapped: dict[int, tuple[mmap.mmap, int, int]] = {}  # with its file, if it is ours
@@ -98,8 +99,10 @@ class Shared:
         stream: int,
     ) -> None:
         """Queue that the sources are combined, in their order, and stored in all targets."""
+        held = self.holders((*sources, *targets))
 
         def run() -> None:
+            assert held is not None
             total: Any = self.view(sources[0], count, dtype).copy()
             for pointer in sources[1:]:
                 OPS[op].function(total, self.view(pointer, count, dtype), out=total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -21,17 +22,56 @@ class _Made(threading.local):
 
 
 _made = _Made()
+_selected: list[int] = []  # the number that was chosen for this process, if one was
 
 
 def kind_of_device(environ: Mapping[str, str] = os.environ) -> str:
     """Give "cuda", or "host" where the environment asks for the emulated one, for tests."""
-    kind = environ.get(VARIABLE, "").strip().lower() or "cuda"
-    if kind not in ("cuda", "host"):
+    given = environ.get(VARIABLE, "").strip().lower() or "cuda"
+    kind, colon, count = given.partition(":")
+    if kind not in ("cuda", "host") or (colon and not (kind == "host" and count.isdigit())):
         raise ConfigError(
-            f"{VARIABLE}={kind!r}: allowed are cuda, and host: a device emulated in host memory, "
-            "for tests"
+            f"{VARIABLE}={given!r}: allowed are cuda, and host, or host:4 for four: devices "
+            "emulated in host memory, for tests"
         )
     return kind
+
+
+def visible(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Give the UUIDs of the devices that this process may use, by their numbers."""
+    if kind_of_device(environ) == "host":
+        from .emulated import emulated_devices
+
+        return emulated_devices(environ)
+    from .cuda import identities
+
+    return identities()
+
+
+def taken() -> int | None:
+    """Give the number of the device that this process works with; None if it may still choose."""
+    if _selected:
+        return _selected[0]
+    found = _made.devices.get(kind_of_device())
+    if found is not None:
+        return found.number
+    if kind_of_device() == "host":
+        return None
+    from .cuda import current
+
+    return current() or None  # 0 is what nobody chose
+
+
+def select(number: int) -> None:
+    """Have this process work with a device: this library, cupy, and PyTorch if it is there."""
+    kind = kind_of_device()
+    _selected[:] = [number]
+    found = _made.devices.get(kind)
+    if found is None or found.number != number:
+        _made.devices[kind] = _make(kind)
+    torch = sys.modules.get("torch")
+    if kind == "cuda" and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(number)
 
 
 def why_no_device(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -69,7 +109,7 @@ def _make(kind: str) -> Device:
     if kind == "host":
         from .emulated import EmulatedDevice
 
-        return EmulatedDevice()
+        return EmulatedDevice(_selected[0] if _selected else None)
     from .cuda import CudaDevice
 
-    return CudaDevice()
+    return CudaDevice(_selected[0] if _selected else None)

@@ -74,6 +74,13 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     return array
 
 
+def on_host(x: Any) -> Any:
+    """Give an array's contents in host memory; one that is there already as it is."""
+    if not is_on_device(x):
+        return x
+    return x.detach().cpu() if is_torch(x) else x.get()
+
+
 def make_like(x: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
     """Make a new array of the same library, on the same device."""
     return describe(x.make(shape, dtype), 0, "out")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 
-from ..device.find import kind_of_device
+from ..device.find import find_device, kind_of_device, visible, why_no_device
 from ..errors import ConfigError
 from .aware import NO, VARIABLE, YES, Awareness, detect, loaded_library
+from .choice import Seen
+from .nccl import why_not_here
 from .paths import Rank, forced_path
 from .staged import CHUNK_BYTES
 
@@ -24,7 +27,17 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> Rank:
     environ : mapping
         The environment.
     """
-    return Rank(awareness(native, environ), forced_path(environ), chunk_bytes(environ))
+    no_nccl = why_not_here()
+    seen = None
+    if why_no_device(environ) is None:
+        device = find_device()
+        mine, gpus = device.identity(), visible(environ)
+        # The emulated one may have a name that only it knows.
+        gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
+        seen = Seen(socket.gethostname(), gpus, number)
+    return Rank(
+        awareness(native, environ), forced_path(environ), chunk_bytes(environ), no_nccl, seen
+    )
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:

@@ -6,15 +6,25 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.base import Backend
 from ..device.array import DeviceArray
-from ..device.base import Event
 from ..device.find import find_device
 from ..device.recognise import describe
 from ..messages import Messages
 from ..storage import view_at
 from ..work import Work
 from .here import this_rank
+from .in_flight import InFlight
 from .paths import table, taken
+
+
+def takes_addresses(backend: Backend) -> bool:
+    """Tell whether messages of this rank go from and to the memory of its GPU by the library."""
+    native = backend.native is not None
+    here = this_rank(native)
+    if backend.size > 1 and not here.no_nccl and here.forced in ("", "nccl"):
+        return False  # collectives may go by NCCL, and on one GPU the two can wait for each other
+    return taken(table([here], native))["send"] == "mpi"
 
 
 class GpuMessages:
@@ -28,10 +38,8 @@ class GpuMessages:
         backend = messages.backend
         self._messages, self._rank = messages, backend.rank
         self.device = find_device(self._rank)
-        native = backend.native is not None
-        paths = table([this_rank(native)], native)
-        self._direct = taken(paths)["send"] == "mpi"
-        self._landing: list[tuple[Event, np.ndarray]] = []
+        self._direct = takes_addresses(backend)
+        self._landing = InFlight()
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin to send; the host waits until what is queued on the array's stream is done."""
@@ -60,8 +68,7 @@ class GpuMessages:
                 self._copy(data.pointer, _start(memory), data)
                 copied = self.device.event()
                 copied.record(data.stream)
-                self._landing = [pair for pair in self._landing if not pair[0].done()]
-                self._landing.append((copied, memory))  # the copy is still to read it
+                self._landing.hold(copied, memory)
             return out
 
         return self._messages.irecv(memory, peer, tag, end=end)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from ..device.array import DeviceArray
-from ..device.find import find_device
+from ..device.find import find_device, kind_of_device, why_no_device
 from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, Unsupported
 from .nccl_types import OPS, check_places, check_version, type_of
-
-if TYPE_CHECKING:
-    from ..communicator import Communicator
 
 _IN_PROGRESS = 7  # a status that cupy has no name for
 
@@ -36,6 +38,48 @@ def load() -> Any:
     return nccl
 
 
+def why_not_here(rank: int = 0) -> str:
+    """Say why NCCL cannot be used in this process; empty if it can.  It is not started for that."""
+    if kind_of_device() == "host" and load is _load:
+        return "NCCL knows no emulated device"
+    reason = why_no_device()
+    if reason is not None:
+        return reason
+    try:
+        check_version(load().get_version(), rank)
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
+_load = load
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """As much of a communicator as is needed to start NCCL.
+
+    Attributes
+    ----------
+    rank, size : int
+        As in a communicator.
+    allgather_object : callable
+        Gives every rank's object; collective.
+    """
+
+    rank: int
+    size: int
+    allgather_object: Callable[[Any], list[Any]]
+
+    def broadcast_object(self, x: Any) -> Any:
+        """Give rank 0's object."""
+        return self.allgather_object(x)[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.allgather_object(None)
+
+
 class NcclBackend:
     """NCCL's collectives on arrays of one device per rank; made and closed by all ranks together.
 
@@ -43,7 +87,7 @@ class NcclBackend:
 
     Parameters
     ----------
-    comm : Communicator
+    comm : Communicator or Ranks
         Whose ranks take part; it carries the unique id.
     library : module, optional
         ``cupy.cuda.nccl``, by default.
@@ -55,7 +99,7 @@ class NcclBackend:
         or if two ranks are on one device.
     """
 
-    def __init__(self, comm: Communicator, library: Any = None):
+    def __init__(self, comm: Any, library: Any = None):
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         place, problem = None, ""
         try:
@@ -72,6 +116,7 @@ class NcclBackend:
         check_places([where for where, _ in told], comm.rank)
         unique = comm.broadcast_object(self._library.get_unique_id() if comm.rank == 0 else None)
         self._nccl = self._library.NcclCommunicator(comm.size, unique, comm.rank)
+        atexit.register(_abort_one, weakref.ref(self))  # before MPI ends, and cupy is unloaded
 
     # -- collectives ----------------------------------------------------------------------------
 
@@ -104,6 +149,28 @@ class NcclBackend:
         self._lengths(x, out)
         self._open().reduceScatter(x.pointer, out.pointer, out.size * each, code, OPS[op], x.stream)
 
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Have what is queued within it be under way together, as a round of messages must be."""
+        self._open()
+        self._library.groupStart()
+        try:
+            yield
+        finally:
+            self._library.groupEnd()
+
+    def send(self, x: DeviceArray, peer: int, stream: int | None = None) -> None:
+        """Queue a message; the peer receives as many bytes."""
+        code, each = type_of(x.dtype, None, self.rank)
+        where = x.stream if stream is None else stream
+        self._open().send(x.pointer, x.size * each, code, peer, where)
+
+    def recv(self, out: DeviceArray, peer: int, stream: int | None = None) -> None:
+        """Queue that a message is received."""
+        code, each = type_of(out.dtype, None, self.rank)
+        where = out.stream if stream is None else stream
+        self._open().recv(out.pointer, out.size * each, code, peer, where)
+
     def _lengths(self, whole: DeviceArray, part: DeviceArray) -> None:
         if whole.size != part.size * self.size:
             raise InvalidArgument(
@@ -127,23 +194,24 @@ class NcclBackend:
         mark.record(stream)
         end = None if timeout is None else time.monotonic() + timeout
         while not mark.done():
-            self._check()
+            self.check()
             if end is not None and time.monotonic() > end:
-                self._abort()
+                self.abort()
                 raise CollectiveTimeout(
                     f"rank {self.rank}: NCCL has not finished within {timeout} s; aborted",
                     collective="nccl",
                 )
-        self._check()
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Ask NCCL for errors that have come since; raises CommunicationError, and aborts."""
         try:
             self._open().check_async_error()
         except KeyError as error:
             if error.args[0] != _IN_PROGRESS:
                 raise
         except self._library.NcclError as error:
-            self._abort()
+            self.abort()
             raise CommunicationError(f"rank {self.rank}: NCCL reports: {error}; aborted") from error
 
     def _open(self) -> Any:
@@ -151,7 +219,8 @@ class NcclBackend:
             raise InvalidArgument(f"rank {self.rank}: this NCCL backend was closed or aborted")
         return self._nccl
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
+        """Have kernels end that wait for other ranks, and give up; not collective."""
         if self._nccl is not None:
             self._nccl.abort()
             self._nccl = None
@@ -163,3 +232,10 @@ class NcclBackend:
             self._comm.barrier()
             self._nccl.destroy()
             self._nccl = None
+
+
+def _abort_one(backend: weakref.ref[NcclBackend]) -> None:
+    """At the end of the process: what was not closed would be destroyed after MPI."""
+    found = backend()
+    if found is not None:
+        found.abort()

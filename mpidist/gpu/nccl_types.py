@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import Unsupported, UnsupportedDtype
+from .sharing import shared_gpus
 
 NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 DTYPES: dict[str, int] = {**{name: code for code, name in enumerate(NAMES)}, "bfloat16": 9}
@@ -27,6 +28,11 @@ def check_version(version: int, rank: int) -> None:
             f"rank {rank}: NCCL {version_text(version)} is too old: needed is "
             f"{version_text(LEAST)}; install a newer nvidia-nccl-cu12"
         )
+
+
+def has_sum(dtype: np.dtype) -> bool:
+    """Tell whether NCCL adds elements of a dtype, and takes their mean."""
+    return dtype.isnative and dtype.name in (*DTYPES, *_PAIRS)
 
 
 def type_of(dtype: np.dtype, op: str | None, rank: int) -> tuple[int, int]:
@@ -70,14 +76,9 @@ def check_places(places: Sequence[tuple[str, str]], rank: int) -> None:
     rank : int
         For messages.
     """
-    owners: dict[tuple[str, str], list[int]] = {}
-    for number, place in enumerate(places):
-        owners.setdefault(place, []).append(number)
-    shared = [(place, ranks) for place, ranks in owners.items() if len(ranks) > 1]
-    if shared:
-        (host, device), ranks = shared[0]
+    shared = shared_gpus(places)
+    if shared is not None:
         raise Unsupported(
-            f"rank {rank}: ranks {', '.join(map(str, ranks))} are all on GPU {device} of {host}, "
-            "and NCCL wants one rank for each: start fewer ranks, give each a GPU of its own "
-            "(CUDA_VISIBLE_DEVICES by local rank), or leave MPIDIST_GPU unset"
+            f"rank {rank}: {shared}, and NCCL wants one rank for each: start fewer ranks, give "
+            "each a GPU of its own (CUDA_VISIBLE_DEVICES by local rank), or leave MPIDIST_GPU unset"
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError, Unsupported
 from .aware import YES, Awareness
+from .choice import Seen
+from .sharing import shared_gpus
 
 VARIABLE = "MPIDIST_GPU"
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -17,6 +19,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
 }
 """Operations that take one path together."""
 ORDER: dict[str, tuple[str, ...]] = {
+    "nccl": ("reductions", "movement"),
     "ipc": ("reductions", "movement"),
     "mpi": ("movement", "messages"),
     "staged": ("reductions", "movement", "messages"),
@@ -38,11 +41,24 @@ class Rank:
         Its ``MPIDIST_GPU``; empty if that is not set.
     chunk_bytes : int
         Of the staged path.
+    no_nccl : str
+        Why NCCL cannot be used on this rank; empty if it can.
+    seen : Seen or None
+        The GPUs that it sees, and which it works with.
     """
 
     aware: Awareness
     forced: str
     chunk_bytes: int
+    no_nccl: str = "it was not asked for"
+    seen: Seen | None = None
+
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """The host and the UUID of the GPU."""
+        if self.seen is None or self.seen.taken is None:
+            return None
+        return self.seen.host, self.seen.gpus[self.seen.taken]
 
 
 @dataclass(frozen=True)
@@ -98,10 +114,17 @@ def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Pa
     Unsupported
         If the forced path cannot be; the message says why.
     """
-    cannot = {"ipc": _no_ipc(native, nodes), "mpi": _no_mpi(ranks, native), "staged": None}
     forced = ranks[0].forced
+    cannot = {
+        "nccl": _no_nccl(ranks, forced == "nccl"),
+        "ipc": _no_ipc(native, nodes),
+        "mpi": _no_mpi(ranks, native),
+        "staged": None,
+    }
     if forced and cannot[forced] is not None:
         raise Unsupported(f"{VARIABLE}={forced}: {cannot[forced]}")
+    if cannot["nccl"] is None and forced in ("", "nccl") and cannot["mpi"] is None:
+        cannot["mpi"] = "NCCL is in use, and on one GPU the two can wait for each other"
     symmetric = cannot["ipc"] is None and forced in ("", "ipc")
     found = []
     for operations in CLASSES:
@@ -112,6 +135,15 @@ def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Pa
         took = (best, "ipc") if symmetric else (best,)
         found += [Path(operations, name, name in took, "") for name in able]
     return [Path(p.operations, p.name, p.taken, _why(p, cannot[p.name], forced)) for p in found]
+
+
+def _no_nccl(ranks: Sequence[Rank], forced: bool) -> str | None:
+    for number, rank in enumerate(ranks):
+        if rank.no_nccl:
+            return f"{rank.no_nccl} (rank {number})"
+    if len(ranks) == 1 and not forced:
+        return "there is one rank only"
+    return shared_gpus([rank.place for rank in ranks])
 
 
 def _no_ipc(native: bool, nodes: int) -> str | None:
@@ -142,6 +174,8 @@ def _why(path: Path, cannot: str | None, forced: str) -> str:
         return f"{VARIABLE}={forced} forces another" if forced else "a path above it serves"
     if path.name == "mpi":
         return "the MPI library takes the addresses"
+    if path.name == "nccl":
+        return "every rank has a GPU of its own"
     if forced == "ipc":
         return "for what has no form in symmetric memory"
     others = f"{VARIABLE}={forced} cannot serve these; " if forced else ""

@@ -9,16 +9,18 @@ result, so that work queued there later sees it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..call import Call
 from ..device.array import DeviceArray
-from ..device.base import Device, Event
+from ..device.base import Device
 from ..prepared import Prepared
 from .chunks import Chunk, Extent, chunks
 from .hosted import bytes_needed, hosted, views
+from .in_flight import InFlight
 
 CHUNK_BYTES = 4 << 20  # of a chunk's array
 SLOTS = 3
@@ -47,6 +49,10 @@ class Slot:
             self._memory = self._device.pinned(nbytes)
         return self._memory
 
+    def __del__(self) -> None:
+        with suppress(Exception):  # the driver may have been shut down with the interpreter
+            self.emptied.synchronize()
+
 
 class Staged:
     """The staged way of one communicator.
@@ -64,7 +70,7 @@ class Staged:
         self._slots = [Slot(device) for _ in range(SLOTS)]
         self._inward, self._outward = device.new_stream(), device.new_stream()
         self._ready = device.event()
-        self._under_way: list[tuple[Event, np.ndarray]] = []
+        self._under_way = InFlight()
 
     def serve(self, call: Call, serve_host: ServeHost) -> None:
         """Serve a call; the result is there for whatever its streams do next.
@@ -97,7 +103,6 @@ class Staged:
         of their own, between the calls that their users make.
         """
         streams = self._enter(call)
-        self._let_go()
         (chunk,) = chunks(call, max(call.nbytes, self._bytes_of(call), 1) * call.size)
         memory = self.device.pinned(max(bytes_needed(call, chunk), 1))
         x, out = views(call, chunk, memory)
@@ -108,7 +113,7 @@ class Staged:
             self._copy_back(call, chunk, out)
             gone = self.device.event()
             gone.record(self._outward)
-            self._under_way.append((gone, memory))  # the copy reads it after this has returned
+            self._under_way.hold(gone, memory)  # the copy reads it after this has returned
             self._leave(streams)
 
         return begin_host(hosted(call, chunk, x, out), end)
@@ -134,9 +139,6 @@ class Staged:
             self._ready.record(ours)
             for stream in streams:
                 self._ready.block(stream)
-
-    def _let_go(self) -> None:
-        self._under_way = [entry for entry in self._under_way if not entry[0].done()]
 
     # -- copies ---------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class Module:
             allowed = "; ".join(f"{n}: {expected.get(n, 'none of that name')}" for n in wrong)
             raise InvalidArgument(f"state has {what}, the module has {allowed}")
         for name, value in state.items():
-            own[name].data[...] = value
+            _fill(own[name].data, value)
 
     def to(self, xp: Any) -> Module:
         """Move parameters and gradients to another array module, ``cupy`` or ``numpy``."""
@@ -165,6 +165,14 @@ class Module:
             p.data = convert(p.data)
             p.grad = None if p.grad is None else convert(p.grad)
         return self
+
+
+def _fill(data: Any, value: Any) -> None:
+    """Copy into an array; into one on a GPU from the host too."""
+    if isinstance(data, np.ndarray) or hasattr(value, "get"):
+        data[...] = value
+    else:
+        data.set(np.asarray(value, data.dtype))
 
 
 class Identity(Module):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import InvalidArgument
 from .framework import Framework
+from .lane import Lane
 
 Allocate = Callable[[Any, int, Any], Any]
 
@@ -40,6 +42,8 @@ class Bucket:
         Pinned for all of its messages.
     copies : int
         How many gradients had to be copied into the buffer so far.
+    lane : Lane or None
+        The order of streams, if the parameters are on a GPU.
     """
 
     def __init__(
@@ -63,6 +67,9 @@ class Bucket:
         self.seen = self.added  # in the step before
         self._missing = 0  # additions that are still to come in this step
         self._allocate: Any = allocate
+        p = self.parameters[0] if named else None
+        on_host = p is None or framework.stream(p) is None
+        self.lane = None if on_host else Lane(partial(framework.stream, p))  # type: ignore[arg-type]
         self._flat, self._views = None, []  # type: Any, list[Any]
 
     def _make(self) -> None:
@@ -110,7 +117,7 @@ class Bucket:
             return False
         views = self.views
         if len(bare) == len(views):
-            self.flat.fill(0)
+            self.flat[...] = 0
         for k in bare:
             if len(bare) < len(views):
                 views[k][...] = 0
@@ -156,6 +163,8 @@ class Bucket:
 
     def launch(self, start: Callable[[Bucket], Any], rank: int) -> None:
         """Begin to send, with what gradients there are, and zeros for those that are None."""
+        if self.lane is not None:
+            self.lane.enter()
         for k, (p, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             grad = p.grad
             if grad is view:
@@ -191,6 +200,8 @@ class Bucket:
             If a gradient was replaced after it had been sent.
         """
         self.work.wait()
+        if self.lane is not None:
+            self.lane.leave()
         for name, p, view in zip(self.names, self.parameters, self.views, strict=True):
             if p.grad is not view:
                 raise InvalidArgument(

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
+from ..device.recognise import is_on_device
 from ..errors import InvalidArgument
+
+ON_HOST, ON_DEVICE = 1 << 16, 1 << 24  # elements in a step
 
 
 def clip_by_norm(
@@ -48,15 +51,20 @@ def clip_by_norm(
 
 
 def _squares(gradient: Any) -> float:
-    """Give the sum of squares in float64; a step at a time, so that no large copy is made."""
+    """Give the sum of squares in float64; a step at a time, so that no large copy is made.
+
+    Of an array on a GPU the host waits for the whole only.
+    """
     if getattr(gradient, "is_sparse", False):
         gradient = gradient.coalesce().values()
     if "complex" in str(gradient.dtype):
         return _squares(gradient.real) + _squares(gradient.imag)
-    flat = gradient.reshape(-1)
-    total = 0.0
-    for start in range(0, len(flat), 1 << 16):
-        piece = flat[start : start + (1 << 16)]
+    flat, there = gradient.reshape(-1), is_on_device(gradient)
+    total: Any = 0.0
+    each = ON_DEVICE if there else ON_HOST
+    for start in range(0, len(flat), each):
+        piece = flat[start : start + each]
         piece = piece.double() if hasattr(piece, "double") else piece.astype("float64")
-        total += float((piece * piece).sum())
-    return total
+        squares = (piece * piece).sum()
+        total = total + (squares if there else float(squares))
+    return float(total)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from .bucket import Bucket
 from .claims import Claim
 from .clip import clip_by_norm
@@ -120,6 +120,11 @@ class DDP(Wrapper):
         self.buffer_sync = BufferSync(comm, partial(self.framework.buffers, module), buffers)
         limits = (bucket_bytes, first_bucket_bytes)
         grouping = Grouping(self.framework, named, limits, algorithm, comm)
+        if grouping.on_device and getattr(hook, "on_host", False):
+            raise Unsupported(
+                f"rank {comm.rank}: hook={type(hook).__name__} computes on the host, and there are "
+                "parameters on a GPU: allowed are functions of your own, and None"
+            )
         self.reducer = Reducer(grouping, comm, overlap, hook or Average(), unused == "error")
         self._remove = self.framework.on_forward(module, Weakly(self.reducer.prepare))
         self._join: Join | None = None

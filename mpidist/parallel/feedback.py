@@ -26,6 +26,8 @@ class Feedback:
     """
 
     shared: tuple[str, ...] = ()
+    on_host = True
+    """Needs gradients in host memory."""
 
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Bucket, dict[str, Any]] = WeakKeyDictionary()

@@ -47,6 +47,15 @@ class Framework(Protocol):
     def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
         """Give a flat parameter whose data and gradient are parts of two flat arrays."""
 
+    def stream(self, p: Any) -> int | None:
+        """Give the stream that `p`'s library queues work on now; None for host memory."""
+
+    def on_device(self, array: Any, p: Any) -> Any:
+        """Give a flat array of a GPU, of `p`'s dtype or its bytes, as the library has arrays."""
+
+    def placed(self, value: Any, p: Any) -> Any:
+        """Give an array of a state that was read, in the memory where `p` is."""
+
     def copy(self, view: Any, gradient: Any) -> None:
         """Copy a gradient into a view."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from .bucket import Bucket
 from .framework import Framework
 from .layout import assign_buckets
+from .on_device import allocate_on_device, choose_on_device, release
 from .pins import allocate, choose_algorithms
 
 Layout = list[tuple[int, ...]]
@@ -42,7 +43,9 @@ class Grouping:
     algorithm, adviser
         As given.
     symmetric : bool
-        Whether the buffers are in symmetric memory.
+        Whether the buffers of parameters in host memory are in symmetric memory.
+    on_device : bool
+        Whether there are parameters on a GPU.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Grouping:
     ):
         self.framework, self.named, self.adviser = framework, list(named), adviser
         self.symmetric = False
+        self.on_device = any(framework.stream(p) is not None for _, p in self.named)
         self.buckets: tuple[Bucket, ...] = ()
         self.where: dict[int, tuple[int, int]] = {}
         self._sizes, self.algorithm = sizes, algorithm
@@ -83,7 +87,7 @@ class Grouping:
         """
         if layout != self.layout or not self.buckets:
             self._copies = self.copies
-            self.layout = layout
+            self.layout, before = layout, self.buckets
             self.buckets = tuple(
                 Bucket(b, [self.named[i] for i in chosen], self.framework, comm, self.allocate)
                 for b, chosen in enumerate(layout)
@@ -94,6 +98,8 @@ class Grouping:
             if comm.size > 1:
                 for bucket in self.buckets:
                     bucket.adopt()
+                for bucket in before:
+                    release(bucket)
         if algorithms is None:
             sizes = [sum(self._nbytes[i] for i in chosen) for chosen in layout]
             algorithms = self.choose(sizes, "allreduce")
@@ -103,7 +109,14 @@ class Grouping:
 
     def choose(self, nbytes: Sequence[int], collective: str) -> list[str]:
         """Choose algorithms for messages in buckets, by their bytes; collective."""
-        return choose_algorithms(self.adviser, nbytes, self.algorithm, self.symmetric, collective)
+        names = choose_algorithms(self.adviser, nbytes, self.algorithm, self.symmetric, collective)
+        if self.on_device:
+            for k, bucket in enumerate(self.buckets):
+                if bucket.lane is not None and bucket.comm.size > 1:
+                    names[k] = choose_on_device(
+                        bucket.comm, self.adviser, bucket.flat, self.algorithm, collective
+                    )
+        return names
 
     def allocate(self, p: Any, count: int, comm: Any) -> Any:
         """Make a flat array of zeros for `count` elements like those of `p`; collective."""
@@ -112,6 +125,8 @@ class Grouping:
         if comm.size > 1 and type(values) is np.ndarray:
             flat = allocate(comm, count, values.dtype)
             self.symmetric = flat is not None
+        elif comm.size > 1:
+            flat = allocate_on_device(comm, count, self.framework, p)
         return self.framework.like(p, count) if flat is None else flat
 
     @property

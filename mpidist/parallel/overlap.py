@@ -65,8 +65,10 @@ class Trial:
         return self._names[best if gains else 0], times
 
 
-def candidates(comm: Any, overlap: str, buckets: int) -> list[str]:
+def candidates(comm: Any, overlap: str, buckets: int, on_device: bool = False) -> list[str]:
     """Give the ways that `overlap` leaves to be tried; the only one if it names one.
+
+    With gradients on a GPU nothing is tried, for the host's clock does not see when they come.
 
     Raises
     ------
@@ -83,8 +85,15 @@ def candidates(comm: Any, overlap: str, buckets: int) -> list[str]:
         raise Unsupported(
             f"rank {comm.rank}: overlap='thread': MPI was not started with thread level 'multiple'"
         )
+    if on_device and overlap == "thread":
+        raise Unsupported(
+            f"rank {comm.rank}: overlap='thread': the gradients are on a GPU, in the order of this "
+            "thread's streams: allowed are 'auto', 'none' and 'polls'"
+        )
     if overlap != "auto":
         return [overlap]
+    if on_device:
+        return ["polls" if comm.size > 1 and comm._gpu.uses_nccl else "none"]
     if buckets < 2 or comm.size == 1:  # the last bucket is complete when backward is over
         return ["none"]
     return [name for name in WAYS if name != "thread" or threads]

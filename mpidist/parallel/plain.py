@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..device.find import find_device
+from ..device.recognise import is_on_device
 from ..nn import Parameter
 from .framework import Remove
 
@@ -55,6 +57,22 @@ class Plain:
     def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
         """Give a parameter."""
         return Parameter(flat[start:stop], gradient[start:stop])
+
+    def stream(self, p: Any) -> int | None:
+        """Ask the device, for cupy."""
+        return find_device().current_stream() if is_on_device(p.data) else None
+
+    def on_device(self, array: Any, p: Any) -> Any:
+        """Give it in the parameter's dtype."""
+        return array.view(p.data.dtype)
+
+    def placed(self, value: Any, p: Any) -> Any:
+        """Copy to the GPU, if the parameter is there."""
+        if not is_on_device(p.data) or is_on_device(value):
+            return value
+        made = find_device().empty(value.shape, value.dtype)
+        made.set(value)
+        return made
 
     def copy(self, view: Any, gradient: Any) -> None:
         """Copy."""

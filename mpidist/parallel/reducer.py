@@ -59,7 +59,7 @@ class Reducer:
         self._follow: Any = None
         self.touched = np.zeros(len(grouping.named), np.uint8)
         self._next, self._opened, self._failed = 0, False, ""
-        names = candidates(comm, overlap, len(grouping.layout))
+        names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
         # What is launched early must not meet the user's own calls, which stand anywhere in a step.
         self._owns_comm = names != ["none"] and comm.size > 1
         self.comm = comm.split(0) if self._owns_comm else comm
@@ -107,10 +107,13 @@ class Reducer:
     def added(self, index: int) -> None:
         """Something was added to the gradient of parameter `index`."""
         self.touched[index] = 1
+        b, k = self.grouping.where[index]
+        lane = self.grouping.buckets[b].lane
+        if lane is not None:
+            lane.note()
         if not self.enabled:
             return
         self._learning.ready(index)
-        b, k = self.grouping.where[index]
         complete = self.grouping.buckets[b].ready(k, self.comm.rank)
         if not self.way.early:
             return

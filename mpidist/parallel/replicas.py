@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
+from ..device.recognise import is_on_device, on_host
 from ..errors import InvalidArgument
-from .framework import Framework
+from .framework import ADAPTERS, Framework, library
+from .on_device import choose_on_device, real
 from .pins import choose_algorithms
 
 Named = Sequence[tuple[str, Any]]
@@ -62,7 +66,9 @@ def digest(arrays: Sequence[Any]) -> int:
     """Give 8 bytes of a hash of all bytes of arrays."""
     made = hashlib.blake2b(digest_size=8)
     for array in arrays:
-        host = array.get() if hasattr(array, "get") else array
+        host, name = on_host(array), library(array)
+        if name is not None:
+            host = importlib.import_module(ADAPTERS[name]).as_array(host)
         made.update(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
     return int.from_bytes(made.digest(), "little")
 
@@ -89,15 +95,16 @@ class BufferSync:
                 f"rank {comm.rank}: buffers={how!r}: allowed are {', '.join(map(repr, self.HOW))}"
             )
         self._comm, self._read = comm, read
-        groups: dict[Any, dict[str, np.ndarray]] = {}
+        groups: dict[Any, dict[str, Any]] = {}
         for name, array in read() if how != "keep" else ():
-            groups.setdefault(array.dtype, {})[name] = array
-        self._groups: list[tuple[np.ndarray, dict[str, tuple[int, ...]], str]] = []
-        for dtype, group in groups.items():
-            flat, algorithm = np.empty(sum(a.size for a in group.values()), dtype), ""
-            if how == "average" and _real(dtype):
-                (algorithm,) = choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")
-            shapes = {name: array.shape for name, array in group.items()}
+            groups.setdefault((array.dtype, is_on_device(array)), {})[name] = array
+        self._groups: list[tuple[Any, dict[str, tuple[int, ...]], str]] = []
+        for (dtype, there), group in groups.items():
+            count = sum(math.prod(a.shape) for a in group.values())
+            flat, algorithm = _empty_like(next(iter(group.values())), count), ""
+            if how == "average" and real(dtype) and comm.size > 1:
+                algorithm = _algorithm(comm, flat, there)
+            shapes = {name: tuple(array.shape) for name, array in group.items()}
             self._groups.append((flat, shapes, algorithm))
 
     @property
@@ -119,20 +126,25 @@ class BufferSync:
         now = dict(self._read())
         for flat, shapes, algorithm in self._groups:
             group = [self._buffer(now, name, shapes[name], flat.dtype) for name in shapes]
-            np.concatenate([array.reshape(-1) for array in group], out=flat)
+            start = 0
+            for array in group:
+                stop = start + math.prod(array.shape)
+                flat[start:stop] = array.reshape(-1)
+                start = stop
             if algorithm:
                 self._comm.allreduce(flat, op="mean", out=flat, algorithm=algorithm)
             else:
                 self._comm.broadcast(flat, root=root, out=flat)
             start = 0
             for array in group:
-                array[...] = flat[start : start + array.size].reshape(array.shape)
-                start += array.size
+                stop = start + math.prod(array.shape)
+                array[...] = flat[start:stop].reshape(array.shape)
+                start = stop
 
     def _buffer(self, now: dict[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         array = now.get(name)
-        if array is None or (array.shape, array.dtype) != (shape, dtype):
-            found = "missing" if array is None else f"{array.shape} {array.dtype}"
+        if array is None or (tuple(array.shape), array.dtype) != (shape, dtype):
+            found = "missing" if array is None else f"{tuple(array.shape)} {array.dtype}"
             raise InvalidArgument(
                 f"rank {self._comm.rank}: the buffer {name} was {shape} {dtype} when the module "
                 f"was wrapped, and is {found}; buffers='keep' leaves buffers alone"
@@ -140,5 +152,17 @@ class BufferSync:
         return array
 
 
-def _real(dtype: np.dtype) -> bool:
-    return dtype.kind in "fc" or dtype.name == "bfloat16"
+def _empty_like(array: Any, count: int) -> Any:
+    """Make a flat array of the library of another one."""
+    if type(array) is np.ndarray:
+        return np.empty(count, array.dtype)
+    if hasattr(array, "new_empty"):
+        return array.new_empty(count)
+    return np.zeros_like(array, shape=(count,), order="C")
+
+
+def _algorithm(comm: Any, flat: Any, there: bool) -> str:
+    """Choose how the mean of buffers is taken, once; collective."""
+    if there:
+        return choose_on_device(comm, comm, flat, "auto", "allreduce")
+    return choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.recognise import on_host
 from ..errors import InvalidArgument
 from .framework import ADAPTERS, library
 from .pieces import Part
@@ -59,7 +60,8 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
         return {kind: [take_apart(v, f"{path}/{i}", leaves) for i, v in enumerate(value)]}
     part = value if isinstance(value, Part) else Part(value, 0, tuple(np.shape(value)))
     name = library(part.array) or "numpy"
-    array = _module(name).as_array(part.array) if name in ADAPTERS else part.array
+    held = on_host(part.array)
+    array = _module(name).as_array(held) if name in ADAPTERS else held
     if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.hasobject:
         raise InvalidArgument(
             f"{path} is of {type(value).__name__}: allowed are arrays of numpy and torch, numbers, "

@@ -210,7 +210,9 @@ class ZeroOptimizer(Uncopied):
             kept = self._model.framework.optimizer_state(self.optimizer, piece.made)
             kept.clear()
             for key, value in state["state"].get(piece.name, {}).items():
-                kept[key] = part_of(value, piece.start, piece.stop)
+                part = part_of(value, piece.start, piece.stop)
+                like = piece.is_like(part)
+                kept[key] = self._model.framework.placed(part, piece.made) if like else part
         for group, options in zip(groups, state["options"], strict=True):
             group.update(options)
 

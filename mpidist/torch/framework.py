@@ -12,6 +12,7 @@ import torch
 from ..errors import Unsupported
 from ..parallel.dtypes import find_dtype
 from ..parallel.framework import Remove
+from . import cuda
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:
@@ -47,6 +48,15 @@ def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(flat)
 
 
+def _array(x: torch.Tensor) -> Any:
+    """Give what communicators take: a numpy array, or a tensor on a GPU."""
+    return x.detach() if cuda.is_there(x) else as_array(x)
+
+
+def _tensor(flat: Any, dtype: torch.dtype) -> torch.Tensor:
+    return flat if isinstance(flat, torch.Tensor) else as_tensor(flat, dtype)
+
+
 class Torch:
     """Parameters of a :class:`torch.nn.Module` (see :class:`~mpidist.parallel.framework`)."""
 
@@ -64,31 +74,50 @@ class Torch:
         return [place for m in module.modules() for place in (m._parameters, m._modules)]
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """List the buffers."""
-        return [(name, as_array(b)) for name, b in module.named_buffers() if b is not None]
+        """List the buffers: those on a GPU are tensors, the others arrays of numpy."""
+        return [(name, _array(b)) for name, b in module.named_buffers() if b is not None]
 
     def values(self, p: Any) -> Any:
-        """Give the memory as numpy array."""
-        return as_array(p)
+        """Give the memory as numpy array; of a GPU the tensor, without its graph."""
+        return _array(p)
 
     def kind(self, p: Any) -> Hashable:
-        """Tell dtypes apart."""
-        return str(p.dtype)
+        """Tell dtypes apart, and the host from a GPU, whose number may differ between ranks."""
+        return f"{p.dtype} on {p.device.type}" if cuda.is_there(p) else str(p.dtype)
 
     def like(self, p: Any, count: int) -> Any:
-        """Make an array of numpy."""
+        """Make an array of numpy, or a tensor on the GPU."""
+        if cuda.is_there(p):
+            return torch.zeros(count, dtype=p.dtype, device=p.device)
         return np.zeros(count, as_array(p).dtype)
 
     def view(self, flat: Any, start: int, p: Any) -> Any:
         """Give a tensor in the shape of `p`."""
-        return as_tensor(flat, p.dtype)[start : start + p.numel()].view(p.shape)
+        return _tensor(flat, p.dtype)[start : start + p.numel()].view(p.shape)
 
     def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
         """Give a :class:`torch.nn.Parameter`."""
-        dtype = torch.bfloat16 if flat.dtype.name == "bfloat16" else torch.from_numpy(flat).dtype
-        made = torch.nn.Parameter(as_tensor(flat, dtype)[start:stop])
-        made.grad = as_tensor(gradient, dtype)[start:stop]
+        if isinstance(flat, torch.Tensor):
+            dtype = flat.dtype
+        elif flat.dtype.name == "bfloat16":
+            dtype = torch.bfloat16
+        else:
+            dtype = torch.from_numpy(flat).dtype
+        made = torch.nn.Parameter(_tensor(flat, dtype)[start:stop])
+        made.grad = _tensor(gradient, dtype)[start:stop]
         return made
+
+    def stream(self, p: Any) -> int | None:
+        """Ask PyTorch."""
+        return cuda.stream_of(p) if cuda.is_there(p) else None
+
+    def on_device(self, array: Any, p: Any) -> Any:
+        """Give a tensor on the same memory."""
+        return cuda.tensor_on(array, p)
+
+    def placed(self, value: Any, p: Any) -> Any:
+        """Copy to the GPU, if the parameter is there."""
+        return value.to(p.device)
 
     def copy(self, view: Any, gradient: Any) -> None:
         """Copy; a gradient that has a graph or is sparse becomes a plain one."""

@@ -35,10 +35,9 @@ class TorchSaved(Held):
 class TorchStage:
     """A chunk of the model in PyTorch (see :class:`~mpidist.parallel.pipe.stage.Stage`)."""
 
-    tensors = TorchTensors()
-
     def __init__(self, module: Any, caller: Any):
         self.module, self._call = module, caller_of(caller, module)
+        self.tensors = TorchTensors(module.parameters())
         self.splits = can_halve()
         self._sizes, self._replay, self._look = Sizes(), Replay(module), Look(module)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import UnsupportedDtype
+from ..parallel.pipe.on_device import MARK, OnDevice
+from . import cuda
 from .framework import as_array, as_tensor
 
 _NAMES = {
@@ -42,7 +45,7 @@ def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
             torch.autograd.graph.increment_version(x)
 
 
-class TorchTensors:
+class TorchTensors(OnDevice):
     """Tensors of PyTorch (see :class:`~mpidist.parallel.pipe.parcel.Tensors`)."""
 
     def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
@@ -50,17 +53,21 @@ class TorchTensors:
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_ALLOWED}")
+        name += MARK * cuda.is_there(x)
         return name, tuple(x.shape), x.requires_grad
 
     def array(self, x: Any) -> np.ndarray:
         """Give the elements; copied if they are not contiguous."""
         x = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        if cuda.is_there(x):
+            return self.parcels.leave(x)
         return x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else as_array(x)
 
     def own(self, x: Any) -> np.ndarray:
         """Give the elements in memory of their own."""
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-        return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() else flat)
+        staged = cuda.is_there(x) and not self.parcels.direct  # which is a copy
+        return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not staged else flat)
 
     def result(self, x: Any) -> Any:
         """Give the tensor itself, as PyTorch does."""
@@ -68,12 +75,24 @@ class TorchTensors:
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
         """Make an array; bfloat16 is kept in whole numbers of two bytes."""
-        if dtype not in _DTYPES:
-            raise UnsupportedDtype(f"an array of {dtype} for a stage of PyTorch: {_ALLOWED}")
-        return np.empty(count, "int16" if dtype == "bfloat16" else dtype)
+        name, there = self.place(dtype)
+        if name not in _DTYPES:
+            raise UnsupportedDtype(f"an array of {name} for a stage of PyTorch: {_ALLOWED}")
+        known = np.dtype("int16" if name == "bfloat16" else name)
+        if there:
+            return self.parcels.room(count * known.itemsize, lambda: self._make(name, count))
+        return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> Any:
         """Give a tensor on this memory, whose gradient is asked for if the form says so."""
         dtype, shape, wants = form
-        made = as_tensor(array, _DTYPES[dtype]).view(shape)
+        name, there = self.place(dtype)
+        if there:
+            made = self.parcels.arrive(array, lambda: self._make(name, prod(shape))).view(shape)
+        else:
+            made = as_tensor(array, _DTYPES[name]).view(shape)
         return made.requires_grad_() if wants else made
+
+    def _make(self, name: str, count: int) -> Any:
+        """Make a flat tensor on the GPU."""
+        return torch.empty(count, dtype=_DTYPES[name], device=cuda.DEVICE)

@@ -1,20 +1,42 @@
-"""On a real GPU: mpiexec -n 1, 2 or 4 python -m pytest tests/gpu; skipped where there is none."""
+"""Collectives on a real GPU, by every path: make test-gpu; skipped where there is none."""
+
+import os
 
 import collective_cases as cases
+import gpu_needed
 import numpy as np
 import pytest
 
-from mpidist.device.find import why_no_device
-
-cupy = pytest.importorskip("cupy", reason="needs a GPU")
-if why_no_device() is not None:
-    pytest.skip("needs a GPU", allow_module_level=True)
+cupy = gpu_needed.cupy()
 
 from gpu_cases import OnDevice  # noqa: E402
 
+from mpidist.bench.on_device import forced  # noqa: E402
 from mpidist.device.find import find_device  # noqa: E402
 from mpidist.device.recognise import describe  # noqa: E402
-from mpidist.errors import InvalidArgument  # noqa: E402
+from mpidist.errors import InvalidArgument, Unsupported  # noqa: E402
+from mpidist.gpu import nccl_calls  # noqa: E402
+from mpidist.gpu.nccl import NcclBackend, why_not_here  # noqa: E402
+
+MIB = 1 << 20
+SIZES = (0, 4, 4096, MIB, 3 * MIB + 4, 64 * MIB, 256 * MIB)
+DTYPES = ("int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
+DTYPES += ("complex64", "complex128", "bool")
+
+
+@pytest.fixture(params=["nccl", "ipc", "mpi", "staged"])
+def sub(request, comm):
+    """A communicator whose arrays take one path; skipped where it cannot be."""
+    comm.use_gpu()
+    with forced(comm, request.param) as made:
+        try:
+            x = made.empty(1, device="cuda") if request.param == "ipc" else cupy.ones(1)
+            made.allreduce(x, out=x)
+        except Unsupported as error:
+            assert os.environ["MPIDIST_GPU"] == request.param, error
+            pytest.skip(f"this path cannot be here: {error}")
+        made.path = request.param
+        yield made
 
 
 class OnGpu(OnDevice):
@@ -35,6 +57,39 @@ def test_every_collective(comm, collective):
                 case(OnGpu(comm, background), "auto", n, "int64", root, in_place)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_every_size(sub, nbytes):
+    """An allreduce in place, of float32, whose sums are whole numbers."""
+    count = nbytes // 4
+    x = sub.empty(count, "float32", device="cuda") if sub.path == "ipc" else cupy.empty(count, "f4")
+    x[...] = cupy.arange(count, dtype="i4") % 97 + sub.rank
+    assert sub.allreduce(x, out=x) is x
+    expected = cupy.arange(count, dtype="i4") % 97 * sub.size + sub.size * (sub.size - 1) // 2
+    assert bool((x == expected.astype("f4")).all())
+    if sub.path == "ipc" and count:
+        sub.free(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(sub, dtype):
+    """Each operation that is defined; what a path has no form of is staged."""
+    for n in (1, sub.size + 1, 4099):
+        host = np.random.default_rng([sub.rank, n]).integers(0, 3, n).astype(dtype)
+        x = sub.empty(n, dtype, device="cuda") if sub.path == "ipc" else cupy.empty(n, dtype)
+        for op in ("max", "or") if dtype == "bool" else ("sum", "prod"):
+            if sub.path == "nccl" and (dtype, op) == ("complex64", "prod"):
+                continue
+            x.set(host)
+            assert sub.allreduce(x, op, out=x) is x
+            assert np.array_equal(x.get(), sub.allreduce(host, op, algorithm="direct")), op
+        x.set(host)
+        sub.broadcast(x, sub.size - 1)
+        assert np.array_equal(x.get(), sub.broadcast(host, sub.size - 1))
+        if sub.path == "ipc":
+            sub.free(x)
+
+
 def test_on_a_stream_of_ones_own(comm):
     with cupy.cuda.Stream(non_blocking=True):
         x = cupy.zeros(5_000_000, "f4")
@@ -42,22 +97,6 @@ def test_on_a_stream_of_ones_own(comm):
         comm.allreduce(x, out=x)
         x *= 2
         assert (x.get() == 2 * cases.total(comm.size)).all()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int64"])
-def test_symmetric_memory(comm, dtype):
-    """The bits of `direct` on the host; several ranks may share a GPU."""
-    for n in (0, 1, comm.size + 1, 3_000_017):
-        x = comm.empty(n, dtype, device="cuda")
-        host = (np.random.default_rng(comm.rank).integers(0, 9, n)).astype(dtype)
-        for op in ("sum", "prod"):
-            x.set(host)
-            assert comm.allreduce(x, op, out=x) is x
-            assert x.get().tobytes() == comm.allreduce(host, op, algorithm="direct").tobytes()
-        x.set(host)
-        comm.broadcast(x, comm.size - 1)
-        assert np.array_equal(x.get(), comm.broadcast(host, comm.size - 1))
-        comm.free(x)
 
 
 def test_what_is_refused(comm):
@@ -76,3 +115,19 @@ def test_tensors_of_torch(comm):
         got = comm.allreduce(x)
         assert got.is_cuda and got.dtype == dtype
         assert (got.float().cpu() == cases.total(comm.size)).all()
+
+
+def test_nccl_by_name(comm):
+    """With a GPU for each rank all calls; with ranks on one GPU the refusal, before it starts."""
+    if why_not_here():
+        pytest.skip(f"this path cannot be here: {why_not_here()}")
+    try:
+        backend = NcclBackend(comm)
+    except Unsupported as error:
+        assert comm.size > 1 and "are all on GPU" in str(error)
+        return
+    x = cupy.full(1000, comm.rank + 1.0)
+    nccl_calls.nccl_allreduce(x, backend)
+    backend.wait(0)
+    assert (x.get() == cases.total(comm.size)).all()
+    backend.close()

@@ -3,6 +3,8 @@
 Nothing here has run on a GPU; that is what tests/gpu is for.
 """
 
+import os
+
 import collective_cases as cases
 import ml_dtypes
 import numpy as np
@@ -12,7 +14,7 @@ from gpu_cases import OnDevice
 from mpidist import Communicator
 from mpidist.device.find import find_device
 from mpidist.errors import CollectiveMismatch, InvalidArgument, Unsupported, UnsupportedDtype
-from mpidist.gpu.paths import CLASSES
+from mpidist.gpu.paths import CLASSES, ORDER
 from mpidist.operations import OPS, kind_of
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -188,3 +190,20 @@ def test_debug_tells_a_gpu_from_a_host(make, comm):
         sub.allreduce(there if sub.rank else x)
     assert (sub.allreduce(there).get() == comm.size).all()
     sub.free()
+
+
+def test_bench_of_every_path(comm, monkeypatch):
+    """What can be is measured and right, and what cannot be says why; as `bench --device cuda`."""
+    from mpidist.bench.on_device import COLLECTIVES, measure_copies, measure_paths
+
+    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+    copies = measure_copies(comm, 4096)
+    rows = measure_paths(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
+    found = {(r.collective, r.path): r for r in rows if r.bytes}
+    assert len(rows) == 2 * len(COLLECTIVES) * len(ORDER) and all(r.correct for r in rows)
+    for name in COLLECTIVES:
+        assert found[name, "ipc"].time_us > 0 and found[name, "staged"].time_us > 0
+        assert "emulated device" in found[name, "nccl"].why_not
+        assert (found[name, "mpi"].time_us is None) == (name in CLASSES["reductions"])
+    assert found["allreduce", "ipc"].of_copies > 0 and found["allreduce", "staged"].of_copies > 0
+    assert "MPIDIST_GPU" not in os.environ

@@ -137,6 +137,21 @@ def test_no_device(monkeypatch):
         describe(stray, 2)
 
 
+def test_bench_without_a_gpu(monkeypatch):
+    """It names what is needed, and what was found."""
+    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "cuda")
+    if find.why_no_device() is None:
+        pytest.skip("needs a machine without a GPU")
+    done = subprocess.run(
+        [sys.executable, "-m", "mpidist", "bench", "--device", "cuda"],
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert done.returncode and "--device cuda needs cupy, and a GPU for each rank" in done.stderr
+    assert find.why_no_device().partition("(")[0] in " ".join(done.stderr.split())
+
+
 def test_cupy_is_not_needed(tmp_path):
     """A cupy that cannot be imported harms nobody who has no array on a GPU."""
     (tmp_path / "cupy.py").write_text("raise ImportError('poisoned')")

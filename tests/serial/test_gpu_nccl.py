@@ -5,10 +5,14 @@ and operations, the stream, and what is refused before it is asked.
 """
 
 import ctypes
+import threading
 
+import collective_cases as cases
 import ml_dtypes
 import numpy as np
 import pytest
+from gpu_cases import OnDevice
+from gpu_training import compare_replicas, train, train_alone
 
 import mpidist
 from mpidist.device.find import find_device
@@ -16,6 +20,7 @@ from mpidist.device.recognise import describe
 from mpidist.errors import (
     CollectiveTimeout,
     CommunicationError,
+    CommunicatorBroken,
     InvalidArgument,
     Unsupported,
     UnsupportedDtype,
@@ -23,6 +28,10 @@ from mpidist.errors import (
 from mpidist.gpu import nccl_calls as calls
 from mpidist.gpu.nccl import NcclBackend, load
 from mpidist.gpu.nccl_types import DTYPES, OPS
+from mpidist.gpu.rendezvous import why_stuck
+from mpidist.plan import materialise
+from mpidist.schedule.registry import algorithm, algorithms, unregister
+from mpidist.schedule.rounds import Reduce, Send
 
 NUMPY = {code: np.dtype(ml_dtypes.bfloat16 if n == "bfloat16" else n) for n, code in DTYPES.items()}
 NAMES = {code: name for name, code in OPS.items()}
@@ -50,7 +59,35 @@ class Library:
     def NcclCommunicator(self, size, unique, rank):
         assert unique == ("id", 4711) and (size, rank) == (self.comm.size, self.comm.rank)
         self.made.append(Fake(self.comm))
+        self.made[-1].library = self
         return self.made[-1]
+
+    # -- messages: those of a group are under way together, and each waits for its other end
+
+    depth, queued = 0, ()
+
+    def groupStart(self):
+        self.depth += 1
+
+    def groupEnd(self):
+        self.depth -= 1
+        if not self.depth:
+            sends = [(memory(), peer) for memory, peer, out in self.queued if out]
+            works = [self.comm.isend(data, peer) for data, peer in sends]
+            for memory, peer, out in self.queued:
+                if not out:
+                    self.comm.recv(memory(), peer)
+            for work in works:
+                work.wait()
+            self.queued = ()
+            self.groups += 1
+
+    groups = 0
+
+    def message(self, memory, peer, out, stream):
+        assert self.depth, "a message alone would wait for a peer that waits as well"
+        find_device().synchronize(stream)
+        self.queued += ((memory, peer, out),)
 
 
 class Fake:
@@ -58,6 +95,7 @@ class Fake:
 
     def __init__(self, comm):
         self.comm, self.ended, self.trouble = comm, "", None
+        self.library: Library
 
     def _at(self, pointer, count, code):
         dtype = NUMPY[code]
@@ -91,6 +129,12 @@ class Fake:
         find_device().synchronize(stream)
         x = self._at(source, count * self.comm.size, code)
         self._at(target, count, code)[...] = self.comm.reduce_scatter(x, NAMES[op])
+
+    def send(self, source, count, code, peer, stream):
+        self.library.message(lambda: self._at(source, count, code).copy(), peer, True, stream)
+
+    def recv(self, target, count, code, peer, stream):
+        self.library.message(lambda: self._at(target, count, code), peer, False, stream)
 
     def check_async_error(self):
         if self.trouble is not None:
@@ -236,7 +280,201 @@ def test_errors_and_deadlines_abort(monkeypatch):
     mpidist.run_simulated(1, on_rank)
 
 
-def test_without_nccl():
+# -- as a path that collectives take by themselves
+
+
+@pytest.fixture
+def by_nccl(monkeypatch):
+    """Runs a function on ranks whose collectives on a device find the library above."""
+    local = threading.local()
+    monkeypatch.setattr("mpidist.gpu.nccl.load", lambda: local.library)
+    monkeypatch.setattr("mpidist.device.emulated.EmulatedDevice.identity", lambda self: local.uuid)
+
+    def run(size, function, forced=""):
+        monkeypatch.setenv("MPIDIST_GPU", forced)
+
+        def on_rank(comm):
+            local.uuid = f"GPU-{comm.rank}"
+            local.library = Library(comm.split(0))
+            found = function(comm, local.library)
+            comm.free()
+            assert all(made.ended in ("destroyed", "aborted") for made in local.library.made)
+            return found
+
+        return mpidist.run_simulated(size, on_rank)
+
+    return run
+
+
+@pytest.mark.parametrize("collective", list(cases.CHECKS))
+def test_collectives_by_themselves(by_nccl, collective):
+    """Every collective, blocking and in the background, in place and not; staged is not used."""
+
+    def check(comm, library):
+        for number, n in enumerate([*cases.lengths(comm.size), 8]):
+            for in_place in (False, True):
+                for background in (False, True):
+                    there = OnDevice(comm, background)
+                    root = (number + in_place) % comm.size
+                    cases.CHECKS[collective](there, "auto", n, "int64", root, in_place)
+        assert comm._gpu.uses_nccl and len(library.made) == 1
+        return library.groups
+
+    groups = by_nccl(3, check)
+    assert all(groups) == (collective in ("gather", "scatter", "alltoall"))
+
+
+def test_what_nccl_does_not_serve_is_staged(by_nccl):
+    def check(comm, library):
+        device = find_device()
+        x = device.array(np.full(4, comm.rank + 1, "i2"))
+        assert (comm.allreduce(x).get() == 3).all() and not library.made
+        with pytest.raises(Unsupported, match="allreduce 'native': .*NCCL has no 'sum' of int16"):
+            comm.allreduce(x, algorithm="native")
+        got = comm.reduce_scatter(device.array(np.ones(3)), counts=[1, 2])
+        assert got.get().tolist() == [2.0] * (comm.rank + 1) and not library.made
+        rows = device.array(np.full(comm.rank + 1, comm.rank))
+        assert comm.allgather(rows, counts=[1, 2]).get().tolist() == [0, 1, 1] and library.groups
+
+    by_nccl(2, check)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_written_schedules_over_its_messages(by_nccl, size):
+    """All that there are, in place and not, with the bits that they have on the host."""
+
+    def check(comm, library):
+        served = 0
+        for found in algorithms():
+            name = found.collective
+            if name not in cases.CHECKS or found.requires is not None:
+                continue
+            for n, in_place in ((1, True), (size + 1, False), (33, True)):
+                if not found.equal_blocks or n % size == 0:
+                    there = OnDevice(comm)
+                    cases.CHECKS[name](there, found.name, n, "float32", size - 1, in_place)
+            served += 1
+        x = np.random.default_rng(comm.rank).normal(size=1001)
+        for name in ("ring", "recursive_doubling", "tree:3"):
+            for op in ("mean", "prod"):
+                mine = comm.allreduce(find_device().array(x), op, algorithm=name).get()
+                assert mine.tobytes() == comm.allreduce(x, op, algorithm=name).tobytes(), name
+        return served, library.groups
+
+    (served, groups), *_ = by_nccl(size, check)
+    assert served > 20 and groups > served
+
+
+def test_a_schedule_that_nccl_would_wait_in(by_nccl):
+    """It sends in one round what is received in the next: MPI keeps that, NCCL does not."""
+
+    def late(rank, size):
+        peer = 1 - rank
+        yield Send(peer, blocks=0)
+        yield Reduce(peer, blocks=0)
+
+    def check(comm, library):
+        with pytest.raises(Unsupported, match="'late': NCCL keeps no messages: ranks 0, 1 would"):
+            comm.allreduce(find_device().array(np.ones(4)), algorithm="late")
+        assert (comm.allreduce(find_device().array(np.ones(4))).get() == 2).all()
+
+    algorithm("allreduce", "late", blocks=1)(late)
+    try:
+        by_nccl(2, check)
+    finally:
+        unregister("allreduce", "late")
+
+
+def test_no_shipped_schedule_waits_for_itself():
+    for found in algorithms():
+        for size in (2, 3, 4, 7, 8):
+            groups = (tuple(range(size // 2)), tuple(range(size // 2, size)))
+            if found.unsupported(size, groups=groups) is None:
+                every = [
+                    materialise(found.schedule(r, size, size - 1, 3, groups)) for r in range(size)
+                ]
+                assert why_stuck(every) is None, found
+
+
+def test_background_calls_wait_on_streams_and_not_on_the_host(by_nccl):
+    def check(comm, library):
+        device = find_device()
+        stream = device.new_stream()
+        device.use(stream)
+        x = device.array(np.zeros(5))
+        x += comm.rank + 1.0  # queued
+        work = comm.iallreduce(x, "mean", out=x)
+        assert work.wait() is x
+        x *= 2.0
+        assert (x.get() == 3.0).all() and work.done
+        device.use(0)
+
+    by_nccl(2, check)
+
+
+@pytest.mark.parametrize("trouble", ["deadline", "error"])
+def test_a_call_that_does_not_end_is_aborted(by_nccl, monkeypatch, trouble):
+    """Whoever waits for its stream is let go, and the communicator says why from then on."""
+
+    def check(comm, library):
+        comm.timeout = 0.001 if trouble == "deadline" else 60.0
+        device = find_device()
+        x = device.array(np.ones(3))
+        comm.allreduce(x)
+        gpu = comm._gpu
+        assert not gpu._nccl.watch.look()  # it has ended
+        comm.allreduce(x)
+        monkeypatch.setattr("mpidist.device.emulated_stream.EmulatedEvent.done", lambda self: False)
+        words = "NCCL has not finished .*allreduce.* by its deadline; aborted"
+        if trouble == "error":
+            library.made[0].trouble = NcclError("remote process exited")
+            words = "NCCL reports: remote process exited; aborted"
+        while gpu._nccl.watch.look():
+            pass
+        assert library.made[0].ended == "aborted"
+        with pytest.raises(CommunicatorBroken, match=f"{words}; create a new communicator"):
+            comm.allreduce(x)
+
+    by_nccl(1, check, "nccl")
+
+
+def test_forced(by_nccl, monkeypatch):
+    """It is refused with the reason where it cannot be, on every rank; and says what it takes."""
+
+    def paths(comm, library):
+        comm.allreduce(find_device().array(np.ones(3)))
+        return {(p.operations, p.name): (p.taken, p.why) for p in comm._gpu.paths}
+
+    found = by_nccl(2, paths, "nccl")[0]
+    assert found["reductions", "nccl"] == (True, "MPIDIST_GPU=nccl forces it")
+    assert by_nccl(2, paths)[1]["movement", "nccl"] == (True, "every rank has a GPU of its own")
+    monkeypatch.setattr("mpidist.device.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
+
+    def refused(comm, library):
+        words = "MPIDIST_GPU=nccl: ranks 0, 1 are all on GPU GPU-7 of "
+        with pytest.raises(Unsupported, match=words):
+            comm.allreduce(find_device().array(np.ones(3)))
+
+    by_nccl(2, refused, "nccl")
+    assert by_nccl(2, paths)[0]["reductions", "staged"][0]
+
+
+def test_gradients_by_nccl(by_nccl):
+    """DDP sends its buckets while backward goes on, on a stream beside it."""
+
+    def check(comm, library):
+        got, ddp = train(comm, "ddp")
+        compare_replicas(comm, got)
+        for mine, alone in zip(got, train_alone(comm.size, "ddp"), strict=True):
+            np.testing.assert_allclose(mine, alone, rtol=1e-9, atol=1e-12)
+        assert ddp.stats().overlap == "polls" and library.made
+        ddp.reducer.comm.free()
+
+    by_nccl(2, check)
+
+
+def test_without_nccl(monkeypatch):
+    monkeypatch.delenv("MPIDIST_GPU_DEVICE")
     try:
         import cupy  # noqa: F401
     except ImportError:

@@ -26,8 +26,8 @@ class Chunks:
     ----------
     given : module or list of modules
         What the user gave.
-    rank : int
-        For error messages.
+    comm : Communicator
+        Who will send for them.
     checkpoint : bool
         Whether they compute forward once more on the way back.
 
@@ -44,14 +44,15 @@ class Chunks:
         If it is no module, and no list of modules.
     """
 
-    def __init__(self, given: Any, rank: int, checkpoint: bool):
+    def __init__(self, given: Any, comm: Any, checkpoint: bool):
+        rank = comm.rank
         where = f"rank {rank}: Pipeline: stage"
         modules = _listed(given, where)
         several = len(modules) > 1 or modules[0] is not given
         for k, module in enumerate(modules):
             _check(module, f"{where}[{k}]" if several else where)
         self.averaging = Averaging(modules, rank)
-        workers = [stage_of(m, f"rank {rank}: chunk {k}") for k, m in enumerate(modules)]
+        workers = [stage_of(m, f"rank {rank}: chunk {k}", comm) for k, m in enumerate(modules)]
         self.workers: list[Stage] = [Recomputing(w) for w in workers] if checkpoint else workers
 
     def __len__(self) -> int:

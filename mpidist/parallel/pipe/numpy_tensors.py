@@ -1,14 +1,18 @@
-"""Arrays of numpy as messages between stages."""
+"""Arrays of numpy, and of cupy on a GPU, as messages between stages."""
 
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from ...device.find import find_device
+from ...device.recognise import is_on_device
 from ...errors import Unsupported, UnsupportedDtype
 from ..dtypes import find_dtype
+from .on_device import MARK, OnDevice
 
 KINDS = "biufcmM"
 """Those of numpy's dtypes whose elements are nothing but their bytes."""
@@ -33,22 +37,29 @@ def has_gradient(dtype: np.dtype) -> bool:
     return _kind(dtype)[1]
 
 
-class NumpyTensors:
-    """Arrays of numpy (see :class:`~.parcel.Tensors`); they arrive in the machine's byte order."""
+class NumpyTensors(OnDevice):
+    """Arrays of numpy or cupy (see :class:`~.parcel.Tensors`).
+
+    They arrive in the machine's byte order.
+    """
 
     def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
         """Give the form; gradients are asked for floating and complex arrays."""
         name, wants = _kind(x.dtype)
-        return name, x.shape, wants
+        return name if type(x) is np.ndarray else name + MARK * is_on_device(x), x.shape, wants
 
     def array(self, x: Any) -> np.ndarray:
         """Give the elements; copied if they are not contiguous."""
+        if is_on_device(x):
+            return self.parcels.leave(_contiguous(x))
         x = _in_host_memory(x)
         return np.ascontiguousarray(x, _native(x.dtype)).reshape(-1)
 
     def own(self, x: Any) -> np.ndarray:
         """Give a copy: a layer may write each output into the same memory."""
         if not isinstance(x, np.ndarray):
+            if is_on_device(x):
+                return self.parcels.leave(x.copy() if self.parcels.direct else _contiguous(x))
             x = _in_host_memory(x)
         return np.array(x, _native(x.dtype), order="C").reshape(-1)
 
@@ -58,11 +69,27 @@ class NumpyTensors:
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
         """Make an array."""
-        return np.empty(count, find_dtype(dtype))
+        name, there = self.place(dtype)
+        known = find_dtype(name)
+        if there:
+            return self.parcels.room(
+                count * known.itemsize, lambda: find_device().empty((count,), known)
+            )
+        return np.empty(count, known)
 
-    def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> np.ndarray:
+    def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> Any:
         """Give the array in its shape."""
-        return array.reshape(form[1])
+        name, there = self.place(form[0])
+        if not there:
+            return array.reshape(form[1])
+        count, known = prod(form[1]), find_dtype(name)
+        found = self.parcels.arrive(array, lambda: find_device().empty((count,), known))
+        return found.reshape(form[1])
+
+
+def _contiguous(x: Any) -> Any:
+    """Give an array on a GPU in one piece."""
+    return x if x.flags.c_contiguous else x.copy(order="C")
 
 
 def _native(dtype: np.dtype) -> np.dtype:
@@ -72,7 +99,7 @@ def _native(dtype: np.dtype) -> np.dtype:
 def _in_host_memory(x: Any) -> Any:
     if not isinstance(x, (np.ndarray, np.generic)):
         raise Unsupported(
-            f"a stage of numpy gave a {type(x).__module__}.{type(x).__name__}: between stages only "
-            "arrays in host memory are sent"
+            f"a stage of numpy gave a {type(x).__module__}.{type(x).__name__}: between stages "
+            "arrays of numpy are sent, and arrays on a GPU"
         )
     return x

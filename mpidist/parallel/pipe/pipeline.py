@@ -85,7 +85,7 @@ class Pipeline:
 
         def checked() -> Chunks:
             settings.check(comm.rank)
-            return Chunks(stage, comm.rank, checkpoint)
+            return Chunks(stage, comm, checkpoint)
 
         self._own = comm.split(0)
         chunks = together(self._own, checked, "an argument")

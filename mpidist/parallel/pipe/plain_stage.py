@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ...device.find import find_device
+from ...device.recognise import is_on_device
 from ...errors import InvalidArgument
 from .keeper import Keeper
 from .live import Held, Size, Sizes
@@ -32,7 +34,6 @@ class PlainSaved(Held):
 class PlainStage:
     """A chunk of the model with an explicit backward (see :class:`~.stage.Stage`)."""
 
-    tensors = NumpyTensors()
     differentiates = None
 
     def __init__(self, module: Any, caller: Any, where: str):
@@ -45,6 +46,7 @@ class PlainStage:
                 )
         self.module = module
         self._call = caller_of(caller if callable(caller) else module.forward, module)
+        self.tensors = NumpyTensors(module.parameters())
         self._keeper, self._sizes = Keeper(module), Sizes()
         self._halves = callable(getattr(module, "backward_input", None))
         self.splits = self._halves and bool(getattr(module, "splits", True))
@@ -74,7 +76,7 @@ class PlainStage:
         """Compute the output only."""
         tree, given = flatten(value)
         moment = random_states(self.module)
-        output, _ = self.forward(unflatten(tree, [np.array(x) for x in given]), None, [], False)
+        output, _ = self.forward(unflatten(tree, [_copy(x) for x in given]), None, [], False)
         return output, moment
 
     def again(self, moment: Any) -> AbstractContextManager[Any]:
@@ -83,7 +85,7 @@ class PlainStage:
 
     def finish(self, saved: PlainSaved, tree: Any, outputs: list[Any]) -> None:
         """Note what the outputs are made of: gradients will be made alike."""
-        saved.outputs = tree, [(x.shape, x.dtype) for x in outputs]
+        saved.outputs = tree, [(x.shape, x.dtype, is_on_device(x)) for x in outputs]
         if not any(has_gradient(x.dtype) for x in outputs) and list(self.module.parameters()):
             found = ", ".join(str(x.dtype) for x in outputs) or "no array"
             raise InvalidArgument(
@@ -167,14 +169,25 @@ class PlainStage:
                     f"input of {tuple(x.shape)}"
                 )
         return [
-            np.array(g) if g is not None and has_gradient(x.dtype) else None
+            _copy(g) if g is not None and has_gradient(x.dtype) else None
             for g, x in zip(grads, saved.inputs)
         ]
 
 
-def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+def _copy(x: Any) -> Any:
+    """Give a copy where `x` is."""
+    return x.copy() if is_on_device(x) else np.array(x)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype, there: bool) -> Any:
     """Give zeros, or None for what has no gradient."""
-    return np.zeros(shape, dtype) if has_gradient(dtype) else None
+    if not has_gradient(dtype):
+        return None
+    if not there:
+        return np.zeros(shape, dtype)
+    made = find_device().empty(shape, dtype)
+    made[...] = 0
+    return made
 
 
 def _arrays(value: Any) -> Iterable[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
+from ...gpu.messages import takes_addresses
 from ..ddp import DDP
 from ..framework import library
 from .parcel import Tensors
@@ -81,11 +83,19 @@ class Stage(Protocol):
         """Count the bytes that a microbatch keeps now, see :class:`~mpidist.PipelineStats`."""
 
 
-def stage_of(module: Any, where: str) -> Stage:
+def stage_of(module: Any, where: str, comm: Any = None) -> Stage:
     """Give the stage of a module, which may be in a :class:`~mpidist.parallel.DDP`.
 
-    `where` begins the error message if it cannot be one.
+    `where` begins the error message if it cannot be one; `comm` is who will send for it, if
+    anybody.
     """
+    made = _stage_of(module, where)
+    if comm is not None:
+        made.tensors.direct = partial(takes_addresses, comm.backend)  # type: ignore[attr-defined]
+    return made
+
+
+def _stage_of(module: Any, where: str) -> Stage:
     bare = module.module if isinstance(module, DDP) else module
     name = library(bare)
     if name in ADAPTERS:

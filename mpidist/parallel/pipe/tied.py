@@ -78,7 +78,7 @@ class Tied:
             for k, p in enumerate(self._parameters[name]):
                 if p.grad is not None:
                     array = _gradient(p)
-                    self._before[name, k] = array.copy()
+                    self._before[name, k] = array + 0
                     array[...] = 0
 
     def sync(self) -> None:
@@ -140,14 +140,14 @@ def _described(given: Any) -> tuple[dict[str, list[str]], str]:
                 array = _array(p.data)
             except Exception as error:  # a lazy one, for example; the other ranks must learn of it
                 return found, f"tied[{name!r}] cannot be read: {type(error).__name__}: {error}"
-            found[name].append(f"{array.dtype.name}{list(array.shape)}")
+            found[name].append(f"{getattr(array.dtype, 'name', array.dtype)}{list(array.shape)}")
     return found, ""
 
 
-def _array(x: Any) -> np.ndarray:
-    """Give a tensor's memory to numpy."""
+def _array(x: Any) -> Any:
+    """Give a tensor's memory to numpy; one on a GPU stays what it is."""
     name = library(x)
-    return x if name is None else importlib.import_module(ADAPTERS[name]).as_array(x)
+    return x if name is None else importlib.import_module(ADAPTERS[name]).FRAMEWORK.values(x)
 
 
 def _gradient(p: Any) -> np.ndarray:

@@ -1,0 +1,114 @@
+"""Which GPU a rank works with: by its place among the ranks of its host."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..device import find
+from ..errors import Unsupported
+
+log = logging.getLogger("mpidist")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank sees.
+
+    Attributes
+    ----------
+    host : str
+        Where it is.
+    gpus : tuple of str
+        UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves it, by their numbers there.
+    taken : int or None
+        The number of the GPU that it works with already.
+    """
+
+    host: str
+    gpus: tuple[str, ...]
+    taken: int | None = None
+
+
+def choose(ranks: Sequence[Seen]) -> list[int]:
+    """Give each rank the number of its GPU: of those that it sees, the first that has fewest ranks.
+
+    If all ranks of a host see the same n GPUs, that is the local rank modulo n; if each has been
+    given its own, number 0 for all.
+
+    Parameters
+    ----------
+    ranks : sequence of Seen
+        By rank, each of them sees at least one GPU.
+    """
+    users: Counter[tuple[str, str]] = Counter()
+    for seen in ranks:
+        if seen.taken is not None:
+            users[seen.host, seen.gpus[seen.taken]] += 1
+    numbers = []
+    for seen in ranks:
+        number = seen.taken
+        if number is None:
+            number = min(range(len(seen.gpus)), key=lambda k: users[seen.host, seen.gpus[k]])
+            users[seen.host, seen.gpus[number]] += 1
+        numbers.append(number)
+    return numbers
+
+
+def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
+    """Choose this rank's GPU, unless it has one already, and give its number; collective.
+
+    Raises
+    ------
+    Unsupported
+        On every rank, if one has no GPU.
+    """
+    reason = find.why_no_device()
+    mine = None
+    if reason is None:
+        mine = Seen(socket.gethostname(), find.visible(), find.taken())
+    told = everyone((mine, reason))
+    for number, (_, why) in enumerate(told):
+        if why is not None:
+            raise Unsupported(f"rank {rank}: use_gpu: rank {number} has none: {why}")
+    seen = [entry for entry, _ in told]
+    number = choose(seen)[rank]
+    find.select(number)
+    return number
+
+
+def warn_of_sharing(ranks: Sequence[Seen], rank: int) -> str | None:
+    """Say once, on rank 0, which ranks share a GPU by accident: though another has no rank at all.
+
+    Parameters
+    ----------
+    ranks : sequence of Seen
+        With what each has taken.
+    rank : int
+        This one.
+
+    Returns
+    -------
+    str or None
+        What was said.
+    """
+    users: dict[tuple[str, str], list[int]] = {}
+    for number, seen in enumerate(ranks):
+        if seen.taken is not None:
+            users.setdefault((seen.host, seen.gpus[seen.taken]), []).append(number)
+    for (host, gpu), several in users.items():
+        free = [g for r in several for g in ranks[r].gpus if (host, g) not in users]
+        if len(several) > 1 and free:
+            said = (
+                f"ranks {', '.join(map(str, several))} are all on GPU {gpu} of {host}, and "
+                f"{free[0]} there has no rank: call comm.use_gpu() before the first array on a "
+                "GPU, or give each rank its own by CUDA_VISIBLE_DEVICES (srun --gpus-per-task=1)"
+            )
+            if rank == 0:
+                log.warning("%s", said)
+            return said
+    return None

@@ -1,0 +1,202 @@
+"""Collectives of arrays on GPUs by NCCL: what it serves, on which stream, and by what deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from ..call import Call
+from ..device.array import DeviceArray
+from ..device.recognise import make_like
+from ..errors import UnsupportedDtype
+from ..work import Work
+from .in_flight import InFlight
+from .nccl import NcclBackend
+from .nccl_types import type_of
+from .nccl_watch import Watch
+
+NATIVE = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
+"""Collectives of NCCL's own; the others are messages that are under way together."""
+
+
+def why_not(call: Call) -> str | None:
+    """Say why NCCL does not serve a call, the same on every rank, or give None."""
+    if call.op is not None:
+        if not call.op.builtin:
+            return "NCCL calls no function of Python"
+        try:
+            type_of(call.dtype, call.op.name, call.rank)
+        except UnsupportedDtype as error:
+            return str(error)
+    if call.collective == "reduce_scatter" and len(set(call.counts)) > 1:
+        return "NCCL wants parts of one length"
+    return None
+
+
+class NcclPath:
+    """NCCL for one communicator; made by all ranks together.
+
+    Calls are queued and return; what is queued on the arrays' streams afterwards sees the result.
+    One follows another, on whatever streams they are.
+
+    Parameters
+    ----------
+    backend : NcclBackend
+        Over the ranks.
+    broke : callable
+        ``broke(reason)`` is told when NCCL was aborted.
+    """
+
+    def __init__(self, backend: NcclBackend, broke: Callable[[str], object]):
+        self.backend, self.device = backend, backend.device
+        self._mark, self._last = self.device.event(), None  # type: Any, int | None
+        self._beside: int | None = None
+        self._scratch = InFlight()
+        self.watch = Watch(backend, broke)
+
+    def serve(
+        self,
+        call: Call,
+        timeout: float | None,
+        queue: Callable[[Call, int], list[Any]] | None = None,
+    ) -> None:
+        """Queue a call on the stream of its arrays; another way of queueing it may be given."""
+        arrays = _arrays(call)
+        stream = arrays[0].stream
+        self._follow({self._last, *(a.stream for a in arrays)}, stream)
+        made = (queue or self._queue)(call, stream)
+        self._lead(stream, {a.stream for a in arrays})
+        event = self._watch(call, stream, timeout)
+        if made or queue is not None:
+            self._scratch.hold(event, [made, *arrays])
+
+    def begin(self, call: Call, give: Callable[[], Any], timeout: float | None) -> Work:
+        """Queue a call on a stream beside the others; its Work is an event.
+
+        ``wait()`` has the arrays' streams wait for it, and the host not.
+        """
+        arrays = _arrays(call)
+        if self._beside is None:
+            self._beside = self.device.new_stream()
+        beside = self._beside
+        self._follow({self._last, *(a.stream for a in arrays)}, beside)
+        made = self._queue(call, beside)
+        event = self._watch(call, beside, timeout)
+        self._scratch.hold(event, [made, *arrays])
+
+        def end() -> Any:
+            for stream in {a.stream for a in arrays}:
+                event.block(stream)
+            return give()
+
+        return Work(event.done, lambda look, timeout: None, end)
+
+    def close(self) -> None:
+        """Wait for what is queued, by its deadline, and destroy; collective."""
+        self.watch.finish()
+        self.backend.close()
+
+    # -- order ----------------------------------------------------------------------------------
+
+    def _follow(self, before: set[int | None], stream: int) -> None:
+        """Have a stream wait for others."""
+        for other in before - {None, stream}:
+            assert other is not None
+            self._mark.record(other)
+            self._mark.block(stream)
+        self._last = stream
+
+    def _lead(self, stream: int, after: set[int]) -> None:
+        for other in after - {stream}:
+            self._mark.record(stream)
+            self._mark.block(other)
+
+    def _watch(self, call: Call, stream: int, timeout: float | None) -> Any:
+        event = self.device.event()
+        event.record(stream)
+        end = None if timeout is None else time.monotonic() + timeout
+        self.watch.add(event, end, call.fingerprint)
+        return event
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _queue(self, call: Call, stream: int) -> list[Any]:
+        """Queue a call; give the memory that must outlive it."""
+        x, out = (None if a is None else replace(a, stream=stream) for a in (call.x, call.out))
+        name = call.collective
+        even = len(set(call.counts)) <= 1
+        if name in NATIVE and even:
+            if max((a.size for a in (x, out) if a is not None), default=0):
+                getattr(self, f"_{name}")(call, x, out)
+        else:
+            return self._messages(call, x, out, stream)
+        return []
+
+    def _allreduce(self, call: Call, x: Any, out: Any) -> None:
+        assert call.op is not None
+        self.backend.allreduce(x, out, call.op.name)
+
+    def _reduce(self, call: Call, x: Any, out: Any) -> None:
+        assert call.op is not None
+        self.backend.reduce(x, out, call.op.name, call.root)
+
+    def _reduce_scatter(self, call: Call, x: Any, out: Any) -> None:
+        assert call.op is not None
+        self.backend.reduce_scatter(x, out, call.op.name)
+
+    def _broadcast(self, call: Call, x: Any, out: Any) -> None:
+        self.backend.broadcast(x if call.rank == call.root else None, out, call.root)
+
+    def _allgather(self, call: Call, x: Any, out: Any) -> None:
+        self.backend.all_gather(x, out)
+
+    def _messages(self, call: Call, x: Any, out: Any, stream: int) -> list[Any]:
+        """Exchange parts: everyone's own is copied, the others are one group of messages."""
+        if call.in_place and call.collective == "alltoall":  # every part is sent and received
+            aside = replace(make_like(x, x.shape, call.dtype), stream=stream)
+            self.device.copy(aside.pointer, x.pointer, x.nbytes, stream)
+            x = aside
+        sends, gets = _parts(call, x, out)
+        mine, there = sends.pop(call.rank, None), gets.pop(call.rank, None)
+        if mine is not None and there is not None and mine.pointer != there.pointer:
+            self.device.copy(there.pointer, mine.pointer, mine.nbytes, stream)
+        if sends or gets:
+            with self.backend.group():
+                for peer, part in sends.items():
+                    self.backend.send(part, peer, stream)
+                for peer, part in gets.items():
+                    self.backend.recv(part, peer, stream)
+        return [x]
+
+
+def _arrays(call: Call) -> list[DeviceArray]:
+    return [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]
+
+
+def _cut(array: DeviceArray, counts: Any) -> dict[int, DeviceArray]:
+    """Give the part of each rank, those without elements left out."""
+    starts = [0, *accumulate(counts)]
+    return {r: array.part(starts[r], starts[r] + n) for r, n in enumerate(counts) if n}
+
+
+def _parts(call: Call, x: Any, out: Any) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Give what this rank sends to each other, and where it receives what each sends."""
+    name, everyone = call.collective, range(call.size)
+    sends: dict[int, Any] = {}
+    gets: dict[int, Any] = {}
+    if name in ("alltoall", "scatter") and x is not None:
+        sends = _cut(x, call.counts)
+    elif name == "allgather" and x.size:
+        sends = dict.fromkeys(everyone, x)
+    elif name == "gather" and x.size:
+        sends = {call.root: x}
+    if name == "alltoall":
+        gets = _cut(out, call.out_counts)
+    elif name in ("allgather", "gather") and out is not None:
+        gets = _cut(out, call.counts)
+    elif name == "scatter" and out.size:
+        gets = {call.root: out}
+    return sends, gets

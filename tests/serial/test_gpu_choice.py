@@ -1,0 +1,112 @@
+"""Which rank gets which GPU, and who is told that two share one."""
+
+import logging
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.device import find
+from mpidist.device.find import find_device
+from mpidist.errors import ConfigError, Unsupported
+from mpidist.gpu.choice import Seen, choose, use_gpu
+
+A, B, C, D = GPUS = ("uuid-a", "uuid-b", "uuid-c", "uuid-d")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "numbers"),
+    [
+        ([Seen("x", GPUS)] * 4, [0, 1, 2, 3]),
+        ([Seen("x", GPUS[:2])] * 5, [0, 1, 0, 1, 0]),
+        ([Seen("x", GPUS[:2]), Seen("y", GPUS[:2])] * 2, [0, 0, 1, 1]),
+        ([Seen("x", (gpu,)) for gpu in GPUS], [0, 0, 0, 0]),  # Slurm gave each its own
+        ([Seen("x", (A, B)), Seen("x", (B, C)), Seen("x", (C, A))], [0, 0, 0]),
+        ([Seen("x", (B, A)), Seen("x", (B, C))], [0, 1]),
+        ([Seen("x", GPUS[:2]), Seen("x", GPUS[:2], taken=0)], [1, 0]),
+        ([Seen("x", (A,))] * 2, [0, 0]),
+    ],
+)
+def test_choice(ranks, numbers):
+    assert choose(ranks) == numbers
+
+
+@pytest.fixture
+def on_node(monkeypatch):
+    """Runs a function on ranks of one host, each with an environment of its own."""
+    local = threading.local()
+    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host:4")
+
+    class Selected:
+        """Ranks are threads here, and have what is a process's otherwise."""
+
+        def __bool__(self):
+            return hasattr(local, "number")
+
+        def __getitem__(self, index):
+            return local.number
+
+        def __setitem__(self, index, numbers):
+            (local.number,) = numbers
+
+    monkeypatch.setattr(find, "_selected", Selected())
+    monkeypatch.setattr(
+        "mpidist.device.emulated.shown", lambda environ: getattr(local, "shown", None)
+    )
+
+    def run(shown, function):
+        def on_rank(comm):
+            local.shown = shown[comm.rank]
+            return function(comm)
+
+        return mpidist.run_simulated(len(shown), on_rank)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("shown", "uuids"),
+    [
+        ([None] * 3, ["emulated-0", "emulated-1", "emulated-2"]),
+        (["2,3", "2,3"], ["emulated-2", "emulated-3"]),
+        (["3", "1"], ["emulated-3", "emulated-1"]),
+    ],
+)
+def test_ranks_get_gpus_of_their_own(on_node, caplog, shown, uuids):
+    """By local rank; CUDA_VISIBLE_DEVICES is honoured, the same for all or one for each."""
+
+    def on_rank(comm):
+        number = comm.use_gpu()
+        assert comm.use_gpu() == number == find_device().number  # it stays
+        assert (comm.allreduce(find_device().array(np.ones(2))).get() == comm.size).all()
+        return find_device().identity()
+
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        assert on_node(shown, on_rank) == uuids
+    assert not caplog.records
+
+
+def test_sharing_by_accident_is_told(on_node, caplog):
+    def on_rank(comm):
+        comm.allreduce(find_device().array(np.ones(2)))
+
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        on_node([None, None], on_rank)
+        (record,) = caplog.records
+        said = record.getMessage()
+        assert said.startswith(f"ranks 0, 1 are all on GPU emulated-0 of {socket.gethostname()}")
+        assert "emulated-1 there has no rank" in said and "comm.use_gpu()" in said
+        caplog.clear()
+        on_node(["2", "2"], on_rank)  # there is no other
+        assert not caplog.records
+
+
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr(find, "why_no_device", lambda: "there is no CUDA device: none")
+    with pytest.raises(Unsupported, match="rank 3: use_gpu: rank 0 has none: there is no CUDA"):
+        use_gpu(3, lambda mine: [mine])
+    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host:many")
+    with pytest.raises(ConfigError, match="MPIDIST_GPU_DEVICE='host:many': allowed are"):
+        find.kind_of_device()
