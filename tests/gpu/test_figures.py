@@ -4,10 +4,10 @@ import gpu_needed
 import numpy as np
 import pytest
 
-gpu_needed.cupy()
+from mpidist.bench.on_device import measure_copies, measure_paths
+from mpidist.device.find import find_device
 
-from mpidist.bench.on_device import measure_copies, measure_paths  # noqa: E402
-from mpidist.device.find import find_device  # noqa: E402
+pytestmark = gpu_needed.MARK
 
 MIB = 1 << 20
 SIZES = (4096, MIB, 64 * MIB, 256 * MIB)
@@ -31,4 +31,5 @@ def test_figures(comm, capsys):
     assert all(row.correct for row in rows)
     assert by_path["staged"].of_copies >= STAGED
     if comm.size > 1:
+        assert "ipc" in by_path, [row.why_not for row in rows if row.path == "ipc"]
         assert by_path["ipc"].of_copies >= IPC

@@ -3,12 +3,12 @@
 import gpu_needed
 import numpy as np
 import pytest
+from gpu_needed import cupy
+from gpu_training import compare_pipeline, compare_replicas, train, train_alone
 
-cupy = gpu_needed.cupy()
+from mpidist.parallel import DDP, ZeroOptimizer
 
-from gpu_training import compare_pipeline, compare_replicas, train, train_alone  # noqa: E402
-
-from mpidist.parallel import DDP, ZeroOptimizer  # noqa: E402
+pytestmark = gpu_needed.MARK
 
 
 @pytest.mark.parametrize("how", ["ddp", "polls", "accumulate", "zero", "adam", "zero-adam"])
@@ -39,7 +39,7 @@ def torch_net(torch):
 @pytest.mark.parametrize("how", ["none", "polls", "zero"])
 def test_torch_equals_one_process(comm, how):
     """A CUDA model on ranks that may share one GPU, and the same on all rows in one process."""
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    torch = gpu_needed.torch()
     torch.cuda.set_device(comm.use_gpu())
     model, alone = torch_net(torch), torch_net(torch)
     ddp = DDP(model, comm, 20_000, 5_000, overlap="none" if how == "zero" else how)

@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 
+import gpu_here
 import numpy as np
 import pytest
 
@@ -72,6 +73,7 @@ def on_node(monkeypatch):
         ([None] * 3, ["emulated-0", "emulated-1", "emulated-2"]),
         (["2,3", "2,3"], ["emulated-2", "emulated-3"]),
         (["3", "1"], ["emulated-3", "emulated-1"]),
+        (["3,9,1"] * 2, ["emulated-3"] * 2),  # as for CUDA, a number too high ends the list
     ],
 )
 def test_ranks_get_gpus_of_their_own(on_node, caplog, shown, uuids):
@@ -101,6 +103,42 @@ def test_sharing_by_accident_is_told(on_node, caplog):
         caplog.clear()
         on_node(["2", "2"], on_rank)  # there is no other
         assert not caplog.records
+
+
+@pytest.mark.parametrize("none", ["", "4", "GPU-f00"])
+def test_a_rank_that_is_shown_no_gpu(on_node, none):
+    """Every rank is told of it, and no other one goes on alone."""
+
+    def on_rank(comm):
+        with pytest.raises(
+            Unsupported, match=f"rank {comm.rank}: use_gpu: rank 1 has none: .*shows"
+        ):
+            comm.use_gpu()
+        return True
+
+    assert on_node(["0", none], on_rank) == [True, True]
+
+
+def test_make_asks_the_driver(monkeypatch):
+    """What `make test-gpu` says before it installs anything."""
+    assert "no GPU here: there is no CUDA driver" in gpu_here.main(12, "libnone.so.1")
+    found = {"cuDeviceGetCount": 2, "cuDriverGetVersion": 12090}
+
+    class Driver:
+        def __init__(self, name):
+            self.cuInit = lambda flags: 0
+            self.cuDeviceGetCount = lambda at: self.give(at, "cuDeviceGetCount")
+            self.cuDriverGetVersion = lambda at: self.give(at, "cuDriverGetVersion")
+
+        def give(self, at, name):
+            at._obj.value = found[name]
+            return 0
+
+    monkeypatch.setattr(gpu_here.ctypes, "CDLL", Driver)
+    assert gpu_here.main(12) is None
+    assert "make test-gpu CUDA=12" in gpu_here.main(13)
+    found["cuDeviceGetCount"] = 0
+    assert "no GPU here: the CUDA driver shows none" in gpu_here.main(12)
 
 
 def test_no_gpu(monkeypatch):

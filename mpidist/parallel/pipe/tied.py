@@ -78,7 +78,9 @@ class Tied:
             for k, p in enumerate(self._parameters[name]):
                 if p.grad is not None:
                     array = _gradient(p)
-                    self._before[name, k] = array + 0
+                    self._before[name, k] = (
+                        array.clone() if hasattr(array, "clone") else array.copy()
+                    )
                     array[...] = 0
 
     def sync(self) -> None:
