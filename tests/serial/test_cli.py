@@ -214,8 +214,15 @@ def test_run_prints_a_command_that_can_be_pasted(monkeypatch):
     ("given", "started"),
     [
         (["-m", "pkg.train", "--lr", "1"], [sys.executable, "-m", "pkg.train", "--lr", "1"]),
-        (["-c", "print(1)"], [sys.executable, "-c", "print(1)"]),
+        (["-c", "print(1)"], [sys.executable, "-m", "mpi4py", "-c", "print(1)"]),
         (["python", "-V"], [sys.executable, "-V"]),
+        (["python", "x.py", "-m"], [sys.executable, "-m", "mpi4py", "x.py", "-m"]),
+        (
+            ["python3", "-u", "-W", "error", "-c", "1"],
+            [sys.executable, "-u", "-W", "error", "-m", "mpi4py", "-c", "1"],
+        ),
+        (["python", "-Om", "pkg"], [sys.executable, "-Om", "pkg"]),
+        (["python", "-m", "pkg"], [sys.executable, "-m", "pkg"]),
         (["echo", "-n", "x"], ["echo", "-n", "x"]),
     ],
 )
@@ -228,7 +235,8 @@ def test_run_starts_a_script_with_its_own_options(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
     words = shlex.split(call("run", "-n", "2", "--dry-run", str(script), "--dry-run", "-n", "9"))
-    assert words[-5:] == [sys.executable, str(script), "--dry-run", "-n", "9"]
+    program = [sys.executable, "-m", "mpi4py", str(script), "--dry-run", "-n", "9"]
+    assert words[-len(program) :] == program
 
 
 def test_settings_are_those_that_the_machine_needs():

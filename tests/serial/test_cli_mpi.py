@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import each_mpi
 from processes import end, environment, run
 
 from mpidist.schedule import COLLECTIVES
@@ -227,6 +228,25 @@ def test_the_printed_command_works_when_pasted(tmp_path):
         sorted(part for part in done.output.split() if part.isdigit())
         == ["0", "1", "2"] + ["3"] * 3
     )
+
+
+ENDS = {
+    "raises": "from mpi4py import MPI\nc = MPI.COMM_WORLD\nc.recv() if c.rank else 1 / 0",
+    "leaves": (
+        "import os, mpidist\nc = mpidist.init()\nc.barrier()\n"
+        "os._exit(0) if c.rank else c.recv(__import__('numpy').zeros(1), 1)"
+    ),
+}
+
+
+@each_mpi
+@pytest.mark.parametrize("how", ENDS)
+def test_a_rank_that_ends_ends_the_job(python, how, tmp_path):
+    """Also one that fails without mpidist, or says that all is well and never came to the end."""
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS[how] + "\n")
+    done = run([python, "-m", "mpidist", "run", "-n", "2", str(script)], LIMIT, env=plain())
+    assert done.status and done.seconds < LIMIT / 2, done.output
 
 
 def test_tune_writes_a_table_that_explain_shows_and_verify_scores(tmp_path):

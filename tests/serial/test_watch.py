@@ -261,7 +261,7 @@ def test_once_more_without_pmi2(monkeypatch, options, begun, lines):
     """Only where no rank came through MPI_Init, and nobody asked for srun by name."""
     started = []
 
-    def plan(allocation, ranks, per_node, launcher, mpi, knobs):
+    def plan(library, allocation, ranks, per_node, launcher, mpi, knobs):
         chosen = ["mpiexec"] if launcher == "mpiexec" else ["srun", "--mpi=pmi2"]
         return running.Launch(2, chosen, {}, True)
 
