@@ -47,8 +47,8 @@ class Rank:
         how = f"ended with exit code {self.status}"
         if self.status == LOST:
             how = (
-                "is lost: the launcher ended it with the process beside it, as it does when another "
-                "rank fails, or somebody killed both, or its node is gone"
+                "is lost: the launcher ended it with the process beside it, as it does when "
+                "another rank fails, or somebody killed both, or its node is gone"
             )
         elif isinstance(self.status, int) and self.status < 0:
             how = f"was ended by signal {signal_name(-self.status)}"
