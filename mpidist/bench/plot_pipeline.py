@@ -31,7 +31,8 @@ def draw(sheet: Sheet) -> Figure:
         axes.add_patch(Rectangle((x, y), width, height, facecolor="#eef0f2"))
     for box in sheet.boxes:
         place = (box.x, box.y), box.width, box.height
-        axes.add_patch(Rectangle(*place, facecolor=box.colour, edgecolor="white", linewidth=0.6))
+        look = {"facecolor": box.colour, "edgecolor": "white", "linewidth": 0.75 * box.border}
+        axes.add_patch(Rectangle(*place, **look))
         middle = box.x + box.width / 2, box.y + box.height / 2
         colour = "white" if box.dark else "#222222"
         axes.text(*middle, box.text, size=7.9, color=colour, ha="center", va="center_baseline")

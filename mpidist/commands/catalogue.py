@@ -164,7 +164,8 @@ COLLECTIVE_OPTIONS = ("ranks", "root", "arity", "nodes", "segments")
 @click.option(
     "--costs",
     type=TimesOfActions(),
-    help="Pipelines: times, by default 1,1,1; for each virtual stage as 1:2:1,1,1.",
+    help="Pipelines: times, by default 1,1,1; for each virtual stage as 1:2:1,1,1; with --trace "
+    "in seconds, by default those that it measured.",
 )
 @click.option(
     "--trace", metavar="FILE", help="Pipelines: a measured run, under what its order predicts."

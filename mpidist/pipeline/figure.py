@@ -105,9 +105,12 @@ def _rank(
     """Give the pieces of one rank's line."""
     line: list[Piece] = []
     at = 0
-    for action, begin, end in part:
-        first = max(at, round((begin - timeline.begin) * per_time))
+    begins = [round((span.begin - timeline.begin) * per_time) for span in part]
+    for (action, begin, end), start, following in zip(part, begins, [*begins[1:], width]):
+        first = max(at, start)
         last = max(first, round((end - timeline.begin) * per_time))
+        if end > begin:  # what is short is seen where there is room for it
+            last = max(last, min(first + 1, following))
         line.append((_idle(idle, at, first), ""))
         text = label(action, timeline)
         free = last - first

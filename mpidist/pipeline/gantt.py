@@ -41,6 +41,11 @@ class Box:
     text: str
     dark: bool
 
+    @property
+    def border(self) -> float:
+        """How wide the white line around it is; it leaves half of a thin box at least."""
+        return min(0.8, self.width / 4)
+
 
 @dataclass(frozen=True)
 class Label:
@@ -149,7 +154,7 @@ def svg(made: Sheet) -> str:
     for box in made.boxes:
         parts.append(
             f'<rect x="{box.x:.2f}" y="{box.y:.1f}" width="{box.width:.2f}" height="{box.height}" '
-            f'fill="{box.colour}" stroke="#fff" stroke-width="0.8"/>'
+            f'fill="{box.colour}" stroke="#fff" stroke-width="{box.border:.2g}"/>'
         )
         if box.text:
             colour = "#fff" if box.dark else "#222"

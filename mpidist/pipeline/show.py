@@ -37,8 +37,9 @@ class Picture:
             lines.append([])
             if panel.heading:
                 lines.append([(panel.heading, "title")])
-            lines += pieces(panel.timeline, columns, whole)
-            lines += [[(note, "")] for note in panel.notes]
+            drawn = pieces(panel.timeline, columns, whole)
+            lines += drawn
+            lines += [[(note, "")] for note in (*panel.notes, *_left_out(panel.timeline, drawn))]
         return lines
 
     def svg(self) -> str:
@@ -152,6 +153,13 @@ def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
         f"within a rank's own span: {idle}",
         f"peak live activations by rank: {_numbers(line.peak)} ({of})",
     )
+
+
+def _left_out(line: Timeline, drawn: Sequence[Sequence[Piece]]) -> list[str]:
+    """Say how many actions have no column of their own in a figure, if there are any."""
+    spans = [span for part in line.spans for span in part if span.end > span.begin]
+    missing = len(spans) - sum(bool(kind) for row in drawn for _, kind in row)
+    return [f"{missing} actions are too short to be drawn here: see --png or --svg"] * (missing > 0)
 
 
 def outstanding(proof: PipelineProof) -> str:

@@ -101,6 +101,16 @@ def test_the_docstring_says_what_the_others_say(schedule):
     assert drawn == figure
 
 
+def test_short_actions_are_seen_or_counted():
+    """One column where the rank waits behind them; what has none is told."""
+    drawn = picture("1f1b", 4, 6, costs=Costs(20.3, 0.51, 0.49)).text()
+    rows = re.findall(r"^rank \d  (.*)$", drawn, re.MULTILINE)
+    shown = sum(row.count("B") for row in rows)
+    assert sum(row.count("F") for row in rows) == 24 and 12 < shown < 24
+    assert f"{24 - shown} actions are too short to be drawn here" in drawn
+    assert "too short" not in picture("1f1b", 4, 6).text()
+
+
 def test_boxes_stand_where_the_actions_are():
     drawn = picture("gpipe", 2, 2).sheet()
     boxes = drawn.boxes[2:]
