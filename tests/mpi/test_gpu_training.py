@@ -55,6 +55,8 @@ def test_replicas_equal_one_process(sub, how):
 
 def test_gradients_of_several_streams(sub):
     """A bucket waits for every stream that its gradients came on, and so does who reads them."""
+    if sub.size < 2:
+        pytest.skip("needs at least 2 ranks")  # one rank sends nothing: its streams are its own
     device = find_device()
     net = Linear(3, 2, dtype=np.float64)
     for p in net.parameters():
