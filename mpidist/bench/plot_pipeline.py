@@ -30,9 +30,8 @@ def draw(sheet: Sheet) -> Figure:
     for x, y, width, height in sheet.ground:
         axes.add_patch(Rectangle((x, y), width, height, facecolor="#eef0f2"))
     for box in sheet.boxes:
-        place = (box.x, box.y), box.width, box.height
-        look = {"facecolor": box.colour, "edgecolor": "white", "linewidth": 0.75 * box.border}
-        axes.add_patch(Rectangle(*place, **look))
+        place, border = ((box.x, box.y), box.width, box.height), 0.75 * box.border
+        axes.add_patch(Rectangle(*place, facecolor=box.colour, edgecolor="white", linewidth=border))
         middle = box.x + box.width / 2, box.y + box.height / 2
         colour = "white" if box.dark else "#222222"
         axes.text(*middle, box.text, size=7.9, color=colour, ha="center", va="center_baseline")
