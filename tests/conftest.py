@@ -47,7 +47,7 @@ def pytest_configure(config):
     path = config.getoption("results")
     if exchange is not None and exchange.rank:
         silence(config, path and f"{path}.rank{exchange.rank}.log")
-    elif path:
+    elif path and not hasattr(config, "workerinput"):  # a worker of pytest-xdist reports to another
         mpi = exchange.describe() if exchange else "no MPI"
         config.pluginmanager.register(Recorder(path, mpi))
     if exchange is not None:

@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 import numpy as np
+from job_words import say, stay
 
 import mpidist
 from mpidist.backends import memory_file
@@ -32,14 +33,11 @@ DEADLINE = 1.0
 HANG = 60.0  # seconds that a rank which never comes would stay away
 
 
-def say(comm, text):
-    sys.stdout.write(f"<{comm.rank}> {text}\n")
-    sys.stdout.flush()
-
-
 def start(timeout=DEADLINE, **more):
-    comm = mpidist.init(timeout=timeout, **more)
+    """Give a communicator; ranks that are slow to start are none of its deadline's business."""
+    comm = mpidist.init(timeout=None if timeout is None else HANG, **more)
     assert comm.allreduce(1, algorithm="linear") == comm.size
+    comm.timeout = timeout
     return comm
 
 
@@ -210,7 +208,7 @@ def lengths(algorithm):
         expect(CommunicatorBroken, comm.barrier, "broken since allreduce")
     except BaseException as error:
         say(comm, f"RAW {type(error).__name__}: {error}")
-    time.sleep(0.5)  # for the others to say theirs before this rank ends the job
+    stay(range(comm.size))
 
 
 def longer(algorithm):
@@ -256,7 +254,7 @@ def leaves(algorithm):
     assert time.monotonic() - begin < 5
     expect(CommunicatorBroken, comm.barrier, "broken since allreduce")
     say(comm, "named")
-    time.sleep(1)  # for the others to say theirs before this rank ends the job
+    stay((0, 2), "named")
 
 
 def differ(first, second):
@@ -270,7 +268,7 @@ def differ(first, second):
     expect((mpidist.CollectiveMismatch, RankFailed), call, f"rank {comm.rank}:")
     assert time.monotonic() - begin < 5
     say(comm, "named")
-    time.sleep(1)
+    stay(range(comm.size), "named")
 
 
 def never_comes(algorithm):
@@ -286,7 +284,7 @@ def never_comes_to_a_split():
         time.sleep(HANG)
     expect(CollectiveTimeout, lambda: comm.split(0), "split", "rank 1 not arrived")
     say(comm, "named")
-    time.sleep(1)
+    stay((0, 2), "named")
 
 
 def background_never_comes():
@@ -300,7 +298,7 @@ def background_never_comes():
     for call in (work.wait, work.test, comm.barrier):
         expect(CommunicatorBroken, call, "broken since allreduce")
     say(comm, "named")
-    time.sleep(1)
+    stay((0, 2), "named")
 
 
 def stopped():
@@ -360,7 +358,7 @@ def waits_in_vain(comm, algorithm, *words):
     ):
         expect(CommunicatorBroken, call, "broken since allreduce", "create a new one")
     say(comm, "named")
-    time.sleep(1)  # for the others to say theirs before this rank ends the job
+    stay((0, 2), "named")
 
 
 def hangs_inside():

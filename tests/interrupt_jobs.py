@@ -12,7 +12,8 @@ import threading
 import time
 
 import numpy as np
-from failure_jobs import DEADLINE, HANG, expect, say, start, usable
+from failure_jobs import HANG, expect, start, usable
+from job_words import say, stay
 
 import mpidist
 from mpidist.errors import CollectiveTimeout, CommunicatorBroken, RankFailed
@@ -92,7 +93,7 @@ def stopped_for_too_long(how):
             wake(pids[WHO])
     assert (kept == np.arange(float(N))).all()
     say(comm, "named")
-    time.sleep(2 * DEADLINE)  # for the others to say theirs before this rank ends the job
+    stay((0, 1), "named")
 
 
 def interrupted(how):
@@ -121,7 +122,7 @@ def interrupted_elsewhere(how):
     expect(RankFailed, call, f"rank {comm.rank}:", f"rank {WHO}", "has left in the middle")
     assert time.monotonic() - begin < 5
     say(comm, "named")
-    time.sleep(1)
+    stay((0, 2), "named")
 
 
 def interrupted_and_stays(how):

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import job_words
 import processes
 import pytest
 
@@ -26,21 +32,43 @@ PYTHONS = pythons()
 each_mpi = pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
 
 
+@dataclass
+class Job(processes.Finished):
+    """What became of a job, and what its ranks said, by rank (tests/job_words.py)."""
+
+    words: list[list[str]]
+
+
 def job(
     python: str, ranks: int, *arguments: str, script: str = "failure_jobs.py", **env: str
-) -> processes.Finished:
+) -> Job:
     """Run one job to its end, which must come in time."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    environment = processes.environment(PYTHONPATH=path, **env)
     command = processes.mpiexec(ranks, str(HERE / script), *arguments, python=python)
-    finished = processes.run(command, LIMIT, environment)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = processes.environment(PYTHONPATH=path, **{job_words.FOLDER: folder}, **env)
+        finished = processes.run(command, LIMIT, environment)
+        words = [job_words.words(folder, rank) for rank in range(ranks)]
     assert not finished.timed_out, finished.output
-    return finished
+    return Job(**vars(finished), words=words)
 
 
-def said(finished: processes.Finished, text: str) -> list[int]:
-    """The ranks that said so."""
-    lines = finished.output.replace("\0", "").splitlines()
-    return sorted(
-        {int(line.split(">")[0].rpartition("<")[2]) for line in lines if f"> {text}" in line}
-    )
+@contextmanager
+def no_memory_left_behind() -> Iterator[None]:
+    """Whatever a job within has made in /dev/shm must go; of another job, some may come and go."""
+
+    def named():
+        return {path.name for path in Path("/dev/shm").glob("mpidist-*")}
+
+    before = named()
+    yield
+    left, until = named() - before, time.monotonic() + 5
+    while left:
+        assert time.monotonic() < until, f"left behind in /dev/shm: {sorted(left)}"
+        time.sleep(0.05)
+        left &= named()
+
+
+def said(job: Job, text: str) -> list[int]:
+    """The ranks that said what begins so."""
+    return [rank for rank, words in enumerate(job.words) if any(w.startswith(text) for w in words)]

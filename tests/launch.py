@@ -6,6 +6,9 @@
     python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
     python tests/launch.py slurm                    # real jobs on emulated nodes, where Slurm is
 
+Tests of the serial launch run two at a time and more (--workers), for many of them wait for
+processes and deadlines; those that need the machine for themselves are in tests/alone.
+
 A launch has failed if a test failed, if it crashed, hung or ran no test, or if a test was skipped
 for a reason that tests/allowed_skips.txt does not name.
 """
@@ -28,10 +31,10 @@ from results import Results
 
 HERE = Path(__file__).resolve().parent
 ALLOWED_SKIPS = HERE / "allowed_skips.txt"
-ALL = ["serial", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
+ALL = ["serial", "alone", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
 ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "slurm"]
-NAMES = r"serial|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore)?)?"
-KINDS = ("serial", "slurm", "mpi", "stress")
+NAMES = r"serial|alone|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore)?)?"
+KINDS = ("serial", "alone", "slurm", "mpi", "stress")
 FOLDERS = {kind: [f"tests/{kind}"] for kind in KINDS}
 FOLDERS["mpi"].append("tests/gpu")
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
@@ -56,7 +59,7 @@ class Launch:
 
     @property
     def kind(self) -> str:
-        """Which tests: serial, slurm, mpi or stress."""
+        """Which tests: serial, alone, slurm, mpi or stress."""
         if self.name in FOLDERS:
             return self.name
         return "stress" if "-stress" in self.name else "mpi"
@@ -68,7 +71,7 @@ class Launch:
     def trouble(self) -> str:
         """What went wrong apart from failed tests, or nothing."""
         results, finished = self.results, self.finished
-        where = f" in {results.running}" if results.running else ""
+        where = f" in {' and '.join(results.running)}" if results.running else ""
         if results.aborted:
             return results.aborted
         if finished is None:
@@ -115,6 +118,8 @@ def perform(launch: Launch, options, folder: Path) -> None:
         if launch.one_core:
             command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
     else:
+        if launch.kind == "serial" and options.workers > 1:
+            program += ["-n", str(options.workers), "--dist", "worksteal"]
         if os.environ.get("MPIDIST_TEST_SLURM") == "long":  # a test may wait for minutes
             program += ["-o", "faulthandler_timeout=300"]
         command = [python, *program]
@@ -161,6 +166,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--python", default=".venv/bin/python", help="the one with Open MPI")
     parser.add_argument("--mpich-python", default=".venv-mpich/bin/python")
     parser.add_argument("--limit", type=float, default=1800, help="seconds that a launch may take")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(4, len(os.sched_getaffinity(0))),
+        help="serial tests at a time (default: one for each core, at most 4)",
+    )
     parser.add_argument("--results", default=".test", help="folder for the logs and the summary")
     parser.add_argument(
         "--path", action="append", dest="paths", help="instead of the tests' folders"
@@ -171,8 +182,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name in options.launches:
         if not re.fullmatch(NAMES, name):
             parser.error(
-                f"no launch is called {name!r}: serial, slurm, openmpi-N and mpich-N are, and with "
-                "-stress or -stress-onecore behind"
+                f"no launch is called {name!r}: serial, alone, slurm, openmpi-N and mpich-N are, "
+                "and with -stress or -stress-onecore behind"
             )
     return options
 

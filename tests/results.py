@@ -7,6 +7,7 @@ launcher reads it without pytest: nothing outside the standard library is import
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ class Recorder:
     def __init__(self, path: str, mpi: str):
         self.file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self.outcomes: dict[str, tuple[str, str]] = {}
+        self.begun: dict[str, float] = {}
         self.write(event="begin", mpi=mpi)
 
     def write(self, **record):
@@ -32,6 +34,7 @@ class Recorder:
             file.write(json.dumps(record) + "\n")
 
     def pytest_runtest_logstart(self, nodeid):
+        self.begun[nodeid] = time.monotonic()
         self.write(event="start", test=nodeid)
 
     def pytest_runtest_logreport(self, report):
@@ -42,7 +45,8 @@ class Recorder:
 
     def pytest_runtest_logfinish(self, nodeid):
         outcome, reason = self.outcomes.pop(nodeid, (BAD, "no report"))
-        self.write(event="test", test=nodeid, outcome=outcome, reason=reason)
+        seconds = round(time.monotonic() - self.begun.pop(nodeid), 3)
+        self.write(event="test", test=nodeid, outcome=outcome, reason=reason, seconds=seconds)
 
     def pytest_collectreport(self, report):
         """A file that cannot be imported, or that skips itself as a whole."""
@@ -51,6 +55,8 @@ class Recorder:
             self.write(event="test", test=report.nodeid, outcome=outcome, reason=reason)
 
     def pytest_sessionfinish(self, exitstatus):
+        for nodeid in list(self.outcomes):  # of a worker that crashed
+            self.pytest_runtest_logfinish(nodeid)
         self.write(event="end", status=int(exitstatus))
 
 
@@ -77,7 +83,7 @@ class Results:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: Counter = field(default_factory=Counter)
-    running: str = ""  # the test that was begun and did not end
+    running: list[str] = field(default_factory=list)  # tests that were begun and did not end
     ended: bool = False
     aborted: str = ""  # why the ranks gave up
 
@@ -97,13 +103,14 @@ class Results:
         if event == "begin":
             self.mpi = record["mpi"]
         elif event == "start":
-            self.running = record["test"]
+            self.running.append(record["test"])
         elif event == "abort":
             self.aborted = record["reason"]
         elif event == "end":
             self.ended = True
         else:
-            self.running = ""
+            if record["test"] in self.running:  # and not a file that skips itself
+                self.running.remove(record["test"])
             if record["outcome"] == PASSED:
                 self.passed += 1
             elif record["outcome"] == SKIPPED:

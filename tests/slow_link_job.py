@@ -1,4 +1,4 @@
-"""What every rank does in tests/serial/test_slow_link.py: two nodes of two ranks."""
+"""What every rank does in tests/alone/test_slow_link.py: two nodes of two ranks."""
 
 import sys
 from time import perf_counter

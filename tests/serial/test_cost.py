@@ -72,7 +72,9 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("collective", "name", "sizes", "form"), FORMS, ids=lambda x: str(x)[:24])
+@pytest.mark.parametrize(
+    ("collective", "name", "sizes", "form"), FORMS, ids=[f"{form[0]}-{form[1]}" for form in FORMS]
+)
 def test_closed_form(collective, name, sizes, form):
     for size in sizes:
         if N % size == 0:

@@ -50,6 +50,19 @@ def test_a_serial_launch_starts_no_mpi(tmp_path):
     assert closing(output) == "1 passed, 0 failed, 0 skipped"
 
 
+def test_a_crash_of_a_worker_is_counted_and_named(tmp_path):
+    """Serial tests run two at a time: the other one goes on."""
+    suite = """
+import os, signal
+def test_passes(): pass
+def test_crashes(): os.kill(os.getpid(), signal.SIGKILL)
+"""
+    status, output = launch(tmp_path, suite, "serial", "--workers", "2")
+    assert status == 1
+    assert re.search(r"serial: failed: \S+::test_crashes: worker \S+ crashed", output)
+    assert closing(output) == "1 passed, 1 failed, 0 skipped"
+
+
 def test_the_limit_of_the_launch_ends_every_process(tmp_path):
     pids = tmp_path / "pids"
     suite = f"""
