@@ -41,6 +41,12 @@ class Device(Protocol):
     def identity(self) -> str:
         """Give what no other device of this host has: its UUID."""
 
+    def enter(self) -> None:
+        """Make it the device that this thread works with."""
+
+    def is_current(self) -> bool:
+        """Tell whether this thread works with it."""
+
     def owns(self, pointer: int) -> bool:
         """Tell whether an address lies in this device's memory, or memory that it can reach."""
 

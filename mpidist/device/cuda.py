@@ -14,6 +14,8 @@ from ..errors import Unsupported
 from .cuda_kernels import fold, wait_word, write_word
 
 _REACHABLE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
+_CAN_FLUSH = 98  # cudaDevAttrCanFlushRemoteWrites
+_NO_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 def current() -> int:
@@ -27,8 +29,9 @@ def identities() -> tuple[str, ...]:
 
 
 def _identity(number: int) -> str:
-    uuid = runtime.getDeviceProperties(number).get("uuid")
-    return bytes(uuid).hex() if uuid else runtime.deviceGetPCIBusId(number)
+    """Give UUID and place: cupy ends a UUID at its first byte of zero, and parts share a place."""
+    uuid = runtime.getDeviceProperties(number).get("uuid") or b""
+    return f"{bytes(uuid)[:16].hex()}@{runtime.deviceGetPCIBusId(number)}"
 
 
 def why_not() -> str | None:
@@ -38,6 +41,16 @@ def why_not() -> str | None:
     except runtime.CUDARuntimeError as error:
         return f"there is no CUDA device: {error}"
     return None if count else "there is no CUDA device: the driver shows none"
+
+
+def _allocate(nbytes: int) -> int:
+    try:
+        return runtime.malloc(nbytes)
+    except runtime.CUDARuntimeError as error:
+        if error.status != _NO_MEMORY:
+            raise
+    cupy.get_default_memory_pool().free_all_blocks()  # what cupy keeps and nobody uses
+    return runtime.malloc(nbytes)
 
 
 class CudaEvent:
@@ -79,6 +92,7 @@ class CudaDevice:
             runtime.setDevice(number)
         self.number = runtime.getDevice()
         self._properties = runtime.getDeviceProperties(self.number)
+        self._flushes = bool(runtime.deviceGetAttribute(_CAN_FLUSH, self.number))
         self._streams: list[Any] = []
 
     def describe(self) -> str:
@@ -88,6 +102,14 @@ class CudaDevice:
     def identity(self) -> str:
         """Give the UUID, by which it is known whatever CUDA_VISIBLE_DEVICES says."""
         return _identity(self.number)
+
+    def enter(self) -> None:
+        """Make it the current device of this thread."""
+        runtime.setDevice(self.number)
+
+    def is_current(self) -> bool:
+        """Ask the runtime."""
+        return runtime.getDevice() == self.number
 
     def owns(self, pointer: int) -> bool:
         """Ask the driver."""
@@ -135,10 +157,16 @@ class CudaDevice:
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
         """Allocate outside of any pool: a handle stands for a whole allocation."""
-        pointer = runtime.malloc(nbytes)
-        runtime.memset(pointer, 0, nbytes)
-        runtime.deviceSynchronize()
-        return pointer, runtime.ipcGetMemHandle(pointer)
+        pointer = 0
+        try:
+            pointer = _allocate(nbytes)
+            runtime.memset(pointer, 0, nbytes)
+            runtime.deviceSynchronize()
+            return pointer, runtime.ipcGetMemHandle(pointer)
+        except runtime.CUDARuntimeError as error:
+            if pointer:
+                runtime.free(pointer)
+            raise Unsupported(f"{nbytes} bytes for CUDA IPC: {error}") from None
 
     def open_shared(self, handle: bytes, nbytes: int) -> int:
         """Open by CUDA IPC."""
@@ -167,7 +195,7 @@ class CudaDevice:
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
         """Queue; no kernel spins."""
-        wait_word(pointer, value, stream)
+        wait_word(pointer, value, stream, self._flushes)
 
     def combines(self, dtype: np.dtype) -> bool:
         """Tell whether cupy has the dtype, in the machine's order of bytes."""

@@ -75,6 +75,13 @@ class EmulatedDevice(Shared):
         """Give every process a device of its own, unless there is to be a number of them."""
         return self._several[self.number] if self._several else f"emulated-{os.getpid()}"
 
+    def enter(self) -> None:
+        """Do nothing: a thread has no other."""
+
+    def is_current(self) -> bool:
+        """Say so."""
+        return True
+
     def owns(self, pointer: int) -> bool:
         """Tell whether it gave this memory out."""
         known = (*self._extents.items(), *self.shared_extents())

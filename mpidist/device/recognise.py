@@ -22,7 +22,7 @@ def is_on_device(x: Any) -> bool:
     """Tell whether `x` is an array in a device's memory, of any library."""
     try:
         return hasattr(x, "__cuda_array_interface__")
-    except RuntimeError:  # a tensor of PyTorch that needs a gradient does not tell its address
+    except Exception:  # PyTorch raises what it likes where a gradient is needed, or for a dtype
         return is_torch(x) and x.is_cuda
 
 
@@ -35,7 +35,7 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
         If there is no device, or cupy is not installed.
     InvalidArgument
         If the array is not C-contiguous, or has a mask; if its address is null or that of memory
-        which the device cannot reach.
+        which the device cannot reach; if another device is the current one.
     UnsupportedDtype
         If numpy has no such dtype.
     """
@@ -43,6 +43,11 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     if is_torch(x):
         from .tensors import interface_of, make_like
 
+        if x.is_conj() or x.is_neg():
+            raise InvalidArgument(
+                f"rank {rank}: {argument} is a tensor that is conjugated or negated when it is "
+                "read, and not in memory: pass x.resolve_conj().resolve_neg()"
+            )
         told, dtype, make = interface_of(x), None, make_like(x)
     else:
         told, make = dict(x.__cuda_array_interface__), device.empty
@@ -93,6 +98,11 @@ def _check_pointer(array: DeviceArray, rank: int, argument: str) -> None:
         raise InvalidArgument(
             f"rank {rank}: {argument} of shape {array.shape} has a null pointer; was its memory "
             "given back?"
+        )
+    if not array.device.is_current():
+        raise InvalidArgument(
+            f"rank {rank}: {argument} is given while another device is the current one of this "
+            f"thread; this rank works with {array.device.describe()}: make that the current one"
         )
     if not array.device.owns(array.pointer):
         raise InvalidArgument(

@@ -137,24 +137,38 @@ class Arena:
             self.device.release_shared(block.pointers[self.rank])
 
     def _allocate(self, nbytes: int) -> Block:
-        """Make memory on every rank and open that of all; if one cannot, all raise."""
+        """Make memory on every rank, open that of all; if one cannot, all raise and keep none."""
         length = max(1, -(-nbytes // GRAIN)) * GRAIN
         own, problem = None, ""
         try:
             own = self.device.new_shared(length)
         except (Unsupported, MemoryError, OSError) as error:
             problem = str(error)
-        handles = self._agree(None if own is None else own[1], problem)
-        pointers: list[int] = []
+        pointers: dict[int, int] = {}
         try:
-            for rank, handle in enumerate(handles):
-                mine = rank == self.rank and own is not None
-                pointers.append(own[0] if mine and own else self.device.open_shared(handle, length))
-        except (Unsupported, OSError) as error:
-            problem = str(error)
-        self._agree(None, problem)
+            handles = self._agree(None if own is None else own[1], problem)
+            assert own is not None
+            pointers[self.rank] = own[0]
+            try:
+                for rank in set(range(self.size)) - {self.rank}:
+                    pointers[rank] = self.device.open_shared(handles[rank], length)
+            except (Unsupported, OSError) as error:
+                problem = str(error)
+            self._agree(None, problem)
+        except Unsupported:
+            self._undo(own, pointers)
+            raise
         self._made += 1
-        return Block(self._made, length, tuple(pointers))
+        return Block(self._made, length, tuple(pointers[rank] for rank in range(self.size)))
+
+    def _undo(self, own: tuple[int, bytes] | None, pointers: dict[int, int]) -> None:
+        """Give back what was made in vain; collective."""
+        for rank, pointer in pointers.items():
+            if rank != self.rank:
+                self.device.close_shared(pointer)
+        self._everyone(None)
+        if own is not None:
+            self.device.release_shared(own[0])
 
     def _agree(self, value: Any, problem: str) -> list[Any]:
         told = self._everyone((value, problem))

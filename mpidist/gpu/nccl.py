@@ -96,7 +96,7 @@ class NcclBackend:
     ------
     Unsupported
         On every rank, before NCCL starts: if a rank has no NCCL or no device, if NCCL is too old,
-        or if two ranks are on one device.
+        or if two ranks are on one device.  If NCCL does not start.
     """
 
     def __init__(self, comm: Any, library: Any = None):
@@ -114,9 +114,19 @@ class NcclBackend:
         if wrong:
             raise Unsupported(problem or f"rank {comm.rank}: another rank cannot: {wrong[0]}")
         check_places([where for where, _ in told], comm.rank)
+        self.device.enter()  # NCCL takes the device that is current
         unique = comm.broadcast_object(self._library.get_unique_id() if comm.rank == 0 else None)
-        self._nccl = self._library.NcclCommunicator(comm.size, unique, comm.rank)
+        self._nccl = self._start(unique)
         atexit.register(_abort_one, weakref.ref(self))  # before MPI ends, and cupy is unloaded
+
+    def _start(self, unique: Any) -> Any:
+        try:
+            return self._library.NcclCommunicator(self.size, unique, self.rank)
+        except self._library.NcclError as error:
+            raise Unsupported(
+                f"rank {self.rank}: NCCL does not start: {error}; NCCL_DEBUG=INFO says more, and "
+                "MPIDIST_GPU=staged does without it"
+            ) from error
 
     # -- collectives ----------------------------------------------------------------------------
 

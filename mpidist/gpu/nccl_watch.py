@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..device.base import Event
+from ..device.base import Device, Event
 from ..errors import CommunicationError
 from .nccl import NcclBackend
 
@@ -56,7 +56,7 @@ class Watch:
             return
         self._more.set()
         if self._thread is None:
-            arguments = (weakref.ref(self), self._more)
+            arguments = (weakref.ref(self), self._more, self._backend.device)
             self._thread = threading.Thread(target=_serve, args=arguments, daemon=True)
             self._thread.start()
 
@@ -92,7 +92,8 @@ class Watch:
             time.sleep(0)
 
 
-def _serve(watch: weakref.ref[Watch], more: threading.Event) -> None:
+def _serve(watch: weakref.ref[Watch], more: threading.Event, device: Device) -> None:
+    device.enter()  # or the first question would take memory of GPU 0, whatever GPU this rank has
     pause = threading.Event()  # which nobody sets
     while True:
         found: Any = watch()

@@ -28,6 +28,9 @@ ORDER: dict[str, tuple[str, ...]] = {
 SYMMETRIC = ("allreduce", "reduce_scatter", "broadcast", "allgather")
 """What "ipc" has a form for, with arrays of ``comm.empty(device="cuda")``."""
 
+IPC_RANKS = 32
+"""As many ranks as meet there: one kernel takes an input and a result of each."""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -117,7 +120,7 @@ def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Pa
     forced = ranks[0].forced
     cannot = {
         "nccl": _no_nccl(ranks, forced == "nccl"),
-        "ipc": _no_ipc(native, nodes),
+        "ipc": _no_ipc(native, nodes, len(ranks)),
         "mpi": _no_mpi(ranks, native),
         "staged": None,
     }
@@ -146,9 +149,11 @@ def _no_nccl(ranks: Sequence[Rank], forced: bool) -> str | None:
     return shared_gpus([rank.place for rank in ranks])
 
 
-def _no_ipc(native: bool, nodes: int) -> str | None:
+def _no_ipc(native: bool, nodes: int, ranks: int) -> str | None:
     if not native:
         return "the ranks are threads of one process"
+    if ranks > IPC_RANKS:
+        return f"there are {ranks} ranks; allowed are {IPC_RANKS}"
     return f"the ranks are on {nodes} nodes" if nodes > 1 else None
 
 

@@ -137,6 +137,27 @@ def test_what_is_refused(sub):
     assert (sub.allreduce(x, out=x).get() == sub.size).all()
 
 
+@pytest.mark.parametrize("what", ["new_shared", "open_shared"])
+def test_where_one_rank_has_no_memory(sub, what, monkeypatch):
+    """All are told, nothing is kept, and all goes on."""
+    sub.free(sub.empty(3, device="cuda"))  # the words by which the ranks meet stay
+    before, last = open_blocks(), sub.size - 1
+    if what == "open_shared" and not last:
+        pytest.skip("needs at least 2 ranks")
+
+    def full(*_):
+        raise Unsupported("out of memory")
+
+    with monkeypatch.context() as patched:
+        if sub.rank == last:
+            patched.setattr(find_device(), what, full)
+        with pytest.raises(Unsupported, match=rf"rank {sub.rank}: .*on rank {last}: out of mem"):
+            sub.empty(1 << 20, device="cuda")
+    assert open_blocks() == before
+    x = sub.empty(4, device="cuda")
+    assert (sub.allreduce(x, out=x).get() == 0).all()
+
+
 def test_memory_is_given_back(sub):
     before = open_blocks()
     x = sub.empty((3, 5), device="cuda")

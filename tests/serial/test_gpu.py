@@ -249,6 +249,8 @@ def test_paths():
     for nodes, native, words in ((2, True, "on 2 nodes"), (1, False, "threads of one process")):
         with pytest.raises(Unsupported, match=f"MPIDIST_GPU=ipc: the ranks are {words}"):
             table([Rank(YES, "ipc", 1)], native, nodes)
+    with pytest.raises(Unsupported, match="MPIDIST_GPU=ipc: there are 33 ranks; allowed are 32"):
+        table([Rank(YES, "ipc", 1)] * 33)
     for forced, symmetric in (("", True), ("ipc", True), ("mpi", False), ("staged", False)):
         paths = table([Rank(YES, forced, 1)])
         assert symmetric == any(p.taken for p in paths if p.name == "ipc"), forced
