@@ -7,10 +7,16 @@ they see another ``/proc`` (ranks in containers of their own) a file in ``/dev/s
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
 import tempfile
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
 
 from . import memory_limit
 
@@ -47,17 +53,43 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
     return path
 
 
-def attach(made: str, nbytes: int) -> mmap.mmap:
-    """Map the file; OSError if this process cannot reach it."""
+def attach(made: str, nbytes: int) -> np.ndarray:
+    """Map the file, as bytes, until nothing refers to it; OSError if this process cannot reach it.
+
+    Not by ``mmap.mmap``: that keeps a file open for each mapping, of which many systems allow 1024.
+    """
     path, _, name = made.partition(":")
     handle = os.open(path, os.O_RDWR)
     try:
         # Another process may have that number here.
         if name and f":{name} " not in os.readlink(f"/proc/self/fd/{handle}"):
             raise FileNotFoundError(f"{path} is another file here")
-        return mmap.mmap(handle, nbytes)
+        return _map(handle, nbytes)
     finally:
         os.close(handle)
+
+
+def _map(handle: int, nbytes: int) -> np.ndarray:
+    """Map an open file, which may be closed then."""
+    protection, library = mmap.PROT_READ | mmap.PROT_WRITE, _library()
+    address = library.mmap(None, nbytes, protection, mmap.MAP_SHARED, handle, 0)
+    if address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    # Not at the end of the program, when others may still look at it.
+    weakref.finalize(memory, library.munmap, address, nbytes).atexit = False
+    return np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
+
+
+@cache
+def _library() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    numbers = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)  # off_t is a long
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *numbers)
+    library.mmap.restype = ctypes.c_void_p
+    library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return library
 
 
 def remove(made: str) -> None:

@@ -166,7 +166,7 @@ class MpiBackend:
                 break
         if mapping is None:  # ranks that share a host name need not share a file system
             return Board(private_words(self.size), self.rank, [self.rank])
-        return Board(memoryview(mapping).cast("q"), self.rank, here, mapping)
+        return Board(mapping.data.cast("q"), self.rank, here, mapping)
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> MpiRequest:
         """Begin to send a contiguous array."""

@@ -9,7 +9,6 @@ so they go on reading and writing until they drop theirs.
 from __future__ import annotations
 
 import math
-import mmap
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ class Heap:
     def make_lines(self) -> None:
         """Make the words by which the ranks meet, before anything that needs them; collective."""
         if self._lines is None:
-            words = memoryview(self._map(Lines.bytes_needed(self.size, SLOTS + 1))).cast("q")
+            words = self._map(Lines.bytes_needed(self.size, SLOTS + 1)).data.cast("q")
             self._lines = Lines(words, self.rank, self.size, self._patience)
 
     def empty(self, dims: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -153,13 +152,13 @@ class Heap:
     def _allocate(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
         """Map `nbytes` and as much of shadow for every rank."""
         stride = 2 * (-(-nbytes // PAGE) * PAGE) + 2 * _SKEW
-        flat = np.frombuffer(self._map(stride * self.size), np.uint8)
+        flat = self._map(stride * self.size)
         self._made += 1
         start = flat.__array_interface__["data"][0]
         ref = weakref.ref(owner(flat))
         return flat, Allocation(self._made, start, stride, self.size, self.rank, ref)
 
-    def _map(self, nbytes: int) -> mmap.mmap:
+    def _map(self, nbytes: int) -> np.ndarray:
         """Map a new file of `nbytes` on every rank; if one cannot, none does and all raise."""
         wrong = ""
         for kind in memory_file.KINDS:
@@ -223,7 +222,7 @@ def _create(nbytes: int, kind: str) -> tuple[str | None, str]:
         return None, str(error)
 
 
-def _attach(made: str, nbytes: int) -> tuple[mmap.mmap | None, str]:
+def _attach(made: str, nbytes: int) -> tuple[np.ndarray | None, str]:
     """Map a file; give the mapping, and what went wrong."""
     try:
         return memory_file.attach(made, nbytes), ""

@@ -1,6 +1,7 @@
 """Collectives on arrays of ``comm.empty``: the results of messages, without messages."""
 
 import gc
+import os
 import time
 import weakref
 
@@ -281,6 +282,9 @@ def test_memory_is_given_back(comm):
     comm.empty(1)
     gc.collect()
     mappings, bytes_before, kept = ours(), 0, []
+    files, many = os.listdir("/proc/self/fd"), [comm.empty(3) for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) <= len(files) and ours() == mappings + len(many)
+    del many
     for k in range(60):
         x = comm.empty(1 << 18, "float32")
         x[:] = comm.rank
