@@ -49,8 +49,13 @@ def mpiexec(ranks: int, *program: str, python: str = sys.executable) -> list[str
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this environment, without a launch that it is part of, ready for an mpiexec."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_LAUNCH)}
+    """Return this environment, without a launch that it is part of, ready for an mpiexec.
+
+    And without the wish to write no bytecode: each of hundreds of ranks would compile mpidist anew,
+    which takes longer than all else that its import does.
+    """
+    unwanted = (*OF_A_LAUNCH, "PYTHONDONTWRITEBYTECODE")
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
     return {**plain, **OVERSUBSCRIBED, "PYTHONUNBUFFERED": "1", **more}
 
 
