@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import InvalidArgument
-from ..measure import format_size
 from .bench_checks import check_alone, check_files, check_scaling, make_settings
+from .bench_collectives import print_collectives
+from .bench_compare import print_comparison
 from .bench_ddp import check_not_for_collectives, print_training
 from .bench_device import device_option, print_on_device
+from .bench_overhead import print_overhead
 from .bench_pipeline import print_pipelines
 from .bench_scaling import print_scaling
 from .catalogue import check_collectives
-from .common import examples, make_console, make_table, show
-from .info import knobs, versions
+from .common import examples
 from .options import Names, Sizes, load_option
 
 
@@ -127,11 +122,6 @@ def bench_command(
     `ddp` in place of COLLECTIVEs measures steps of data-parallel training beside PyTorch's own, by
     default 20 of each kind; `pipeline` those of a pipeline, and what its engine costs.
     """
-    import mpidist
-
-    from ..bench import measure, steps
-    from ..bench.stream import measure_stream
-
     for name, alone in (("--compare", compare), ("--overhead", overhead)):
         if alone:
             check_alone(name)
@@ -158,115 +148,5 @@ def bench_command(
         raise InvalidArgument(
             f"no collective was named; allowed are {', '.join(check_collectives(()))}"
         )
-    collectives = check_collectives(collectives)
-    settings = make_settings(**options)
-    comm = mpidist.init()
-    with measuring(steps(collectives, settings)) as step:
-        results = measure(comm, collectives, settings, step)
-    results.header = header(comm, results)
-    if settings.memory != "private" if stream is None else stream:
-        results.header["stream"] = measure_stream(comm).as_header()
-    if comm.rank == 0:
-        print_results(results)
-        write(results, json_file, plot, report)
-    return 0 if results.correct else 1
-
-
-def header(comm: Any, results: Any) -> dict[str, Any]:
-    """Give the header of results."""
-    from ..bench.records import make_header
-
-    return {**make_header(comm, versions(), knobs()), "iterations": results.iterations}
-
-
-@contextmanager
-def measuring(total: int) -> Iterator[Callable[[str, int], Any]]:
-    """Show, on rank 0's terminal only, how far it is."""
-    console = make_console(stderr=True)
-    if not console.is_terminal:
-        yield lambda collective, nbytes: None
-        return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("measuring", total=total)
-
-        def step(collective: str, nbytes: int) -> None:
-            bar.update(task, advance=1, description=f"{collective} {format_size(nbytes)}")
-
-        yield step
-
-
-def print_results(results: Any, console: Console | None = None) -> None:
-    """Print the tables."""
-    from ..bench.stream import BOUND_NOTE, bound_percent, describe_stream
-    from ..bench.table import tabulate
-
-    console = console or make_console()
-    speed = describe_stream(results.header)
-    if speed:
-        console.print(f"{speed}")
-    make, narrow = partial(make_table, console), console.width < 90
-    for heading, table in tabulate(results, make, console.is_terminal, narrow):
-        console.print(f"\n[bold]{heading}[/]" if heading else "")
-        show(console, table)
-    if any(bound_percent(row, results.header) is not None for row in results.rows):
-        console.print(f"{BOUND_NOTE}, {results.header['stream']['gbs']:.1f} GB/s")
-
-
-def write(results: Any, json_file: str | None, plot: str | None, report: str | None) -> None:
-    """Write what was asked for."""
-    if json_file:
-        results.save(json_file)
-    if plot:
-        from ..bench.plot import save
-
-        save(results, plot)
-    if report:
-        from ..bench.report import bench_page
-
-        Path(report).write_text(bench_page(results), encoding="utf-8")
-
-
-def print_comparison(first: str, second: str) -> int:
-    """Print two runs beside each other; needs no MPI."""
-    from ..bench.compare import NOISE, compare, read, tabulate
-
-    console = make_console()
-    comparison = compare(read(first), read(second))
-    console.print(f"first: {first}\nsecond: {second}")
-    narrow = console.width < 110
-    for heading, table in tabulate(comparison, partial(make_table, console), narrow):
-        console.print(f"\n[bold]{heading}[/]")
-        show(console, table)
-    verdicts = [pair.verdict.partition(",")[0] for pair in comparison.pairs]
-    console.print(
-        f"\n{len(verdicts)} in both: {verdicts.count('better')} better, "
-        f"{verdicts.count('worse')} worse, beyond {100 * NOISE:.0f} % or the spread of the "
-        "iterations; ratio: time of the first over that of the second, above 1 it is faster now"
-    )
-    return 0
-
-
-def print_overhead() -> int:
-    """Print the engine's cost of a round and native's beside the bare call."""
-    import mpidist
-
-    from ..bench.overhead import engine_overhead, native_overhead
-
-    comm = mpidist.init()
-    costs = [*(engine_overhead() if comm.rank == 0 else []), *native_overhead(comm)]
-    console = make_console()
-    table = make_table(console, "what", ">deadline", ">µs", ">more than bare µs")
-    bare = next(c.microseconds for c in costs if c.what.startswith("mpi4py"))
-    for cost in costs:
-        more = f"{cost.microseconds - bare:.2f}" if cost.what.startswith("native") else ""
-        deadline = "none" if cost.timeout is None else f"{cost.timeout:g} s"
-        table.add_row(cost.what, deadline, f"{cost.microseconds:.2f}", more)
-    show(console, table)
-    return 0
+    named = tuple(check_collectives(collectives))
+    return print_collectives(named, make_settings(**options), stream, json_file, plot, report)

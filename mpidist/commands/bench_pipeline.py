@@ -27,29 +27,14 @@ def print_pipelines(iterations: int, json_file: str | None) -> int:
     from ..bench.pipelines import engine_cost
     from ..bench.records import make_header
 
-    check_only(NAME, OPTIONS, "--iterations and --json")
-    if not given("iterations"):
-        iterations = ITERATIONS
-    if iterations < 1:
-        raise InvalidArgument(f"--iterations {iterations}: allowed are numbers >= 1")
-    check_writable("--json", json_file)
+    iterations = checked(iterations, json_file)
     comm = mpidist.init()
     if comm.size < 2:
         raise InvalidArgument(
             "bench pipeline on 1 rank: allowed are 2 and more, as mpidist run -n 2 starts"
         )
-    where = "torch.distributed.pipelining"
-    have = importlib.util.find_spec("torch") is not None
-    have = comm.broadcast_object(have and importlib.util.find_spec(where) is not None)
-    costs, rows = engine_cost(comm, iterations), []
-    if have:
-        from ..bench.pipelines_torch import steps
-
-        rows = steps(comm, iterations)
-    if comm.size == 4:
-        from ..bench.pipelines_replicas import replicas
-
-        rows += replicas(comm, iterations)
+    costs = engine_cost(comm, iterations)
+    have, rows = beside(comm, iterations)
     library = {"torch": importlib.metadata.version("torch")} if have else {}
     header = make_header(comm, {**versions(), **library}, knobs())
     if comm.rank == 0:
@@ -60,13 +45,46 @@ def print_pipelines(iterations: int, json_file: str | None) -> int:
         if not have:
             make_console().print(MISSING)
         if json_file:
-            content = {
-                "header": header,
-                "engine": [cost.as_json() for cost in costs],
-                "rows": [row.as_json() for row in rows],
-            }
-            Path(json_file).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            write(json_file, header, costs, rows)
     return 0
+
+
+def checked(iterations: int, json_file: str | None) -> int:
+    """Check the options; give the number of iterations."""
+    check_only(NAME, OPTIONS, "--iterations and --json")
+    if not given("iterations"):
+        iterations = ITERATIONS
+    if iterations < 1:
+        raise InvalidArgument(f"--iterations {iterations}: allowed are numbers >= 1")
+    check_writable("--json", json_file)
+    return iterations
+
+
+def beside(comm: Any, iterations: int) -> tuple[bool, list[Any]]:
+    """Time steps beside PyTorch's own, where rank 0 has it, and those of replicas on 4 ranks."""
+    where = "torch.distributed.pipelining"
+    have = importlib.util.find_spec("torch") is not None
+    have = comm.broadcast_object(have and importlib.util.find_spec(where) is not None)
+    rows: list[Any] = []
+    if have:
+        from ..bench.pipelines_torch import steps
+
+        rows += steps(comm, iterations)
+    if comm.size == 4:
+        from ..bench.pipelines_replicas import replicas
+
+        rows += replicas(comm, iterations)
+    return have, rows
+
+
+def write(json_file: str, header: dict[str, Any], costs: list[Any], rows: list[Any]) -> None:
+    """Write what was measured as JSON."""
+    content = {
+        "header": header,
+        "engine": [cost.as_json() for cost in costs],
+        "rows": [row.as_json() for row in rows],
+    }
+    Path(json_file).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def print_costs(costs: list[Any], ranks: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ..measure import round_size
 from .common import make_console, make_table, show
 from .info import knobs, versions
+from .progress import measuring
 
 
 def print_scaling(
@@ -19,7 +20,6 @@ def print_scaling(
     from ..bench import steps
     from ..bench.records import make_header
     from ..bench.scaling import draw_scaling, measure_scaling, node_counts
-    from .bench import measuring
 
     comm = mpidist.init()
     turns = len(node_counts(comm.topology.num_nodes))

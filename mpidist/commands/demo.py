@@ -13,10 +13,11 @@ from rich.console import Console
 from ..bench.contenders import BARE
 from ..errors import InvalidArgument
 from ..measure import format_size
-from .bench import header, measuring, print_results
 from .bench_checks import check_files
+from .bench_collectives import header, print_results
 from .common import examples, make_console
 from .options import Names, Size, load_option
+from .progress import measuring
 
 NATIVE = (BARE, "native")  # whose bits are reported, not promised
 

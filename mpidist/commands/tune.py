@@ -12,11 +12,11 @@ import click
 
 from ..errors import InvalidArgument
 from ..measure import format_size, round_size
-from .bench import measuring
 from .catalogue import check_collectives
 from .common import examples, make_console, make_table, show
 from .info import knobs, versions
 from .options import Seconds, Sizes, check_writable, load_option
+from .progress import measuring
 
 DEFAULT_SIZES = "8-64M"
 
