@@ -18,6 +18,7 @@ from .logs import set_up_log
 from .pipelining import Pipelining
 from .run_notes import STARTED, STARTING, give_back_signal, tell_run
 from .sharing import share_tuning
+from .symmetric.streaming import least_bytes
 from .topology import RANKS_PER_NODE, Topology
 from .tuning import TuningTable
 from .work import UNSET
@@ -62,6 +63,7 @@ def init(
     ------
     ConfigError
         On every rank, if rank 0 cannot read the tuning table; MPI stays usable, nothing is made.
+        Or if a variable of the environment has a value that is not allowed.
     LaunchError
         If the launcher started N processes but MPI sees one, or MPI gives a lower thread level.
     """
@@ -78,6 +80,7 @@ def init(
         config = config.replace(timeout=timeout)
     asked = calibrate_from_environment(os.environ)
     calibrate = calibrate if asked is None else asked
+    least_bytes(os.environ)  # a wrong word is found here, not in the first collective
     mpi = start_mpi(thread_level)
     world = mpi.COMM_WORLD if comm is None else comm
     check_launch(mpi.COMM_WORLD.Get_size(), os.environ)

@@ -24,7 +24,8 @@ from . import rooted
 from .barrier import Arrival, Barrier
 from .fold import fold
 from .heap import Heap, Place
-from .parts import Body, Phase, divisor, push, slices_of, unowned
+from .parts import Body, Phase, copier, divisor, push, slices_of, unowned
+from .streaming import streams
 
 NEEDS = {
     "allreduce": "out",
@@ -130,7 +131,10 @@ def _allreduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         before.append(store(outs[call.rank], unowned(call.x)))
     mine = blocks(call.x.size, call.size)[call.rank]
     targets = [out[mine] for out in _own_first(outs, call.rank)]
-    combine = fold(call.op, [x[mine] for x in inputs], call.rank, targets, divisor(call))
+    # In place, what is stored to has just been read: it is in the cache.
+    streamed = source not in (None, place) and streams(call.nbytes)
+    inputs = [x[mine] for x in inputs]
+    combine = fold(call.op, inputs, call.rank, targets, divisor(call), streamed=streamed)
     return before, [combine, []]
 
 
@@ -146,7 +150,8 @@ def _allgather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     mine = slices_of(call.counts)[call.rank]
     outs = place.views(call.out.size, call.dtype)
     targets = [out[mine] for out in _own_first(outs, call.rank)]
-    return [], [push(unowned(call.x), targets[1:] if call.in_place else targets), []]
+    targets = targets[1:] if call.in_place else targets
+    return [], [push(unowned(call.x), targets, copier(call.out)), []]
 
 
 def _alltoall(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
@@ -154,8 +159,8 @@ def _alltoall(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     mine = slices_of(call.counts)[call.rank]
     views = place.views(call.x.size, call.dtype)
     out, parts = unowned(call.out), slices_of(call.out_counts)
-    order = [call.rank, *onward(call.rank, call.size)]
-    return [], [[store(out[parts[s]], views[s][mine]) for s in order], []]
+    order, copy = [call.rank, *onward(call.rank, call.size)], copier(out)
+    return [], [[copy(out[parts[s]], views[s][mine]) for s in order], []]
 
 
 _KERNELS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..call import Call
 from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
 from .fold import PIECE_BYTES, fold
+from .streaming import stream, streams
 
 ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}  # up to here one meeting less pays
 
@@ -77,9 +78,14 @@ def unowned(x: np.ndarray) -> np.ndarray:
     return view_at(address(x), x.size, x.dtype)
 
 
-def push(x: np.ndarray, targets: Sequence[np.ndarray]) -> list[Action]:
+def copier(result: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Action]:
+    """Give what makes the copies into parts of this result: round the cache if it is long."""
+    return stream if streams(result.nbytes) else store
+
+
+def push(x: np.ndarray, targets: Sequence[np.ndarray], copy: Any = store) -> list[Action]:
     """Store an array in several places, piece by piece: it is read from memory once."""
     if len(targets) < 2:
-        return [store(target, x) for target in targets]
+        return [copy(target, x) for target in targets]
     pieces = cut(x.size, x.itemsize)
-    return [store(target[part], x[part]) for part in pieces for target in targets]
+    return [copy(target[part], x[part]) for part in pieces for target in targets]

@@ -13,7 +13,16 @@ from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
 from .fold import fold
 from .heap import Heap, Place
-from .parts import ONE_SHOT_BYTES, Body, Phase, combine_all, divisor, slices_of, unowned
+from .parts import (
+    ONE_SHOT_BYTES,
+    Body,
+    Phase,
+    combine_all,
+    copier,
+    divisor,
+    slices_of,
+    unowned,
+)
 
 _NUMBER, _OFFSET, _LEFT = range(3)  # the notes: of an allocation, a place in it, work for the root
 
@@ -151,15 +160,15 @@ def broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     """
     assert call.out is not None
     views = place.views(call.out.size, call.dtype)
-    cut = blocks(call.out.size, call.size)[-1].start
+    cut, copy = blocks(call.out.size, call.size)[-1].start, copier(call.out)
     theirs = slice(0, cut) if call.size > 1 else slice(0, 0)
     if call.rank != call.root:
-        return [], [[store(views[call.rank][theirs], views[call.root][theirs])], []]
+        return [], [[copy(views[call.rank][theirs], views[call.root][theirs])], []]
     before: list[Action] = []
     if not call.in_place and call.x is not None:
         before.append(store(views[call.rank], unowned(call.x)))
     others = [view for rank, view in enumerate(views) if rank != call.root]
-    work = [store(view[cut:], views[call.root][cut:]) for view in others]
+    work = [copy(view[cut:], views[call.root][cut:]) for view in others]
     return before, [list[Action](work), []]
 
 

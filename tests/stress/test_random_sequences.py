@@ -17,6 +17,7 @@ from sequence_player import Player
 from sequence_steps import sequences
 
 SECONDS = float(os.environ.get("MPIDIST_STRESS_SECONDS", "20"))
+os.environ["MPIDIST_STREAM_BYTES"] = "4K"  # what is drawn is shorter than the default
 SHRINK_SECONDS = 60.0  # to look for a shorter sequence once one has failed
 TIMEOUT = 15.0
 EXAMPLES = 25  # between two seeds: a seed that is told is soon back at its failure
