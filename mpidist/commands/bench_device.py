@@ -26,7 +26,8 @@ def print_on_device(
     import mpidist
 
     from ..bench.data import find_dtype
-    from ..bench.on_device import COLLECTIVES, measure_copies, measure_paths
+    from ..bench.device_case import measure_copies
+    from ..bench.on_device import COLLECTIVES, measure_paths
     from ..bench.records import make_header
     from ..device.find import find_device
 

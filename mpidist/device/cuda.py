@@ -128,8 +128,8 @@ class CudaDevice:
         return cupyx.empty_pinned(nbytes, np.uint8)
 
     def current_stream(self) -> int:
-        """Give cupy's current stream."""
-        return cupy.cuda.get_current_stream().ptr
+        """Give cupy's current stream; the default one by the name it has in arrays' interface."""
+        return cupy.cuda.get_current_stream().ptr or runtime.streamLegacy
 
     def new_stream(self) -> int:
         """Make a stream that does not wait for the default one."""

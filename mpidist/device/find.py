@@ -23,6 +23,7 @@ class _Made(threading.local):
 
 _made = _Made()
 _selected: list[int] = []  # the number that was chosen for this process, if one was
+_first: list[int] = []  # that of the first device which a thread of it met
 
 
 def kind_of_device(environ: Mapping[str, str] = os.environ) -> str:
@@ -59,7 +60,23 @@ def taken() -> int | None:
         return None
     from .cuda import current
 
-    return current() or None  # 0 is what nobody chose
+    return number_here(kind_of_device()) or current() or None  # 0 is what nobody chose
+
+
+def number_here(kind: str) -> int | None:
+    """Give the number of the device that this thread is to work with, or None if nothing says so.
+
+    The runtime's current device is one for each thread, and that of PyTorch need not be cupy's: its
+    backward runs in a thread of its own, in which nobody has chosen.
+    """
+    if _selected:
+        return _selected[0]
+    torch = sys.modules.get("torch")
+    if kind == "cuda" and torch is not None and torch.cuda.is_initialized():
+        number = torch.cuda.current_device()
+        if number:  # 0 is what nobody chose
+            return number
+    return _first[0] if _first and kind == "cuda" else None
 
 
 def select(number: int) -> None:
@@ -107,10 +124,13 @@ def find_device(rank: int = 0, argument: str = "", x: Any = None) -> Device:
 
 
 def _make(kind: str) -> Device:
+    number = number_here(kind)
     if kind == "host":
         from .emulated import EmulatedDevice
 
-        return EmulatedDevice(_selected[0] if _selected else None)
+        return EmulatedDevice(number)
     from .cuda import CudaDevice
 
-    return CudaDevice(_selected[0] if _selected else None)
+    made = CudaDevice(number)
+    _first[:] = _first or [made.number]
+    return made

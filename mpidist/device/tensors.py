@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+LEGACY = 1  # what the interface calls the default stream, which PyTorch calls 0
+
 
 def interface_of(x: torch.Tensor) -> dict[str, Any]:
     """Give a tensor as the CUDA Array Interface does, and those that need a gradient too."""
     dtype = dtype_of(x.dtype)
-    stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    stream = torch.cuda.current_stream(x.device).cuda_stream or LEGACY if x.is_cuda else 0
     return {
         "shape": tuple(x.shape),
         "strides": tuple(step * dtype.itemsize for step in x.stride()),

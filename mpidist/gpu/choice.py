@@ -11,6 +11,7 @@ from typing import Any
 
 from ..device import find
 from ..errors import Unsupported
+from .sharing import Place, ranks_by_gpu, together
 
 log = logging.getLogger("mpidist")
 
@@ -33,6 +34,11 @@ class Seen:
     gpus: tuple[str, ...]
     taken: int | None = None
 
+    @property
+    def place(self) -> Place | None:
+        """The host and the UUID of the GPU that it works with."""
+        return None if self.taken is None else (self.host, self.gpus[self.taken])
+
 
 def choose(ranks: Sequence[Seen]) -> list[int]:
     """Give each rank the number of its GPU: of those that it sees, the first that has fewest ranks.
@@ -45,10 +51,7 @@ def choose(ranks: Sequence[Seen]) -> list[int]:
     ranks : sequence of Seen
         By rank, each of them sees at least one GPU.
     """
-    users: Counter[tuple[str, str]] = Counter()
-    for seen in ranks:
-        if seen.taken is not None:
-            users[seen.host, seen.gpus[seen.taken]] += 1
+    users = Counter(seen.place for seen in ranks if seen.place is not None)
     numbers = []
     for seen in ranks:
         number = seen.taken
@@ -96,17 +99,15 @@ def warn_of_sharing(ranks: Sequence[Seen], rank: int) -> str | None:
     str or None
         What was said.
     """
-    users: dict[tuple[str, str], list[int]] = {}
-    for number, seen in enumerate(ranks):
-        if seen.taken is not None:
-            users.setdefault((seen.host, seen.gpus[seen.taken]), []).append(number)
-    for (host, gpu), several in users.items():
+    users = ranks_by_gpu([seen.place for seen in ranks])
+    for place, several in users.items():
+        host, _ = place
         free = [g for r in several for g in ranks[r].gpus if (host, g) not in users]
         if len(several) > 1 and free:
             said = (
-                f"ranks {', '.join(map(str, several))} are all on GPU {gpu} of {host}, and "
-                f"{free[0]} there has no rank: call comm.use_gpu() before the first array on a "
-                "GPU, or give each rank its own by CUDA_VISIBLE_DEVICES (srun --gpus-per-task=1)"
+                f"{together(place, several)}, and {free[0]} there has no rank: call "
+                "comm.use_gpu() before the first array on a GPU, or give each rank its own by "
+                "CUDA_VISIBLE_DEVICES (srun --gpus-per-task=1)"
             )
             if rank == 0:
                 log.warning("%s", said)

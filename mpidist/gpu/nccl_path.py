@@ -66,7 +66,7 @@ class NcclPath:
         """Queue a call on the stream of its arrays; another way of queueing it may be given."""
         arrays = _arrays(call)
         stream = arrays[0].stream
-        self._follow({self._last, *(a.stream for a in arrays)}, stream)
+        self._follow(arrays, stream)
         made = (queue or self._queue)(call, stream)
         self._lead(stream, {a.stream for a in arrays})
         event = self._watch(call, stream, timeout)
@@ -82,7 +82,7 @@ class NcclPath:
         if self._beside is None:
             self._beside = self.device.new_stream()
         beside = self._beside
-        self._follow({self._last, *(a.stream for a in arrays)}, beside)
+        self._follow(arrays, beside)
         made = self._queue(call, beside)
         event = self._watch(call, beside, timeout)
         self._scratch.hold(event, [made, *arrays])
@@ -101,8 +101,9 @@ class NcclPath:
 
     # -- order ----------------------------------------------------------------------------------
 
-    def _follow(self, before: set[int | None], stream: int) -> None:
-        """Have a stream wait for others."""
+    def _follow(self, arrays: list[DeviceArray], stream: int) -> None:
+        """Have a stream wait for what is queued: also where scratch memory was used last."""
+        before = {self._last, self.device.current_stream(), *(a.stream for a in arrays)}
         for other in before - {None, stream}:
             assert other is not None
             self._mark.record(other)

@@ -59,9 +59,7 @@ class Rank:
     @property
     def place(self) -> tuple[str, str] | None:
         """The host and the UUID of the GPU."""
-        if self.seen is None or self.seen.taken is None:
-            return None
-        return self.seen.host, self.seen.gpus[self.seen.taken]
+        return None if self.seen is None else self.seen.place
 
 
 @dataclass(frozen=True)

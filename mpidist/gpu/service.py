@@ -12,7 +12,7 @@ from ..device.array import DeviceArray
 from ..device.base import Device
 from ..device.find import find_device
 from ..device.recognise import describe
-from ..errors import Unsupported
+from ..errors import ConfigError, MpidistError, Unsupported
 from ..explaining import NOT_WRITTEN_BY_HAND
 from ..prepared import Prepared
 from ..service import Service
@@ -52,7 +52,7 @@ class GpuService:
         self._service = service
         self.device: Device = find_device(service.backend.rank)
         native = service.backend.native
-        ranks: list[Rank] = everyone(this_rank(native is not None))
+        ranks = self._told(everyone, native is not None)
         warn_of_sharing([r.seen for r in ranks if r.seen is not None], service.backend.rank)
         self.paths: list[Path] = table(ranks, native is not None, service.topology.num_nodes)
         self._forced, self.chunk_bytes = ranks[0].forced, ranks[0].chunk_bytes
@@ -66,6 +66,19 @@ class GpuService:
         self._everyone = everyone
         self._nccl_path: NcclPath | None = None
         self._rounds_made: NcclRounds | None = None
+
+    def _told(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[Rank]:
+        """Give what all ranks say of themselves; what is wrong on one is an error on all."""
+        try:
+            mine: Rank | MpidistError = this_rank(native)
+        except (ConfigError, Unsupported) as error:
+            mine = error
+        told = everyone(mine)
+        for number, entry in enumerate(told):
+            if isinstance(entry, MpidistError):
+                rank = self._service.backend.rank
+                raise type(entry)(f"rank {rank}: of rank {number}: {entry}")
+        return told
 
     def serve(self, prepared: Prepared, algorithm: str) -> Any:
         """Serve a call, and give the user's result; what is queued on its stream sees it."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 Place = tuple[str, str]
 
 
-def shared_gpus(places: Sequence[Place | None]) -> str | None:
-    """Name the ranks that are on one GPU, and the GPU, or give None.
+def ranks_by_gpu(places: Sequence[Place | None]) -> dict[Place, list[int]]:
+    """Group the ranks by the GPU that they work with; those without one are left out.
 
     Parameters
     ----------
@@ -19,7 +19,18 @@ def shared_gpus(places: Sequence[Place | None]) -> str | None:
     for number, place in enumerate(places):
         if place is not None:
             owners.setdefault(place, []).append(number)
-    for (host, gpu), ranks in owners.items():
+    return owners
+
+
+def together(place: Place, ranks: Sequence[int]) -> str:
+    """Say which ranks are on one GPU."""
+    host, gpu = place
+    return f"ranks {', '.join(map(str, ranks))} are all on GPU {gpu} of {host}"
+
+
+def shared_gpus(places: Sequence[Place | None]) -> str | None:
+    """Name the ranks of the first GPU that has several, and the GPU, or give None."""
+    for place, ranks in ranks_by_gpu(places).items():
         if len(ranks) > 1:
-            return f"ranks {', '.join(map(str, ranks))} are all on GPU {gpu} of {host}"
+            return together(place, ranks)
     return None

@@ -13,7 +13,13 @@ from gpu_cases import OnDevice
 
 from mpidist import Communicator
 from mpidist.device.find import find_device
-from mpidist.errors import CollectiveMismatch, InvalidArgument, Unsupported, UnsupportedDtype
+from mpidist.errors import (
+    CollectiveMismatch,
+    ConfigError,
+    InvalidArgument,
+    Unsupported,
+    UnsupportedDtype,
+)
 from mpidist.gpu.paths import CLASSES, ORDER
 from mpidist.operations import OPS, kind_of
 
@@ -179,6 +185,18 @@ def test_what_cannot_be(make, comm):
     assert (sub.allreduce(x).get() == comm.size).all()
 
 
+def test_a_wrong_environment_on_one_rank(make, comm, monkeypatch):
+    """Every rank is told whose it is, and when it is mended all goes on."""
+    last = comm.size - 1
+    sub = make(chunk="many" if comm.rank == last else 64)
+    x = find_device().array(np.ones(4))
+    words = rf"rank {sub.rank}: of rank {last}: MPIDIST_GPU_CHUNK_BYTES='many': allowed are whole"
+    with pytest.raises(ConfigError, match=words):
+        sub.allreduce(x)
+    monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "64")
+    assert (sub.allreduce(x).get() == sub.size).all()
+
+
 def test_debug_tells_a_gpu_from_a_host(make, comm):
     if comm.size < 2:
         pytest.skip("needs at least 2 ranks")
@@ -194,7 +212,8 @@ def test_debug_tells_a_gpu_from_a_host(make, comm):
 
 def test_bench_of_every_path(comm, monkeypatch):
     """What can be is measured and right, and what cannot be says why; as `bench --device cuda`."""
-    from mpidist.bench.on_device import COLLECTIVES, measure_copies, measure_paths
+    from mpidist.bench.device_case import measure_copies
+    from mpidist.bench.on_device import COLLECTIVES, measure_paths
 
     monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
     copies = measure_copies(comm, 4096)

@@ -183,6 +183,21 @@ def test_tensors_of_torch():
     assert not is_on_device(torch.zeros(2))
 
 
+def test_tensors_of_torch_that_are_not_in_memory(device, monkeypatch):
+    """What is conjugated when it is read; and where PyTorch raises instead of having no address."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    x = torch.ones(3, dtype=torch.complex64)
+    for lazy, words in ((x.conj(), "conj"), (x.conj().imag, "resolve_neg")):
+        with pytest.raises(InvalidArgument, match=f"rank 1: out is a tensor .*{words}"):
+            describe(lazy, 1, "out")
+
+    def raises(x):
+        raise KeyError(x.dtype)  # as for bfloat16, before PyTorch 2.4
+
+    monkeypatch.setattr(torch.Tensor, "__cuda_array_interface__", property(raises))
+    assert not is_on_device(torch.zeros(2))
+
+
 # -- the emulated device is as late as a GPU can be
 
 

@@ -2,7 +2,9 @@
 
 import logging
 import socket
+import sys
 import threading
+from types import SimpleNamespace
 
 import gpu_here
 import numpy as np
@@ -117,6 +119,22 @@ def test_a_rank_that_is_shown_no_gpu(on_node, none):
         return True
 
     assert on_node(["0", none], on_rank) == [True, True]
+
+
+def test_the_device_of_a_new_thread(monkeypatch):
+    """PyTorch's backward runs in one: chosen, else PyTorch's, else that of the first thread."""
+    cuda = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(find, "_selected", [3])
+    monkeypatch.setattr(find, "_first", [1])
+    assert (find.number_here("cuda"), find.number_here("host")) == (3, 3)
+    find._selected.clear()
+    assert (find.number_here("cuda"), find.number_here("host")) == (2, None)
+    cuda.current_device = lambda: 0
+    assert find.number_here("cuda") == 1
+    cuda.is_initialized = lambda: False
+    find._first.clear()
+    assert find.number_here("cuda") is None
 
 
 def test_make_asks_the_driver(monkeypatch):
