@@ -268,7 +268,7 @@ def differ(first, second):
     expect((mpidist.CollectiveMismatch, RankFailed), call, f"rank {comm.rank}:")
     assert time.monotonic() - begin < 5
     say(comm, "named")
-    stay(range(comm.size), "named")
+    stay(range(comm.size), "named", 1.0)  # one that waits for this rank hears when it leaves
 
 
 def never_comes(algorithm):

@@ -24,9 +24,9 @@ def say(comm, text: str) -> None:
             file.write(text + "\n")
 
 
-def stay(ranks: Iterable[int], text: str = "") -> None:
+def stay(ranks: Iterable[int], text: str = "", patience: float = PATIENCE) -> None:
     """Stay until all those ranks have said what begins so: the end of this one may end the job."""
-    folder, until = os.environ.get(FOLDER), time.monotonic() + PATIENCE
+    folder, until = os.environ.get(FOLDER), time.monotonic() + patience
     left = set(ranks) if folder else set()
     while left and time.monotonic() < until:
         left -= {rank for rank in left if any(w.startswith(text) for w in words(folder, rank))}

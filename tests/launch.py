@@ -72,12 +72,13 @@ class Launch:
         """What went wrong apart from failed tests, or nothing."""
         results, finished = self.results, self.finished
         where = f" in {' and '.join(results.running)}" if results.running else ""
+        if finished is not None and finished.timed_out:
+            # Ranks that were stopped may wake up at the end of it, and give up on each other.
+            return f"timed out{where}" + f"; {results.aborted}" * bool(results.aborted)
         if results.aborted:
             return results.aborted
         if finished is None:
             return "was not run"
-        if finished.timed_out:
-            return f"timed out{where}"
         if not results.ended:
             return f"crashed (status {finished.status}){where}"
         if not results.passed and not results.failed and not results.skipped:
