@@ -5,7 +5,8 @@ import pytest
 from mpidist.allocation import Allocation, per_node
 from mpidist.commands import slurm_facts, slurm_line, starting
 from mpidist.commands.launchers import Library, read_knobs
-from mpidist.commands.run import check_log_dir, check_not_nested, own_environment
+from mpidist.commands.run import own_environment
+from mpidist.commands.run_checks import check_log_dir, check_not_nested
 from mpidist.commands.slurm_line import choose_launcher, place, slurm_command
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.links import pairs_of

@@ -16,7 +16,7 @@ from mpidist import launch
 from mpidist.cli import main
 from mpidist.commands.common import launched_rank
 from mpidist.commands.launchers import settings_for
-from mpidist.commands.run import check_not_nested
+from mpidist.commands.run_checks import check_not_nested
 from mpidist.commands.spans import spans
 from mpidist.errors import LaunchError
 from mpidist.pipeline import schedules
