@@ -75,23 +75,14 @@ def train(
     digits = _shared_digits(comm, dtype)
     settings = (digits, batch, learning_rate, momentum, seed)
     with _one_thread():
-        ddp = DDP(
-            make_model(hidden, seed + comm.rank, dtype),
-            comm,
-            BUCKET_BYTES,
-            FIRST_BUCKET_BYTES,
-            algorithm,
-        )
-        ddp.broadcast_parameters(0)
-        learner = Learner(
-            ddp, *settings, comm.rank, comm.size, ddp.overlapped_sync_gradients, comm.allreduce
-        )
+        learner = _together(comm, hidden, dtype, algorithm, settings)
         with progress(comm.rank, epochs, console) as report:
             seconds = learner.run(epochs, report)
         alone = Learner(make_model(hidden, seed, dtype), *settings)
         alone_seconds = _one_process(comm, alone, epochs) if reference else 0.0
     times = comm.allreduce(np.array([seconds, learner.sync_seconds, alone_seconds]), op="max")
-    gradients = np.concatenate([p.grad.ravel() for p in ddp.parameters()]).astype(np.float32)
+    parameters = learner.model.parameters()
+    gradients = np.concatenate([p.grad.ravel() for p in parameters]).astype(np.float32)
     losses, accuracies = comm.broadcast_object((alone.losses, alone.accuracies), root=0)
     return DemoResult(
         ranks=comm.size,
@@ -107,7 +98,7 @@ def train(
         accuracies=tuple(learner.accuracies),
         reference_losses=tuple(losses),
         reference_accuracies=tuple(accuracies),
-        fingerprints=tuple(comm.allgather_object(fingerprint(ddp))),
+        fingerprints=tuple(comm.allgather_object(fingerprint(learner.model))),
         gradients=gradients,
         seconds=float(times[0]),
         sync_seconds=float(times[1]),
@@ -130,6 +121,21 @@ def _shared_digits(comm: Any, dtype: str) -> Digits:
     if isinstance(loaded, str):
         raise Unsupported(f"rank {comm.rank}: {loaded}")
     return loaded
+
+
+def _together(
+    comm: Any,
+    hidden: tuple[int, ...],
+    dtype: str,
+    algorithm: str,
+    settings: tuple[Digits, int, float, float, int],
+) -> Learner:
+    """Give this rank's learner: weights of its own, replaced by those of rank 0."""
+    model = make_model(hidden, settings[-1] + comm.rank, dtype)
+    ddp = DDP(model, comm, BUCKET_BYTES, FIRST_BUCKET_BYTES, algorithm)
+    ddp.broadcast_parameters(0)
+    sync = ddp.overlapped_sync_gradients
+    return Learner(ddp, *settings, comm.rank, comm.size, sync, comm.allreduce)
 
 
 def _one_process(comm: Any, alone: Learner, epochs: int) -> float:
