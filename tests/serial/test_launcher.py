@@ -72,7 +72,8 @@ def test_stops():
 """
     status, output = launch(tmp_path, suite, "openmpi-2", "--limit", "10")
     assert status == 1
-    assert "FAILED: timed out in test_suite.py::test_stops" in output
+    # Woken up at the end they may yet fail the test: it is named as failed then, not as running.
+    assert "FAILED: timed out" in output and "test_suite.py::test_stops" in output
     assert gone(pids) == 2
 
 
