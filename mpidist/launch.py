@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from .backends.mpich_file import take_name_away
 from .calibration import from_environment as calibrate_from_environment
 from .communicator import Communicator
 from .config import CollectiveConfig
@@ -88,6 +89,8 @@ def init(
     from .backends.mpi import MpiBackend
 
     backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))
+    if comm is None and backend.library.startswith("MPICH "):
+        take_name_away()
     table = share_tuning(backend, tuning, os.environ)
     options = {"segment_bytes": segment_bytes, "window": window, "debug": debug}
     options["calibrate"] = calibrate

@@ -320,6 +320,8 @@ def killed_in_memory(who, when):
     """Ranks die by SIGKILL among collectives in symmetric memory, or while they make some."""
     comm = start(timeout=10)
     x, dies = comm.empty(200_000), who == "all" or comm.rank == int(who)
+    with open("/proc/self/maps") as maps:
+        say(comm, {line.split()[5] for line in maps if "/dev/shm/mpich_shm_" in line})
     attach, left = memory_file.attach, [5]
 
     def attach_and_die(made, nbytes):

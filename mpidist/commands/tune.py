@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..errors import InvalidArgument
+from ..errors import ConfigError, InvalidArgument
 from ..measure import format_size, round_size
 from .catalogue import check_collectives
 from .common import examples, make_console, make_table, show
@@ -88,10 +88,8 @@ def tune_command(
 def _tune(comm: Any, wish: Any, output: str) -> int:
     from ..bench.rounds import Stop, count_cells
     from ..bench.tune import tune
-    from ..tuning import TuningTable
 
-    exists = comm.broadcast_object(Path(output).exists())
-    old = comm.broadcast_object(TuningTable.load(output) if exists and comm.rank == 0 else None)
+    old = _table_there(comm, output)
 
     def write(table: Any) -> None:
         if comm.rank == 0:
@@ -113,11 +111,27 @@ def _tune(comm: Any, wish: Any, output: str) -> int:
     _tell_missing(
         console, found.left_out, stop.wanted, "the choice of the nearest size holds there"
     )
-    if found.table.entries:
-        console.print(
-            f"{found.measured} sizes measured in {seconds:.0f} s, written to {output}{kept}"
-        )
+    if not found.table.entries:
+        console.print(f"nothing was measured: {output} was not written")
+        return 1
+    console.print(f"{found.measured} sizes measured in {seconds:.0f} s, written to {output}{kept}")
     return _tell_wrong(console, found.wrong)
+
+
+def _table_there(comm: Any, output: str) -> Any:
+    """Give what `output` holds already, which rank 0 reads; None where there is no such file."""
+    from ..tuning import TuningTable
+
+    there, wrong = None, ""
+    if comm.rank == 0 and Path(output).exists():
+        try:
+            there = TuningTable.load(output)
+        except ConfigError as error:
+            wrong = f"-o {error}: give another name, or remove that file"
+    there, wrong = comm.broadcast_object((there, wrong))
+    if wrong:
+        raise ConfigError(wrong)
+    return there
 
 
 def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
@@ -159,6 +173,9 @@ def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
             "sizes": [dataclasses.asdict(regret) for regret in found.regrets],
         }
         Path(json_file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if not found.regrets:
+        console.print("nothing was measured: there are no figures")
+        return 1
     return _tell_wrong(console, found.wrong)
 
 

@@ -12,7 +12,7 @@ from ..algorithms.relabel import outward
 from ..arrays import overlaps
 from ..operations import Op
 from ..storage import Action, store
-from .half import half_format
+from .half import is_half, narrow, widen
 from .streaming import stream
 
 PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
@@ -53,11 +53,11 @@ def fold(
         To be called in order.  Sums and products of float16 and bfloat16 are taken in float32 and
         rounded once, in the end; this is more exact than ``direct``, which rounds at every rank.
     """
-    half, kept = half_format(inputs[rank].dtype), {} if kept is None else kept
+    half, kept = is_half(inputs[rank].dtype), {} if kept is None else kept
     others = (x for peer, x in enumerate(inputs) if peer != rank)
     apart = not any(overlaps(targets[0], x) for x in others)
-    if half is not None and op.builtin and op.name in ("sum", "mean", "prod"):
-        combine = partial(_wide, half, op, rank, mean)
+    if half and op.builtin and op.name in ("sum", "mean", "prod"):
+        combine = partial(_wide, op, rank, mean)
         return _by_piece(inputs, rank, targets, combine, PIECE_BYTES // 2, kept, streamed)
     combine = partial(_narrow, op, rank, mean, apart or streamed)
     return _by_piece(inputs, rank, targets, combine, PIECE_BYTES, kept, streamed)
@@ -131,7 +131,6 @@ def _narrow(
 
 
 def _wide(
-    half: Any,
     op: Op,
     rank: int,
     mean: int,
@@ -142,12 +141,12 @@ def _wide(
     """Combine in float32, and round the result."""
     value = _scratch(kept, "value", first.size, np.float32)
     other = _scratch(kept, "other", first.size, np.float32)
-    actions: list[Action] = [partial(half.widen, pieces[rank], value)]
+    actions: list[Action] = [partial(widen, pieces[rank], value)]
     for peer in outward(rank, len(pieces)):
-        actions.append(partial(half.widen, pieces[peer], other))
+        actions.append(partial(widen, pieces[peer], other))
         operands = (other, value) if peer < rank else (value, other)
         actions.append(partial(op.function, *operands, out=value))
     if mean:
         actions.append(_divide(value, mean))
-    actions.append(partial(half.narrow, value, first, other))
+    actions.append(partial(narrow, value, first))
     return actions

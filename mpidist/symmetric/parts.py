@@ -15,7 +15,8 @@ from ..storage import Action, store, view_at
 from .fold import PIECE_BYTES, fold
 from .streaming import stream, streams
 
-ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}  # up to here one meeting less pays
+_ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}
+_SLOW = 16  # times as long as others does float16 take
 
 Awaited = Callable[[], Sequence[int]]
 
@@ -37,6 +38,12 @@ class Phase(NamedTuple):
 
 Body = tuple[list[Action], Sequence[Phase | list[Action]]]
 """What is done before the rank is announced; the phases."""
+
+
+def one_shot(call: Call) -> bool:
+    """Tell whether one meeting less pays, with one rank, or each, combining everything."""
+    slow = _SLOW if call.dtype == np.float16 else 1
+    return call.nbytes * slow <= _ONE_SHOT_BYTES[call.collective]
 
 
 def divisor(call: Call) -> int:

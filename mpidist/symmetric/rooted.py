@@ -13,16 +13,7 @@ from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
 from .fold import fold
 from .heap import Heap, Place
-from .parts import (
-    ONE_SHOT_BYTES,
-    Body,
-    Phase,
-    combine_all,
-    copier,
-    divisor,
-    slices_of,
-    unowned,
-)
+from .parts import Body, Phase, combine_all, copier, divisor, one_shot, slices_of, unowned
 
 _NUMBER, _OFFSET, _LEFT = range(3)  # the notes: of an allocation, a place in it, work for the root
 
@@ -120,7 +111,7 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     parts, op, mean = blocks(call.x.size, call.size), call.op, divisor(call)
     mine = parts[call.rank]
     views = place.views(call.x.size, call.dtype)
-    if call.nbytes <= ONE_SHOT_BYTES["reduce"]:
+    if one_shot(call):
         if call.rank != call.root:
             return [], [[], []]
         assert call.out is not None

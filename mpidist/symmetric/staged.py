@@ -17,7 +17,7 @@ from ..schedule.rounds import blocks
 from ..storage import Action, store
 from .heap import STAGING_BYTES, Heap, Place
 from .kernels import Kernel, assemble
-from .parts import ONE_SHOT_BYTES, Body, combine, combine_all, cut, slices_of, unowned
+from .parts import Body, combine, combine_all, cut, one_shot, slices_of, unowned
 
 
 def kernel(call: Call, heap: Heap, slot: int) -> Kernel:
@@ -37,22 +37,22 @@ def why_not(call: Call) -> str | None:
 
 
 def _allreduce(call: Call, slot: Place) -> Body:
-    """Up to 32 KiB everyone combines everything; else a slice each, which the others fetch.
+    """Up to 32 KiB (of float16 2 KiB) everyone combines everything; else a slice each.
 
     Either way a slice is combined in its owner's order, so the bits are the same everywhere.
     """
     assert call.x is not None and call.out is not None
-    if call.nbytes > ONE_SHOT_BYTES[call.collective]:
+    if not one_shot(call):
         return _two_shot(call, slot, unowned(call.out), onward(call.rank, call.size))
     before, inputs = _bring(call, slot, [slice(0, call.x.size)])
     return before, [combine_all(call, inputs, unowned(call.out))]
 
 
 def _reduce(call: Call, slot: Place) -> Body:
-    """Up to 128 KiB the root combines everything; else everyone a slice, which the root fetches."""
+    """Up to 128 KiB (float16: 8) the root combines everything; else it fetches what each did."""
     assert call.x is not None
     here = call.rank == call.root
-    if call.nbytes > ONE_SHOT_BYTES[call.collective]:
+    if not one_shot(call):
         others = onward(call.rank, call.size) if here else []
         return _two_shot(
             call, slot, unowned(call.out) if here and call.out is not None else None, others

@@ -281,6 +281,16 @@ def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
         assert re.search("^ reduce_scatter +private ", rows, re.MULTILINE), text
 
 
+def test_tune_says_that_it_wrote_nothing_and_what_is_no_table(tmp_path):
+    tuned = ("tune", "allreduce", "--bytes", "8", "-o", "t.json")
+    text = mpidist(*tuned, "--budget", "0.000001s", ranks=0, cwd=tmp_path, status=1)
+    assert "nothing was measured: t.json was not written" in text
+    (tmp_path / "t.json").write_text("{broken")
+    text = mpidist(*tuned, ranks=2, cwd=tmp_path, status=2)
+    assert "-o t.json is not JSON" in text and "Traceback" not in text
+    assert (tmp_path / "t.json").read_text() == "{broken"
+
+
 def test_the_table_of_bench_fits_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TERMINAL", "80")
     monkeypatch.setenv("NO_COLOR", "1")
