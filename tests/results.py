@@ -44,8 +44,9 @@ class Recorder:
             self.outcomes[report.nodeid] = outcome, reason
 
     def pytest_runtest_logfinish(self, nodeid):
+        """Also for a test that never began, as its worker crashed before."""
         outcome, reason = self.outcomes.pop(nodeid, (BAD, "no report"))
-        seconds = round(time.monotonic() - self.begun.pop(nodeid), 3)
+        seconds = round(time.monotonic() - self.begun.pop(nodeid, time.monotonic()), 3)
         self.write(event="test", test=nodeid, outcome=outcome, reason=reason, seconds=seconds)
 
     def pytest_collectreport(self, report):

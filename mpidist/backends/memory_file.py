@@ -77,7 +77,8 @@ def _map(handle: int, nbytes: int) -> np.ndarray:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not at the end of the program, when others may still look at it.
+    # Not at the end of the program, when others may still look at it.  What holds `memory` itself,
+    # not an array on it, must be part of no cycle: there it may be gone before the others.
     weakref.finalize(memory, library.munmap, address, nbytes).atexit = False
     return np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
 

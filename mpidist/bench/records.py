@@ -148,7 +148,7 @@ def make_header(comm: Any, versions: Mapping[str, str], knobs: Mapping[str, str]
         "ranks": comm.size,
         "ranks_per_node": [len(group) for group in comm.topology.groups],
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "streaming_stores": streaming.described(),
+        "compiled": streaming.described(),
         "command": shlex.join(["mpidist", *sys.argv[1:]]),
         "environment": dict(knobs),
         "deadline_s": comm.timeout,

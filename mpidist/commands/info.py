@@ -111,7 +111,7 @@ def info_command(links: bool) -> None:
         "cores": f"{together} for {here[0]} rank{'s' * (here[0] > 1)}, {cores()} for rank 0"
         + (", oversubscribed" if here[0] > together else ""),
         "GPU": "; ".join(gpus()) or "none found",
-        "streaming stores": streaming.described(),
+        "compiled": streaming.described(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "deadline": "none" if comm.timeout is None else f"{comm.timeout:g} s",
         "environment": " ".join(f"{k}={v}" for k, v in knobs().items()) or "nothing set",

@@ -113,7 +113,7 @@ def _tune(comm: Any, wish: Any, output: str) -> int:
     )
     if not found.table.entries:
         console.print(f"nothing was measured: {output} was not written")
-        return 1
+        return _tell_wrong(console, found.wrong) or 1
     console.print(f"{found.measured} sizes measured in {seconds:.0f} s, written to {output}{kept}")
     return _tell_wrong(console, found.wrong)
 
@@ -175,7 +175,7 @@ def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
         Path(json_file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if not found.regrets:
         console.print("nothing was measured: there are no figures")
-        return 1
+        return _tell_wrong(console, found.wrong) or 1
     return _tell_wrong(console, found.wrong)
 
 

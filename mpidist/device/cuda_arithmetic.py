@@ -55,7 +55,7 @@ COMBINES = {
     "sum": "mpidist_add(a, b)",
     "mean": "mpidist_add(a, b)",
     "prod": "mpidist_times(a, b)",
-    "max": "(a != a || mpidist_at_least(a, b)) ? a : b",  # as numpy: of NaN and zeros, the first
+    "max": "(a != a || mpidist_at_least(a, b)) ? a : b",  # as numpy: of NaN, the first
     "min": "(a != a || mpidist_at_least(b, a)) ? a : b",
     "and": "a & b",
     "or": "a | b",

@@ -21,5 +21,5 @@ def widen(half: np.ndarray, out: np.ndarray) -> None:
 
 def narrow(value: np.ndarray, out: np.ndarray) -> None:
     """Round float32 to nearest even into `out`; what is too large becomes infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         np.copyto(out, value, casting="unsafe")

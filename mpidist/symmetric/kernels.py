@@ -142,7 +142,8 @@ def _reduce_scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Bo
     assert call.x is not None and call.op is not None and call.out is not None
     mine = slices_of(call.counts)[call.rank]
     inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
-    return [], [fold(call.op, inputs, call.rank, [unowned(call.out)], divisor(call)), []]
+    out, streamed = [unowned(call.out)], streams(call.out.nbytes)
+    return [], [fold(call.op, inputs, call.rank, out, divisor(call), streamed=streamed), []]
 
 
 def _allgather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:

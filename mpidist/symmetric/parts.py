@@ -12,8 +12,9 @@ from ..arrays import address
 from ..call import Call
 from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
+from .compiled import stream
 from .fold import PIECE_BYTES, fold
-from .streaming import stream, streams
+from .streaming import streams
 
 _ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}
 _SLOW = 16  # times as long as others does float16 take

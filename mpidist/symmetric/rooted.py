@@ -6,6 +6,8 @@ given back its own mapping of it, the work of that rank falls to the root.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ..call import Call
@@ -14,6 +16,7 @@ from ..storage import Action, store, view_at
 from .fold import fold
 from .heap import Heap, Place
 from .parts import Body, Phase, combine_all, copier, divisor, one_shot, slices_of, unowned
+from .streaming import streams
 
 _NUMBER, _OFFSET, _LEFT = range(3)  # the notes: of an allocation, a place in it, work for the root
 
@@ -108,7 +111,7 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
     11.7 µs instead of 22; from 256 KiB to 2 MiB on 4 ranks 1.1 to 2.4 times as long).
     """
     assert call.x is not None and call.op is not None
-    parts, op, mean = blocks(call.x.size, call.size), call.op, divisor(call)
+    parts = blocks(call.x.size, call.size)
     mine = parts[call.rank]
     views = place.views(call.x.size, call.dtype)
     if one_shot(call):
@@ -116,7 +119,8 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
             return [], [[], []]
         assert call.out is not None
         return [], [combine_all(call, views, unowned(call.out)), []]
-    inputs = [x[mine] for x in views]
+    inputs, streamed = [x[mine] for x in views], streams(call.nbytes)
+    combine_into = partial(fold, call.op, inputs, call.rank, mean=divisor(call), streamed=streamed)
     shadow = place.shadow(call.root, call.x.size, call.dtype)
     aim = RootArray(heap, base, call.root, call.x.size, call.dtype)
     if call.rank == call.root:
@@ -127,8 +131,7 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
             for rank in aim.left():
                 out[parts[rank]] = shadow[parts[rank]]
 
-        own = fold(op, inputs, call.rank, [out[mine]], mean)
-        return aim.announce(call.out), [own, [collect]]
+        return aim.announce(call.out), [combine_into([out[mine]]), [collect]]
     bound: tuple[np.ndarray | None, list[Action]] = (None, [])
 
     def combine() -> None:
@@ -136,7 +139,7 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         found = aim.find()
         target = shadow if found is None else found
         if bound[0] is not target:
-            bound = target, fold(op, inputs, call.rank, [target[mine]], mean)
+            bound = target, combine_into([target[mine]])
         for action in bound[1]:
             action()
 

@@ -1,0 +1,165 @@
+/* Sums of several arrays into several places in one pass, and copies, that may go round the cache.
+
+   Numpy sums two arrays at a time, and stores into one: what it has just stored is read again.
+
+   A line that is written through the cache is read from memory first, and pushes out another that
+   somebody may still need.  Where the result is too long to stay in the cache anyway, both are for
+   nothing: "non-temporal" or streaming stores go round it.  Neither numpy nor the C library has them
+   for the lengths that matter here.  Whole lines are streamed, what is before the first and behind
+   the last is not.  The other ranks are told by plain stores that come after: the fence keeps that
+   order.
+
+   Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, "Non-temporal Stores". */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* `count` bytes that do not overlap, by vectors of `width` bytes. */
+struct copy {
+    uintptr_t target, source;
+    size_t count;
+    int width;
+};
+
+/* `count` elements of `itemsize` bytes, 4 or 8, by vectors of `width` bytes.  `arrays` has the
+   addresses of the sources, then those of the targets; a target is a source, or apart from all.
+   Streamed, all targets lie at the same place of a line, a multiple of an element. */
+struct sum {
+    const uintptr_t *arrays;
+    size_t count;
+    int sources, targets, itemsize, divisor, streamed, width;
+};
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+#define LINE 64
+#define AT_ONCE 4 /* vectors: a step for each array costs as much as adding one */
+#define BLOCK (AT_ONCE * 64)
+
+/* From element `begin` to before `end`: sum over the sources in their order, divide, store. */
+#define SUM_ONE_BY_ONE(NAME, NUMBER)                                                               \
+    static void NAME(const struct sum *sum, size_t begin, size_t end)                              \
+    {                                                                                              \
+        for (size_t at = begin; at < end; at++) {                                                  \
+            NUMBER total = ((const NUMBER *)sum->arrays[0])[at];                                   \
+            for (int source = 1; source < sum->sources; source++)                                  \
+                total += ((const NUMBER *)sum->arrays[source])[at];                                \
+            if (sum->divisor)                                                                      \
+                total /= (NUMBER)sum->divisor;                                                     \
+            for (int target = 0; target < sum->targets; target++)                                  \
+                ((NUMBER *)sum->arrays[sum->sources + target])[at] = total;                        \
+        }                                                                                          \
+    }
+
+/* The same, AT_ONCE vectors at a time; where they are streamed, the targets begin with a line. */
+#define SUM_BY_VECTOR(NAME, ISA, NUMBER, VECTOR, PREFIX, SUFFIX)                                   \
+    __attribute__((target(ISA))) static void NAME(const struct sum *sum, size_t begin, size_t end) \
+    {                                                                                              \
+        enum { LANES = sizeof(VECTOR) / sizeof(NUMBER) };                                          \
+        const VECTOR divisor = PREFIX##_set1_##SUFFIX((NUMBER)sum->divisor);                       \
+        for (size_t at = begin; at < end; at += AT_ONCE * LANES) {                                 \
+            const NUMBER *from = (const NUMBER *)sum->arrays[0] + at;                              \
+            VECTOR total[AT_ONCE];                                                                 \
+            for (int v = 0; v < AT_ONCE; v++)                                                      \
+                total[v] = PREFIX##_loadu_##SUFFIX(from + v * LANES);                              \
+            for (int source = 1; source < sum->sources; source++) {                                \
+                from = (const NUMBER *)sum->arrays[source] + at;                                   \
+                for (int v = 0; v < AT_ONCE; v++)                                                  \
+                    total[v] = PREFIX##_add_##SUFFIX(                                              \
+                        total[v], PREFIX##_loadu_##SUFFIX(from + v * LANES));                      \
+            }                                                                                      \
+            for (int v = 0; v < AT_ONCE && sum->divisor; v++)                                      \
+                total[v] = PREFIX##_div_##SUFFIX(total[v], divisor);                               \
+            for (int target = 0; target < sum->targets; target++) {                                \
+                NUMBER *to = (NUMBER *)sum->arrays[sum->sources + target] + at;                    \
+                for (int v = 0; v < AT_ONCE; v++)                                                  \
+                    if (sum->streamed)                                                             \
+                        PREFIX##_stream_##SUFFIX(to + v * LANES, total[v]);                        \
+                    else                                                                           \
+                        PREFIX##_storeu_##SUFFIX(to + v * LANES, total[v]);                        \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#define COPY_BY_VECTOR(NAME, ISA, VECTOR, LOAD, STORE)                                             \
+    __attribute__((target(ISA))) static void NAME(char *to, const char *from, size_t lines)        \
+    {                                                                                              \
+        for (; lines > 0; lines--, to += LINE, from += LINE)                                       \
+            for (size_t at = 0; at < LINE; at += sizeof(VECTOR))                                   \
+                STORE((void *)(to + at), LOAD((const void *)(from + at)));                         \
+    }
+
+SUM_ONE_BY_ONE(sum_float, float)
+SUM_ONE_BY_ONE(sum_double, double)
+SUM_BY_VECTOR(sum_float_64, "avx512f", float, __m512, _mm512, ps)
+SUM_BY_VECTOR(sum_float_32, "avx", float, __m256, _mm256, ps)
+SUM_BY_VECTOR(sum_float_16, "sse2", float, __m128, _mm, ps)
+SUM_BY_VECTOR(sum_double_64, "avx512f", double, __m512d, _mm512, pd)
+SUM_BY_VECTOR(sum_double_32, "avx", double, __m256d, _mm256, pd)
+SUM_BY_VECTOR(sum_double_16, "sse2", double, __m128d, _mm, pd)
+COPY_BY_VECTOR(copy_64, "avx512f", __m512i, _mm512_loadu_si512, _mm512_stream_si512)
+COPY_BY_VECTOR(copy_32, "avx", __m256i, _mm256_loadu_si256, _mm256_stream_si256)
+COPY_BY_VECTOR(copy_16, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128)
+
+/* Bytes of the widest vector of this processor. */
+int mpidist_width(void)
+{
+    if (__builtin_cpu_supports("avx512f"))
+        return 64;
+    return __builtin_cpu_supports("avx") ? 32 : 16;
+}
+
+/* Bytes from an address to the next line, at most `count`. */
+static size_t to_line(uintptr_t address, size_t count)
+{
+    size_t bytes = (LINE - (address & (LINE - 1))) & (LINE - 1);
+    return bytes < count ? bytes : count;
+}
+
+/* Copy round the cache. */
+void mpidist_copy(const struct copy *copy)
+{
+    char *to = (char *)copy->target;
+    const char *from = (const char *)copy->source;
+    size_t before = to_line(copy->target, copy->count), lines = (copy->count - before) / LINE;
+    int width = copy->width;
+
+    memcpy(to, from, before);
+    (width >= 64 ? copy_64 : width >= 32 ? copy_32 : copy_16)(to + before, from + before, lines);
+    _mm_sfence();
+    before += lines * LINE;
+    memcpy(to + before, from + before, copy->count - before);
+}
+
+/* Sum all sources and store the result in all targets, in one pass. */
+void mpidist_sum(const struct sum *sum)
+{
+    size_t itemsize = sum->itemsize, begin = 0, end;
+    int width = sum->width;
+
+    if (sum->streamed)
+        begin = to_line(sum->arrays[sum->sources], sum->count * itemsize) / itemsize;
+    end = begin + (sum->count - begin) * itemsize / BLOCK * (BLOCK / itemsize);
+    if (itemsize == 4) {
+        sum_float(sum, 0, begin);
+        (width >= 64 ? sum_float_64 : width >= 32 ? sum_float_32 : sum_float_16)(sum, begin, end);
+        sum_float(sum, end, sum->count);
+    } else {
+        sum_double(sum, 0, begin);
+        (width >= 64   ? sum_double_64
+         : width >= 32 ? sum_double_32
+                       : sum_double_16)(sum, begin, end);
+        sum_double(sum, end, sum->count);
+    }
+    _mm_sfence();
+}
+
+#else /* no such vectors, or none that we know: a width of 0 says so, and nobody calls the others */
+
+int mpidist_width(void) { return 0; }
+void mpidist_copy(const struct copy *copy) { (void)copy; }
+void mpidist_sum(const struct sum *sum) { (void)sum; }
+
+#endif

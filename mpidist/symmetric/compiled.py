@@ -1,0 +1,140 @@
+"""Sums of several arrays into several places in one pass, and copies round the cache.
+
+Numpy has neither, so they are the one thing that is compiled, when mpidist is installed and where
+there is a C compiler for x86-64.  Without it there are more passes, with the same results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ..arrays import address, overlaps
+from ..storage import Action, store
+
+_LINE = 64  # bytes
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    spec = find_spec(f"{__package__}._compiled")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(spec.origin)
+        for function in (library.mpidist_copy, library.mpidist_sum):
+            function.argtypes, function.restype = (ctypes.c_void_p,), None
+        library.mpidist_width.argtypes = ()
+    except (OSError, AttributeError):  # compiled for another machine, or from other sources
+        return None
+    return library
+
+
+@cache
+def vector_width() -> int:
+    """Give the bytes of the widest vector; 0 if nothing was compiled for this machine."""
+    library = _library()
+    return 0 if library is None else library.mpidist_width()
+
+
+class _Copy(ctypes.Structure):
+    """``struct copy``; arguments that are converted at each call would cost a microsecond."""
+
+    _fields_ = (
+        ("target", ctypes.c_size_t),
+        ("source", ctypes.c_size_t),
+        ("count", ctypes.c_size_t),
+        ("width", ctypes.c_int),
+    )
+
+
+class _Sum(ctypes.Structure):
+    """``struct sum``."""
+
+    _fields_ = (
+        ("arrays", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+        *((name, ctypes.c_int) for name in ("sources", "targets", "itemsize")),
+        *((name, ctypes.c_int) for name in ("divisor", "streamed", "width")),
+    )
+
+
+def _bind(name: str, told: Any, *kept: Any) -> Action:
+    """Give the action that calls a function, without Python's lock; `kept` lives as long."""
+    told.kept = kept
+    return partial(getattr(_library(), name), ctypes.byref(told))
+
+
+def stream(target: np.ndarray, source: np.ndarray, width: int | None = None) -> Action:
+    """Give the action that copies an array into another of its length and dtype, round the cache.
+
+    Parameters
+    ----------
+    target, source : ndarray
+        Contiguous, of the same length and dtype.
+    width : int, optional
+        Bytes of a vector; by default the widest that this processor has.
+    """
+    if not vector_width() or overlaps(target, source) or target.nbytes == 0:
+        return store(target, source)
+    told = _Copy(address(target), address(source), target.nbytes, width or vector_width())
+    return _bind("mpidist_copy", told, target, source)
+
+
+def one_pass(
+    sources: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    divisor: int = 0,
+    streamed: bool = False,
+    width: int | None = None,
+) -> Action | None:
+    """Give the action that sums arrays and stores the result in several places.
+
+    Parameters
+    ----------
+    sources, targets : sequence of ndarray
+        Contiguous, of the same length and dtype.  The sum is taken in the order of `sources`, of
+        which a target may be one.
+    divisor : int, optional
+        What the sum is divided by; 0 for nothing.
+    streamed : bool, optional
+        Store round the cache.
+    width : int, optional
+        Bytes of a vector; by default the widest that this processor has.
+
+    Returns
+    -------
+    callable or None
+        None where this cannot be done so: it can for float32 and float64 in memory as it has to be
+        aligned, where no target overlaps a source in part; and if it is streamed, where all targets
+        begin at the same place of a line of the cache.
+    """
+    first = targets[0]
+    if not vector_width() or first.dtype.char not in "fd" or not first.dtype.isnative:
+        return None
+    whole, itemsize = [address(x) for x in (*sources, *targets)], first.itemsize
+    apart = not any(
+        overlaps(target, source) and address(target) != address(source)
+        for target in targets
+        for source in sources
+    )
+    alike = len({start % _LINE for start in whole[len(sources) :]}) == 1 or not streamed
+    if not (apart and alike and first.size) or any(start % itemsize for start in whole):
+        return None
+    addresses = (ctypes.c_size_t * len(whole))(*whole)
+    told = _Sum(
+        arrays=ctypes.addressof(addresses),
+        count=first.size,
+        sources=len(sources),
+        targets=len(targets),
+        itemsize=itemsize,
+        divisor=divisor,
+        streamed=streamed,
+        width=width or vector_width(),
+    )
+    return _bind("mpidist_sum", told, addresses, *sources, *targets)

@@ -1,0 +1,118 @@
+"""What is compiled: every byte, whatever the width, the length and the place."""
+
+import functools
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+from mpidist.errors import ConfigError
+from mpidist.symmetric import compiled, parts, streaming
+
+WIDTHS = [width for width in (16, 32, 64) if width <= compiled.vector_width()]
+needs_compiler = pytest.mark.skipif(not WIDTHS, reason="needs a C compiler for x86-64")
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_byte_and_no_other(width):
+    random = np.random.default_rng(width)
+    for count in (1, 63, 64, 65, 127, 1000, 70_001):
+        source = random.integers(1, 255, count + 64, dtype=np.uint8)
+        for start, first in ((0, 0), (1, 0), (0, 1), (15, 33), (63, 64)):
+            target = np.zeros(count + 128, np.uint8)
+            x = source[first : first + count]
+            compiled.stream(target[start : start + count], x, width)()
+            assert (target[start : start + count] == x).all()
+            assert not target[:start].any() and not target[start + count :].any()
+
+
+def in_lines(count, start, dtype):
+    """Zeros, of which `count` begin `start` elements behind the beginning of a line."""
+    memory = np.zeros(count + 128, dtype)
+    first = -memory.ctypes.data % 64 // memory.itemsize + start
+    return memory, slice(first, first + count)
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_have_the_bits_of_numpy(width, dtype):
+    random = np.random.default_rng(width)
+    for count, start in itertools.product((1, 7, 16, 17, 1000, 4099), (0, 1, 5)):
+        for sources, divisor in itertools.product((1, 2, 5), (0, 3)):
+            streamed = bool(count % 2) or divisor > 0
+            terms = [random.random(count + 3).astype(dtype)[3:] for _ in range(sources)]
+            targets = [in_lines(count, start, dtype) for _ in range(3)]
+            places = [memory[part] for memory, part in targets]
+            compiled.one_pass(terms, places, divisor, streamed, width)()
+            expected = functools.reduce(np.add, terms)
+            expected = expected / expected.dtype.type(divisor) if divisor else expected
+            for (memory, _), place in zip(targets, places):
+                assert place.tobytes() == expected.tobytes()
+                assert np.count_nonzero(memory) == count
+
+
+@needs_compiler
+def test_what_is_not_summed_so():
+    x, (memory, part) = np.ones(100), in_lines(100, 0, "float64")
+    assert compiled.one_pass([x], [memory[part]], streamed=True) is not None
+    elsewhere = in_lines(100, 1, "float64")
+    swapped = x.astype(x.dtype.newbyteorder())
+    for sources, targets in (
+        ([x[1:]], [x[:-1]]),
+        ([x], [memory[part], elsewhere[0][elsewhere[1]]]),
+        ([x[:0]], [memory[:0]]),
+        ([swapped], [swapped.copy()]),
+        ([x.astype("int64")], [np.empty(100, "int64")]),
+        ([x.astype("float16")], [np.empty(100, "float16")]),
+    ):
+        assert compiled.one_pass(sources, targets, streamed=True) is None
+
+
+@needs_compiler
+def test_an_action_reads_the_array_anew_and_keeps_it_alive():
+    target = np.zeros(1000)
+    action = compiled.stream(target, source := np.arange(1000.0))
+    source += 1
+    del source
+    action()
+    assert (target == np.arange(1000.0) + 1).all()
+
+
+def test_overlapping_and_empty_arrays_are_assigned():
+    x = np.arange(100)
+    compiled.stream(x[1:], x[:-1])()
+    assert x.tolist() == [0, *range(99)]
+    compiled.stream(x[:0], x[:0])()
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [("", 4 << 20), ("0", 0), ("64K", 64 << 10), ("none", sys.maxsize), (" None ", sys.maxsize)],
+)
+def test_from_where_on(text, least):
+    assert streaming.least_bytes({"MPIDIST_STREAM_BYTES": text}) == least
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "1.3"])
+def test_wrong_words_name_what_is_allowed(text):
+    with pytest.raises(ConfigError, match=f"MPIDIST_STREAM_BYTES='{text}': allowed are none, and"):
+        streaming.least_bytes({"MPIDIST_STREAM_BYTES": text})
+
+
+@needs_compiler
+def test_only_long_results_go_round_the_cache(monkeypatch):
+    monkeypatch.setenv("MPIDIST_STREAM_BYTES", "1K")
+    short, long = np.empty(1023, np.uint8), np.empty(1024, np.uint8)
+    assert parts.copier(short) is parts.store
+    assert parts.copier(long) is compiled.stream
+    assert streaming.described().endswith("bits, streaming stores from 1K")
+
+
+def test_without_a_compiler_all_is_stored(monkeypatch):
+    for module in (compiled, streaming):
+        monkeypatch.setattr(module, "vector_width", lambda: 0)
+    assert parts.copier(np.empty(64 << 20, np.uint8)) is parts.store
+    assert "without a C compiler" in streaming.described()
