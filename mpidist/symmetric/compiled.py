@@ -18,6 +18,7 @@ from ..arrays import address, overlaps
 from ..storage import Action, store
 
 _LINE = 64  # bytes
+_SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @cache
@@ -115,7 +116,7 @@ def one_pass(
         begin at the same place of a line of the cache.
     """
     first = targets[0]
-    if not vector_width() or first.dtype.char not in "fd" or not first.dtype.isnative:
+    if not vector_width() or first.dtype not in _SUMMED:
         return None
     whole, itemsize = [address(x) for x in (*sources, *targets)], first.itemsize
     apart = not any(
