@@ -10,9 +10,11 @@ from mpidist.operations import OPS, kind_of
 cupy = pytest.importorskip("cupy", reason="needs cupy: pip install cupy-cuda12x")
 
 DTYPES = ("int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128")
+WHY_NOT = nvrtc.why_not()
+needs_compiler = pytest.mark.skipif(WHY_NOT is not None, reason=f"needs CUDA's compiler: {WHY_NOT}")
 
 
-@pytest.mark.skipif(nvrtc.why_not(), reason=f"needs CUDA's compiler: {nvrtc.why_not()}")
+@needs_compiler
 @pytest.mark.parametrize("op", OPS)
 def test_kernels_compile(op):
     """Each operation of each dtype, as cupy has it compiled, and with numpy's way of rounding."""
@@ -28,7 +30,7 @@ def test_kernels_compile(op):
                 assert ".ftz" not in ptx.replace("setp.nan.ftz", ""), dtype
 
 
-@pytest.mark.skipif(nvrtc.why_not(), reason=f"needs CUDA's compiler: {nvrtc.why_not()}")
+@needs_compiler
 def test_as_many_ranks_as_one_kernel_serves():
     """Its arguments are an array in and one out of each rank, and there is room for 4 KiB."""
     from mpidist.device.cuda_kernels import fold
