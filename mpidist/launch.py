@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from .work import UNSET
 
 log = logging.getLogger("mpidist")
 LEVELS = ("single", "funneled", "serialized", "multiple")
+HEARD_SECONDS = 1.0  # a rank that waits looks for trouble every half a second
 _default: Communicator | None = None
 
 
@@ -210,4 +212,13 @@ def _leave() -> None:
         return
     sys.stderr.write(f"rank {comm.rank}: {comm.broken}; the job ends\n")
     sys.stderr.flush()
+    _be_heard(comm.backend.board)
     comm.backend.abort(1)
+
+
+def _be_heard(board: Any) -> None:
+    """Leave the board, and wait shortly: who waits for this rank hears of it, and can say so."""
+    board.leave()
+    until = time.monotonic() + HEARD_SECONDS
+    while time.monotonic() < until and not all(map(board.has_left, board.ranks)):
+        time.sleep(0.01)
