@@ -2,9 +2,10 @@
 
 A kernel is a program that begins when all ranks have come to the call, as the arrival board tells,
 and that has a barrier between its phases; the last is empty where others may still be at work in
-this rank's memory.  Reductions are cut into pieces that stay in cache, so the data cross the memory
-bus once to be read and once to be written, whatever the number of ranks.  Each is an executor of
-the ``direct`` schedule of its collective, and so gives the same bits (see :mod:`.fold`).
+this rank's memory.  Reductions take one pass or are cut into pieces that stay in cache, so the data
+cross the memory bus once to be read and once to be written, whatever the number of ranks.  Each is
+an executor of the ``direct`` schedule of its collective, and so gives the same bits (see
+:mod:`.fold`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from jobs import each_mpi
-from minicluster import Cluster, Refused
+from minicluster import Cluster
+from running_cluster import running
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT = 75.0
@@ -15,15 +16,8 @@ LIMIT = 75.0
 
 @pytest.fixture(scope="module")
 def cluster():
-    try:
-        running = Cluster(nodes=2, rate=1e9, delay=100e-6)
-        running.__enter__()
-    except Refused as why:
-        pytest.skip(f"needs network namespaces and a TUN device: {why}")
-    yield running
-    left = running.left_behind()
-    running.stop()
-    assert not left, "\n".join(left)
+    with running(Cluster(nodes=2, rate=1e9, delay=100e-6)) as started:
+        yield started
 
 
 def job(cluster, python, part):

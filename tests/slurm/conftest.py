@@ -6,7 +6,7 @@ import os
 
 import pytest
 from jobs import PYTHONS
-from minicluster import Refused
+from running_cluster import running
 from slurm_cluster import LONG, ROOT, SlurmCluster, user_environment, why_not
 
 
@@ -22,15 +22,8 @@ def pytest_collection_modifyitems(items):
 def cluster():
     if reason := why_not():
         pytest.skip(reason)
-    running = SlurmCluster(nodes=3, rate=1e9, delay=100e-6, gpus=1)
-    try:
-        running.__enter__()
-    except Refused as why:
-        pytest.skip(f"needs network namespaces and a TUN device: {why}")
-    yield running
-    left = running.left_behind()
-    running.stop()
-    assert not left, "\n".join(left)
+    with running(SlurmCluster(nodes=3, rate=1e9, delay=100e-6, gpus=1)) as started:
+        yield started
 
 
 @pytest.fixture(params=PYTHONS if LONG else ["this"])
