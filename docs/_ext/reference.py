@@ -80,6 +80,8 @@ def ranges_table(range_of: Callable[[str, str, bool], tuple[float, float]]) -> s
 def _range(first: float, below: float) -> str:
     if first >= below:
         return "—"
+    if not first:
+        return f"to {_bytes(below)}"
     return (
         f"from {_bytes(first)}" if below == float("inf") else f"{_bytes(first)} … {_bytes(below)}"
     )

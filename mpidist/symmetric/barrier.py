@@ -28,7 +28,6 @@ class Lines:
     def __init__(self, words: memoryview, rank: int, size: int, patience: tuple[int, int]):
         self.words, self.rank, self.size, self.patience = words, rank, size, patience
         slots = len(words) // (WORDS * size)
-        self.counts = [0] * slots
         self.mine = [(slot * size + rank) * WORDS for slot in range(slots)]
         self.others = [
             tuple((slot * size + peer) * WORDS for peer in range(size) if peer != rank)
@@ -41,10 +40,18 @@ class Lines:
             peer
             for peer in range(self.size)
             if any(
-                self.words[(slot * self.size + peer) * WORDS] < count
-                for slot, count in enumerate(self.counts)
+                self.words[(slot * self.size + peer) * WORDS] < self.words[mine]
+                for slot, mine in enumerate(self.mine)
             )
         )
+
+    def come(self, slot: int) -> int:
+        """Tell the others that this rank has come to its next barrier; give the number."""
+        words, mine = self.words, self.mine[slot]
+        if not STORES_KEEP_ORDER:
+            fence()
+        words[mine] = count = words[mine] + 1
+        return count
 
     @staticmethod
     def bytes_needed(size: int, slots: int) -> int:
@@ -92,11 +99,8 @@ class Barrier:
     def start(self) -> None:
         """Tell the others that this rank has come."""
         lines, slot = self.lines, slot_of(self._base)
-        lines.counts[slot] = self._count = lines.counts[slot] + 1
         self._others = lines.others[slot] if self.awaits is None else self.awaited(slot)
-        if not STORES_KEEP_ORDER:
-            fence()
-        lines.words[lines.mine[slot]] = self._count
+        self._count = lines.come(slot)
 
     def awaited(self, slot: int) -> tuple[int, ...]:
         """Give the words of the ranks that this one waits for now."""

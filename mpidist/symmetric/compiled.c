@@ -11,25 +11,9 @@
 
    Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, "Non-temporal Stores". */
 
-#include <stddef.h>
-#include <stdint.h>
+#include "compiled.h"
+
 #include <string.h>
-
-/* `count` bytes that do not overlap, by vectors of `width` bytes. */
-struct copy {
-    uintptr_t target, source;
-    size_t count;
-    int width;
-};
-
-/* `count` elements of `itemsize` bytes, 4 or 8, by vectors of `width` bytes.  `arrays` has the
-   addresses of the sources, then those of the targets; a target is a source, or apart from all.
-   Streamed, all targets lie at the same place of a line, a multiple of an element. */
-struct sum {
-    const uintptr_t *arrays;
-    size_t count;
-    int sources, targets, itemsize, divisor, streamed, width;
-};
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -118,7 +102,7 @@ static size_t to_line(uintptr_t address, size_t count)
     return bytes < count ? bytes : count;
 }
 
-/* Copy round the cache. */
+/* Copy, round the cache if there is a width. */
 void mpidist_copy(const struct copy *copy)
 {
     char *to = (char *)copy->target;
@@ -126,6 +110,10 @@ void mpidist_copy(const struct copy *copy)
     size_t before = to_line(copy->target, copy->count), lines = (copy->count - before) / LINE;
     int width = copy->width;
 
+    if (!width) {
+        memmove(to, from, copy->count);
+        return;
+    }
     memcpy(to, from, before);
     (width >= 64 ? copy_64 : width >= 32 ? copy_32 : copy_16)(to + before, from + before, lines);
     _mm_sfence();
@@ -159,7 +147,10 @@ void mpidist_sum(const struct sum *sum)
 #else /* no such vectors, or none that we know: a width of 0 says so, and nobody calls the others */
 
 int mpidist_width(void) { return 0; }
-void mpidist_copy(const struct copy *copy) { (void)copy; }
+void mpidist_copy(const struct copy *copy)
+{
+    memmove((void *)copy->target, (const void *)copy->source, copy->count);
+}
 void mpidist_sum(const struct sum *sum) { (void)sum; }
 
 #endif

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,30 +16,19 @@ import numpy as np
 from ..arrays import address, overlaps
 from ..storage import Action, store
 
+try:
+    from . import _compiled  # type: ignore[attr-defined]
+except ImportError:  # there was no compiler, or it was for another machine
+    _compiled = None
+
 _LINE = 64  # bytes
 _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    spec = find_spec(f"{__package__}._compiled")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        library = ctypes.CDLL(spec.origin)
-        for function in (library.mpidist_copy, library.mpidist_sum):
-            function.argtypes, function.restype = (ctypes.c_void_p,), None
-        library.mpidist_width.argtypes = ()
-    except (OSError, AttributeError):  # compiled for another machine, or from other sources
-        return None
-    return library
-
-
-@cache
 def vector_width() -> int:
     """Give the bytes of the widest vector; 0 if nothing was compiled for this machine."""
-    library = _library()
-    return 0 if library is None else library.mpidist_width()
+    return 0 if _compiled is None else _compiled.width()
 
 
 class _Copy(ctypes.Structure):
@@ -68,7 +56,19 @@ class _Sum(ctypes.Structure):
 def _bind(name: str, told: Any, *kept: Any) -> Action:
     """Give the action that calls a function, without Python's lock; `kept` lives as long."""
     told.kept = kept
-    return partial(getattr(_library(), name), ctypes.byref(told))
+    return partial(function(name), told)
+
+
+def function(name: str) -> Any:
+    """Give a compiled function; there are some where there is a width of vectors."""
+    return getattr(_compiled, name)
+
+
+def copy(target: np.ndarray, source: np.ndarray) -> Any:
+    """Give the structure of a copy through the cache, of arrays that do not overlap."""
+    told = _Copy(address(target), address(source), target.nbytes, 0)
+    told.kept = target, source
+    return told
 
 
 def stream(target: np.ndarray, source: np.ndarray, width: int | None = None) -> Action:
@@ -84,7 +84,7 @@ def stream(target: np.ndarray, source: np.ndarray, width: int | None = None) -> 
     if not vector_width() or overlaps(target, source) or target.nbytes == 0:
         return store(target, source)
     told = _Copy(address(target), address(source), target.nbytes, width or vector_width())
-    return _bind("mpidist_copy", told, target, source)
+    return _bind("copy", told, target, source)
 
 
 def one_pass(
@@ -138,4 +138,4 @@ def one_pass(
         streamed=streamed,
         width=width or vector_width(),
     )
-    return _bind("mpidist_sum", told, addresses, *sources, *targets)
+    return _bind("sum", told, addresses, *sources, *targets)

@@ -16,7 +16,7 @@ from .compiled import stream
 from .fold import PIECE_BYTES, fold
 from .streaming import streams
 
-_ONE_SHOT_BYTES = {"allreduce": 32 << 10, "reduce": 128 << 10}
+_ONE_SHOT_BYTES = 128 << 10  # that one has to fetch; in allreduce from every other
 _SLOW = 16  # times as long as others does float16 take
 
 Awaited = Callable[[], Sequence[int]]
@@ -44,7 +44,8 @@ Body = tuple[list[Action], Sequence[Phase | list[Action]]]
 def one_shot(call: Call) -> bool:
     """Tell whether one meeting less pays, with one rank, or each, combining everything."""
     slow = _SLOW if call.dtype == np.float16 else 1
-    return call.nbytes * slow <= _ONE_SHOT_BYTES[call.collective]
+    fetched = call.nbytes * (call.size - 1 if call.collective == "allreduce" else 1)
+    return fetched * slow <= _ONE_SHOT_BYTES
 
 
 def divisor(call: Call) -> int:

@@ -1,0 +1,206 @@
+"""What a kernel does in a quick call: by compiled code where there is some, else step by step.
+
+An allreduce of 64 KiB in symmetric memory, in place, takes 3.7 µs instead of 6.5 on 2 ranks, and 21
+instead of 30 on 4 that share 2 cores; of private arrays 12.6 instead of 16, and 36 instead of 77.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
+from .binding import Round
+from .service import Service
+from .symmetric.barrier import Barrier
+from .symmetric.compiled import vector_width
+from .symmetric.kernels import Kernel
+from .symmetric.steps import Steps, Words
+from .waiting import SPINS, spin
+from .work import UNSET
+
+Serve = Callable[[int], Any]
+"""Does something for operation number so and so."""
+Actions = tuple[Callable[[], Any], ...]
+
+
+def body(service: Service, what: str, how: str, kernel: Kernel) -> Serve:
+    """Give what does all of a kernel.
+
+    Parameters
+    ----------
+    service : Service
+        Of the communicator.
+    what : str
+        The operation, as the ranks compare and report it.
+    how : str
+        The way, for the report of a deadline that passed.
+    kernel : Kernel
+        The kernel.
+    """
+    make = _compiled if vector_width() else _step_by_step
+    return make(service, what, how, kernel)
+
+
+def arrival(service: Service, what: str, always: bool = False) -> Serve:
+    """Make what announces this rank and waits until all have come.
+
+    Without a deadline it does not wait, unless it is to do so `always`.
+    """
+    backend, board = service.backend, service.backend.board
+    announce, mark = board.announce, service.reports.fingerprint(what)
+    late = _late(service, what)
+
+    def one_by_one(sequence: int) -> None:
+        announce(sequence, mark)
+        late(sequence)
+
+    meet: Serve = one_by_one
+    if len(board.ranks) == backend.size:  # else others, on other nodes, tell by messages
+        meet = _compiled_meeting(service, what) if vector_width() else _meeting(service, what)
+
+    def arrive(sequence: int) -> None:
+        if service.timeout is None:
+            announce(sequence, mark)
+        else:
+            meet(sequence)
+
+    return meet if always else arrive
+
+
+def _late(service: Service, what: str) -> Serve:
+    """Give what goes on waiting until all have come, and reports."""
+
+    def late(sequence: int) -> None:
+        service.arrive(sequence, what, service.deadline(UNSET), always=True)
+
+    return late
+
+
+def _meeting(service: Service, what: str) -> Serve:
+    """Make what announces this rank and waits for the others.
+
+    Usually all are here already, or soon: so it looks before it sets up a wait that can report.
+    """
+    board, backend, late = service.backend.board, service.backend, _late(service, what)
+    words, at, mark = board.words, board.base(backend.rank), service.reports.fingerprint(what)
+    patience, others = getattr(backend, "patience", SPINS), board.others
+
+    def all_here(sequence: int, slot: int) -> bool:
+        for other in others:
+            if words[other] < sequence and not spin(words, others, sequence, patience):
+                return False
+        _fence()
+        for other in others:
+            if words[other] != sequence or words[other + slot] != mark:
+                return False
+        return True
+
+    def arrive(sequence: int) -> None:
+        slot = PRINTS + sequence % HISTORY
+        _fence()
+        words[at + slot] = mark
+        words[at] = sequence
+        if all_here(sequence, slot):
+            service.met = sequence
+        else:
+            late(sequence)
+
+    return arrive
+
+
+def _compiled_meeting(service: Service, what: str) -> Serve:
+    steps = Steps()
+    _add_arrival(steps, service, what)
+    run = steps.bind()
+
+    def arrive(sequence: int) -> None:
+        run(sequence)
+        service.met = sequence
+
+    return arrive
+
+
+def _fence() -> None:
+    if not STORES_KEEP_ORDER:
+        fence()
+
+
+def _phases(kernel: Kernel) -> tuple[Actions, tuple[tuple[Barrier, Actions], ...]]:
+    """Take a kernel apart: what is done when all have come, and what from each barrier on."""
+    rounds = [item for item in kernel.items if isinstance(item, Round)]
+    barriers = [part.transfer for part in rounds[1:] if isinstance(part.transfer, Barrier)]
+    assert len(kernel.items) == len(rounds) <= len(barriers) + 1, "kernels have no strands"
+    first = rounds[0].after if rounds else ()
+    return first, tuple((barrier, part.after) for barrier, part in zip(barriers, rounds[1:]))
+
+
+def _waiting(service: Service, what: str, how: str, barrier: Barrier) -> Serve:
+    """Make what waits in a barrier, which this rank has come to."""
+    lines = barrier.lines
+    words, mine, everyone = lines.words, lines.mine[0], lines.others[0]
+    patience, awaits = lines.patience, barrier.awaits
+
+    def wait(sequence: int) -> None:
+        others, count = everyone if awaits is None else barrier.awaited(0), words[mine]
+        for other in others:
+            if words[other] < count and not spin(words, others, count, patience):
+                slowly(others, count, sequence)
+        _fence()
+
+    def slowly(others: tuple[int, ...], count: int, sequence: int) -> None:
+        def test() -> bool:
+            return spin(words, others, count, (0, 0))
+
+        if not service.engine.wait(test, service.deadline(UNSET)):
+            raise service.timed_out(what, sequence, how)
+
+    return wait
+
+
+def _step_by_step(service: Service, what: str, how: str, kernel: Kernel) -> Serve:
+    """Make what does a kernel without any compiled code."""
+    arrive, (first, phases) = arrival(service, what, always=True), _phases(kernel)
+    before = kernel.before
+    later = [
+        (barrier.lines, _waiting(service, what, how, barrier), actions)
+        for barrier, actions in phases
+    ]
+
+    def serve(sequence: int) -> None:
+        for action in before:
+            action()
+        arrive(sequence)
+        for action in first:
+            action()
+        for lines, wait, actions in later:
+            lines.come(0)
+            wait(sequence)
+            for action in actions:
+                action()
+
+    return serve
+
+
+def _compiled(service: Service, what: str, how: str, kernel: Kernel) -> Serve:
+    """Make one program of compiled code of a kernel."""
+    steps, (first, phases) = Steps(), _phases(kernel)
+    steps.act(kernel.before)
+    _add_arrival(steps, service, what)
+    steps.act(first)
+    for barrier, actions in phases:
+        lines, awaits = barrier.lines, barrier.awaits
+        wait = _waiting(service, what, how, barrier)
+        others = lines.others[0] if awaits is None else ()
+        steps.meet(Words(lines.words, lines.mine[0], others, lines.patience), wait)
+        if others == () and awaits is not tuple:
+            steps.call(wait)
+        steps.act(actions)
+    return steps.bind()
+
+
+def _add_arrival(steps: Steps, service: Service, what: str) -> None:
+    backend, board = service.backend, service.backend.board
+    patience = getattr(backend, "patience", SPINS)
+    words = Words(board.words, board.base(backend.rank), board.others, patience)
+    steps.arrive(words, service.reports.fingerprint(what), _late(service, what))

@@ -1,0 +1,158 @@
+"""Calls that are made again with the same arrays, which compiled code runs through in one go."""
+
+import time
+from functools import partial
+from operator import itemgetter
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist import kernel_bodies
+from mpidist.backends.mpi import MpiBackend
+from mpidist.communicator import Communicator
+from mpidist.config import CollectiveConfig
+from mpidist.symmetric import compiled
+
+pytestmark = pytest.mark.one_node
+SIZES = (1, 1009, 70_001)  # one shot and two; no multiple of anything
+WAYS = ("symmetric", "staged")
+BODIES = (
+    pytest.param(
+        "compiled",
+        marks=pytest.mark.skipif(
+            not compiled.vector_width(), reason="needs a C compiler for x86-64"
+        ),
+    ),
+    "step by step",
+)
+
+
+@pytest.fixture(params=BODIES)
+def body(request, monkeypatch):
+    """Have repeated calls run one way or the other."""
+    width = compiled.vector_width() if request.param == "compiled" else 0
+    monkeypatch.setattr(kernel_bodies, "vector_width", lambda: width)
+    return request.param
+
+
+@pytest.fixture
+def own(comm):
+    """A communicator that a test may break."""
+    made = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=10.0))
+    yield made
+
+
+def data(rank, n, turn, dtype="float32"):
+    return ((np.arange(n) * 7 + rank * 3 + turn * 5) % 11).astype(dtype)
+
+
+def make(comm, n, way, dtype="float32"):
+    return comm.empty(n, dtype) if way == "symmetric" else np.empty(n, dtype)
+
+
+def turns(comm, x, right, call, *args, **options):
+    """Make a call again and again with new data; what it gives must be right each time."""
+    for turn in range(5):
+        x[:] = data(comm.rank, x.size, turn, x.dtype)
+        got = call(x, *args, **options)
+        if got is not None:
+            assert (got == right([data(r, x.size, turn, x.dtype) for r in range(comm.size)])).all()
+
+
+def skip_unless_reached(comm):
+    """Skip where the machine does not let the ranks read each other's memory."""
+    try:
+        comm.allreduce(np.ones(1), algorithm="single_copy")
+    except mpidist.Unsupported as error:
+        pytest.skip(str(error)[str(error).index("the ranks cannot read each other's memory") :])
+
+
+def cut_out(n, rank, combine=np.concatenate):
+    """Give what cuts a rank's block out of what all have together."""
+    return lambda parts: combine(parts)[n * rank : n * (rank + 1)]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+@pytest.mark.parametrize("way", (*WAYS, "single_copy"))
+def test_reductions(comm, body, way, op, n):
+    if way == "single_copy":
+        skip_unless_reached(comm)
+    right = partial(getattr(np, op), axis=0)
+    x, out, whole = make(comm, n, way), make(comm, n, way), make(comm, n * comm.size, way)
+    turns(comm, x, right, comm.allreduce, op, out=out, algorithm=way)
+    turns(comm, x, right, comm.allreduce, op, out=x, algorithm=way)
+    for root in range(comm.size):
+        turns(comm, x, right, comm.reduce, op, root, out, way)
+    turns(
+        comm, whole, cut_out(n, comm.rank, right), comm.reduce_scatter, op, out=out, algorithm=way
+    )
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("way", WAYS)
+def test_movements(comm, body, way, n):
+    p, r = comm.size, comm.rank
+    x, out, long, other = (make(comm, length, way) for length in (n, n, n * p, n * p))
+    turns(comm, x, np.concatenate, comm.allgather, out=long, algorithm=way)
+
+    def transposed(parts):
+        return np.concatenate([part[r * n : (r + 1) * n] for part in parts])
+
+    turns(comm, long, transposed, comm.alltoall, out=other, algorithm=way)
+    for root in range(p):
+        mine = cut_out(n, r, itemgetter(root))
+        turns(comm, x, itemgetter(root), comm.broadcast, root, algorithm=way)
+        turns(comm, x, np.concatenate, comm.gather, root, out=long, algorithm=way)
+        turns(comm, long, mine, comm.scatter, root, out=out, algorithm=way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_late_before_and_within(comm, body, way):
+    """Python goes on waiting: for who comes late, and for who takes long between two meetings."""
+    n = 50_000
+    x, out = make(comm, n, way), make(comm, n, way)
+    slow = 0
+
+    def add(a, b):
+        if slow == comm.rank + 1:
+            time.sleep(0.02)
+        return a + b
+
+    for turn in range(4):
+        x[:] = data(comm.rank, n, turn)
+        slow = turn % comm.size + 1
+        if slow == comm.rank + 1:
+            time.sleep(0.02)
+        comm.allreduce(x, add, out=out, algorithm=way, commute=True)
+        assert (out == sum(data(r, n, turn) for r in range(comm.size))).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", WAYS)
+def test_another_operation(own, body, way):
+    own.timeout = 2.0
+    x, out = make(own, 1000, way), make(own, 1000, way)
+    x[:] = 1
+    for _ in range(3):
+        own.allreduce(x, out=out, algorithm=way)
+        own.allreduce(x, "max", out=out, algorithm=way)
+    op = "max" if own.rank == own.size - 1 else "sum"
+    with pytest.raises(mpidist.CollectiveMismatch, match=r"allreduce"):
+        own.allreduce(x, op, out=out, algorithm=way)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", WAYS)
+def test_one_does_not_come(own, body, way):
+    own.timeout = 0.3
+    x, out = make(own, 1000, way), make(own, 1000, way)
+    x[:] = 1
+    for _ in range(3):
+        own.allreduce(x, out=out, algorithm=way)
+    if own.rank == 0:
+        time.sleep(1.0)
+        return
+    with pytest.raises(mpidist.CollectiveTimeout, match="rank 0 not arrived"):
+        own.allreduce(x, out=out, algorithm=way)

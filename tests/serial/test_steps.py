@@ -1,0 +1,132 @@
+"""Steps of a kernel: run in their order, by compiled code or by Python, and resumed."""
+
+import numpy as np
+import pytest
+
+from mpidist.backends.board import HISTORY, PRINTS
+from mpidist.storage import store
+from mpidist.symmetric import compiled
+from mpidist.symmetric.steps import ARRIVE, CALL, COPY, MEET, SUM, Steps, Words
+
+pytestmark = pytest.mark.skipif(not compiled.vector_width(), reason="needs a C compiler for x86-64")
+MARK, ME, OTHER = 1234, 0, 8
+
+
+def kinds(steps):
+    return [kind for kind, _ in steps._steps]
+
+
+def words_of(two=16):
+    """Words of two ranks, and how this one sees them, without any patience."""
+    memory = memoryview(np.zeros(two, np.int64))
+    return memory, Words(memory, ME, [OTHER], (3, 2))
+
+
+def never(sequence):
+    raise AssertionError("nothing was to be waited for")
+
+
+def test_copies_and_sums_are_compiled_and_the_rest_is_python():
+    x, y, out, seen = np.arange(5.0), np.ones(5), np.zeros(5), []
+    steps = Steps()
+    steps.act([store(out, x), lambda: seen.append(out.copy()), lambda: seen.append(out.copy())])
+    steps.act([compiled.one_pass([x, y], [out]), compiled.stream(y, x)])
+    assert kinds(steps) == [COPY, CALL, SUM, COPY]
+    run = steps.bind()
+    for factor in (1, 3):
+        x[:] = np.arange(5.0) * factor
+        y[:] = 1
+        run(7)
+        assert (seen[-2] == x).all() and (seen[-1] == x).all()
+        assert (out == x + 1).all() and (y == x).all()
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    "source",
+    [np.arange(10.0)[::2], np.arange(5), np.float64(3), np.zeros(1)],
+    ids=["strided", "another dtype", "a number", "another length"],
+)
+def test_what_no_copy_of_bytes_can_do_is_python(source):
+    out, steps = np.zeros(5), Steps()
+    steps.act([store(out, source)])
+    assert kinds(steps) == [CALL]
+    steps.bind()(1)
+    assert (out == source).all()
+
+
+def test_copies_may_overlap_and_be_empty():
+    x = np.arange(100)
+    steps = Steps()
+    steps.act([store(x[1:], x[:-1]), store(x[:0], x[:0])])
+    assert kinds(steps) == [COPY, COPY]
+    steps.bind()(1)
+    assert (x[1:] == np.arange(99)).all()
+
+
+def test_an_error_of_pythons_comes_through():
+    def fails():
+        raise OSError("so it goes")
+
+    steps, out = Steps(), np.zeros(1)
+    steps.act([fails, store(out, np.ones(1))])
+    with pytest.raises(OSError, match="so it goes"):
+        steps.bind()(1)
+    assert out == 0
+
+
+def test_arrival():
+    memory, words = words_of()
+    late, out = [], np.zeros(1)
+    steps = Steps()
+    steps.arrive(words, MARK, late.append)
+    steps.act([store(out, np.ones(1))])
+    assert kinds(steps) == [ARRIVE, COPY]
+    run, at = steps.bind(), PRINTS + 5 % HISTORY
+    memory[OTHER], memory[OTHER + at] = 5, MARK
+    run(5)
+    assert (memory[ME], memory[ME + at]) == (5, MARK) and not late and out == 1
+
+
+@pytest.mark.parametrize(("sequence", "mark"), [(4, MARK), (5, MARK + 1), (6, MARK)])
+def test_who_is_late_or_elsewhere_is_left_to_python(sequence, mark):
+    memory, words = words_of()
+    late, out = [], np.zeros(1)
+    steps = Steps()
+    steps.arrive(words, MARK, late.append)
+    steps.act([store(out, np.ones(1))])
+    memory[OTHER], memory[OTHER + PRINTS + 5 % HISTORY] = sequence, mark
+    steps.bind()(5)
+    assert late == [5] and out == 1
+
+
+def test_barriers_count():
+    memory, words = words_of()
+    steps = Steps()
+    steps.meet(words, never)
+    steps.meet(words, never)
+    assert kinds(steps) == [MEET, MEET]
+    run = steps.bind()
+    memory[OTHER] = 4
+    run(1)
+    run(2)
+    assert memory[ME] == 4
+
+
+def test_a_barrier_is_resumed_and_not_come_to_twice():
+    memory, words = words_of()
+    waited, out = [], np.zeros(1)
+    steps = Steps()
+    steps.meet(words, waited.append)
+    steps.act([store(out, np.ones(1))])
+    steps.bind()(9)
+    assert waited == [9] and memory[ME] == 1 and out == 1
+
+
+def test_what_is_passed_must_be_what_is_expected():
+    with pytest.raises(TypeError, match="bytes, not"):
+        compiled.function("run")(bytes(3), 1, 0)
+    with pytest.raises(TypeError, match="are needed"):
+        compiled.function("run")(bytes(16), 1)
+    with pytest.raises(TypeError):
+        compiled.function("copy")(None)
