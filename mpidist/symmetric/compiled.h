@@ -30,7 +30,7 @@ struct meeting {
     int64_t mark;
 };
 
-enum kind { COPY, SUM, ARRIVE, MEET, CALL };
+enum kind { COPY, SUM, ARRIVE, MEET, CALL, KINDS };
 
 struct step {
     int64_t kind;

@@ -15,11 +15,9 @@ import numpy as np
 
 from ..arrays import address, overlaps
 from ..storage import Action, store
+from . import structures
 
-try:
-    from . import _compiled  # type: ignore[attr-defined]
-except ImportError:  # there was no compiler, or it was for another machine
-    _compiled = None
+_compiled, WHY_NOT = structures.load()
 
 _LINE = 64  # bytes
 _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
@@ -29,28 +27,6 @@ _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 def vector_width() -> int:
     """Give the bytes of the widest vector; 0 if nothing was compiled for this machine."""
     return 0 if _compiled is None else _compiled.width()
-
-
-class _Copy(ctypes.Structure):
-    """``struct copy``; arguments that are converted at each call would cost a microsecond."""
-
-    _fields_ = (
-        ("target", ctypes.c_size_t),
-        ("source", ctypes.c_size_t),
-        ("count", ctypes.c_size_t),
-        ("width", ctypes.c_int),
-    )
-
-
-class _Sum(ctypes.Structure):
-    """``struct sum``."""
-
-    _fields_ = (
-        ("arrays", ctypes.c_void_p),
-        ("count", ctypes.c_size_t),
-        *((name, ctypes.c_int) for name in ("sources", "targets", "itemsize")),
-        *((name, ctypes.c_int) for name in ("divisor", "streamed", "width")),
-    )
 
 
 def _bind(name: str, told: Any, *kept: Any) -> Action:
@@ -66,7 +42,7 @@ def function(name: str) -> Any:
 
 def copy(target: np.ndarray, source: np.ndarray) -> Any:
     """Give the structure of a copy through the cache, of arrays that do not overlap."""
-    told = _Copy(address(target), address(source), target.nbytes, 0)
+    told = structures.Copy(address(target), address(source), target.nbytes, 0)
     told.kept = target, source
     return told
 
@@ -83,7 +59,7 @@ def stream(target: np.ndarray, source: np.ndarray, width: int | None = None) -> 
     """
     if not vector_width() or overlaps(target, source) or target.nbytes == 0:
         return store(target, source)
-    told = _Copy(address(target), address(source), target.nbytes, width or vector_width())
+    told = structures.Copy(address(target), address(source), target.nbytes, width or vector_width())
     return _bind("copy", told, target, source)
 
 
@@ -128,7 +104,7 @@ def one_pass(
     if not (apart and alike and first.size) or any(start % itemsize for start in whole):
         return None
     addresses = (ctypes.c_size_t * len(whole))(*whole)
-    told = _Sum(
+    told = structures.Sum(
         arrays=ctypes.addressof(addresses),
         count=first.size,
         sources=len(sources),

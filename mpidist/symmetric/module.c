@@ -65,12 +65,21 @@ static PyObject *width(PyObject *module, PyObject *nothing)
     return PyLong_FromLong(mpidist_width());
 }
 
+/* What structures.py must have alike. */
+static PyObject *layout(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    return Py_BuildValue("nnnnni", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
+                         sizeof(struct step), sizeof(struct program), KINDS);
+}
+
 static PyMethodDef functions[] = {
     {"copy", copy, METH_O, "Do a struct copy."},
     {"sum", sum, METH_O, "Do a struct sum."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "Run a struct program, as operation number so and so, from a step on."},
     {"width", width, METH_NOARGS, "Bytes of the widest vector; 0 if there is nothing to call."},
+    {"layout", layout, METH_NOARGS, "Bytes of each structure, number of kinds of steps."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,34 +18,10 @@ from ..arrays import address
 from ..backends.board import HISTORY, PRINTS
 from ..storage import Action
 from . import compiled
-
-COPY, SUM, ARRIVE, MEET, CALL = range(5)  # enum kind
+from .structures import ARRIVE, CALL, COPY, MEET, SUM, Meeting, Program, Step
 
 ByPython = Callable[[int], Any]
 """Does what a step is about, of operation number so and so, where compiled code does not."""
-
-
-class _Meeting(ctypes.Structure):
-    """``struct meeting``."""
-
-    _fields_ = (
-        ("mine", ctypes.c_size_t),
-        ("others", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("count", "looks", "yields", "prints", "history")),
-        ("mark", ctypes.c_int64),
-    )
-
-
-class _Step(ctypes.Structure):
-    """``struct step``."""
-
-    _fields_ = (("kind", ctypes.c_int64), ("what", ctypes.c_void_p))
-
-
-class _Program(ctypes.Structure):
-    """``struct program``."""
-
-    _fields_ = (("steps", ctypes.c_void_p), ("count", ctypes.c_int))
 
 
 class Steps:
@@ -109,11 +85,11 @@ class Steps:
         """Give what runs them all, as operation number so and so."""
         count, by_python = len(self._steps), tuple(self._by_python)
         places = (
-            _Step(kind, None if what is None else ctypes.addressof(what))
+            Step(kind, None if what is None else ctypes.addressof(what))
             for kind, what in self._steps
         )
-        steps = (_Step * count)(*places)
-        program = _Program(ctypes.addressof(steps), count)
+        steps = (Step * count)(*places)
+        program = Program(ctypes.addressof(steps), count)
         program.kept = steps, self._steps
         go = partial(compiled.function("run"), program)
 
@@ -153,7 +129,7 @@ class Words:
         """Give the structure of a meeting."""
         looks, yields = self._patience
         others = ctypes.addressof(self._others)
-        told = _Meeting(self._mine, others, len(self._others), looks, yields, 0, 0, 0)
+        told = Meeting(self._mine, others, len(self._others), looks, yields, 0, 0, 0)
         told.kept = self._others
         return told
 

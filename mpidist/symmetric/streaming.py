@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..errors import ConfigError, InvalidArgument
 from ..measure import format_size, parse_size
-from .compiled import vector_width
+from .compiled import WHY_NOT, vector_width
 
 VARIABLE = "MPIDIST_STREAM_BYTES"
 LEAST_BYTES = 4 << 20
@@ -44,7 +44,7 @@ def streams(nbytes: int) -> bool:
 def described() -> str:
     """Tell in a line what was compiled, and from where on results go round the cache."""
     if vector_width() == 0:
-        return "nothing for this Python: mpidist was installed without a C compiler for x86-64"
+        return WHY_NOT
     least = least_bytes()
     never = f"no streaming stores: {VARIABLE}=none"
     which = never if least == sys.maxsize else f"streaming stores from {format_size(least)}"

@@ -3,12 +3,13 @@
 import functools
 import itertools
 import sys
+import sysconfig
 
 import numpy as np
 import pytest
 
 from mpidist.errors import ConfigError
-from mpidist.symmetric import compiled, parts, streaming
+from mpidist.symmetric import compiled, parts, streaming, structures
 
 WIDTHS = [width for width in (16, 32, 64) if width <= compiled.vector_width()]
 needs_compiler = pytest.mark.skipif(not WIDTHS, reason="needs a C compiler for x86-64")
@@ -112,7 +113,37 @@ def test_only_long_results_go_round_the_cache(monkeypatch):
 
 
 def test_without_a_compiler_all_is_stored(monkeypatch):
+    monkeypatch.setattr(streaming, "WHY_NOT", "nothing, for a reason")
     for module in (compiled, streaming):
         monkeypatch.setattr(module, "vector_width", lambda: 0)
     assert parts.copier(np.empty(64 << 20, np.uint8)) is parts.store
-    assert "without a C compiler" in streaming.described()
+    assert streaming.described() == "nothing, for a reason"
+
+
+@pytest.fixture
+def left_over(monkeypatch, tmp_path):
+    """A package of its own, in which the compiled module is looked for."""
+    (tmp_path / "left_over").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(structures, "__package__", "left_over")
+    yield tmp_path / "left_over"
+    for name in ("left_over", "left_over._compiled"):
+        sys.modules.pop(name, None)
+
+
+def test_nothing_was_compiled(left_over):
+    module, why_not = structures.load()
+    assert module is None and "installed without a C compiler" in why_not
+
+
+def test_what_was_compiled_cannot_be_loaded(left_over):
+    (left_over / f"_compiled{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("no module")
+    module, why_not = structures.load()
+    assert module is None and "cannot be loaded; install again" in why_not
+
+
+@pytest.mark.parametrize("text", ["", "def layout(): return 1, 2, 3"], ids=["none", "another"])
+def test_what_was_compiled_is_of_another_version(left_over, text):
+    (left_over / "_compiled.py").write_text(f"def width(): return 64\n{text}\n")
+    module, why_not = structures.load()
+    assert module is None and "is of another version; install again" in why_not
