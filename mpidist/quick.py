@@ -34,8 +34,6 @@ class QuickCall:
         Of an algorithm over messages: it can be under way already.
     x, out : ndarray
         The arrays; `forget` is called when one dies.
-    fills : bool
-        Whether `x` is written to.
     make_run : callable
         Makes `run`, given what tells what must live on if it does not end.
 
@@ -45,36 +43,42 @@ class QuickCall:
         Serves the call again.
     """
 
-    __slots__ = ("x", "out", "run", "_generation", "_program", "_dtype", "_out_dtype", "_fills")
+    __slots__ = (
+        *("x", "out", "run", "_generation", "_program"),
+        *("_dtype", "_flags", "_out_dtype", "_out_flags"),
+    )
 
     def __init__(
         self,
         program: Program | None,
         x: Any,
         out: np.ndarray | None,
-        fills: bool,
         forget: Callable[[Any], Any],
         make_run: Callable[[Held], Run],
     ):
         self._program, self._generation = program, generation()
         self.x: Any = weakref.ref(x, forget)
         self.out: Any = None if out is None else weakref.ref(out, forget)
-        self._dtype = x.dtype
-        self._out_dtype = None if out is None else out.dtype
-        self._fills = fills
+        # A strided or read-only array has other flags; of no array twice, of a barrier not at all.
+        self._dtype, self._flags = x.dtype, None if x is out or not x.size else x.flags.num
+        self._out_dtype, self._out_flags = (None, 0) if out is None else (out.dtype, out.flags.num)
         self.run = make_run(partial(_alive, program, self.x, self.out))
 
     def holds(self, x: Any, out: Any) -> bool:
         """Tell whether this is still the call for these arrays; dtype and flags can be changed."""
-        program, held = self._program, self.out
+        program, held, flags = self._program, self.out, self._flags
         return (
             self.x() is x
             and x.dtype is self._dtype
             and (
                 held is None
-                or (held() is out and out.dtype is self._out_dtype and out.flags.writeable)
+                or (
+                    held() is out
+                    and out.dtype is self._out_dtype
+                    and out.flags.num == self._out_flags
+                )
             )
-            and (not self._fills or x.flags.writeable)
+            and (flags is None or x.flags.num == flags)
             and self._generation == generation()
             and (program is None or not program.busy)
         )
@@ -128,10 +132,9 @@ class QuickCalls:
         def make_run(held: Held) -> Run:
             return self._runner(prepared, way, place, program, held)
 
-        fills = out is None and call.x is None
         try:
             hash(key)
-            calls[key] = QuickCall(program, x, out, fills, forget, make_run)
+            calls[key] = QuickCall(program, x, out, forget, make_run)
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
 

@@ -134,7 +134,7 @@ def test_resized_arrays(own):
 
 
 def test_attributes_that_change(own):
-    """The very same array object, but of another dtype, or read-only now."""
+    """The very same array object, but of another dtype, or strided now."""
     x = np.full(64, own.rank + 1.0)
     for _ in range(3):
         got = own.broadcast(x, 0, algorithm="linear")
@@ -143,6 +143,13 @@ def test_attributes_that_change(own):
     x[:] = own.rank + 5
     got = own.allreduce(x, out=x, algorithm="linear")
     assert got.dtype == np.int64 and (got == sum(r + 5 for r in range(own.size))).all()
+    x, out = np.arange(64.0).reshape(8, 8), np.empty((8, 8))
+    for _ in range(2):
+        for algorithm in ("linear", "native"):
+            for _ in range(3):
+                own.allreduce(x, out=out, algorithm=algorithm)
+                assert (out == x * own.size).all()
+        x.strides = x.strides[::-1]
 
 
 def test_more_buffers_than_are_kept(own):
