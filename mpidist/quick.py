@@ -61,7 +61,8 @@ class QuickCall:
         self.out: Any = None if out is None else weakref.ref(out, forget)
         # A strided or read-only array has other flags; of no array twice, of a barrier not at all.
         self._dtype, self._flags = x.dtype, None if x is out or not x.size else x.flags.num
-        self._out_dtype, self._out_flags = (None, 0) if out is None else (out.dtype, out.flags.num)
+        self._out_dtype = None if out is None else out.dtype
+        self._out_flags = None if out is None else out.flags.num
         self.run = make_run(partial(_alive, program, self.x, self.out))
 
     def holds(self, x: Any, out: Any) -> bool:
