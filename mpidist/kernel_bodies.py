@@ -15,6 +15,7 @@ from .service import Service
 from .symmetric.barrier import Barrier
 from .symmetric.compiled import vector_width
 from .symmetric.kernels import Kernel
+from .symmetric.noted import Unless
 from .symmetric.steps import Steps, Words
 from .waiting import SPINS, spin
 from .work import UNSET
@@ -193,7 +194,9 @@ def _compiled(service: Service, what: str, how: str, kernel: Kernel) -> Serve:
         wait = _waiting(service, what, how, barrier)
         others = lines.others[0] if awaits is None else ()
         steps.meet(Words(lines.words, lines.mine[0], others, lines.patience), wait)
-        if others == () and awaits is not tuple:
+        if isinstance(awaits, Unless):
+            steps.unless(awaits, wait)
+        elif awaits not in (None, tuple):
             steps.call(wait)
         steps.act(actions)
     return steps.bind()

@@ -106,8 +106,8 @@ WITH_SYMMETRIC: dict[str, tuple[int, int]] = {
     "broadcast": (0, 0),
     "allgather": (0, 0),
     "reduce_scatter": (0, 0),
-    "gather": (256 << 10, 512 << 10),
-    "scatter": (512 << 10, 512 << 10),
+    "gather": (32 << 10, 128 << 10),
+    "scatter": (64 << 10, 128 << 10),
     "alltoall": (0, 0),
     "barrier": (0, 0),
 }
@@ -116,7 +116,8 @@ WITH_SYMMETRIC: dict[str, tuple[int, int]] = {
 The second number is for more ranks than cores, where native with a deadline pays most.  Measured
 with Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2 cores, contenders in an order drawn for
 every iteration.  Native waits, for its deadline, until all ranks have come; after that what is to
-be brought lies one read away.  Gather and scatter first look where the root's array is, in Python.
+be brought lies one read away.  Gather and scatter meet twice, and
+in slots once.
 """
 
 _SLOT = (2 << 20) + 1

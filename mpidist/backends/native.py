@@ -71,8 +71,11 @@ class NativeCollectives:
             bound = partial(method, *arguments)
             return bound if call.op is None or call.op.builtin else _Holding(bound, call.op)
 
+        assert call.x is not None and call.out is not None
+        source, target = _bytes(call.x), _bytes(call.out)
+
         def copy_and_call() -> None:
-            np.copyto(call.out, call.x)  # type: ignore[arg-type]
+            np.copyto(target, source)
             method(*arguments)
 
         return copy_and_call
@@ -206,6 +209,13 @@ class NativeCollectives:
 def _copies_first(call: Call) -> bool:
     """Tell whether this rank must bring its data to `out` first: MPI broadcasts in place."""
     return call.collective == "broadcast" and call.x is not None and not call.in_place
+
+
+def _bytes(x: np.ndarray) -> np.ndarray:
+    """Give a view that does not keep the array alive: bound calls are remembered."""
+    if not x.nbytes:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(memoryview(MPI.buffer.fromaddress(address(x), x.nbytes)), np.uint8)
 
 
 # MPI lets a process make only a few operations.  So one for each value of `commute` serves all of

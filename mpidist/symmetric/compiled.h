@@ -30,11 +30,18 @@ struct meeting {
     int64_t mark;
 };
 
-enum kind { COPY, SUM, ARRIVE, MEET, CALL, KINDS };
+/* `count` words, and what they are if nothing is to be done about them. */
+struct check {
+    const int64_t *const *words;
+    const int64_t *expected;
+    int count;
+};
+
+enum kind { COPY, SUM, ARRIVE, MEET, CHECK, CALL, KINDS };
 
 struct step {
     int64_t kind;
-    const void *what; /* a struct copy, sum or meeting; NULL of a CALL, which is Python's */
+    const void *what; /* of that kind; NULL of a CALL, which is Python's */
 };
 
 struct program {

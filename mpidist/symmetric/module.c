@@ -69,8 +69,8 @@ static PyObject *width(PyObject *module, PyObject *nothing)
 static PyObject *layout(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
-    return Py_BuildValue("nnnnni", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
-                         sizeof(struct step), sizeof(struct program), KINDS);
+    return Py_BuildValue("nnnnnni", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
+                         sizeof(struct check), sizeof(struct step), sizeof(struct program), KINDS);
 }
 
 static PyMethodDef functions[] = {

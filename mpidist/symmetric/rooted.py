@@ -6,7 +6,10 @@ given back its own mapping of it, the work of that rank falls to the root.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from ..schedule.rounds import blocks
 from ..storage import Action, store, view_at
 from .fold import fold
 from .heap import Heap, Place
+from .noted import Aimed, Unless
 from .parts import Body, Phase, combine_all, copier, divisor, one_shot, slices_of, unowned
 from .streaming import streams
 
@@ -44,25 +48,56 @@ class RootArray:
         self._noted = (0, 0)
         self._place: Place | None = None
         self._view: np.ndarray | None = None
+        self._watch: weakref.ref | None = None
 
     def announce(self, x: np.ndarray) -> list[Action]:
         """Note where this rank's `x` lies, before it is announced as having come."""
         place, lines, base = self._heap.find(x), self._heap.lines, self._base
-        number, offset = (0, 0) if place is None else (place.allocation.number, place.offset)
+        noted = (0, 0) if place is None else (place.allocation.number, place.offset)
         words = lines.words
 
         def tell() -> None:
             at = lines.notes(base, lines.rank)
-            words[at + _NUMBER], words[at + _OFFSET] = number, offset
+            words[at + _NUMBER], words[at + _OFFSET] = noted
 
-        return [tell]
+        return [Unless(words, self._words(lines.rank, _NUMBER, _OFFSET), noted, tell)]
+
+    def _words(self, rank: int, *notes: int) -> list[int]:
+        """Give the indices of notes of a rank in a blocking call."""
+        first = self._heap.lines.notes([0], rank)
+        return [first + note for note in notes]
+
+    def aimed(self, bind: Callable[[np.ndarray | None], list[Action]]) -> Aimed:
+        """On the others: give the action that does what is bound to the root's array.
+
+        Where that is out of reach, it is bound to None.
+        """
+        lines = self._heap.lines
+        target: Any = self  # no array yet
+        places = [*self._words(self._root, _NUMBER, _OFFSET), *self._words(lines.rank, _LEFT)]
+
+        def find(aimed: Aimed) -> list[Action]:
+            nonlocal target
+            found = self.find()
+            bound = aimed.bound if found is target else bind(found)
+            target = found
+            if found is not None and self._place is not None:
+                self._watch = weakref.ref(self._place.allocation.holder(), aimed.doubt)
+                aimed.expect([*self._noted, 0])
+            else:
+                aimed.doubt()
+            return bound
+
+        return Aimed(lines.words, places, find)
 
     def leave(self, act: Action) -> list[Phase | list[Action]]:
         """On the others: give the phases of a rank that does `act` and need not wait for anyone.
 
         But for the root, if that has this rank's work to do.
         """
-        return [[act], Phase([], tuple), Phase([], self._whom)]
+        mine = self._words(self._heap.lines.rank, _LEFT)
+        whom = Unless(self._heap.lines.words, mine, [0], self._whom)
+        return [[act], Phase([], tuple), Phase([], whom)]
 
     def _whom(self) -> tuple[int, ...]:
         return (self._root,) if self._view is None else ()
@@ -93,6 +128,17 @@ class RootArray:
         place = self._heap.place(*self._read(rank))
         assert place is not None
         return view_at(place.address(rank), count, self._dtype)
+
+    def collect(self, fetch: Callable[[int], Any]) -> Unless:
+        """On the root, after a barrier: give the action that does the work that is left to it."""
+        others = [rank for rank in range(self._heap.size) if rank != self._root]
+        places = [place for rank in others for place in self._words(rank, _LEFT)]
+
+        def act() -> None:
+            for rank in self.left():
+                fetch(rank)
+
+        return Unless(self._heap.lines.words, places, [0] * len(places), act)
 
     def left(self) -> list[int]:
         """On the root, after a barrier: give the ranks that could not reach the array."""
@@ -127,23 +173,15 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         assert call.out is not None
         out = unowned(call.out)
 
-        def collect() -> None:
-            for rank in aim.left():
-                out[parts[rank]] = shadow[parts[rank]]
+        def fetch(rank: int) -> None:
+            out[parts[rank]] = shadow[parts[rank]]
 
-        return aim.announce(call.out), [combine_into([out[mine]]), [collect]]
-    bound: tuple[np.ndarray | None, list[Action]] = (None, [])
+        return aim.announce(call.out), [combine_into([out[mine]]), [aim.collect(fetch)]]
 
-    def combine() -> None:
-        nonlocal bound
-        found = aim.find()
-        target = shadow if found is None else found
-        if bound[0] is not target:
-            bound = target, combine_into([target[mine]])
-        for action in bound[1]:
-            action()
+    def combine(target: np.ndarray | None) -> list[Action]:
+        return combine_into([(shadow if target is None else target)[mine]])
 
-    return [], [[combine], []]
+    return [], [[aim.aimed(combine)], []]
 
 
 def broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
@@ -177,23 +215,20 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         assert call.x is not None
         x = unowned(call.x)
 
-        def deliver() -> None:
-            found = aim.find()
-            if found is not None:
-                found[mine] = x
+        def deliver(target: np.ndarray | None) -> list[Action]:
+            return [] if target is None else [store(target[mine], x)]
 
-        return aim.announce(call.x), aim.leave(deliver)
+        return aim.announce(call.x), aim.leave(aim.aimed(deliver))
     assert call.x is not None and call.out is not None
-    out = unowned(call.out)
+    out, counts = unowned(call.out), call.counts  # a call would keep its arrays alive
 
-    def collect() -> None:
-        for rank in aim.left():
-            out[parts[rank]] = aim.theirs(rank, call.counts[rank])
+    def fetch(rank: int) -> None:
+        out[parts[rank]] = aim.theirs(rank, counts[rank])
 
     own: list[Action] = []
     if not call.in_place:
         own.append(store(out[mine], unowned(call.x)))
-    return aim.announce(call.out), [own, [collect], Phase([], tuple)]
+    return aim.announce(call.out), [own, [aim.collect(fetch)], Phase([], tuple)]
 
 
 def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
@@ -204,20 +239,17 @@ def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         assert call.out is not None
         out = unowned(call.out)
 
-        def fetch() -> None:
-            found = aim.find()
-            if found is not None:
-                out[...] = found[mine]
+        def fetch(source: np.ndarray | None) -> list[Action]:
+            return [] if source is None else [store(out, source[mine])]
 
-        return aim.announce(call.out), aim.leave(fetch)
+        return aim.announce(call.out), aim.leave(aim.aimed(fetch))
     assert call.x is not None and call.out is not None
-    x = unowned(call.x)
+    x, counts = unowned(call.x), call.counts
 
-    def deal() -> None:
-        for rank in aim.left():
-            aim.theirs(rank, call.counts[rank])[...] = x[parts[rank]]
+    def deal(rank: int) -> None:
+        aim.theirs(rank, counts[rank])[...] = x[parts[rank]]
 
     own: list[Action] = []
     if not call.in_place:
         own.append(store(unowned(call.out), x[mine]))
-    return aim.announce(call.x), [own, [deal], Phase([], tuple)]
+    return aim.announce(call.x), [own, [aim.collect(deal)], Phase([], tuple)]

@@ -52,6 +52,15 @@ static int arrive(const struct meeting *meeting, int64_t sequence)
     return 1;
 }
 
+/* Tell whether words are as expected. */
+static int expected(const struct check *check)
+{
+    for (int word = 0; word < check->count; word++)
+        if (__atomic_load_n(check->words[word], __ATOMIC_RELAXED) != check->expected[word])
+            return 0;
+    return 1;
+}
+
 /* Run the steps from number `at` on, as operation number `sequence`.  Gives the number of the step
    that Python has to do, or at which it has to go on waiting; -1 at the end. */
 int mpidist_run(const struct program *program, int64_t sequence, int at)
@@ -71,6 +80,10 @@ int mpidist_run(const struct program *program, int64_t sequence, int at)
             break;
         case MEET:
             if (!meet(what))
+                return at;
+            break;
+        case CHECK:
+            if (!expected(what))
                 return at;
             break;
         default:

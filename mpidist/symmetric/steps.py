@@ -18,7 +18,8 @@ from ..arrays import address
 from ..backends.board import HISTORY, PRINTS
 from ..storage import Action
 from . import compiled
-from .structures import ARRIVE, CALL, COPY, MEET, SUM, Meeting, Program, Step
+from .noted import Aimed, Unless
+from .structures import ARRIVE, CALL, CHECK, COPY, MEET, SUM, Check, Meeting, Program, Step
 
 ByPython = Callable[[int], Any]
 """Does what a step is about, of operation number so and so, where compiled code does not."""
@@ -38,18 +39,24 @@ class Steps:
     def __init__(self) -> None:
         self._steps: list[tuple[int, Any]] = []
         self._by_python: list[ByPython] = []
+        self._places: Any = None  # of all steps, as compiled code reads them
 
     def act(self, actions: Iterable[Action]) -> None:
         """Add what a rank does."""
         calls: list[Action] = []
         for action in actions:
             kind, what = _recognised(action)
-            if kind == CALL:
+            if kind == CALL and not isinstance(action, Unless):
                 calls.append(action)
                 continue
             self._act(calls)
             calls = []
-            self._add(kind, what, _no_such_step)
+            if isinstance(action, Aimed):
+                self._aim(action)
+            elif isinstance(action, Unless):
+                self.unless(action, _of_any_number(action.act))
+            else:
+                self._add(kind, what, _no_such_step)
         self._act(calls)
 
     def _act(self, actions: Sequence[Action]) -> None:
@@ -59,6 +66,27 @@ class Steps:
 
         if actions:
             self.call(call)
+
+    def _aim(self, aimed: Aimed) -> None:
+        """Add a look for the target, and a step that is another with another target."""
+        after = len(self._steps) + 1
+
+        def look(sequence: int) -> None:
+            aimed.look()
+            kind, what = _recognised(aimed.bound[0]) if len(aimed.bound) == 1 else (CALL, None)
+            self._steps[after] = kind, what
+            self._places[after] = _step(kind, what)
+
+        def act(sequence: int) -> None:
+            for action in aimed.bound:
+                action()
+
+        self._add(CHECK, _check(aimed), look)
+        self.call(act)
+
+    def unless(self, expected: Unless, by_python: ByPython) -> None:
+        """Add what Python does, unless words are as expected."""
+        self._add(CHECK, _check(expected), by_python)
 
     def call(self, by_python: ByPython) -> None:
         """Add what Python does."""
@@ -84,13 +112,9 @@ class Steps:
     def bind(self) -> Callable[[int], None]:
         """Give what runs them all, as operation number so and so."""
         count, by_python = len(self._steps), tuple(self._by_python)
-        places = (
-            Step(kind, None if what is None else ctypes.addressof(what))
-            for kind, what in self._steps
-        )
-        steps = (Step * count)(*places)
-        program = Program(ctypes.addressof(steps), count)
-        program.kept = steps, self._steps
+        self._places = (Step * count)(*(_step(*step) for step in self._steps))
+        program = Program(ctypes.addressof(self._places), count)
+        program.kept = self
         go = partial(compiled.function("run"), program)
 
         def run(sequence: int) -> None:
@@ -120,7 +144,7 @@ class Words:
     def __init__(
         self, words: memoryview, mine: int, others: Sequence[int], patience: tuple[int, int]
     ):
-        first = ctypes.addressof(ctypes.c_char.from_buffer(words))
+        first = _address(words)
         self._mine = first + 8 * mine
         self._others = (ctypes.c_size_t * len(others))(*(first + 8 * other for other in others))
         self._patience = patience
@@ -132,6 +156,27 @@ class Words:
         told = Meeting(self._mine, others, len(self._others), looks, yields, 0, 0, 0)
         told.kept = self._others
         return told
+
+
+def _step(kind: int, what: Any) -> Step:
+    return Step(kind, None if what is None else ctypes.addressof(what))
+
+
+def _check(unless: Unless) -> Any:
+    """Give the structure of what is looked at."""
+    first = _address(unless.words)
+    places = (ctypes.c_size_t * len(unless.places))(*(first + 8 * n for n in unless.places))
+    told = Check(ctypes.addressof(places), ctypes.addressof(unless.expected), len(unless.places))
+    told.kept = places, unless
+    return told
+
+
+def _address(words: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(words))
+
+
+def _of_any_number(action: Action) -> ByPython:
+    return lambda sequence: action()
 
 
 def _no_such_step(sequence: int) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import importlib
 from typing import Any
 
-COPY, SUM, ARRIVE, MEET, CALL = KINDS = range(5)  # enum kind
+COPY, SUM, ARRIVE, MEET, CHECK, CALL = KINDS = range(6)  # enum kind
 
 
 class Copy(ctypes.Structure):
@@ -42,6 +42,16 @@ class Meeting(ctypes.Structure):
     )
 
 
+class Check(ctypes.Structure):
+    """``struct check``."""
+
+    _fields_ = (
+        ("words", ctypes.c_void_p),
+        ("expected", ctypes.c_void_p),
+        ("count", ctypes.c_int),
+    )
+
+
 class Step(ctypes.Structure):
     """``struct step``."""
 
@@ -54,7 +64,7 @@ class Program(ctypes.Structure):
     _fields_ = (("steps", ctypes.c_void_p), ("count", ctypes.c_int))
 
 
-LAYOUT = (*map(ctypes.sizeof, (Copy, Sum, Meeting, Step, Program)), len(KINDS))
+LAYOUT = (*map(ctypes.sizeof, (Copy, Sum, Meeting, Check, Step, Program)), len(KINDS))
 """What both must agree on: a module may be left over that was compiled of other sources."""
 
 

@@ -1,6 +1,8 @@
 """Calls that are made again with the same arrays, which compiled code runs through in one go."""
 
+import gc
 import time
+import weakref
 from functools import partial
 from operator import itemgetter
 
@@ -12,7 +14,7 @@ from mpidist import kernel_bodies
 from mpidist.backends.mpi import MpiBackend
 from mpidist.communicator import Communicator
 from mpidist.config import CollectiveConfig
-from mpidist.symmetric import compiled
+from mpidist.symmetric import compiled, rooted
 
 pytestmark = pytest.mark.one_node
 SIZES = (1, 1009, 70_001)  # one shot and two; no multiple of anything
@@ -156,3 +158,65 @@ def test_one_does_not_come(own, body, way):
         return
     with pytest.raises(mpidist.CollectiveTimeout, match="rank 0 not arrived"):
         own.allreduce(x, out=out, algorithm=way)
+
+
+@pytest.mark.parametrize("collective", ["reduce", "gather", "scatter"])
+def test_the_roots_array_is_another(comm, body, collective):
+    """Where it lies is found anew; who has dropped an array, or never had it, leaves the work."""
+    n, root = 70_001, comm.size - 1
+    here, long = comm.rank == root, n if collective == "reduce" else n * comm.size
+    mine = comm.empty(n, "float32")  # what every rank brings, or gets
+    arrays = [comm.empty(long, "float32"), np.empty(long, "float32"), comm.empty(long, "float32")]
+    for turn in range(9):
+        if turn == 6 and comm.rank != root:
+            arrays[0] = arrays[2] = None  # the last on them: they are given back
+        theirs = arrays[turn % 3] if here else None
+        parts = [data(r, n, turn) for r in range(comm.size)]
+        mine[:] = parts[comm.rank]
+        if collective == "scatter":
+            if here:
+                theirs[:] = np.concatenate(parts)
+            mine[:] = -1
+            comm.scatter(theirs, root, out=mine, algorithm="symmetric")
+            assert (mine == parts[comm.rank]).all()
+            continue
+        call = partial(getattr(comm, collective), mine, root=root, algorithm="symmetric")
+        got = call(out=theirs)
+        if here:
+            right = sum(parts) if collective == "reduce" else np.concatenate(parts)
+            assert got is theirs and (got == right).all()
+
+
+def test_nothing_is_looked_for_again(comm, body, monkeypatch):
+    """Repeated on the same arrays, compiled code sees that all lies where it lay."""
+    x, out = comm.empty(70_001, "float32"), comm.empty(70_001 * comm.size, "float32")
+    first, looks = out[: x.size], []
+    plain = rooted.RootArray.find
+    monkeypatch.setattr(rooted.RootArray, "find", lambda self: looks.append(1) or plain(self))
+    for turn in range(8):
+        x[:] = data(comm.rank, x.size, turn)
+        comm.gather(x, out=out, algorithm="symmetric")
+        comm.reduce(x, out=first, algorithm="symmetric")
+    if comm.rank:
+        assert len(looks) < 8 if body == "compiled" else len(looks) == 16
+
+
+@pytest.mark.parametrize("way", ("auto", "native", *WAYS))
+@pytest.mark.parametrize("times", (1, 3))
+def test_no_array_is_kept_alive(comm, way, times):
+    """Neither by what was bound to it nor by a closure: each rank's memory goes with its names."""
+    p, root = comm.size, comm.size - 1
+    for collective in ("allreduce", "reduce", "reduce_scatter", "allgather", "broadcast", "gather",
+                       "scatter", "alltoall"):  # fmt: skip
+        short, long = (make(comm, n, way) for n in (70_001, 70_001 * p))
+        x = long if collective in ("reduce_scatter", "scatter", "alltoall") else short
+        given = {"allgather": long, "gather": long, "reduce_scatter": short, "scatter": short}
+        out = given.get(collective, make(comm, x.size, way))
+        x[:] = out[:] = comm.rank
+        where = {"root": root} if collective in ("reduce", "broadcast", "gather", "scatter") else {}
+        for _ in range(times):
+            getattr(comm, collective)(x, **where, out=out, algorithm=way)
+        alive = [weakref.ref(array) for array in (x, out, short, long)]
+        del x, out, short, long, given
+        gc.collect()
+        assert not any(array() is not None for array in alive), collective
