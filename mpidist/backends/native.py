@@ -215,7 +215,8 @@ def _bytes(x: np.ndarray) -> np.ndarray:
     """Give a view that does not keep the array alive: bound calls are remembered."""
     if not x.nbytes:
         return np.empty(0, np.uint8)
-    return np.frombuffer(memoryview(MPI.buffer.fromaddress(address(x), x.nbytes)), np.uint8)
+    memory: Any = MPI.buffer.fromaddress(address(x), x.nbytes)
+    return np.frombuffer(memory, np.uint8)
 
 
 # MPI lets a process make only a few operations.  So one for each value of `commute` serves all of

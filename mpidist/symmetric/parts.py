@@ -16,7 +16,7 @@ from .compiled import stream
 from .fold import PIECE_BYTES, fold
 from .streaming import streams
 
-_ONE_SHOT_BYTES = 128 << 10  # that one has to fetch; in allreduce from every other
+_ONE_SHOT_BYTES = {"allreduce": 128 << 10, "reduce": 64 << 10}
 _SLOW = 16  # times as long as others does float16 take
 
 Awaited = Callable[[], Sequence[int]]
@@ -44,8 +44,8 @@ Body = tuple[list[Action], Sequence[Phase | list[Action]]]
 def one_shot(call: Call) -> bool:
     """Tell whether one meeting less pays, with one rank, or each, combining everything."""
     slow = _SLOW if call.dtype == np.float16 else 1
-    fetched = call.nbytes * (call.size - 1 if call.collective == "allreduce" else 1)
-    return fetched * slow <= _ONE_SHOT_BYTES
+    others = call.size - 1 if call.collective == "allreduce" else 1  # that all fetch at once
+    return call.nbytes * others * slow <= _ONE_SHOT_BYTES[call.collective]
 
 
 def divisor(call: Call) -> int:

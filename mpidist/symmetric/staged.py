@@ -37,7 +37,7 @@ def why_not(call: Call) -> str | None:
 
 
 def _allreduce(call: Call, slot: Place) -> Body:
-    """Up to 32 KiB (of float16 2 KiB) everyone combines everything; else a slice each.
+    """Up to 128 KiB from all others (of float16 8) everyone combines everything; else a slice.
 
     Either way a slice is combined in its owner's order, so the bits are the same everywhere.
     """
@@ -49,7 +49,7 @@ def _allreduce(call: Call, slot: Place) -> Body:
 
 
 def _reduce(call: Call, slot: Place) -> Body:
-    """Up to 128 KiB (float16: 8) the root combines everything; else it fetches what each did."""
+    """Up to 64 KiB (float16: 4) the root combines everything; else it fetches what each did."""
     assert call.x is not None
     here = call.rank == call.root
     if not one_shot(call):

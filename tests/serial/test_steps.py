@@ -6,7 +6,9 @@ import pytest
 from mpidist.backends.board import HISTORY, PRINTS
 from mpidist.storage import store
 from mpidist.symmetric import compiled
-from mpidist.symmetric.steps import ARRIVE, CALL, COPY, MEET, SUM, Steps, Words
+from mpidist.symmetric.noted import Aimed, Unless
+from mpidist.symmetric.steps import Steps, Words
+from mpidist.symmetric.structures import ARRIVE, CALL, CHECK, COPY, MEET, SUM
 
 pytestmark = pytest.mark.skipif(not compiled.vector_width(), reason="needs a C compiler for x86-64")
 MARK, ME, OTHER = 1234, 0, 8
@@ -130,3 +132,45 @@ def test_what_is_passed_must_be_what_is_expected():
         compiled.function("run")(bytes(16), 1)
     with pytest.raises(TypeError):
         compiled.function("copy")(None)
+
+
+def test_words_as_expected_leave_an_action_out():
+    memory, _ = words_of()
+    memory[3], memory[5] = 30, 50
+    done, out = [], np.zeros(1)
+    unless, steps = Unless(memory, [3, 5], [30, 50], lambda: done.append(1)), Steps()
+    steps.act([unless, store(out, np.ones(1))])
+    assert kinds(steps) == [CHECK, COPY]
+    run = steps.bind()
+    run(1)
+    assert not done and out == 1
+    memory[5] = 51
+    run(2)
+    assert len(done) == 1
+    unless.expect([30, 51])
+    run(3)
+    assert len(done) == 1
+    unless.doubt()
+    run(4)
+    assert len(done) == 2
+
+
+def test_a_target_that_moves():
+    """Copied to by compiled code, or done by Python where it is no copy; found if it moved."""
+    memory, _ = words_of()
+    x, targets, looks = np.arange(3.0), [np.zeros(3), np.zeros(3), []], []
+
+    def find(aimed):
+        looks.append(memory[0])
+        aimed.expect([memory[0]])
+        target = targets[memory[0]]
+        return [store(target, x)] if len(target) == 3 else [lambda: target.append(1)]
+
+    steps = Steps()
+    steps.act([Aimed(memory, [0], find)])
+    run = steps.bind()
+    for where in (0, 0, 1, 2, 2, 0):
+        memory[0] = where
+        run(1)
+    assert looks == [0, 1, 2, 0] and len(targets[2]) == 2
+    assert (targets[0] == x).all() and (targets[1] == x).all()
