@@ -2,13 +2,17 @@
 
 from setuptools import Extension, setup
 
+# With CFLAGS=-Ofast GCC would link code that turns subnormal numbers to zero in the whole process.
+EXACT = ["-fno-fast-math", "-fno-unsafe-math-optimizations"]
+
 setup(
     ext_modules=[
         Extension(
             "mpidist.symmetric._compiled",
             [f"mpidist/symmetric/{name}.c" for name in ("module", "compiled", "steps")],
             depends=["mpidist/symmetric/compiled.h"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=["-O3", *EXACT],
+            extra_link_args=EXACT,
             optional=True,
         )
     ]

@@ -6,6 +6,7 @@ Python does them each time; compiled code looks at the words and leaves them out
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,9 +72,11 @@ class Aimed(Unless):
     ----------
     bound : list of callable
         What to do, as it was bound last.
+    watchers : set
+        Who is told by ``renew(aimed)`` when a target was found: they share the expected words.
     """
 
-    __slots__ = ("bound", "_find")
+    __slots__ = ("bound", "watchers", "_find")
 
     def __init__(
         self, words: memoryview, places: Sequence[int], find: Callable[[Aimed], list[Action]]
@@ -81,10 +84,13 @@ class Aimed(Unless):
         super().__init__(words, places, [_NEVER] * len(places), self.look)
         self._find = find
         self.bound: list[Action] = []
+        self.watchers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def look(self) -> None:
         """Find the target."""
         self.bound = self._find(self)
+        for watcher in self.watchers:
+            watcher.renew(self)
 
     def __call__(self) -> None:
         """Find the target and do what is bound to it."""

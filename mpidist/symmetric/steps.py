@@ -40,6 +40,7 @@ class Steps:
         self._steps: list[tuple[int, Any]] = []
         self._by_python: list[ByPython] = []
         self._places: Any = None  # of all steps, as compiled code reads them
+        self._aims: dict[Aimed, int] = {}
 
     def act(self, actions: Iterable[Action]) -> None:
         """Add what a rank does."""
@@ -69,20 +70,21 @@ class Steps:
 
     def _aim(self, aimed: Aimed) -> None:
         """Add a look for the target, and a step that is another with another target."""
-        after = len(self._steps) + 1
-
-        def look(sequence: int) -> None:
-            aimed.look()
-            kind, what = _recognised(aimed.bound[0]) if len(aimed.bound) == 1 else (CALL, None)
-            self._steps[after] = kind, what
-            self._places[after] = _step(kind, what)
 
         def act(sequence: int) -> None:
             for action in aimed.bound:
                 action()
 
-        self._add(CHECK, _check(aimed), look)
+        self.unless(aimed, _of_any_number(aimed.look))
+        self._aims[aimed] = len(self._steps)
         self.call(act)
+
+    def renew(self, aimed: Aimed) -> None:
+        """Take the step that has this target anew from what is bound to it."""
+        at, bound = self._aims[aimed], aimed.bound
+        kind, what = _recognised(bound[0]) if len(bound) == 1 else (CALL, None)
+        self._steps[at] = kind, what
+        self._places[at] = _step(kind, what)
 
     def unless(self, expected: Unless, by_python: ByPython) -> None:
         """Add what Python does, unless words are as expected."""
@@ -115,6 +117,9 @@ class Steps:
         self._places = (Step * count)(*(_step(*step) for step in self._steps))
         program = Program(ctypes.addressof(self._places), count)
         program.kept = self
+        for aimed in self._aims:
+            self.renew(aimed)
+            aimed.watchers.add(self)
         go = partial(compiled.function("run"), program)
 
         def run(sequence: int) -> None:

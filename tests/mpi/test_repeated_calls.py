@@ -167,20 +167,20 @@ def test_the_roots_array_is_another(comm, body, collective):
     here, long = comm.rank == root, n if collective == "reduce" else n * comm.size
     mine = comm.empty(n, "float32")  # what every rank brings, or gets
     arrays = [comm.empty(long, "float32"), np.empty(long, "float32"), comm.empty(long, "float32")]
-    for turn in range(9):
-        if turn == 6 and comm.rank != root:
+    for turn, way in enumerate(("symmetric", "symmetric", "auto") * 4):  # each a call of its own
+        if turn == 9 and comm.rank != root:
             arrays[0] = arrays[2] = None  # the last on them: they are given back
-        theirs = arrays[turn % 3] if here else None
+        theirs = arrays[turn // 2 % 3] if here else None
         parts = [data(r, n, turn) for r in range(comm.size)]
         mine[:] = parts[comm.rank]
         if collective == "scatter":
             if here:
                 theirs[:] = np.concatenate(parts)
             mine[:] = -1
-            comm.scatter(theirs, root, out=mine, algorithm="symmetric")
+            comm.scatter(theirs, root, out=mine, algorithm=way)
             assert (mine == parts[comm.rank]).all()
             continue
-        call = partial(getattr(comm, collective), mine, root=root, algorithm="symmetric")
+        call = partial(getattr(comm, collective), mine, root=root, algorithm=way)
         got = call(out=theirs)
         if here:
             right = sum(parts) if collective == "reduce" else np.concatenate(parts)
