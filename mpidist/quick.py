@@ -96,6 +96,7 @@ class QuickCalls:
     def __init__(self, service: Service):
         self._service = service
         self._calls: dict[Hashable, QuickCall] = {}
+        self._made: dict[Hashable, weakref.ref] = {}  # calls that were made once, and their `x`
 
     def find(self, key: Hashable, x: Any, out: Any) -> QuickCall | None:
         """Give the call for these arguments, if it was made before with these very arrays."""
@@ -106,7 +107,12 @@ class QuickCalls:
         return quick if quick is not None and quick.holds(x, out) else None
 
     def remember(self, key: Hashable, prepared: Prepared, algorithm: str, x: Any, out: Any) -> None:
-        """Bind a call that has just been served, if its arrays can be used as they are."""
+        """Bind a call that has just been served, if its arrays can be used as they are.
+
+        The second time: many arrays are used once, and binding takes as long as a call or two.
+        """
+        if not self._made_before(key, x):
+            return
         service, call = self._service, prepared.call
         place = service.shared.place(call)
         way = service.chooser.way(call, algorithm, place)
@@ -139,6 +145,20 @@ class QuickCalls:
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
 
+    def _made_before(self, key: Hashable, x: Any) -> bool:
+        """Tell whether this call was made before with this very array, and note that it was."""
+        made = self._made
+        try:
+            before = made.get(key)
+            if before is not None and before() is x:
+                return True
+            if len(made) >= _LIMIT:
+                made.clear()
+            made[key] = weakref.ref(x)
+        except TypeError:  # such a key is found by nobody, such an array cannot be watched
+            pass
+        return False
+
     def _runner(
         self, prepared: Prepared, way: Way, place: Place | None, program: Program | None, held: Held
     ) -> Run:
@@ -155,3 +175,4 @@ class QuickCalls:
     def clear(self) -> None:
         """Forget every call."""
         self._calls.clear()
+        self._made.clear()

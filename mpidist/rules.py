@@ -130,7 +130,7 @@ _STAGED: dict[bool, dict[str, int]] = {
         "allgather": _SLOT,
         "broadcast": _SLOT,
         "alltoall": 768 << 10,
-        "gather": _MEBIBYTE,
+        "gather": _SLOT,
         "scatter": _SLOT,
     },
     True: {
@@ -140,7 +140,7 @@ _STAGED: dict[bool, dict[str, int]] = {
         "allgather": _SLOT,
         "broadcast": _SLOT,
         "alltoall": 768 << 10,
-        "gather": _MEBIBYTE,
+        "gather": _SLOT,
         "scatter": 384 << 10,
     },
 }
@@ -149,10 +149,10 @@ _STAGED_MPICH: dict[bool, dict[str, int]] = {
         "allreduce": _MEBIBYTE,
         "reduce": _SLOT,
         "reduce_scatter": _SLOT,
-        "allgather": 768 << 10,
+        "allgather": _MEBIBYTE,
         "broadcast": _SLOT,
         "alltoall": 768 << 10,
-        "gather": 768 << 10,
+        "gather": _SLOT,
         "scatter": _SLOT,
     },
     True: {

@@ -133,6 +133,7 @@ def test_resized_arrays(own):
         x = np.full(n, 1.0)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the strides")  # deprecated, but possible
 def test_attributes_that_change(own):
     """The very same array object, but of another dtype, or strided now."""
     x = np.full(64, own.rank + 1.0)
