@@ -144,6 +144,11 @@ class Heap:
             flat, made = self._allocate(2 * STAGING_BYTES)
             self._staging = (made, flat)
 
+    @property
+    def has_staging(self) -> bool:
+        """Whether there are slots."""
+        return self._staging is not None
+
     def slot(self, index: int) -> Place:
         """Give slot 0 or 1 of the staging memory."""
         assert self._staging is not None

@@ -1,0 +1,88 @@
+"""Short private arrays that are used once: through arrays that calls of their kind are bound to.
+
+To bind a call takes 50 µs, to copy 4 KiB one.  So the first call of a kind is bound to arrays of
+ours, and all calls of that kind go through these: ``comm.allreduce(loss)`` of a new number each
+time.  A call that is made again with the same arrays is bound to them (see :mod:`.quick`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .call import Call
+from .prepared import Prepared
+from .quick_runs import kernel_run
+from .service import Service
+from .symmetric import STAGED
+
+_LIMIT = 64
+_MOST_BYTES = 128 << 10
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What all calls of a kind go through."""
+
+    x: np.ndarray | None
+    out: np.ndarray | None
+    run: Callable[[], None]
+
+
+class ShortCalls:
+    """The kinds of short calls of one communicator."""
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def serve(self, prepared: Prepared, algorithm: str) -> bool:
+        """Serve a call, if it is short and goes through the slots; tell whether it was."""
+        call, service = prepared.call, self._service
+        heap = service.shared.heap
+        if call.nbytes > _MOST_BYTES or heap is None or not heap.has_staging:
+            return False
+        if call.collective == "barrier" or not (call.op is None or call.op.builtin):
+            return False
+        way = service.chooser.way(call, algorithm, service.shared.place(call))
+        if way.name != STAGED:
+            return False
+        service.check_usable()
+        kind = self._kind(call)
+        if kind.x is not None:
+            kind.x[...] = call.x
+        kind.run()
+        in_place = call.in_place and call.collective == "broadcast"  # the root's may be read-only
+        if call.out is not None and not (in_place and call.rank == call.root):
+            call.out[...] = kind.out
+        return True
+
+    def clear(self) -> None:
+        """Forget every kind."""
+        self._kinds.clear()
+
+    def _kind(self, call: Call) -> _Kind:
+        sizes = tuple(None if data is None else data.size for data in (call.x, call.out))
+        name = None if call.op is None else call.op.name
+        key = call.collective, call.dtype, call.root, name, call.counts, call.out_counts, *sizes
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _LIMIT:
+                del self._kinds[next(iter(self._kinds))]
+            kind = self._kinds[key] = self._made(call)
+        return kind
+
+    def _made(self, call: Call) -> _Kind:
+        """Bind a call like this one to arrays of ours; a broadcast to one, else to two."""
+        service = self._service
+        out = None if call.out is None else np.empty(call.out.size, call.dtype)
+        x = None if call.x is None else np.empty(call.x.size, call.dtype)
+        if call.collective == "broadcast":
+            x = out if call.rank == call.root else None
+        ours = replace(call, x=x, out=out, in_place=call.collective == "broadcast")
+        shared = service.shared
+        kernels = [shared.kernel(ours, STAGED, None, slot) for slot in range(2)]
+        what = service.chooser.describe(ours, service.chooser.way(ours, STAGED), None)
+        return _Kind(x, out, kernel_run(service, what, STAGED, kernels, tuple))
