@@ -1,8 +1,9 @@
 """Short private arrays that are used once: through arrays that calls of their kind are bound to.
 
-To bind a call takes 50 µs, to copy 4 KiB one.  So the first call of a kind is bound to arrays of
-ours, and all calls of that kind go through these: ``comm.allreduce(loss)`` of a new number each
-time.  A call that is made again with the same arrays is bound to them (see :mod:`.quick`).
+To bind a call takes 50 µs, and 150 for 1 MiB in pieces; to copy 4 KiB takes one.  So the first call
+of a kind is bound to arrays of ours, and all calls of that kind go through these, for example
+``comm.allreduce(loss)`` of a new number each time.  A call that is made again with the same arrays
+is bound to them (see :mod:`.quick`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from .quick_runs import kernel_run
 from .service import Service
 from .symmetric import STAGED
 
-_LIMIT = 64
-_MOST_BYTES = 128 << 10
+_MOST_BYTES = 1 << 20  # at 2 MiB binding and copying take as long as each other
+_KEPT_BYTES = 16 << 20
+_KEPT = 64  # kinds
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class _Kind:
     x: np.ndarray | None
     out: np.ndarray | None
     run: Callable[[], None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(data.nbytes for data in (self.x, self.out) if data is not None)
 
 
 class ShortCalls:
@@ -69,10 +76,15 @@ class ShortCalls:
         key = call.collective, call.dtype, call.root, name, call.counts, call.out_counts, *sizes
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= _LIMIT:
-                del self._kinds[next(iter(self._kinds))]
             kind = self._kinds[key] = self._made(call)
+            while len(self._kinds) > 1 and not self._fits():
+                del self._kinds[next(iter(self._kinds))]
         return kind
+
+    def _fits(self) -> bool:
+        """Tell whether all kinds may be kept; the oldest goes first."""
+        kinds = self._kinds.values()
+        return len(kinds) <= _KEPT and sum(kind.nbytes for kind in kinds) <= _KEPT_BYTES
 
     def _made(self, call: Call) -> _Kind:
         """Bind a call like this one to arrays of ours; a broadcast to one, else to two."""

@@ -93,6 +93,10 @@ def test_a_root_that_must_not_be_written(own):
 
 
 def test_more_kinds_than_are_kept(own):
+    for n in range(90_000, 90_040):  # longer than all together may be
+        assert (own.allreduce(np.full(n, 1.0), **STAGED) == own.size).all()
+    kinds = own._short._kinds.values()
+    assert 20 < sum(kind.nbytes for kind in kinds) >> 19 <= 32 and len(kinds) < 40
     for turn in range(2):
         for n in range(1, 100):
             assert (own.allreduce(np.full(n, n + turn), **STAGED) == own.size * (n + turn)).all()
