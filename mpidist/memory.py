@@ -121,6 +121,7 @@ def free(self: Communicator, x: Any = None) -> None:
         self._quick.clear()
         heap.forget(x)
         return
+    self._short.clear()
     if self._service.broken is None:
         if self._debug:
             self._agreed("free", tuple)
@@ -128,7 +129,6 @@ def free(self: Communicator, x: Any = None) -> None:
         if self._gpu_service is not None:
             self._gpu_service.close()
         self._quick.clear()
-        self._short.clear()
         self._service.cache.clear()
         self._service.meet("free", self._backend.close)
         self._service.broken = "the communicator was freed"

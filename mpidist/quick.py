@@ -19,7 +19,7 @@ from .selection import Way
 from .service import Service
 from .symmetric import STAGED, Place
 
-_LIMIT = 64
+_LIMIT = 256
 
 
 class QuickCall:
@@ -131,7 +131,7 @@ class QuickCalls:
             return
         calls = self._calls
         if len(calls) >= _LIMIT:
-            calls.clear()
+            calls.pop(next(iter(calls)), None)
 
         def forget(_: Any) -> None:
             calls.pop(key, None)
@@ -153,7 +153,7 @@ class QuickCalls:
             if before is not None and before() is x:
                 return True
             if len(made) >= _LIMIT:
-                made.clear()
+                del made[next(iter(made))]
             made[key] = weakref.ref(x)
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             pass

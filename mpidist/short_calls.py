@@ -1,27 +1,29 @@
 """Short private arrays that are used once: through arrays that calls of their kind are bound to.
 
-To bind a call takes 50 µs, and 150 for 1 MiB in pieces; to copy 4 KiB takes one.  So the first call
-of a kind is bound to arrays of ours, and all calls of that kind go through these, for example
+To bind a call takes 50 µs, and 150 for 1 MiB in pieces; to copy 4 KiB takes one.  So at its second
+call a kind is bound to arrays of ours, and all calls of that kind go through these, for example
 ``comm.allreduce(loss)`` of a new number each time.  A call that is made again with the same arrays
 is bound to them (see :mod:`.quick`).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .call import Call
+from .operations import Op
 from .prepared import Prepared
 from .quick_runs import kernel_run
 from .service import Service
-from .symmetric import STAGED
+from .symmetric import STAGED, staged
 
 _MOST_BYTES = 1 << 20  # at 2 MiB binding and copying take as long as each other
 _KEPT_BYTES = 16 << 20
-_KEPT = 64  # kinds
+_KEPT = 256  # kinds, of which most may have been seen once
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class _Kind:
 
     x: np.ndarray | None
     out: np.ndarray | None
+    op: Op | None  # by its identity it is found
     run: Callable[[], None]
 
     @property
@@ -43,7 +46,7 @@ class ShortCalls:
 
     def __init__(self, service: Service):
         self._service = service
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: OrderedDict[Hashable, _Kind | None] = OrderedDict()  # None: seen once
 
     def serve(self, prepared: Prepared, algorithm: str) -> bool:
         """Serve a call, if it is short and goes through the slots; tell whether it was."""
@@ -58,6 +61,8 @@ class ShortCalls:
             return False
         service.check_usable()
         kind = self._kind(call)
+        if kind is None:
+            return False
         if kind.x is not None:
             kind.x[...] = call.x
         kind.run()
@@ -70,21 +75,23 @@ class ShortCalls:
         """Forget every kind."""
         self._kinds.clear()
 
-    def _kind(self, call: Call) -> _Kind:
+    def _kind(self, call: Call) -> _Kind | None:
+        """Give the kind of a call, if it is seen not for the first time: many have no second."""
         sizes = tuple(None if data is None else data.size for data in (call.x, call.out))
-        name = None if call.op is None else call.op.name
-        key = call.collective, call.dtype, call.root, name, call.counts, call.out_counts, *sizes
-        kind = self._kinds.get(key)
+        key = (call.collective, call.dtype, call.root, id(call.op), call.counts, *sizes)
+        kinds = self._kinds
+        kind = kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = self._made(call)
-            while len(self._kinds) > 1 and not self._fits():
-                del self._kinds[next(iter(self._kinds))]
+            kind = kinds[key] = self._made(call) if key in kinds else None
+            while len(kinds) > 1 and not self._fits():
+                kinds.popitem(last=False)
+        kinds.move_to_end(key)
         return kind
 
     def _fits(self) -> bool:
-        """Tell whether all kinds may be kept; the oldest goes first."""
+        """Tell whether all kinds may be kept; the one that was longest not used goes first."""
         kinds = self._kinds.values()
-        return len(kinds) <= _KEPT and sum(kind.nbytes for kind in kinds) <= _KEPT_BYTES
+        return len(kinds) <= _KEPT and sum(k.nbytes for k in kinds if k) <= _KEPT_BYTES
 
     def _made(self, call: Call) -> _Kind:
         """Bind a call like this one to arrays of ours; a broadcast to one, else to two."""
@@ -94,7 +101,8 @@ class ShortCalls:
         if call.collective == "broadcast":
             x = out if call.rank == call.root else None
         ours = replace(call, x=x, out=out, in_place=call.collective == "broadcast")
-        shared = service.shared
-        kernels = [shared.kernel(ours, STAGED, None, slot) for slot in range(2)]
+        heap = service.shared.heap
+        assert heap is not None
+        kernels = [staged.kernel(ours, heap, slot) for slot in range(2)]
         what = service.chooser.describe(ours, service.chooser.way(ours, STAGED), None)
-        return _Kind(x, out, kernel_run(service, what, STAGED, kernels, tuple))
+        return _Kind(x, out, call.op, kernel_run(service, what, STAGED, kernels, tuple))

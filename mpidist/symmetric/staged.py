@@ -106,7 +106,8 @@ def _turns(count: int, itemsize: int, nbytes: int) -> list[tuple[int, slice]]:
     The two so stay in the cache.  There are at most eight pieces: an array that is used once is
     bound for one call.
     """
-    return list(zip(cycle((0, 1)), cut(count, itemsize, max(nbytes, -(-count * itemsize // 8)))))
+    piece = max(nbytes // max(itemsize, 1), -(-count // 8), 1)
+    return list(zip(cycle((0, 1)), cut(count, 1, piece)))
 
 
 def _piped(bring: list[list[Action]], fetch: list[list[Action]]) -> Body:
