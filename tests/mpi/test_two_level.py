@@ -150,7 +150,7 @@ def explained(comm, config, nbytes, collective="allreduce"):
 def test_thresholds_steer_auto(comm):
     """Set by the user they decide; their defaults do not, and what the call says comes first."""
     p = comm.size
-    assert explained(comm, None, 100) == "native"
+    assert explained(comm, None, 100) == "staged"
     low = CollectiveConfig(tree_threshold_bytes=1000)
     assert explained(comm, low, 996) == "tree:2"
     assert explained(comm, low, 1000) == ("ring" if p >= 4 else "tree:2")
