@@ -19,7 +19,8 @@ from .selection import Way
 from .service import Service
 from .symmetric import STAGED, Place
 
-_LIMIT = 256
+_LIMIT = 64
+_NOTED = 256  # calls that were made once
 
 
 class QuickCall:
@@ -152,7 +153,7 @@ class QuickCalls:
             before = made.get(key)
             if before is not None and before() is x:
                 return True
-            if len(made) >= _LIMIT:
+            if len(made) >= _NOTED:
                 del made[next(iter(made))]
             made[key] = weakref.ref(x)
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
