@@ -168,25 +168,16 @@ _STAGED_MPICH: dict[bool, dict[str, int]] = {
 }
 """Private arrays through slots of shared memory: below so many bytes, measured as the above."""
 
+_ABOVE_A_SLOT: dict[str, Range] = dict.fromkeys(
+    ("allreduce", "reduce", "reduce_scatter"), (_SLOT, _ANY)
+)
 _SINGLE_COPY: dict[bool, dict[str, Range]] = {
     False: {"allreduce": (2 << 20, _ANY), "reduce_scatter": (_SLOT, _ANY)},
-    True: {
-        "allreduce": (_SLOT, _ANY),
-        "reduce": (_SLOT, _ANY),
-        "reduce_scatter": (_SLOT, _ANY),
-    },
+    True: _ABOVE_A_SLOT,
 }
 _SINGLE_COPY_MPICH: dict[bool, dict[str, Range]] = {
-    False: {
-        "allreduce": (2 << 20, _ANY),
-        "reduce": (_SLOT, _ANY),
-        "reduce_scatter": (_SLOT, _ANY),
-    },
-    True: {
-        "allreduce": (_SLOT, _ANY),
-        "reduce": (_SLOT, _ANY),
-        "reduce_scatter": (_SLOT, _ANY),
-    },
+    False: _ABOVE_A_SLOT | {"allreduce": (2 << 20, _ANY)},
+    True: _ABOVE_A_SLOT,
 }
 """Private arrays that the ranks read in each other's memory, where that beat what came before.
 
