@@ -1,7 +1,8 @@
 """Sums of several arrays into several places in one pass, and copies round the cache.
 
-Numpy has neither, so they are the one thing that is compiled, when mpidist is installed and where
-there is a C compiler for x86-64.  Without it there are more passes, with the same results.
+Numpy has neither, so they are compiled, when mpidist is installed and where there is a C compiler
+for x86-64; so is what runs them one after another (:mod:`.steps`).  Without it there are more
+passes, with the same results.
 """
 
 from __future__ import annotations
