@@ -59,6 +59,20 @@ def test_it_must_win_most_rounds():
     assert best == "none" and times["thread"] < GAIN * times["none"]
 
 
+def test_the_first_round_warms_up():
+    """It counts neither in the medians nor in the number of rounds won."""
+    rounds = iter([1.0, 9.0, 1.0, 0.2, 1.0, 0.4, 1.0, 0.6, 1.0, 1.2])
+
+    def main(comm):
+        trial = Trial(["none", "thread"])
+        while not trial.over:
+            trial.note(next(rounds))
+        return trial.decide(comm)
+
+    ((best, times),) = run_simulated(1, main)
+    assert (best, times) == ("thread", {"none": 1.0, "thread": 0.5})
+
+
 class Told(Clock):
     """A clock that has every step take what it is told."""
 

@@ -101,6 +101,9 @@ def test_a_stream(uneven, expected):
 def test_a_stream_is_filled_up():
     taken = [list(shard(iter(range(7)), Rank(r, 3))) for r in range(3)]
     assert taken == [[0, 3, 6], [1, 4, 6], [2, 5, 6]]
+    # With more than one item left: the ranks without one begin again at the first of these.
+    taken = [list(shard(iter(range(8)), Rank(r, 5))) for r in range(5)]
+    assert taken == [[0, 5], [1, 6], [2, 7], [3, 5], [4, 6]]
 
 
 def test_wrong_arguments():
