@@ -87,6 +87,10 @@ class CheckpointError(MpidistError):
     """A checkpoint could not be written, or is damaged; what was complete before is still there."""
 
 
+class ReplicasDiffer(MpidistError):
+    """Ranks have other parameters; the message names these and the ranks (`check_replicas`)."""
+
+
 class CommunicationError(MpidistError):
     """Base class of what goes wrong between ranks while they communicate."""
 

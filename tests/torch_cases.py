@@ -2,16 +2,19 @@
 
 import copy
 import pickle
+import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from training_kits import torch
 
-from mpidist.errors import InvalidArgument
+from mpidist.errors import InvalidArgument, ReplicasDiffer
 from mpidist.parallel import DDP
 
 nn = torch.nn if torch else None
 SMALL = {"bucket_bytes": 64, "first_bucket_bytes": 64}
+ONE_AT_A_TIME = threading.Lock()  # TorchScript's compiler is not for the threads of simulated ranks
 
 
 def inside(view, flat):
@@ -85,6 +88,8 @@ def unused_parameters_are_named(comm):
         assert f"rank {comm.rank}: " in str(error.value)
         assert f"heads.2.weight (on rank {every})" in str(error.value)
         assert f"heads.1.bias (on rank {odd})" in str(error.value)
+        even = ", ".join(map(str, range(1, comm.size, 2)))  # rank 0 has used it
+        assert comm.size == 1 or f"heads.0.bias (on rank {even})" in str(error.value)
         assert "body" not in str(error.value)
         model.zero_grad()
     keep = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -258,7 +263,42 @@ def a_dead_wrapper_hears_nothing(comm):
         del model
 
 
+def what_torchscript_made_is_refused(comm):
+    """By name, on every rank, if only one has such a module."""
+    last = comm.size - 1
+    for make, kind in (
+        (torch.jit.script, "RecursiveScriptModule"),
+        (lambda net: torch.jit.trace(net, torch.ones(1, 2)), "TopLevelTracedModule"),
+    ):
+        for ranks in (range(comm.size), (last,)):
+            net = nn.Linear(2, 2)
+            with ONE_AT_A_TIME:
+                net = make(net) if comm.rank in ranks else net
+            with pytest.raises(InvalidArgument, match=f"rank .: module: a {kind}, as torch.jit"):
+                DDP(net, comm)
+    assert float(comm.allreduce(1.0)) == comm.size
+
+
+def frozen_parameters_start_equal(comm):
+    """A replica is the whole model, also what of it is not learnt."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for p in net.parameters():
+        nn.init.constant_(p, comm.rank + 1.0)
+    net[0].requires_grad_(False)
+    model = DDP(net, comm, check_replicas=1)
+    assert all((p == 1).all() for p in net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    model.sync_gradients()
+    nn.init.constant_(net[0].weight, comm.rank + 1.0)
+    every = ", ".join(map(str, range(1, comm.size)))
+    told = pytest.raises(ReplicasDiffer, match=f"0.weight on ranks? {every};")
+    with nullcontext() if comm.size == 1 else told:
+        model.sync_gradients()
+
+
 CASES = [
+    what_torchscript_made_is_refused,
+    frozen_parameters_start_equal,
     buckets_are_rebuilt_in_observed_order,
     unused_parameters_are_zeros,
     unused_parameters_are_named,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from training_kits import batch, fingerprint
 
-from mpidist.errors import InvalidArgument, UnknownName
+from mpidist.errors import InvalidArgument, ReplicasDiffer, UnknownName
 from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.parallel.hooks import Compress, TopK
 from mpidist.parallel.progress import Average
@@ -222,7 +222,7 @@ def a_step_that_others_do_not_make_is_told(comm, kit):
         make, settings = kit.optimizers()["sgd"]
         optimizer = Clipped(model, make(net.parameters(), **settings))
         given = optimizer if whole else optimizer.optimizer
-        told = pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .* have other parameters")
+        told = pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*differ from those of")
         with nullcontext() if whole or comm.size == 1 else told, model.join(given):
             for step in range(1 + comm.rank):
                 x, labels = batch(step)
@@ -297,6 +297,80 @@ def replicas_of_a_stage_on_a_grid(comm, kit):
         assert_close(kit, net, reference)
 
 
+def replicas_that_differ_are_named(comm, kit):
+    """One rank skips a step: the next comparison says which parameters differ, and where."""
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    last, (x, labels) = comm.size - 1, batch()
+    make, options = kit.optimizers()["sgd"]
+    for every, zero, overlap in ((1, False, "polls"), (3, False, "none"), (2, True, "none")):
+        net = kit.mlp()
+        model = DDP(net, comm, check_replicas=every, overlap=overlap, **SMALL)
+        optimizer = (
+            ZeroOptimizer(make, model, **options) if zero else make(net.parameters(), **options)
+        )
+        names = [name for name, _ in model.named_parameters()]
+
+        def step(number, model=model, net=net, optimizer=optimizer, zero=zero):
+            optimizer.zero_grad()
+            kit.step(model, x, labels, 1.0)
+            model.sync_gradients()
+            if zero:  # its step is collective: something else has gone wrong on that rank
+                optimizer.step()
+            if zero and number == 1 and comm.rank == last:
+                model.framework.values(model.named_parameters()[2][1])[...] += 1
+            elif not zero and (number != 1 or comm.rank != last):
+                optimizer.step()
+
+        raised = None
+        for number in range(1, 2 * every + 2):
+            try:
+                step(number)
+            except ReplicasDiffer as error:
+                assert raised is None and number == every + (every == 1)
+                raised = str(error)
+                assert f"rank {comm.rank}: sync_gradients() number {number}" in raised
+                wrong = names[2:3] if zero else names[:5]
+                assert all(f"{name} on rank {last}" in raised for name in wrong)
+                assert zero or f"and {len(names) - 5} more" in raised
+                model.broadcast_parameters()
+                optimizer.zero_grad()
+        assert raised
+        assert_identical(comm, kit, net)
+
+
+def replicas_are_not_compared_where_they_may_differ(comm, kit):
+    """In join() without an optimizer the parameters of finished ranks stay behind, till its end."""
+    make, options = kit.optimizers()["sgd"]
+    for given in (True, False):
+        net = kit.mlp()
+        model = DDP(net, comm, check_replicas=1, **SMALL)
+        optimizer = make(net.parameters(), **options)
+        with model.join(optimizer if given else None):
+            for step in range(1 + comm.rank):
+                x, labels = batch(step)
+                kit.step(model, x, labels, 1.0)
+                model.sync_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_identical(comm, kit, net)
+
+
+def what_only_the_last_rank_left_out_is_named(comm, kit):
+    """An error on all ranks, also if rank 0 has used every parameter."""
+    net, last, (x, labels) = kit.mlp(), comm.size - 1, batch()
+    model = DDP(net, comm, unused="error", **SMALL)
+    for _ in range(2):
+        model.zero_grad()
+        if comm.rank != last:
+            kit.step(model, x, labels, 1.0)
+        with pytest.raises(InvalidArgument) as caught:
+            model.sync_gradients()
+        assert f"rank {comm.rank}: parameters without a gradient" in str(caught.value)
+        for name, _ in model.named_parameters():
+            assert f"{name} (on rank {last})" in str(caught.value)
+
+
 def wrong_options_are_refused(comm, kit):
     for option, value in (
         ("overlap", "sometimes"),
@@ -305,8 +379,11 @@ def wrong_options_are_refused(comm, kit):
         ("algorithm", "rung"),
         ("bucket_bytes", 0),
         ("init_sync", "no"),
+        ("check_replicas", -1),
+        ("check_replicas", 1.5),
+        ("check_replicas", True),
     ):
-        with pytest.raises(InvalidArgument, match=str(value)):
+        with pytest.raises(InvalidArgument, match=f"{option}={value!r}|{value}"):
             DDP(kit.mlp(), comm, **{option: value})
 
 
@@ -435,6 +512,9 @@ CASES = [
     clipping_is_by_the_norm_of_all,
     a_closed_wrapper_leaves_the_module_alone,
     replicas_of_a_stage_on_a_grid,
+    replicas_that_differ_are_named,
+    replicas_are_not_compared_where_they_may_differ,
+    what_only_the_last_rank_left_out_is_named,
     wrong_options_are_refused,
 ]
 ONE_PROCESS = [  # optimizer, overlap, backward passes in a step, options

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
 from .bucket import Bucket
 from .claims import Claim
 from .clip import clip_by_norm
@@ -17,7 +17,7 @@ from .grouping import Grouping
 from .join import Join
 from .progress import Average
 from .reducer import Reducer
-from .replicas import BufferSync, broadcast, check_alike
+from .replicas import BufferSync, broadcast, check_alike, find_unlike, told
 from .resume import give_to_hook, kept_by_hook, send_so, sending_of
 from .stats import Stats
 from .tree import read_all
@@ -61,6 +61,9 @@ class DDP(Wrapper):
         name and the ranks.
     init_sync : bool
         Whether all ranks begin with the parameters and buffers of rank 0.
+    check_replicas : int
+        Compare the parameters of all ranks in every so manyth :meth:`sync_gradients`, by a digest;
+        0, the default, never.
 
     Attributes
     ----------
@@ -94,6 +97,7 @@ class DDP(Wrapper):
         buffers: str = "broadcast",
         unused: str = "zero",
         init_sync: bool = True,
+        check_replicas: int = 0,
     ):
         check_arguments(module, comm, hook, bucket_bytes, first_bucket_bytes)
         self.module, self.framework = module, framework_of(module)
@@ -101,6 +105,12 @@ class DDP(Wrapper):
         if not isinstance(init_sync, bool):
             raise InvalidArgument(
                 f"rank {comm.rank}: init_sync={init_sync!r}: allowed are True and False"
+            )
+        known = isinstance(check_replicas, int) and not isinstance(check_replicas, bool)
+        if not known or check_replicas < 0:
+            raise InvalidArgument(
+                f"rank {comm.rank}: check_replicas={check_replicas!r}: allowed are whole numbers "
+                ">= 0; 0 never compares"
             )
         check_ready(self.framework.unready(module), comm.rank)
         named, arrays = self.framework.parameters(module), self.framework.buffers(module)
@@ -115,8 +125,13 @@ class DDP(Wrapper):
         }
         given |= {"algorithm": algorithm, "overlap": overlap, "buffers": buffers, "unused": unused}
         given |= {"hook": "none" if hook is None else "one", "init_sync": init_sync}
-        refused = self._claim.refusal(comm.rank)
-        check_alike(comm, "DDP", self.framework, named, arrays, given, refused)
+        given |= {"check_replicas": check_replicas}
+        reason = self.framework.refusal(module)
+        refused = (
+            f"rank {comm.rank}: module: {reason}" if reason else self._claim.refusal(comm.rank)
+        )
+        every = [*named, *self._frozen.others]
+        check_alike(comm, "DDP", self.framework, every, arrays, given, refused)
         self.buffer_sync = BufferSync(comm, partial(self.framework.buffers, module), buffers)
         limits = (bucket_bytes, first_bucket_bytes)
         grouping = Grouping(self.framework, named, limits, algorithm, comm)
@@ -128,6 +143,7 @@ class DDP(Wrapper):
         self.reducer = Reducer(grouping, comm, overlap, hook or Average(), unused == "error")
         self._remove = self.framework.on_forward(module, Weakly(self.reducer.prepare))
         self._join: Join | None = None
+        self._check_replicas, self._syncs = check_replicas, 0
         if init_sync:
             self.broadcast_parameters()
         self._claim.begin()
@@ -151,14 +167,44 @@ class DDP(Wrapper):
         self.buffer_sync.run(0 if self._join is None else self._join.root)
         self._unused.check(self.reducer.touched)
         self._frozen.check(self.comm.rank)
+        self._syncs += 1
+        if self._check_replicas and self._syncs % self._check_replicas == 0:
+            self._compare_replicas()
+
+    def unlike_parameters(self) -> dict[str, list[int]]:
+        """Return the names of parameters that are not the same on all ranks; collective.
+
+        Returns
+        -------
+        dict of str to list of int
+            The ranks whose values differ from those of rank 0; the same on every rank.
+        """
+        return find_unlike(self.comm, self._values())
+
+    def _values(self) -> list[tuple[str, Any]]:
+        """List the values of all parameters, of those that are not learnt as well."""
+        named = [*self.reducer.grouping.named, *self._frozen.others]
+        return [(name, self.framework.values(p)) for name, p in named]
+
+    def _compare_replicas(self) -> None:
+        """Raise on every rank if the replicas differ where they ought to be equal."""
+        if self._join is not None and not self._join.equal:
+            return
+        unlike = self.unlike_parameters()
+        if unlike:
+            raise ReplicasDiffer(
+                f"rank {self.comm.rank}: sync_gradients() number {self._syncs}: parameters differ "
+                f"from those of rank 0: {told(unlike)}; an optimizer step was skipped or made "
+                "otherwise there, or parameters were changed; broadcast_parameters() makes them "
+                "equal"
+            )
 
     def broadcast_parameters(self, root: int = 0) -> None:
         """Copy parameters and buffers of `root` into those of every rank, in place.
 
         Parameters and their arrays stay the same objects, so optimizers go on with them.
         """
-        values = [self.framework.values(p) for _, p in self.reducer.grouping.named]
-        broadcast(self.comm, values, root)
+        broadcast(self.comm, [values for _, values in self._values()], root)
         broadcast(self.comm, [array for _, array in self.framework.buffers(self.module)], root)
 
     @contextmanager
@@ -234,7 +280,7 @@ class DDP(Wrapper):
         On another number of ranks algorithms are chosen anew, and what ranks kept for a hook is
         given to those that there are.
         """
-        if not _is_state(state):
+        if not is_state(state):
             raise InvalidArgument(
                 f"rank {self.comm.rank}: state is not one that state_dict() of a DDP gave; that of "
                 "a module goes to model.module.load_state_dict()"
@@ -263,7 +309,7 @@ class DDP(Wrapper):
         return f"DDP({self.module!r}, {len(self.buckets)} buckets on {self.comm.size} ranks)"
 
 
-def _is_state(state: Any) -> bool:
+def is_state(state: Any) -> bool:
     """Tell whether this is what :meth:`DDP.state_dict` gives."""
     if not isinstance(state, Mapping) or not isinstance(state.get("sending"), Mapping):
         return False

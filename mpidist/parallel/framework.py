@@ -23,6 +23,9 @@ class Framework(Protocol):
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
         """List the parameters that are learnt, with their names, each once."""
 
+    def refusal(self, module: Any) -> str:
+        """Return why a module cannot be wrapped; nothing if it can."""
+
     def unready(self, module: Any) -> list[str]:
         """Name parameters and buffers that have no shape yet."""
 

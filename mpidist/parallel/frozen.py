@@ -26,6 +26,11 @@ class Frozen:
         Whose parameters.
     named : sequence of (str, parameter)
         Those that are averaged.
+
+    Attributes
+    ----------
+    others : list of (str, parameter)
+        The module's other parameters, which are not learnt.
     """
 
     def __init__(self, framework: Framework, module: Any, named: Sequence[tuple[str, Any]]):
@@ -33,7 +38,7 @@ class Frozen:
         self._framework, self._module, self._ids = framework, module, learnt
         self._learnt = [(name, p) for name, p in named if hasattr(p, "requires_grad")]
         names = getattr(module, "named_parameters", lambda: enumerate(module.parameters()))
-        self._others = [(str(name), p) for name, p in names() if id(p) not in learnt]
+        self.others = [(str(name), p) for name, p in names() if id(p) not in learnt]
         self._note()
 
     def _note(self) -> None:
@@ -53,7 +58,7 @@ class Frozen:
         if [list(map(id, place.values())) for place in self._places] != self._there:
             self._compare(rank)
         changed = [name for name, p in self._learnt if not p.requires_grad]
-        changed += [name for name, p in self._others if getattr(p, "requires_grad", False)]
+        changed += [name for name, p in self.others if getattr(p, "requires_grad", False)]
         if changed:
             raise InvalidArgument(
                 f"rank {rank}: requires_grad of {', '.join(changed)} is not what it was when the "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
-from .replicas import digest
+from .replicas import told
 
 log = logging.getLogger("mpidist")
 
@@ -65,6 +65,11 @@ class Join:
         self.first: tuple[int, int] | None = None
         self.root = 0
 
+    @property
+    def equal(self) -> bool:
+        """Whether the replicas stay equal at every step, also those that have finished."""
+        return self._optimizer is not None
+
     def meet(self) -> None:
         """At the beginning of a step: tell the others that this rank has one."""
         self._exchange(True)
@@ -110,12 +115,11 @@ class Join:
 
     def _compare(self) -> None:
         """Raise on every rank if the replicas are not equal now."""
-        values = [self._model.framework.values(p) for _, p in self._model.named_parameters()]
-        every = self._comm.allgather(np.array([digest(values)], np.uint64))
-        if (every != every[0]).any():
-            ranks = ", ".join(map(str, np.flatnonzero(every != every[0])))
+        unlike = self._model.unlike_parameters()
+        if unlike:
             raise InvalidArgument(
-                f"rank {self._comm.rank}: join(): rank {ranks} and rank 0 have other parameters: "
+                f"rank {self._comm.rank}: join(): parameters differ from those of rank 0: "
+                f"{told(unlike)}: "
                 "what a step does apart from step() and zero_grad() of the optimizer, such as "
                 "clip_gradients(), a finished rank has not done; give an object whose step() "
                 "does it all"

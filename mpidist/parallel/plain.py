@@ -25,6 +25,10 @@ class Plain:
             once.setdefault(id(p), (str(name), p))
         return list(once.values())
 
+    def refusal(self, module: Any) -> str:
+        """Return nothing: any module will do."""
+        return ""
+
     def unready(self, module: Any) -> list[str]:
         """Name nothing: arrays have shapes."""
         return []

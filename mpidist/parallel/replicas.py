@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -62,15 +62,40 @@ def broadcast(comm: Any, arrays: Sequence[Any], root: int) -> None:
         comm.broadcast(array, root=root, out=array)
 
 
-def digest(arrays: Sequence[Any]) -> int:
-    """Give 8 bytes of a hash of all bytes of arrays."""
-    made = hashlib.blake2b(digest_size=8)
-    for array in arrays:
-        host, name = on_host(array), library(array)
-        if name is not None:
-            host = importlib.import_module(ADAPTERS[name]).as_array(host)
-        made.update(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
-    return int.from_bytes(made.digest(), "little")
+def digest(array: Any) -> int:
+    """Return the CRC-32 of the bytes of an array of any library."""
+    host, name = on_host(array), library(array)
+    if name is not None:
+        host = importlib.import_module(ADAPTERS[name]).as_array(host)
+    return crc32(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
+
+
+def find_unlike(comm: Any, arrays: Named) -> dict[str, list[int]]:
+    """Return the names of arrays that are not the same on all ranks; collective.
+
+    Returns
+    -------
+    dict of str to list of int
+        The ranks whose array differs from that of rank 0; the same on every rank.
+    """
+    mine = np.array([digest(array) for _, array in arrays], np.int64)
+    # One small allreduce unless something differs: the largest of x and of -x tell of all ranks.
+    least, most = comm.allreduce(np.stack([-mine, mine]), op="max")
+    if not (least + most).any():
+        return {}
+    every = comm.allgather(mine[None])
+    ranks = {name: np.flatnonzero(every[:, k] != every[0, k]) for k, (name, _) in enumerate(arrays)}
+    return {name: found.tolist() for name, found in ranks.items() if len(found)}
+
+
+def told(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
+    """Return a sentence about what differs from rank 0, or from the lowest rank that has it."""
+    lines = [
+        f"{name} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        for name, ranks in unlike.items()
+    ]
+    more = len(lines) - most
+    return "; ".join(lines[:most]) + (f"; and {more} more" if more > 0 else "")
 
 
 class BufferSync:
@@ -94,7 +119,7 @@ class BufferSync:
             raise InvalidArgument(
                 f"rank {comm.rank}: buffers={how!r}: allowed are {', '.join(map(repr, self.HOW))}"
             )
-        self._comm, self._read = comm, read
+        self._comm, self._read, self.how = comm, read, how
         groups: dict[Any, dict[str, Any]] = {}
         for name, array in read() if how != "keep" else ():
             groups.setdefault((array.dtype, is_on_device(array)), {})[name] = array

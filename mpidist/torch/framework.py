@@ -64,6 +64,15 @@ class Torch:
         """List the parameters that require a gradient, each once."""
         return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
+    def refusal(self, module: Any) -> str:
+        """Refuse what TorchScript has made: it does not call hooks before forward as modules do."""
+        if not isinstance(module, torch.jit.ScriptModule):
+            return ""
+        return (
+            f"a {type(module).__name__}, as torch.jit.script and torch.jit.trace make them: "
+            "allowed is the module before that (torch.compile works on it)"
+        )
+
     def unready(self, module: Any) -> list[str]:
         """Name those that a lazy module makes at its first call."""
         every = [*module.named_parameters(), *module.named_buffers()]
