@@ -15,6 +15,7 @@ from .framework import framework_of
 from .frozen import Frozen
 from .grouping import Grouping
 from .join import Join
+from .pieces import Divided, Led
 from .progress import Average
 from .reducer import Reducer
 from .replicas import BufferSync, broadcast, check_alike, find_unlike, told
@@ -274,6 +275,20 @@ class DDP(Wrapper):
         module = self.module.state_dict()
         return {"module": module, "sending": sending_of(self), "hook": kept_by_hook(self)}
 
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return :meth:`state_dict` as a :class:`Checkpoint` takes it: whose buffers count."""
+        state, how = self.state_dict(), self.buffer_sync.how
+        if how == "average":  # then they are the same on all ranks, and that is checked
+            return state
+        module, names = state["module"], {name for name, _ in self.framework.buffers(self.module)}
+        names = names & set(module) if isinstance(module, Mapping) else set()
+        if not names:
+            return state
+        state["module"] = {k: Led(v) if k in names else v for k, v in module.items()}
+        if how == "keep":
+            state["buffers"] = Divided({self.comm.rank: {k: module[k] for k in names}})
+        return state
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave, in place; collective.
 
@@ -285,7 +300,11 @@ class DDP(Wrapper):
                 f"rank {self.comm.rank}: state is not one that state_dict() of a DDP gave; that of "
                 "a module goes to model.module.load_state_dict()"
             )
-        self.module.load_state_dict(read_all(state["module"]))
+        own = {}
+        if state["sending"]["ranks"] == self.comm.size:
+            own = state.get("buffers", {}).get(self.comm.rank, {})
+        module = {**state["module"], **own} if own else state["module"]
+        self.module.load_state_dict(read_all(module))
         send_so(self, state["sending"])
         give_to_hook(self, state.get("hook", {}), state["sending"]["ranks"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from .dtypes import find_dtype
 from .stored import Segment, Stored
 from .tree import put_together
 
-FORMAT = 1
+FORMAT = 2
+READ = (1, 2)  # 1 has no "divided"
 NAME = "manifest.json"
 
 
@@ -30,12 +31,16 @@ class Manifest:
         What was saved, by name: JSON of :func:`~mpidist.parallel.tree.take_apart`.
     arrays : dict
         By path: dtype, shape, segments.
+    divided : dict
+        By name, of what is not the same on all ranks: ("rank" or "stage", how many there were).
+        The tree has an entry for each.
     """
 
     step: int
     ranks: int
     trees: dict[str, Any]
     arrays: dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]
+    divided: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write it, with its own checksum in the first line."""
@@ -50,6 +55,7 @@ class Manifest:
                 "ranks": self.ranks,
                 "trees": self.trees,
                 "arrays": arrays,
+                "divided": self.divided,
             }
         ).encode()
         checksum = hashlib.sha256(body).hexdigest().encode()
@@ -71,15 +77,16 @@ class Manifest:
         if hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() != checksum:
             raise CheckpointError(f"{folder / NAME} is damaged: its checksum does not match")
         found = json.loads(body)
-        if found["format"] != FORMAT:
+        if found["format"] not in READ:
             raise CheckpointError(
-                f"{folder / NAME} has format {found['format']}: {FORMAT} is what this version reads"
+                f"{folder / NAME} has format {found['format']}: this version reads {READ}"
             )
         arrays = {
             path: (dtype, tuple(shape), tuple(Segment(*segment) for segment in segments))
             for path, (dtype, shape, segments) in found["arrays"].items()
         }
-        return cls(found["step"], found["ranks"], found["trees"], arrays)
+        divided = {name: (by, count) for name, (by, count) in found.get("divided", {}).items()}
+        return cls(found["step"], found["ranks"], found["trees"], arrays, divided)
 
     def segments(self) -> list[tuple[str, Segment]]:
         """List the path and place of everything."""
@@ -89,11 +96,13 @@ class Manifest:
         """Give the bytes of an element of each array."""
         return {path: find_dtype(dtype).itemsize for path, (dtype, _, _) in self.arrays.items()}
 
-    def state(self, name: str, folder: Path, whole: bool) -> Any:
+    def state(self, name: str, folder: Path, whole: bool, key: int | None = None) -> Any:
         """Give what was saved by a name.
 
         Parameters
         ----------
+        key : int, optional
+            Of what is divided: the rank, or stage.
         whole : bool
             Whether arrays are read now; else they are :class:`~.stored.Stored`.
         """
@@ -103,4 +112,5 @@ class Manifest:
             stored = Stored(folder, find_dtype(dtype), shape, segments, library)
             return stored.whole() if whole else stored
 
-        return put_together(self.trees[name], give)
+        tree = self.trees[name]
+        return put_together(tree if key is None else dict(tree["dict"])[key], give)

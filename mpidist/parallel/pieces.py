@@ -57,6 +57,20 @@ class Part:
         return math.prod(self.shape)
 
 
+class Divided(dict):
+    """A dict of a state whose entries belong to some of the ranks; elsewhere all have all of them.
+
+    What several ranks have under one key must be the same on those.
+    """
+
+
+@dataclass(frozen=True)
+class Led:
+    """An array of a state that may differ between ranks: the one of the lowest rank counts."""
+
+    array: Any
+
+
 def part_of(value: Any, start: int, stop: int) -> Any:
     """Give elements `start` to `stop` of an array that is stored; another value as it is."""
     read = getattr(value, "read", None)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidArgument
+from .pieces import Divided
 
 log = logging.getLogger("mpidist")
 
@@ -42,7 +43,7 @@ def send_so(model: Any, sending: Mapping[str, Any]) -> None:
 def kept_by_hook(model: Any) -> dict[int, Any]:
     """Give what the hook keeps on this rank, by the rank; nothing if it keeps nothing."""
     save = getattr(model.reducer.hook, "save", None)
-    return {} if save is None else {model.comm.rank: save(model.buckets)}
+    return {} if save is None else Divided({model.comm.rank: save(model.buckets)})
 
 
 def give_to_hook(model: Any, kept: Mapping[int, Any], ranks: int) -> None:

@@ -57,6 +57,8 @@ def shares(
         first, flat = leaf.start, leaf.flat
         if leaf.whole:
             ranks = list(holders[path])
+            if rank not in ranks:
+                continue
             if flat.nbytes < SMALL_BYTES:
                 writes = ranks[numbers[path] % len(ranks)] == rank
                 mine = slice(0, flat.size if writes else 0)

@@ -12,7 +12,7 @@ from .clip import clip_by_norm
 from .division import Division
 from .elementwise import check_elementwise
 from .framework import library
-from .pieces import Part, Piece, part_of
+from .pieces import Divided, Part, Piece, part_of
 from .progress import Average
 from .scatter import Scatter
 from .weakly import Weakly
@@ -178,7 +178,7 @@ class ZeroOptimizer(Uncopied):
 
     def state_dict(self) -> dict[str, Any]:
         """Give this rank's part of the state, by parameter: only a :class:`Checkpoint` joins it."""
-        state: dict[str, dict[str, Any]] = {}
+        state: dict[str, dict[str, Any]] = Divided()
         for piece in self.pieces:
             kept = self._model.framework.optimizer_state(self.optimizer, piece.made)
             state[piece.name] = {
@@ -198,7 +198,7 @@ class ZeroOptimizer(Uncopied):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this rank's part of the state that a checkpoint holds, for any number of ranks."""
         where = f"rank {self._comm.rank}: state is not one that a checkpoint has of a ZeroOptimizer"
-        if not isinstance(state, Mapping) or not {"state", "options"} <= set(state):
+        if not is_divided(state):
             raise InvalidArgument(f"{where}; what an undivided optimizer saved goes to one")
         groups = getattr(self.optimizer, "param_groups", [])
         if len(groups) != len(state["options"]):
@@ -228,3 +228,9 @@ class ZeroOptimizer(Uncopied):
             if sending["ranks"] == self._comm.size:
                 self._scatter.algorithms[:] = sending["scatters"]
                 self._gathers[:] = sending["gathers"]
+
+
+def is_divided(state: Any) -> bool:
+    """Return whether this is the state of a :class:`ZeroOptimizer`, from a checkpoint."""
+    needed, known = {"state", "options"}, {"state", "options", "sending"}
+    return isinstance(state, Mapping) and needed <= set(state) <= known

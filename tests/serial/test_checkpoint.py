@@ -16,7 +16,7 @@ from mpidist.parallel import Checkpoint
 JOB = Path(__file__).parents[1] / "checkpoint_job.py"
 
 
-@pytest.mark.parametrize("size", (1, 3))
+@pytest.mark.parametrize("size", (1, 3, 4))
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
 def test_checkpoint(case, size, tmp_path):
     run_simulated(size, lambda comm: case(comm, tmp_path))
@@ -46,6 +46,27 @@ def test_other_numbers_of_ranks(kit, optimizer, zero, tmp_path):
             after, lambda c, f=folder: cases.read_from_others(c, kit, f, optimizer, zero)
         )
         assert len(set(map(str, [*saved, *found]))) == 1
+
+
+@pytest.mark.parametrize("before, after", ((3, 2), (1, 2), (2, 1)))
+def test_what_was_saved_per_rank_on_other_numbers_of_ranks(before, after, tmp_path):
+    run_simulated(before, lambda comm: cases.write_per_rank(comm, tmp_path))
+    run_simulated(after, lambda comm: cases.read_per_rank(comm, tmp_path, before))
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("before, after, chunks", ((3, 2, 1), (2, 3, 2), (4, 2, 2)))
+def test_a_pipeline_on_other_numbers_of_stages(kit, before, after, chunks, tmp_path):
+    """The layers are dealt anew: the whole model has the bits that it had."""
+    saved = run_simulated(before, lambda comm: cases.write_pipeline(comm, kit, tmp_path))
+    found = run_simulated(after, lambda comm: cases.read_pipeline(comm, kit, tmp_path, chunks))
+    assert len({repr(sorted(bits.items())) for bits in (*saved, *found)}) == 1
+
+
+def test_a_pipeline_that_cannot_be_dealt_anew(tmp_path):
+    kit = KITS[0].values[0]
+    run_simulated(3, lambda comm: cases.write_pipeline(comm, kit, tmp_path))
+    run_simulated(2, lambda comm: cases.read_as_something_else(comm, kit, tmp_path, 3))
 
 
 @pytest.mark.parametrize("kit", KITS)

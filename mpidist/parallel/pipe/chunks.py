@@ -33,6 +33,8 @@ class Chunks:
 
     Attributes
     ----------
+    modules : list of module
+        As given, in a DDP or not.
     workers : list of Stage
         One for each chunk.
     averaging : Averaging
@@ -47,7 +49,7 @@ class Chunks:
     def __init__(self, given: Any, comm: Any, checkpoint: bool):
         rank = comm.rank
         where = f"rank {rank}: Pipeline: stage"
-        modules = _listed(given, where)
+        self.modules = modules = _listed(given, where)
         several = len(modules) > 1 or modules[0] is not given
         for k, module in enumerate(modules):
             _check(module, f"{where}[{k}]" if several else where)

@@ -9,6 +9,8 @@ from typing import Any
 from ...errors import InvalidArgument
 from ...pipeline import PipelineSchedule
 from ...pipeline.trace import Trace
+from ..pieces import Divided
+from ..tree import state_of
 from .batch_loss import BatchLoss
 from .checks import check_communicator, check_differentiates, will_go_back
 from .chunks import Chunks
@@ -20,6 +22,7 @@ from .plan import together
 from .record import record
 from .runner import Runner
 from .settings import Settings
+from .stage_states import deal, layers_of, load_stage
 from .tied import Tied
 
 
@@ -92,6 +95,7 @@ class Pipeline:
         self.module, self.comm = stage, comm
         self.num_microbatches, self.schedule = int(num_microbatches), schedule
         self._averaging, self._workers = chunks.averaging, chunks.workers
+        self._modules = chunks.modules
         settings.agree(self._own, chunks)
         plan = settings.plan(self._own, chunks)
         self._tied = Tied(self._own, {} if tied is None else tied)
@@ -211,6 +215,55 @@ class Pipeline:
             raise InvalidArgument(f"rank {rank}: x=None: rank {first} must provide the input")
         inputs, rows = cut(x, self.num_microbatches, rank, "x")
         return Batch(inputs, rows)
+
+    # -- state --------------------------------------------------------------------------------
+
+    by_stage = True
+    """True: a checkpoint has each stage once, by its number, also that of a grid."""
+    takes_parts = True
+    """True: of a checkpoint it reads the stages of this rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of this rank's stages by number; a Checkpoint has those of all."""
+        return self._state(lambda module: module.state_dict())
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return :meth:`state_dict` as a :class:`Checkpoint` takes it."""
+        return self._state(state_of)
+
+    def _state(self, of: Callable[[Any], Any]) -> dict[str, Any]:
+        found = {
+            number: {"layers": layers_of(module), "state": of(module)}
+            for number, module in self._stages().items()
+        }
+        return {"stages": self._runner.plan.placement.stages, "by_stage": Divided(found)}
+
+    def _stages(self) -> dict[int, Any]:
+        """Return this rank's chunks, as the user gave them, by the number of the stage."""
+        place = self._runner.plan.placement
+        return {place.stage(self.comm.rank, k): m for k, m in enumerate(self._modules)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the states of this rank's stages, in place; collective.
+
+        Of a pipeline with other stages, if they all are a Sequential, the layers are dealt anew.
+
+        Raises
+        ------
+        InvalidArgument
+            If it is not the state of such a pipeline.
+        """
+        place, rank = self._runner.plan.placement, self.comm.rank
+        if not isinstance(state, Mapping) or not {"stages", "by_stage"} <= set(state):
+            raise InvalidArgument(
+                f"rank {rank}: state is not one that a checkpoint has of a Pipeline"
+            )
+        mine = self._stages()
+        every = self._own.allgather_object({n: layers_of(m) for n, m in mine.items()})
+        layers = {n: count for found in every for n, count in found.items()}
+        given = deal(state["by_stage"], [layers[n] for n in range(place.stages)], rank)
+        for number, module in mine.items():
+            load_stage(module, given[number])
 
     # -- about it -----------------------------------------------------------------------------
 

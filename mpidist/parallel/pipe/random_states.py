@@ -9,41 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from ..generators import Source
+
 States = list[tuple[Any, Any]]
 """Sources of random numbers, and their states."""
-
-
-class _Python:
-    """Python's own source, with the methods that those of numpy have."""
-
-    get_state, set_state = staticmethod(random.getstate), staticmethod(random.setstate)
-
-
-class _BitGenerator:
-    """The source of a :class:`numpy.random.Generator`, with the methods that older ones have."""
-
-    def __init__(self, generator: np.random.Generator):
-        self._bits = generator.bit_generator
-
-    def get_state(self) -> Any:
-        """Give the state."""
-        return self._bits.state
-
-    def set_state(self, state: Any) -> None:
-        """Go back to a state."""
-        self._bits.state = state
 
 
 def random_states(module: Any) -> States:
     """Give the states of Python's and numpy's own, and of those that modules have as attributes."""
     parts = module.modules() if callable(getattr(module, "modules", None)) else [module]
-    sources: list[Any] = [_Python, np.random]
+    sources = [Source(random), Source(np.random)]
     for part in parts:
         for value in vars(part).values():
-            if isinstance(value, np.random.Generator):
-                sources.append(_BitGenerator(value))
-            elif isinstance(value, np.random.RandomState):
-                sources.append(value)
+            if isinstance(value, (np.random.Generator, np.random.RandomState)):
+                sources.append(Source(value))
     return [(source, source.get_state()) for source in sources]
 
 
