@@ -76,7 +76,11 @@ def test_rooted(comm, n):
         x[:] = data(comm.rank, n)
         mine = whole[comm.rank * n : (comm.rank + 1) * n]
         mine[:] = x
-        comm.gather(x, root=root, out=whole if comm.rank == root else None, algorithm="symmetric")
+        out = whole if comm.rank == root else None
+        got = comm.gather(x, root=root, out=out, algorithm="symmetric")
+        assert got is None if comm.rank != root else got is whole
+        if comm.rank == root:
+            assert (whole == np.concatenate(parts)).all()
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -251,10 +255,9 @@ def test_a_flag_never_overtakes_data(comm, n, rounds):
     assert flags_do_not_overtake(comm, n, rounds) == 0
 
 
+@pytest.mark.mpi(min_size=2)
 def test_the_ranks_want_different_arrays(comm):
     """All hear of it, with who wanted what, and all goes on."""
-    if comm.size == 1:
-        return
     odd = comm.rank == comm.size - 1
     for shape, dtype, error in (
         ((3, 4 + odd), "float32", mpidist.CollectiveMismatch),
