@@ -111,7 +111,7 @@ def unlike_modules_are_refused_everywhere(comm):
 
 
 def wrong_root_is_refused(comm):
-    with pytest.raises(InvalidRank):
+    with pytest.raises(InvalidRank, match=f"rank {comm.rank}: root={comm.size}"):
         DDP(Weights(np.zeros(3)), comm).broadcast_parameters(comm.size)
 
 

@@ -1,5 +1,7 @@
 """ZeRO and communication hooks on any communicator, with any library."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from training_cases import SMALL, assert_close, assert_identical, train, train_alone
@@ -186,9 +188,9 @@ def a_failing_hook_is_heard_of(comm, kit, overlap):
     model = DDP(kit.mlp(), comm, hook=fails, overlap=overlap, **SMALL)
     x, labels = batch()
     kit.step(model, x, labels, 1.0)
-    if comm.size > 1:
-        with pytest.raises(ValueError, match="bucket 0"):
-            model.sync_gradients()
+    told = pytest.raises(ValueError, match="bucket 0") if comm.size > 1 else nullcontext()
+    with told:  # one rank sends nothing
+        model.sync_gradients()
 
 
 def compression_is_what_it_says(comm):

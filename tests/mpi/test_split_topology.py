@@ -92,7 +92,7 @@ def test_many_communicators(comm):
         sub = comm.split(0)
         assert sub.allreduce(k) == k * comm.size
         sub.free()
-        with pytest.raises(CommunicatorBroken):
+        with pytest.raises(CommunicatorBroken, match=f"rank {comm.rank}: .*freed"):
             sub.split(0)
 
 

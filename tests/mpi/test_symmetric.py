@@ -177,7 +177,7 @@ def test_memory_goes_with_the_array_on_each_rank_alone(comm):
 def test_free(comm):
     x = comm.empty(1000)
     comm.free(x)
-    with pytest.raises(mpidist.Unsupported):
+    with pytest.raises(mpidist.Unsupported, match="out is no array of comm.empty"):
         comm.allreduce(x, out=x, algorithm="symmetric")
     x[:] = 1
     assert (comm.allreduce(x) == comm.size).all()
