@@ -122,8 +122,5 @@ class Chooser:
         if not background:
             no_staged = self.shared.why_not_staged(call)
             no_single_copy = self.shared.why_not_single_copy(call)
-        library = getattr(self.backend, "library", "")
-        crowded = getattr(self.backend, "crowded", False)
-        return Means(
-            self.groups, no_native, no_symmetric, no_staged, no_single_copy, library, crowded
-        )
+        ways = no_native, no_symmetric, no_staged, no_single_copy
+        return Means(self.groups, *ways, self.backend.vendor, self.backend.crowded)

@@ -79,8 +79,8 @@ class Communicator:
         config = config or CollectiveConfig()
         config.check_size(backend.size, backend.rank)
         self._backend, self._place = backend, Place(backend.rank, backend.size)
-        library = getattr(backend, "library", backend.name)
-        self._service = Service(backend, config, Pipelining(segment_bytes, window, library))
+        pipelining = Pipelining(segment_bytes, window, backend.library)
+        self._service = Service(backend, config, pipelining)
         self._messages = Messages(self._service)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
@@ -247,10 +247,10 @@ class Communicator:
         if calibrate is None:
             calibrate = from_environment()
         measures = self._backend.native is not None if calibrate is None else bool(calibrate)
-        library = getattr(self._backend, "library", self._backend.name)
         pipelining = self._service.cache.pipelining
         table = self._options["tuning"]
-        return Advice(library, self.topology.groups, measures, known, table, pipelining)
+        library, groups = self._backend.library, self.topology.groups
+        return Advice(library, groups, measures, known, table, pipelining)
 
     def _calibrated(self) -> dict[str, Any]:
         """Give the option of a sub-communicator: the constants, or whether to measure them."""

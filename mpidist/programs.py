@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from .arrays import address, owner
 from .backends.base import Backend
-from .binding import Binder, Program
+from .binding import Binder, Program, held_bytes
 from .call import Call
+from .kept import Kept
 from .operations import finish_mean
 from .pipelining import Pipelining
 from .plan import Lengths, Written, materialise
@@ -24,7 +25,18 @@ from .storage import Storage, view_at
 from .symmetric import Heap, Place, kernels, single_copy, staged, where
 from .symmetric.kernels import Kernel
 
-_PROGRAMS = 64
+LIMIT = 128 << 20  # bytes held by the programs of one communicator
+_WRITTEN = 1024  # schedules, by algorithm, root and segments
+
+
+class _Known:
+    """A program that is kept, with what watches its memory."""
+
+    __slots__ = ("program", "persistent", "nbytes", "used", "_watched")
+
+    def __init__(self, program: Program, persistent: bool, now: int, watched: list[weakref.ref]):
+        self.program, self.persistent, self.used = program, persistent, now
+        self.nbytes, self._watched = held_bytes(program), watched
 
 
 class ProgramCache:
@@ -47,28 +59,24 @@ class ProgramCache:
     def __init__(self, backend: Backend, groups: Groups, pipelining: Pipelining):
         self.backend, self.groups, self.pipelining = backend, groups, pipelining
         self._written: dict[Hashable, Written] = {}
-        self._programs: OrderedDict[Hashable, tuple[Program, bool]] = OrderedDict()
-        self._watched: dict[int, tuple[weakref.ref, set[Hashable]]] = {}
+        self._kept: Kept[_Known] = Kept(LIMIT)
+        self._uses = 0
 
     def program(self, call: Call, choice: Choice, arity: int, background: bool) -> Program:
         """Give a program for the call that is not busy."""
         key = self._key(call, choice, arity)
-        known = self._programs.get(key)
-        if known is not None and not known[0].busy:
-            program, persistent = known
+        known = self._find(key)
+        if known is not None and not known.program.busy and known.persistent != background:
             # Persistent requests have the tags of blocking calls; background ones change theirs.
-            if persistent != background:
-                self._programs.move_to_end(key)
-                return program
-        if background or (known is not None and known[0].busy):
+            return known.program
+        if background or (known is not None and known.program.busy):
             key = (*key, "background")
-            known = self._programs.get(key)
-            if known is not None and not known[0].busy:
-                return known[0]
-        persistent = known is not None and not background and not known[0].busy
+            known = self._find(key)
+            if known is not None and not known.program.busy:
+                return known.program
+        persistent = known is not None and not background and not known.program.busy
         program = self._bind(call, choice, arity, persistent)
-        if not program.busy and self._watch(call, key):
-            self._keep(key, program, persistent)
+        self._keep(call, key, program, persistent)
         return program
 
     def kernel(self, call: Call, place: Place, heap: Heap, background: bool = False) -> Kernel:
@@ -92,25 +100,39 @@ class ProgramCache:
         return self._kernel(call, key, lambda: single_copy.kernel(call, reach))
 
     def _kernel(self, call: Call, key: Hashable, make: Callable[[], Kernel]) -> Kernel:
-        known = self._programs.get(key)
-        if known is not None and not known[0].busy:
-            self._programs.move_to_end(key)
-            assert isinstance(known[0], Kernel)
-            return known[0]
+        known = self._find(key)
+        if known is not None and not known.program.busy:
+            assert isinstance(known.program, Kernel)
+            return known.program
         made = make()
-        if known is None and self._watch(call, key):
-            self._keep(key, made, True)
+        if known is None:
+            self._keep(call, key, made, True)
         return made
 
-    def _keep(self, key: Hashable, program: Program, persistent: bool) -> None:
-        self._programs[key] = (program, persistent)
-        if len(self._programs) > _PROGRAMS:
-            self._programs.popitem(last=False)
+    def _find(self, key: Hashable) -> _Known | None:
+        self._uses += 1
+        known = self._kept.entries.get(key)
+        if known is not None:
+            known.used = self._uses
+        return known
+
+    def _keep(self, call: Call, key: Hashable, program: Program, persistent: bool) -> None:
+        """Keep a program until its memory dies, where that can be watched and there is room."""
+        kept = self._kept
+        if key not in kept.entries and not kept.make_room(kept.last_use(key, self._uses)):
+            return
+
+        def forget(_: weakref.ref) -> None:
+            kept.drop(key)
+
+        with suppress(TypeError):  # not every owner of memory can be watched
+            arrays = [data for data in (call.x, call.out) if data is not None]
+            watched = [weakref.ref(owner(data), forget) for data in arrays]
+            kept.keep(key, _Known(program, persistent, self._uses, watched))
 
     def clear(self) -> None:
         """Drop every program, and its persistent requests with it."""
-        self._programs.clear()
-        self._watched.clear()
+        self._kept.clear()
 
     def _segments(self, call: Call, algorithm: Algorithm, block_count: int) -> tuple[int, int]:
         """Give the number of pieces that each block is cut into, and how many are under way."""
@@ -136,32 +158,6 @@ class ProgramCache:
             None if call.x is None else (address(call.x), call.x.size),
             None if call.out is None else (address(call.out), call.out.size),
         )
-
-    def _watch(self, call: Call, key: Hashable) -> bool:
-        """Have the program dropped when its memory dies; False where that cannot be."""
-        for data in (call.x, call.out):
-            if data is None:
-                continue
-            holder = owner(data)
-            try:
-                self._watch_one(holder, key)
-            except TypeError:  # not every owner of memory can be watched
-                return False
-        return True
-
-    def _watch_one(self, holder: Any, key: Hashable) -> None:
-        mark = id(holder)
-        if mark not in self._watched:
-            keys: set[Hashable] = set()
-            programs, watched = self._programs, self._watched
-
-            def forget(_: weakref.ref) -> None:
-                watched.pop(mark, None)
-                for dead in keys:
-                    programs.pop(dead, None)
-
-            self._watched[mark] = (weakref.ref(holder, forget), keys)
-        self._watched[mark][1].add(key)
 
     def _bind(self, call: Call, choice: Choice, arity: int, persistent: bool) -> Program:
         algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
@@ -194,6 +190,8 @@ class ProgramCache:
             def make() -> Any:
                 return algorithm.schedule(call.rank, call.size, call.root, arity, self.groups)
 
+            if len(self._written) >= _WRITTEN:
+                self._written.clear()
             schedule = segmented(make, call.size, segments, window)
             self._written[key] = materialise(schedule)
         return self._written[key]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .arrays import address
-from .binding import Program
+from .binding import Program, held_bytes
+from .kept import Kept
 from .prepare import Prepared
 from .quick_runs import Held, Run, kernel_run, native_run, program_run
 from .rules import NATIVE
-from .schedule.registry import generation
+from .schedule.registry import GENERATION
 from .selection import Way
 from .service import Service
 from .symmetric import STAGED, Place
 
-_LIMIT = 64
-_NOTED = 256  # calls that were made once
+LIMIT = 128 << 20  # bytes held by the calls of one communicator, scratch memory included
+_CALL_BYTES = 6 << 10  # of a call itself
 
 
 class QuickCall:
@@ -36,17 +38,21 @@ class QuickCall:
     x, out : ndarray
         The arrays; `forget` is called when one dies.
     make_run : callable
-        Makes `run`, given what tells what must live on if it does not end.
+        Makes `run`, given what tells what must live on if it does not end; gives its bytes as well.
 
     Attributes
     ----------
     run : callable
         Serves the call again.
+    nbytes : int
+        Bytes that it holds.
+    used : int
+        Number of the operation before its last use.
     """
 
     __slots__ = (
-        *("x", "out", "run", "_generation", "_program"),
-        *("_dtype", "_flags", "_out_dtype", "_out_flags"),
+        *("x", "out", "run", "nbytes", "used", "generation", "program"),
+        *("dtype", "flags", "out_dtype", "out_flags"),
     )
 
     def __init__(
@@ -55,35 +61,17 @@ class QuickCall:
         x: Any,
         out: np.ndarray | None,
         forget: Callable[[Any], Any],
-        make_run: Callable[[Held], Run],
+        make_run: Callable[[Held], tuple[Run, int]],
     ):
-        self._program, self._generation = program, generation()
+        self.program, self.generation = program, GENERATION[0]
         self.x: Any = weakref.ref(x, forget)
         self.out: Any = None if out is None else weakref.ref(out, forget)
         # A strided or read-only array has other flags; of no array twice, of a barrier not at all.
-        self._dtype, self._flags = x.dtype, None if x is out or not x.size else x.flags.num
-        self._out_dtype = None if out is None else out.dtype
-        self._out_flags = None if out is None else out.flags.num
-        self.run = make_run(partial(_alive, program, self.x, self.out))
-
-    def holds(self, x: Any, out: Any) -> bool:
-        """Tell whether this is still the call for these arrays; dtype and flags can be changed."""
-        program, held, flags = self._program, self.out, self._flags
-        return (
-            self.x() is x
-            and x.dtype is self._dtype
-            and (
-                held is None
-                or (
-                    held() is out
-                    and out.dtype is self._out_dtype
-                    and out.flags.num == self._out_flags
-                )
-            )
-            and (flags is None or x.flags.num == flags)
-            and self._generation == generation()
-            and (program is None or not program.busy)
-        )
+        self.dtype, self.flags = x.dtype, None if x is out or not x.size else x.flags.num
+        self.out_dtype = None if out is None else out.dtype
+        self.out_flags = None if out is None else out.flags.num
+        self.run, self.nbytes = make_run(partial(_alive, program, self.x, self.out))
+        self.used = 0
 
 
 def _alive(program: Program | None, x: Any, out: Any) -> tuple[object, ...]:
@@ -96,8 +84,8 @@ class QuickCalls:
 
     def __init__(self, service: Service):
         self._service = service
-        self._calls: dict[Hashable, QuickCall] = {}
-        self._made: dict[Hashable, weakref.ref] = {}  # calls that were made once, and their `x`
+        self._kept: Kept[QuickCall] = Kept(LIMIT)
+        self._calls = self._kept.entries
 
     def find(self, key: Hashable, x: Any, out: Any) -> QuickCall | None:
         """Give the call for these arguments, if it was made before with these very arrays."""
@@ -105,16 +93,40 @@ class QuickCalls:
             quick = self._calls.get(key)
         except TypeError:  # an argument that cannot be hashed; the checks will say what is wrong
             return None
-        return quick if quick is not None and quick.holds(x, out) else None
+        # In one function, for a call of another is a tenth of the time.  Dtype and flags of an
+        # array can be changed.
+        if (
+            quick is None
+            or quick.x() is not x
+            or x.dtype is not quick.dtype
+            or (
+                quick.out is not None
+                and (
+                    quick.out() is not out
+                    or out.dtype is not quick.out_dtype
+                    or out.flags.num != quick.out_flags
+                )
+            )
+            or (quick.flags is not None and x.flags.num != quick.flags)
+            or quick.generation != GENERATION[0]
+            or (quick.program is not None and quick.program.busy)
+        ):
+            return None
+        quick.used = self._service.sequence
+        return quick
 
     def remember(self, key: Hashable, prepared: Prepared, algorithm: str, x: Any, out: Any) -> None:
         """Bind a call that has just been served, if its arrays can be used as they are.
 
         The second time: many arrays are used once, and binding takes as long as a call or two.
         """
-        if not self._made_before(key, x):
+        service, call, kept = self._service, prepared.call, self._kept
+        try:
+            since = kept.last_use(key, service.sequence, x)
+        except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
-        service, call = self._service, prepared.call
+        if since is None or not kept.make_room(since):
+            return
         place = service.shared.place(call)
         way = service.chooser.way(call, algorithm, place)
         packed = prepared.staging is not None or not getattr(x, "flags", {"C": False})["C"]
@@ -130,50 +142,34 @@ class QuickCalls:
                 return
         elif way.name == NATIVE and call.op is not None and call.op.name == "mean":
             return
-        calls = self._calls
-        if len(calls) >= _LIMIT:
-            calls.pop(next(iter(calls)), None)
 
         def forget(_: Any) -> None:
-            calls.pop(key, None)
+            kept.drop(key)
 
-        def make_run(held: Held) -> Run:
+        def make_run(held: Held) -> tuple[Run, int]:
             return self._runner(prepared, way, place, program, held)
 
-        try:
-            hash(key)
-            calls[key] = QuickCall(program, x, out, forget, make_run)
-        except TypeError:  # such a key is found by nobody, such an array cannot be watched
-            return
-
-    def _made_before(self, key: Hashable, x: Any) -> bool:
-        """Tell whether this call was made before with this very array, and note that it was."""
-        made = self._made
-        try:
-            before = made.get(key)
-            if before is not None and before() is x:
-                return True
-            if len(made) >= _NOTED:
-                del made[next(iter(made))]
-            made[key] = weakref.ref(x)
-        except TypeError:  # such a key is found by nobody, such an array cannot be watched
-            pass
-        return False
+        with suppress(TypeError):  # not every result can be watched
+            quick = QuickCall(program, x, out, forget, make_run)
+            quick.used = service.sequence
+            kept.keep(key, quick)
 
     def _runner(
         self, prepared: Prepared, way: Way, place: Place | None, program: Program | None, held: Held
-    ) -> Run:
+    ) -> tuple[Run, int]:
+        """Make what serves the call again; give it with the bytes that it holds."""
         service, call = self._service, prepared.call
         what = service.chooser.describe(call, way, place)
         if program is not None:
-            return program_run(service, what, way.name, program, held)
+            run = program_run(service, what, way.name, program, held)
+            return run, _CALL_BYTES + held_bytes(program)
         if way.name == NATIVE:
-            return native_run(service, what, service.backend.native.bind(call), held)
+            return native_run(service, what, service.backend.native.bind(call), held), _CALL_BYTES
         turns = 2 if way.name == STAGED else 1
         kernels = [service.shared.kernel(call, way.name, place, turn) for turn in range(turns)]
-        return kernel_run(service, what, way.name, kernels, held)
+        nbytes = _CALL_BYTES + sum(held_bytes(kernel) for kernel in kernels)
+        return kernel_run(service, what, way.name, kernels, held), nbytes
 
     def clear(self) -> None:
         """Forget every call."""
-        self._calls.clear()
-        self._made.clear()
+        self._kept.clear()

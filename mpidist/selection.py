@@ -69,8 +69,8 @@ class Means:
         Why private arrays cannot go through slots of shared memory; None if they can.
     no_single_copy : str or None
         Why the ranks cannot read each other's private arrays; None if they can.
-    library : str
-        The MPI library, for example "Open MPI"; empty without MPI.
+    vendor : str
+        The name of the MPI library, for example "Open MPI"; empty without MPI.
     crowded : bool
         Whether there are more ranks than cores.
     """
@@ -80,7 +80,7 @@ class Means:
     no_symmetric: str | None = "no array is in symmetric memory"
     no_staged: str | None = "the ranks share no memory"
     no_single_copy: str | None = "the ranks share no memory"
-    library: str = ""
+    vendor: str = ""
     crowded: bool = False
 
 
@@ -235,12 +235,12 @@ def _by_shared_memory(call: Call, means: Means) -> Way | None:
     if means.no_symmetric is None and call.nbytes >= least:
         since = f"from {_size(least)} on" if least else "at every size"
         return Way(SYMMETRIC, None, f"shipped rule: symmetric {since}{crowd}")
-    below = staged_below(call.collective, means.library, means.crowded)
+    below = staged_below(call.collective, means.vendor, means.crowded)
     if means.no_staged is None and call.nbytes < below:
         slot = below > STAGING_BYTES
         upto = f"up to {_size(STAGING_BYTES)}" if slot else f"below {_size(below)}"
         return Way(STAGED, None, f"shipped rule: staged {upto}{crowd}")
-    first, below = single_copy_range(call.collective, means.library, means.crowded)
+    first, below = single_copy_range(call.collective, means.vendor, means.crowded)
     if means.no_single_copy is None and first <= call.nbytes < below:
         since = f"from {_size(first)}" + (f" to below {_size(below)}" if below < _ANY else " on")
         return Way(SINGLE_COPY, None, f"shipped rule: single_copy {since}{crowd}")

@@ -8,13 +8,14 @@ is bound to them (see :mod:`.quick`).
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .binding import held_bytes
 from .call import Call
+from .kept import Kept
 from .operations import Op
 from .prepared import Prepared
 from .quick_runs import kernel_run
@@ -23,10 +24,9 @@ from .symmetric import STAGED, staged
 
 _MOST_BYTES = 1 << 20  # at 2 MiB binding and copying take as long as each other
 _KEPT_BYTES = 16 << 20
-_KEPT = 256  # kinds, of which most may have been seen once
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Kind:
     """What all calls of a kind go through."""
 
@@ -34,11 +34,8 @@ class _Kind:
     out: np.ndarray | None
     op: Op | None  # by its identity it is found
     run: Callable[[], None]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        return sum(data.nbytes for data in (self.x, self.out) if data is not None)
+    nbytes: int
+    used: int = 0
 
 
 class ShortCalls:
@@ -46,7 +43,7 @@ class ShortCalls:
 
     def __init__(self, service: Service):
         self._service = service
-        self._kinds: OrderedDict[Hashable, _Kind | None] = OrderedDict()  # None: seen once
+        self._kinds: Kept[_Kind] = Kept(_KEPT_BYTES)
 
     def serve(self, prepared: Prepared, algorithm: str) -> bool:
         """Serve a call, if it is short and goes through the slots; tell whether it was."""
@@ -79,19 +76,17 @@ class ShortCalls:
         """Give the kind of a call, if it is seen not for the first time: many have no second."""
         sizes = tuple(None if data is None else data.size for data in (call.x, call.out))
         key = (call.collective, call.dtype, call.root, id(call.op), call.counts, *sizes)
-        kinds = self._kinds
-        kind = kinds.get(key)
+        kinds, now = self._kinds, self._service.sequence
+        kind = kinds.entries.get(key)
         if kind is None:
-            kind = kinds[key] = self._made(call) if key in kinds else None
-            while len(kinds) > 1 and not self._fits():
-                kinds.popitem(last=False)
-        kinds.move_to_end(key)
+            since = kinds.last_use(key, now)
+            own = sum(data.nbytes for data in (call.x, call.out) if data is not None)
+            if since is None or not kinds.make_room(since, own):
+                return None
+            kind = self._made(call)
+            kinds.keep(key, kind)
+        kind.used = now
         return kind
-
-    def _fits(self) -> bool:
-        """Tell whether all kinds may be kept; the one that was longest not used goes first."""
-        kinds = self._kinds.values()
-        return len(kinds) <= _KEPT and sum(k.nbytes for k in kinds if k) <= _KEPT_BYTES
 
     def _made(self, call: Call) -> _Kind:
         """Bind a call like this one to arrays of ours; a broadcast to one, else to two."""
@@ -105,4 +100,7 @@ class ShortCalls:
         assert heap is not None
         kernels = [staged.kernel(ours, heap, slot) for slot in range(2)]
         what = service.chooser.describe(ours, service.chooser.way(ours, STAGED), None)
-        return _Kind(x, out, call.op, kernel_run(service, what, STAGED, kernels, tuple))
+        nbytes = sum(data.nbytes for data in (x, out) if data is not None)
+        nbytes += sum(held_bytes(kernel) for kernel in kernels)
+        run = kernel_run(service, what, STAGED, kernels, tuple)
+        return _Kind(x, out, call.op, run, nbytes)

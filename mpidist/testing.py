@@ -15,6 +15,7 @@ from .errors import CollectiveMismatch, DeadlockError
 from .schedule import algorithms
 
 _PATIENCE = 20.0  # seconds
+_MEMBERS = [*Backend.__annotations__, *(n for n in vars(Backend) if not n.startswith("_"))]
 
 
 def check_backend(make_group: Callable[[], Sequence[Backend]], timeout: float = 60.0) -> list[str]:
@@ -93,7 +94,8 @@ def _neighbours(backend: Backend) -> tuple[int, int]:
 
 
 def _attributes(backend: Backend) -> None:
-    assert isinstance(backend, Backend), "a method of mpidist.backends.base.Backend is missing"
+    missing = [name for name in _MEMBERS if not hasattr(backend, name)]
+    assert not missing, f"of mpidist.backends.base.Backend is missing: {', '.join(missing)}"
     assert 0 <= backend.rank < backend.size
     assert len(backend.hosts) == backend.size, "hosts needs one key for each rank"
     assert backend.tag_limit >= 32767, "MPI promises tags up to 32767"

@@ -160,6 +160,7 @@ CHECKS: dict[str, Check] = {
 }
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 PAIRS = [(collective, name) for collective in CHECKS for name in names(collective)]
+WITHOUT_NATIVE = [(collective, name) for collective, name in PAIRS if name != "native"]
 
 
 def lengths(size: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from case_sizes import needs_ranks
 
 from mpidist.errors import ConfigError, InvalidArgument, InvalidRank
 from mpidist.nn import SGD, CrossEntropy, Linear, Parameter, ReLU, Sequential
@@ -95,9 +96,8 @@ def broadcast_leaves_gradients(comm):
     np.testing.assert_array_equal(module.weights[0].grad, 2.0)
 
 
+@needs_ranks(2)
 def unlike_modules_are_refused_everywhere(comm):
-    if comm.size == 1:
-        return
     odd = comm.rank == comm.size - 1
     for unlike, said in (
         (np.zeros(4), rf"rank {comm.size - 1} has.*\(4,\).*rank 0 has.*\(3,\)"),
@@ -111,7 +111,7 @@ def unlike_modules_are_refused_everywhere(comm):
 
 
 def wrong_root_is_refused(comm):
-    with pytest.raises(InvalidRank):
+    with pytest.raises(InvalidRank, match=f"rank {comm.rank}: root={comm.size}"):
         DDP(Weights(np.zeros(3)), comm).broadcast_parameters(comm.size)
 
 

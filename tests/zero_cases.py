@@ -1,5 +1,7 @@
 """ZeRO and communication hooks on any communicator, with any library."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from training_cases import SMALL, assert_close, assert_identical, train, train_alone
@@ -186,9 +188,9 @@ def a_failing_hook_is_heard_of(comm, kit, overlap):
     model = DDP(kit.mlp(), comm, hook=fails, overlap=overlap, **SMALL)
     x, labels = batch()
     kit.step(model, x, labels, 1.0)
-    if comm.size > 1:
-        with pytest.raises(ValueError, match="bucket 0"):
-            model.sync_gradients()
+    told = pytest.raises(ValueError, match="bucket 0") if comm.size > 1 else nullcontext()
+    with told:  # one rank sends nothing
+        model.sync_gradients()
 
 
 def compression_is_what_it_says(comm):
@@ -197,8 +199,6 @@ def compression_is_what_it_says(comm):
 
     module = Weights(np.zeros(3, np.float32))
     ddp = DDP(module, comm, hook=Compress("float16"), overlap="none")
-    if comm.size == 1:
-        return
     value = np.float32(1 + 2**-12)  # the end of it is lost: float16 has 10 bits behind the point
     total = np.zeros(3, np.float32)
     for step in range(1, 5):

@@ -45,9 +45,16 @@ class Backend(Protocol):
     A backend is used by one thread at a time.  Messages between two ranks with one tag keep their
     order.  ``native`` holds the backend's own collectives, or None; ``hosts`` a key per rank, and
     equal keys share a node.  Optional: ``bind(messages) -> Transfer``, persistent requests.
+
+    The shipped rules depend on ``vendor``, the name of the MPI library without its version (for
+    example "MPICH"; empty without MPI), and on ``crowded``, whether more ranks than cores share a
+    node.  A tuning table is for one ``library``: vendor and version, or the backend's name.
     """
 
     name: str
+    vendor: str
+    library: str
+    crowded: bool
     rank: int
     size: int
     tag_limit: int

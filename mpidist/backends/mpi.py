@@ -52,12 +52,12 @@ class MpiBackend:
         crowded = len(self.board.ranks) > self._cores_here()
         self._looks = LOOKS_CROWDED if crowded else LOOKS
         self.patience = SPINS_CROWDED if crowded else SPINS
-        self.crowded, self.library = crowded, MPI.get_vendor()[0]
+        self.crowded = crowded
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
         self._arriving: tuple[int, MPI.Request] | None = None
-        vendor, version = MPI.get_vendor()
-        self.library = f"{vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
+        self.vendor, version = MPI.get_vendor()
+        self.library = f"{self.vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
 
     def _find_hosts(self) -> tuple[int, ...]:
         """Name each node by the lowest rank on it."""
@@ -196,7 +196,7 @@ class MpiBackend:
         MPICH's own launcher misses about one in fifty ranks that end by an exit code, as those do
         that call MPI_Abort, and leaves the others running (5.0.2); it sees a death by a signal.
         """
-        if self.library.startswith("MPICH") and _HYDRA in os.environ:
+        if self.vendor == "MPICH" and _HYDRA in os.environ:
             sys.stdout.flush()
             sys.stderr.flush()
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

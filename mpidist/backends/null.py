@@ -36,7 +36,8 @@ class NullTransfer:
 class NullBackend:
     """Rank `rank` of `size` ranks that do not exist; received data are whatever the memory held."""
 
-    name = "null"
+    name = library = "null"
+    vendor, crowded = "", False
     native = None
     tag_limit = 2**31
 

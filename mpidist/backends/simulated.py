@@ -135,7 +135,8 @@ class SimulatedRequest:
 class SimulatedBackend:
     """One rank of a group of threads; see :meth:`create_group`."""
 
-    name = "simulated"
+    name = library = "simulated"
+    vendor, crowded = "", False
     native = None
     tag_limit = 2**31
 

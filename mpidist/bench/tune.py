@@ -118,5 +118,5 @@ def key_of(comm: Any, collective: str, memory: str, dtype: Any) -> Key:
     """Give the key that calls of a collective on arrays of `dtype` look up."""
     call = example_call(Place(comm.rank, comm.size), collective, 8, find_op("sum"))
     call.dtype = np.dtype(dtype)
-    library = getattr(comm.backend, "library", comm.backend.name)
+    library = comm.backend.library
     return Key(library, tuple(map(len, comm.topology.groups)), kind_for(call), collective, memory)

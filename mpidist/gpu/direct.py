@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..call import Call
 from ..device.array import DeviceArray
 from ..device.base import Device
 from ..device.recognise import make_like
+from ..kept import Kept
 
-_KEPT = 64
+_LIMIT = 16 << 20  # bytes held by bound calls
+
+
+@dataclass
+class _Bound:
+    """A call of the library, bound to addresses."""
+
+    call: Callable[[], Any]
+    used: int
+    nbytes: int = 4 << 10
 
 
 class Direct:
@@ -31,7 +40,8 @@ class Direct:
 
     def __init__(self, device: Device, bind: Callable[[Call], Callable[[], Any]]):
         self.device, self._bind = device, bind
-        self._bound: OrderedDict[tuple, Callable[[], Any]] = OrderedDict()
+        self._kept: Kept[_Bound] = Kept(_LIMIT)
+        self._calls = 0
 
     def serve(self, call: Call, meet: Callable[[Callable[[], Any]], Any]) -> None:
         """Serve a call; ``meet(act)`` has the ranks meet, and then does something."""
@@ -64,11 +74,13 @@ class Direct:
             call.in_place,
             *((None if a is None else (a.pointer, a.size)) for a in (call.x, call.out)),
         )
-        bound = self._bound.get(key)
-        if bound is None:
+        self._calls += 1
+        known = self._kept.entries.get(key)
+        if known is None:
             if call.collective == "broadcast":
                 call = replace(call, x=None)  # it is in `out` by now
-            bound = self._bound[key] = self._bind(call)
-            if len(self._bound) > _KEPT:
-                self._bound.popitem(last=False)
-        return bound
+            known = _Bound(self._bind(call), self._calls)
+            if self._kept.make_room(self._kept.last_use(key, self._calls)):
+                self._kept.keep(key, known)
+        known.used = self._calls
+        return known.call

@@ -130,7 +130,8 @@ class Choice:
 
 
 _registry: dict[tuple[str, str], Algorithm] = {}
-_generation = [0]
+GENERATION = [0]
+"""The number that `generation` gives, to be read where a call of a function counts."""
 
 
 def algorithm(
@@ -177,7 +178,7 @@ def algorithm(
         _registry[collective, name] = Algorithm(
             collective, name, function, blocks, ordered, requires, equal_blocks, uses, *levels
         )
-        _generation[0] += 1
+        GENERATION[0] += 1
         return function
 
     return register
@@ -239,13 +240,13 @@ def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
 
 def generation() -> int:
     """Give a number that changes with every registration, for those who keep what they found."""
-    return _generation[0]
+    return GENERATION[0]
 
 
 def unregister(collective: str, name: str) -> None:
     """Forget an algorithm, for example one that a test registered."""
     _registry.pop((collective, name), None)
-    _generation[0] += 1
+    GENERATION[0] += 1
 
 
 def registered(function: Callable[..., Schedule]) -> Algorithm | None:

@@ -76,15 +76,12 @@ class Kernel(Program):
 
     Attributes
     ----------
-    before : tuple of callable
-        What is done before this rank is announced as having come: others may read it then.
     slot : int or None
         Which slot of the staging memory it uses.
     arrival : Arrival or None
         In the background, the first round; a blocking call waits for the others by itself.
     """
 
-    before: tuple[Action, ...] = ()
     slot: int | None = None
     arrival: Arrival | None = None
 

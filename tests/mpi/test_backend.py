@@ -1,5 +1,8 @@
 """The MPI backend against what mpidist expects of any."""
 
+import pytest
+from mpi4py import MPI
+
 from mpidist.backends.mpi import MpiBackend
 from mpidist.launch import pretended_hosts
 from mpidist.testing import check_backend
@@ -20,3 +23,15 @@ def test_conformance_over_nodes(comm):
     """Ranks of other nodes are not on the board: they are asked."""
     hosts = pretended_hosts(comm.size, {"MPIDIST_RANKS_PER_NODE": "1"})
     assert len(check_backend(lambda: [MpiBackend(comm.backend.comm, hosts)])) == 10
+
+
+@pytest.mark.one_node
+@pytest.mark.mpi(min_size=2)
+def test_each_library_is_served_by_its_own_rules(comm):
+    """What is measured on one library says little about another: here the tables differ."""
+    vendor, crowded = comm.backend.vendor, comm.backend.crowded
+    assert vendor == MPI.get_vendor()[0] and comm.backend.library.startswith(f"{vendor} ")
+    collective, nbytes = ("alltoall", 896 << 10) if crowded else ("allreduce", 1 << 20)
+    way = comm.explain(collective, nbytes)[0]
+    assert way.name == ("staged" if vendor == "MPICH" else "native")
+    assert way.why.startswith(f"shipped rule: {way.name}")

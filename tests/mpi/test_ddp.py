@@ -2,13 +2,15 @@
 
 import ddp_cases
 import pytest
+from case_sizes import skip_if_too_few
 
 
 @pytest.mark.parametrize("case", ddp_cases.CASES, ids=lambda case: case.__name__)
 def test_ddp(comm, case):
+    skip_if_too_few(case, comm.size)
     case(comm)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_buckets_are_in_flight_together(comm):
-    if comm.size > 1:
-        ddp_cases.buckets_are_in_flight_together(comm)
+    ddp_cases.buckets_are_in_flight_together(comm)

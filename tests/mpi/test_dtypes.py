@@ -188,11 +188,12 @@ def test_any_number_of_functions(comm):
             assert (got == (comm.size if op == "sum" else 1)).all()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_function_is_told_apart_by_commute(comm):
     x, out = np.full(4, comm.rank + 1.0), np.empty(4)
-    if "ring" in served(comm):
-        comm.allreduce(x, np.maximum, out, "ring", commute=True)
-        with pytest.raises(Unsupported):
+    for _ in range(3):
+        assert (comm.allreduce(x, np.maximum, out, "ring", commute=True) == comm.size).all()
+        with pytest.raises(Unsupported, match=f"rank {comm.rank}: .*not commutative.*ring"):
             comm.allreduce(x, np.maximum, out, "ring", commute=False)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mpidist import Communicator
+from mpidist.errors import Unsupported
 from mpidist.schedule import algorithms, prove
 
 
@@ -74,6 +75,9 @@ def test_messages(counted, algorithm):
     comm, collective = counted, algorithm.collective
     groups, p = comm.topology.groups, comm.size
     if algorithm.unsupported(p, groups=groups) is not None:
+        with pytest.raises(Unsupported, match=f"{collective} '{algorithm.name}'"):
+            getattr(comm, collective)(*arrays(comm, collective, p, 0)[:1], algorithm=algorithm.name)
+        assert not comm.sent
         return
     for root in range(p) if "root" in algorithm.uses else (0,):
         proof = prove(collective, algorithm, p, root, groups=groups)

@@ -42,10 +42,9 @@ def own(comm):
     made.free()
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "allgather", "gather"])
 def test_buffers_used_again(own, collective, monkeypatch):
-    if own.size == 1:
-        return
     spy = Spy(own.backend, monkeypatch)
     x, out = np.full(500, own.rank + 1.0), np.empty(500)
     if "gather" in collective:
@@ -153,16 +152,128 @@ def test_attributes_that_change(own):
         x.strides = x.strides[::-1]
 
 
-def test_more_buffers_than_are_kept(own):
-    arrays = [np.empty(50 + k) for k in range(100)]
-    for turn in range(3):
+def caches(comm):
+    """Return what this communicator keeps of bound calls: of repeated ones, and programs."""
+    return comm._quick._kept, comm._service.cache._kept
+
+
+def loop(comm, arrays, turns, algorithm, call="allreduce"):
+    """Use all of the arrays in turn, each time with new data; the results must be right."""
+    for turn in range(turns):
         for k, x in enumerate(arrays):
-            x[:] = own.rank + k + turn
-            own.allreduce(x, out=x, algorithm="ring")
+            x[:] = comm.rank + k + turn
+            made = getattr(comm, call)(x, out=x, algorithm=algorithm)
+            if call != "allreduce":
+                made.wait()
         for k, x in enumerate(arrays):
-            assert (x == (k + turn) * own.size + sum(range(own.size))).all()
-    assert len(own._service.cache._programs) <= 64
-    assert len(own._quick._calls) <= 64
+            assert (x == (k + turn) * comm.size + sum(range(comm.size))).all(), (turn, k)
+
+
+@pytest.fixture
+def bound(own, monkeypatch):
+    """What was bound, and what was served without being bound, since it was cleared."""
+    made = []
+    for holder, name in ((own._quick, "_runner"), (own._service.cache, "_bind"), (own, "_run")):
+        plain = getattr(holder, name)
+
+        def noting(*arguments, _plain=plain, _name=name):
+            made.append(_name)
+            return _plain(*arguments)
+
+        monkeypatch.setattr(holder, name, noting)
+    return made
+
+
+MANY_WAYS = (
+    "ring",
+    "native",
+    *(pytest.param(way, marks=pytest.mark.one_node) for way in ("auto", "symmetric")),
+)
+
+
+@pytest.mark.parametrize("algorithm", MANY_WAYS)
+@pytest.mark.parametrize("count", (80, 300))
+def test_many_arrays_stay_bound(own, bound, algorithm, count):
+    """A step that reduces many short arrays, each by a call of its own."""
+    make = own.empty if algorithm == "symmetric" else np.empty
+    arrays = [make(10, "float64") for _ in range(count)]
+    loop(own, arrays, 3, algorithm)
+    bound.clear()
+    loop(own, arrays, 3, algorithm)
+    assert bound == []
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["ring", pytest.param("symmetric", marks=pytest.mark.one_node)]
+)
+def test_many_arrays_in_the_background_stay_bound(own, monkeypatch, algorithm):
+    arrays = [(own.empty if algorithm == "symmetric" else np.empty)(10) for _ in range(150)]
+    loop(own, arrays, 2, algorithm, "iallreduce")
+    cache, made = own._service.cache, []
+    for name in ("_bind", "_keep"):
+        monkeypatch.setattr(cache, name, lambda *arguments, _name=name: made.append(_name))
+    loop(own, arrays, 2, algorithm, "iallreduce")
+    assert made == []
+
+
+@pytest.mark.parametrize("algorithm", MANY_WAYS)
+def test_more_buffers_than_are_kept(own, bound, algorithm):
+    """As many as fit stay bound, the others are not bound in vain; ranks may differ in which."""
+    make = own.empty if algorithm == "symmetric" else np.empty
+    limits = [(1 + own.rank) << 17, 3 << 16]
+    for kept, limit in zip(caches(own), limits):
+        kept.limit = limit
+    arrays = [make(50 + k, "float64") for k in range(100)]
+    loop(own, arrays, 4, algorithm)
+    quick = caches(own)[0]
+    bound.clear()
+    loop(own, arrays, 2, algorithm)
+    assert bound.count("_runner") == 0
+    assert bound.count("_run") == 2 * (len(arrays) - len(quick.entries)) > 0
+    for kept, limit in zip(caches(own), limits):
+        largest = max((entry.nbytes for entry in kept.entries.values()), default=0)
+        assert kept.nbytes == sum(entry.nbytes for entry in kept.entries.values())
+        assert kept.nbytes <= limit + largest
+    others = [make(70, "float64") for _ in range(5)]  # what is used from now on takes their place
+    loop(own, others, 12, algorithm)
+    bound.clear()
+    loop(own, others, 1, algorithm)
+    assert bound == []
+
+
+def test_scratch_memory_counts(own):
+    """A call over messages holds as much as what comes in: not many long ones are kept."""
+    x = np.ones(1 << 18)
+    for _ in range(3):
+        own.allreduce(x, out=x, algorithm="ring")
+    block = x.nbytes // own.size if own.size > 1 else 0
+    for kept in caches(own):
+        (entry,) = kept.entries.values()
+        assert block - 8 <= entry.nbytes < 2 * block + (64 << 10)
+
+
+@pytest.mark.one_node
+def test_scratch_memory_of_kernels_counts(own):
+    """Sums of half precision are taken in float32, in memory of the call."""
+    x = np.ones(1 << 18, "float16")
+    for _ in range(3):
+        own.allreduce(x, out=x, algorithm="staged")
+    (entry,) = caches(own)[0].entries.values()
+    assert entry.nbytes >= (2 * 2 * (256 << 10) if own.size > 1 else 2 * (256 << 10))
+
+
+def test_windows_of_a_large_array(own):
+    """Of programs that are not kept any more nothing is left on the array that they were for."""
+    whole = np.zeros(20_000)
+    for kept in caches(own):
+        kept.limit = 1 << 17
+    for start in range(0, 19_000, 50):
+        window = whole[start : start + 50]
+        for _ in range(3):
+            own.allreduce(window, out=window, algorithm="ring")
+    kept = caches(own)[1]
+    assert 0 < len(kept.entries) < 40
+    assert weakref.getweakrefcount(whole) <= 2 * len(kept.entries)
 
 
 def test_arrays_are_not_kept_alive(own):
@@ -182,18 +293,15 @@ def test_arrays_are_not_kept_alive(own):
 
 
 def test_programs_go_with_their_arrays(own):
-    cache = own._service.cache
+    programs = caches(own)[1]
     x, out = np.ones(100), np.empty(100)
-    before = len(cache._programs)
+    before = len(programs.entries), programs.nbytes
     for _ in range(3):
         own.allreduce(x, out=out, algorithm="ring")
-    assert len(cache._programs) > before
+    assert len(programs.entries) > before[0]
     del out
     gc.collect()
-    assert len(cache._programs) == before
-    del x
-    gc.collect()
-    assert not cache._watched
+    assert (len(programs.entries), programs.nbytes) == before
 
 
 def test_free(comm):

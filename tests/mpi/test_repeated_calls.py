@@ -187,6 +187,7 @@ def test_the_roots_array_is_another(comm, body, collective):
             assert got is theirs and (got == right).all()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_nothing_is_looked_for_again(comm, body, monkeypatch):
     """Repeated on the same arrays, compiled code sees that all lies where it lay."""
     x, out = comm.empty(70_001, "float32"), comm.empty(70_001 * comm.size, "float32")

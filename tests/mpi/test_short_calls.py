@@ -102,11 +102,25 @@ def test_a_root_that_must_not_be_written(own):
 def test_more_kinds_than_are_kept(own):
     for n in (n for n in range(90_000, 90_040) for _ in range(2)):  # more than all may be
         assert (own.allreduce(np.full(n, 1.0), **STAGED) == own.size).all()
-    kinds = [kind for kind in own._short._kinds.values() if kind is not None]
-    assert 8 << 20 < sum(kind.nbytes for kind in kinds) <= 16 << 20 and len(kinds) < 40
+    kinds = own._short._kinds.entries.values()
+    own_bytes = sum(kind.x.nbytes + kind.out.nbytes for kind in kinds)
+    assert 8 << 20 < own_bytes <= 16 << 20 and len(kinds) < 40
     for turn in range(2):
         for n in range(1, 100):
             assert (own.allreduce(np.full(n, n + turn), **STAGED) == own.size * (n + turn)).all()
+
+
+def test_a_loop_over_more_kinds_than_are_kept(own, bound):
+    """Those that fit stay bound, and the others are served without being bound for a next time."""
+    sizes = range(90_000, 90_040)
+    for _ in range(3):
+        for n in sizes:
+            own.allreduce(np.full(n, 1.0), **STAGED)
+    bound.clear()
+    for n in sizes:
+        assert (own.allreduce(np.full(n, 1.0), **STAGED) == own.size).all()
+    kept = len(own._short._kinds.entries)
+    assert kept > 5 and len(bound) == len(sizes) - kept  # each for the one slot whose turn it is
 
 
 @pytest.mark.mpi(min_size=2)

@@ -117,9 +117,8 @@ def test_what_it_cannot_do_is_refused_by_name(comm):
     comm.barrier()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_it_is_told_apart_from_other_ways(reached):
-    if reached.size == 1:
-        return
     made = reached.split(0)
     made.allreduce(np.ones(10), **WAY)  # tries it, together
     name = "single_copy" if made.rank else "native"
@@ -140,10 +139,9 @@ def refuse(comm, why):
     assert comm.explain("allreduce", x.nbytes)[0].name != "single_copy"
 
 
+@pytest.mark.mpi(min_size=2)
 def test_one_rank_that_may_not_read(comm, monkeypatch):
     made = comm.split(0)
-    if comm.size == 1:
-        return
 
     def forbidden():
         raise mpidist.Unsupported("this system has no process_vm_readv")
@@ -153,21 +151,19 @@ def test_one_rank_that_may_not_read(comm, monkeypatch):
     refuse(made, f"rank {comm.size - 1}: this system has no process_vm_readv")
 
 
+@pytest.mark.mpi(min_size=2)
 def test_process_numbers_of_other_processes(reached, monkeypatch):
     """As in containers that number their processes by themselves."""
     made = reached.split(0)
-    if made.size == 1:
-        return
     numbers = made.allgather_object(os.getpid())
     wrong = numbers[(made.rank + 1) % made.size]
     monkeypatch.setattr(process_memory, "process_number", lambda: wrong)
     refuse(made, "rank 0: .*rank 1")
 
 
+@pytest.mark.mpi(min_size=2)
 def test_an_address_of_nothing_is_an_error(reached):
     """No rank goes on with what it has not read."""
-    if reached.size == 1:
-        return
     memory = process_memory.connect(reached.rank, reached.allgather_object)
     mine = np.full(8, 7, "int64")
     peer = (reached.rank + 1) % reached.size

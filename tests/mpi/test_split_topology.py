@@ -80,10 +80,8 @@ def test_split_takes_settings_along(comm):
     parent.free()
 
 
-@pytest.mark.parametrize("color", [-1, 1.5, "a", True])
+@pytest.mark.parametrize("color", [-1, 1.5, "a"])
 def test_wrong_colors(comm, color):
-    if color is True:
-        return
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: color="):
         comm.split(color)
 
@@ -94,7 +92,7 @@ def test_many_communicators(comm):
         sub = comm.split(0)
         assert sub.allreduce(k) == k * comm.size
         sub.free()
-        with pytest.raises(CommunicatorBroken):
+        with pytest.raises(CommunicatorBroken, match=f"rank {comm.rank}: .*freed"):
             sub.split(0)
 
 

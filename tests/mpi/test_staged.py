@@ -105,9 +105,8 @@ def test_what_is_larger_than_a_slot_is_refused_by_name(comm):
     comm.barrier()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_it_is_told_apart_from_other_ways(comm):
-    if comm.size == 1:
-        return
     made = comm.split(0)
     made.allreduce(np.ones(10), algorithm="staged")  # makes the slots, together
     name = "staged" if comm.rank else "native"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import training_cases as cases
+from case_sizes import skip_if_too_few
 from training_kits import KITS
 
 from mpidist.errors import InvalidArgument
@@ -13,6 +14,7 @@ from mpidist.parallel import DDP
 @pytest.mark.parametrize("kit", KITS)
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
 def test_training(comm, case, kit):
+    skip_if_too_few(case, comm.size)
     case(comm, kit)
 
 

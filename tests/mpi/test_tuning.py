@@ -159,10 +159,9 @@ def test_calibration_is_short_and_the_same_everywhere(comm, made):
         assert any(times)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_first_use_calibrates_once_unless_turned_off(comm, made, monkeypatch):
     """Without MPI's own collective the choice needs constants."""
-    if comm.size == 1:
-        return
     for options, expected in (({}, 1), ({"calibrate": False}, 0)):
         tuned = made(**options)
         monkeypatch.setattr(tuned.backend.native, "why_not", lambda call: "not today")

@@ -209,5 +209,5 @@ def test_timeout(comm):
     assert sub.timeout == 3.5
     sub.timeout = None
     assert sub.timeout is None
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="timeout=-1"):
         sub.timeout = -1

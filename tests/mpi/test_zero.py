@@ -35,5 +35,6 @@ def test_failing_hook(comm, overlap):
     cases.a_failing_hook_is_heard_of(comm, KITS[0].values[0], overlap)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_compression(comm):
     cases.compression_is_what_it_says(comm)

@@ -156,5 +156,5 @@ def test_bad_input(wrong):
     right = {"nbytes": 8, "alpha": A, "beta": B}
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         cost("allreduce", "ring", 2, **{**right, **wrong})
-    with pytest.raises(InvalidRank):
+    with pytest.raises(InvalidRank, match="root=2"):
         cost("broadcast", "tree", 2, 8, alpha=A, beta=B, root=2)

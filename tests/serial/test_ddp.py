@@ -5,6 +5,7 @@ import threading
 import ddp_cases
 import numpy as np
 import pytest
+from case_sizes import skip_if_too_few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ def test_ddp_delegates_module_trait():
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("case", ddp_cases.CASES, ids=lambda case: case.__name__)
 def test_ddp(case, size):
+    skip_if_too_few(case, size)
     run_simulated(size, case)
 
 

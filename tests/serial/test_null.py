@@ -10,7 +10,7 @@ from mpidist.errors import CollectiveTimeout
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid)")  # what the memory held is added
-@pytest.mark.parametrize(("collective", "name"), cases.PAIRS)
+@pytest.mark.parametrize(("collective", "name"), cases.WITHOUT_NATIVE)
 def test_every_algorithm_runs_on_every_rank(collective, name):
     for size in (1, 2, 4, 7):
         for rank in range(size):
@@ -42,5 +42,5 @@ def test_waits_end():
     comm.timeout = 0.05
     assert not comm.backend.wait(lambda: False, 0.0)
     assert comm.backend.missing(1) == (0,)
-    with pytest.raises(CollectiveTimeout):
-        raise comm._service.timed_out("allreduce", 1, "ring")
+    report = comm._service.timed_out("allreduce", 1, "ring")
+    assert isinstance(report, CollectiveTimeout) and "rank 0: allreduce" in str(report)

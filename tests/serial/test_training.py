@@ -2,6 +2,7 @@
 
 import pytest
 import training_cases as cases
+from case_sizes import skip_if_too_few
 from training_kits import KITS
 
 from mpidist import run_simulated
@@ -15,6 +16,7 @@ SIZES = (1, 3)
 @pytest.mark.parametrize("kit", KITS)
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
 def test_training(case, kit, size):
+    skip_if_too_few(case, size)
     run_simulated(size, lambda comm: case(comm, kit))
 
 
