@@ -11,6 +11,7 @@ import numpy as np
 
 from .arrays import address
 from .binding import Program
+from .operations import Op
 from .prepare import Prepared
 from .quick_runs import Held, Run, kernel_run, native_run, program_run
 from .rules import NATIVE
@@ -97,7 +98,7 @@ class QuickCalls:
     def __init__(self, service: Service):
         self._service = service
         self._calls: dict[Hashable, QuickCall] = {}
-        self._made: dict[Hashable, weakref.ref] = {}  # calls that were made once, and their `x`
+        self._made: dict[int, tuple[weakref.ref, ...]] = {}  # of calls that were made once
 
     def find(self, key: Hashable, x: Any, out: Any) -> QuickCall | None:
         """Give the call for these arguments, if it was made before with these very arrays."""
@@ -112,9 +113,9 @@ class QuickCalls:
 
         The second time: many arrays are used once, and binding takes as long as a call or two.
         """
-        if not self._made_before(key, x):
-            return
         service, call = self._service, prepared.call
+        if not self._made_before(key, x, call.op):
+            return
         place = service.shared.place(call)
         way = service.chooser.way(call, algorithm, place)
         packed = prepared.staging is not None or not getattr(x, "flags", {"C": False})["C"]
@@ -128,8 +129,6 @@ class QuickCalls:
             program = service.cache.program(call, way.choice, service.arity(way), False)
             if program.busy:
                 return
-        elif way.name == NATIVE and call.op is not None and call.op.name == "mean":
-            return
         calls = self._calls
         if len(calls) >= _LIMIT:
             calls.pop(next(iter(calls)), None)
@@ -146,16 +145,20 @@ class QuickCalls:
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
 
-    def _made_before(self, key: Hashable, x: Any) -> bool:
-        """Tell whether this call was made before with this very array, and note that it was."""
-        made = self._made
+    def _made_before(self, key: Hashable, x: Any, op: Op | None) -> bool:
+        """Tell whether this call was made before with this very array, and note that it was.
+
+        Nor is a function of the user kept by the note: it may be a new one in every call.
+        """
+        made, things = self._made, (x,) if op is None or op.builtin else (x, op.function)
         try:
-            before = made.get(key)
-            if before is not None and before() is x:
+            mark = hash(key)
+            before = made.get(mark, ())
+            if [ref() is thing for ref, thing in zip(before, things)] == [True] * len(things):
                 return True
             if len(made) >= _NOTED:
                 del made[next(iter(made))]
-            made[key] = weakref.ref(x)
+            made[mark] = tuple(map(weakref.ref, things))
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             pass
         return False
