@@ -57,9 +57,9 @@ class Kept(Generic[E]):
     def __init__(self, limit: int):
         self.limit, self.nbytes = limit, 0
         self.entries: OrderedDict[Hashable, E] = OrderedDict()
-        self._noted: dict[Hashable, tuple[int, weakref.ref | None]] = {}
+        self._noted: dict[int, tuple[int, tuple[weakref.ref, ...]]] = {}
 
-    def last_use(self, key: Hashable, now: int, x: Any = None) -> int | None:
+    def last_use(self, key: Hashable, now: int, *things: Any) -> int | None:
         """Return when a call that is not kept was made last, or None; note that it is made now.
 
         Parameters
@@ -68,26 +68,28 @@ class Kept(Generic[E]):
             Names the call.
         now : int
             The number of the operation.
-        x : object, optional
-            If given, only a call with this very object counts: another may have its identity later.
+        *things : object
+            Only a call with these very objects counts: others may have their identity later.  The
+            note keeps neither them nor the key alive.
 
         Raises
         ------
         TypeError
-            If the key cannot be hashed, or `x` cannot be watched.
+            If the key cannot be hashed, or a thing cannot be watched.
         """
-        before = self._noted.get(key)
+        mark = hash(key)
+        before = self._noted.get(mark)
         if before is None and len(self._noted) >= NOTED:
             self._forget_half()
-        self._noted[key] = now, None if x is None else weakref.ref(x)
-        if before is None or (before[1] is not None and before[1]() is not x):
+        self._noted[mark] = now, tuple(map(weakref.ref, things))
+        if before is None or len(before[1]) != len(things):
             return None
-        return before[0]
+        return before[0] if all(r() is thing for r, thing in zip(before[1], things)) else None
 
     def _forget_half(self) -> None:
         """Forget the calls whose arrays are dead, and at least the older half."""
         noted = list(self._noted.items())[NOTED // 2 :]
-        self._noted = {k: n for k, n in noted if n[1] is None or n[1]() is not None}
+        self._noted = {m: n for m, n in noted if all(ref() is not None for ref in n[1])}
 
     def make_room(self, since: int | None, nbytes: int = 0) -> bool:
         """Return whether a call that was last made at `since` may be kept; drop what must go.
@@ -114,7 +116,7 @@ class Kept(Generic[E]):
     def keep(self, key: Hashable, entry: E) -> None:
         """Keep an entry, in the place of one with the same key."""
         self.drop(key)
-        self._noted.pop(key, None)
+        self._noted.pop(hash(key), None)
         self.entries[key] = entry
         self.nbytes += entry.nbytes
 

@@ -121,8 +121,11 @@ class QuickCalls:
         The second time: many arrays are used once, and binding takes as long as a call or two.
         """
         service, call, kept = self._service, prepared.call, self._kept
+        # Nor is a function of the user kept by the note: it may be a new one in every call.
+        own = call.op is not None and not call.op.builtin
         try:
-            since = kept.last_use(key, service.sequence, x)
+            watched = (x, call.op.function) if own and call.op is not None else (x,)
+            since = kept.last_use(key, service.sequence, *watched)
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
         if since is None or not kept.make_room(since):
@@ -140,8 +143,6 @@ class QuickCalls:
             program = service.cache.program(call, way.choice, service.arity(way), False)
             if program.busy:
                 return
-        elif way.name == NATIVE and call.op is not None and call.op.name == "mean":
-            return
 
         def forget(_: Any) -> None:
             kept.drop(key)
