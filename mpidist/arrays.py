@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .device.recognise import describe, is_on_device, is_torch
+from .device.recognise import describe, is_on_device, is_torch, of_torch
 from .errors import InvalidArgument, MpidistError, UnsupportedDtype
 
 log = logging.getLogger("mpidist")
@@ -100,10 +100,8 @@ def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.nd
             )
         return np.asarray(x)
     if is_torch(x):
-        from .device.tensors import as_array
-
         try:
-            return as_array(x, fill)
+            return of_torch().as_array(x, fill)
         except MpidistError as error:
             raise type(error)(f"rank {rank}: {argument} is {error}") from None
     if isinstance(x, (str, np.generic, *_PLAIN)):
@@ -130,18 +128,12 @@ def kind_of_memory(x: Any) -> str:
 
 def like_input(x: Any, result: np.ndarray) -> Any:
     """Return a tensor on the memory of a new `result` if `x` is one; None if the array will do."""
-    if type(x) is np.ndarray or not is_torch(x):
-        return None
-    from .device.tensors import as_tensor
-
-    return as_tensor(result)
+    return of_torch().as_tensor(result) if is_torch(x) else None
 
 
 def new_tensor(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """Return a new CPU tensor, for a result of what is a tensor on another rank."""
-    from .device.tensors import as_tensor
-
-    return as_tensor(np.empty(shape, dtype))
+    return of_torch().as_tensor(np.empty(shape, dtype))
 
 
 def _kind(x: Any) -> str:

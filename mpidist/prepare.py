@@ -45,7 +45,8 @@ def _finish(
     if out is None:
         result = np.empty(shape, call.dtype)
         call.out = result.reshape(-1)
-        return Prepared(call, result, scalar=scalar, shown=like_input(given, result))
+        shown = None if type(given) is np.ndarray else like_input(given, result)
+        return Prepared(call, result, None, scalar, shown)
     result = check_out(out, shape, call.dtype, place.rank)
     if not result.flags.c_contiguous:
         if call.x is not None and overlaps(call.x, result):
