@@ -176,7 +176,7 @@ class Player:
                 expected = expected.reshape(())
             self._check_kind(case, arrays, got)
             got = undisguised(got)
-            right = alike(got, expected, case.op)
+            right = alike(got, expected, case.op, case.size)
             self._note(right, f"got {got!r}, expected {expected!r}")
         written = got is not None and np.may_share_memory(arrays.x, got)
         if not case.only_receives and not written:
