@@ -46,7 +46,7 @@ class Arrays:
         step, x, out = case.call, self.x, self.out
         if case.scalar:
             x = x.reshape(())
-            if out is not None and step.collective not in JOINING:
+            if out is not None and out.size and step.collective not in JOINING:
                 out = out.reshape(())
         read = step.collective == "broadcast" and case.rank == case.root and out is None
         written = case.only_receives or (out is not None and np.may_share_memory(x, out))
