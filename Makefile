@@ -51,7 +51,7 @@ venv: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and ever
 demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allreduce; ARGS="--report report.html"
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist demo $(ARGS)
 
-test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, Slurm, 40 s of stress
+test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, Slurm, 60 s of stress
 	$(LAUNCH) $(ARGS)
 
 test-serial: $(VENV)/.test  ## the tests that need no mpiexec, one on each core; then those that need the machine alone
@@ -77,7 +77,8 @@ stress: $(VENV)/.test $(MPICH_VENV)/.test  ## the long random runs: new examples
 	    -- --timeout=3600 --hypothesis-seed=$(SEED)
 	MPIDIST_STRESS_SEED=$(SEED) MPIDIST_STRESS_SECONDS=$(SECONDS_EACH) $(LAUNCH) --limit 900 \
 	    openmpi-2-stress openmpi-3-stress openmpi-4-stress openmpi-5-stress mpich-3-stress \
-	    openmpi-2-stress-onecore openmpi-4-stress-onecore mpich-3-stress-onecore
+	    openmpi-2-stress-onecore openmpi-4-stress-onecore mpich-3-stress-onecore \
+	    openmpi-2-stress-nodes openmpi-4-stress-nodes mpich-3-stress-nodes
 
 mutation: $(VENV)/.test  ## thousands of broken algorithms: prover and run must agree on each
 	$(BIN)/python tests/mutation.py $(ARGS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import prepare
+from .arrays import as_input, kind_of_memory
 from .objects import barrier_call
 from .operations import find_op
 from .prepare import Prepared
@@ -53,8 +54,8 @@ def scattering(self: Communicator, x: Any, out: Any, counts: Any, root: int) -> 
     if out is None:
         mine = None
         if self.rank == root:
-            data = prepare.as_input(x, self.rank, device=True)
-            mine = (data.shape, data.dtype, type(data) is not np.ndarray)
+            data = as_input(x, self.rank, device=True)
+            mine = (data.shape, data.dtype, kind_of_memory(x))
         told = self.broadcast_object(mine, root)
     return prepare.scatter(x, out, counts, self._place, root, told)
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from . import arguments
 from .operations import Op
 from .work import Work
@@ -20,7 +18,7 @@ def iallreduce(
     self: Communicator,
     x: Any,
     op: str | Op | Callable = "sum",
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     commute: bool | None = None,
@@ -36,7 +34,7 @@ def ireduce(
     x: Any,
     op: str | Op | Callable = "sum",
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     commute: bool | None = None,
@@ -51,7 +49,7 @@ def ibroadcast(
     self: Communicator,
     x: Any,
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
 ) -> Work:
     """Begin :meth:`broadcast`."""
@@ -61,7 +59,7 @@ def ibroadcast(
 def iallgather(
     self: Communicator,
     x: Any,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -78,7 +76,7 @@ def igather(
     self: Communicator,
     x: Any,
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -95,7 +93,7 @@ def ireduce_scatter(
     self: Communicator,
     x: Any,
     op: str | Op | Callable = "sum",
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -113,7 +111,7 @@ def iscatter(
     self: Communicator,
     x: Any,
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -127,7 +125,7 @@ def iscatter(
 def ialltoall(
     self: Communicator,
     x: Any,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,

@@ -21,7 +21,7 @@ def allreduce(
     self: Communicator,
     x: Any,
     op: str | Op | Callable = "sum",
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     commute: bool | None = None,
@@ -31,11 +31,13 @@ def allreduce(
     Parameters
     ----------
     x : array_like
-        This rank's contribution, of any shape; the same shape and dtype on every rank.
+        This rank's contribution, of any shape; the same shape and dtype on every rank: an array,
+        a CPU tensor of PyTorch, a list or scalar, or whatever else exposes memory, only read.
     op : str, Op or callable
         "sum", "mean", "prod", "max", "min", "and", "or", "xor", an :class:`Op`, or ``f(a, b)``.
-    out : ndarray, optional
-        Where the result goes, of the shape and dtype of `x`; ``out=x`` is in place.
+    out : ndarray, tensor or buffer, optional
+        Where the result goes, of the shape and dtype of `x`; ``out=x`` is in place.  It is filled
+        and returned; what cannot be filled is refused.
     algorithm : str
         "auto", "native", "symmetric", "staged", "single_copy", or a name of ``mpidist list``,
         for example "ring" or "tree:4".  The same on every rank.
@@ -46,13 +48,15 @@ def allreduce(
     Returns
     -------
     ndarray
-        `out`, or a new array of the shape and dtype of `x`; a numpy scalar if `x` is 0-d.
+        `out`, or a new array of the shape and dtype of `x`, a tensor if `x` is one; a numpy scalar
+        if `x` is 0-d and no tensor.
 
     Raises
     ------
     InvalidArgument
-        If `op` or `algorithm` is unknown, or `out` does not fit, cannot be written, or overlaps `x`
-        in part.
+        If `op` or `algorithm` is unknown; if `x` is a masked array, or a sparse, quantized or meta
+        tensor; if `out` does not fit, cannot be filled (a list, a scalar, read-only memory), or
+        overlaps `x` in part.
     UnsupportedDtype
         If `op` is not defined for the dtype.
     Unsupported
@@ -88,7 +92,7 @@ def reduce(
     x: Any,
     op: str | Op | Callable = "sum",
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     commute: bool | None = None,
@@ -101,7 +105,7 @@ def reduce(
         See :meth:`allreduce`, as for what is raised.
     root : int
         Who gets the result.
-    out : ndarray, optional
+    out : ndarray, tensor or buffer, optional
         On the root, where the result goes, of the shape and dtype of `x`; of no meaning elsewhere.
 
     Returns
@@ -128,7 +132,7 @@ def broadcast(
     self: Communicator,
     x: Any,
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
 ) -> Any:
     """Bring the root's array to every rank.
@@ -136,11 +140,11 @@ def broadcast(
     Parameters
     ----------
     x : array_like
-        On the root the data; elsewhere an array of the same shape and dtype, which is filled
-        if `out` is not given.
+        On the root the data; elsewhere an array, CPU tensor or writable buffer of the same shape
+        and dtype, which is filled if `out` is not given: a list or a scalar cannot be.
     root : int
         Who has the data.
-    out : ndarray, optional
+    out : ndarray, tensor or buffer, optional
         Where the data go, on any rank.
     algorithm : str
         See :meth:`allreduce`, as for what is raised.
@@ -168,7 +172,7 @@ def broadcast(
 def allgather(
     self: Communicator,
     x: Any,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -179,7 +183,7 @@ def allgather(
     ----------
     x : array_like
         This rank's rows, shape (n, …); a scalar counts as one row.
-    out : ndarray, optional
+    out : ndarray, tensor or buffer, optional
         Of shape (p·n, …); `x` may be this rank's part of it.
     counts : sequence of int, optional
         Rows of each rank, where they differ; the same on every rank.
@@ -210,7 +214,7 @@ def gather(
     self: Communicator,
     x: Any,
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -223,7 +227,7 @@ def gather(
         This rank's rows, shape (n, …); a scalar counts as one row.
     root : int
         Who gets the result.
-    out : ndarray, optional
+    out : ndarray, tensor or buffer, optional
         On the root, of shape (p·n, …); `x` may be the root's part of it.
     counts : sequence of int, optional
         Rows of each rank, where they differ; the same on every rank.
@@ -254,7 +258,7 @@ def reduce_scatter(
     self: Communicator,
     x: Any,
     op: str | Op | Callable = "sum",
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -268,7 +272,7 @@ def reduce_scatter(
         Shape (p·n, …); rank r gets rows r·n … (r+1)·n of the combination.
     counts : sequence of int, optional
         Rows for each rank, where they differ; the same on every rank.
-    out : ndarray, optional
+    out : ndarray, tensor or buffer, optional
         This rank's rows; may be rows r·n … (r+1)·n of `x`.
     op, algorithm, commute
         See :meth:`allreduce`, as for what is raised.
@@ -299,7 +303,7 @@ def scatter(
     self: Communicator,
     x: Any,
     root: int = 0,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -310,7 +314,7 @@ def scatter(
     ----------
     x : array_like
         On the root, shape (p·n, …); of no meaning elsewhere.
-    out : ndarray, optional
+    out : ndarray, tensor or buffer, optional
         This rank's rows.  To be given on every rank or on none: without it the root first
         tells the shape, which costs a message.
     counts : sequence of int, optional
@@ -344,7 +348,7 @@ def scatter(
 def alltoall(
     self: Communicator,
     x: Any,
-    out: np.ndarray | None = None,
+    out: Any = None,
     algorithm: str = "auto",
     *,
     counts: Sequence[int] | None = None,
@@ -355,7 +359,7 @@ def alltoall(
     ----------
     x : array_like
         Shape (p·n, …): rows d·n … (d+1)·n go to rank d.
-    out : ndarray, optional
+    out : ndarray, tensor or buffer, optional
         Of the result's shape; may be `x`.
     counts : sequence of int, optional
         Rows that this rank sends to each rank, where they differ; or, to save a small

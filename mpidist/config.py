@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import json
 import os
@@ -183,6 +184,29 @@ class CollectiveConfig(Steering):
 
 FIELDS = tuple(f.name for f in dataclasses.fields(CollectiveConfig) if f.init)
 """Names of the fields a user can set."""
+
+
+VARIABLES = (
+    *(ENVIRONMENT_PREFIX + name.upper() for name in FIELDS),
+    *(ENVIRONMENT_PREFIX + name for name in ("DEBUG", "TUNING", "CALIBRATE", "STREAM_BYTES")),
+    *(ENVIRONMENT_PREFIX + name for name in ("RANKS_PER_NODE", "LOG", "LOG_RANKS")),
+    *(ENVIRONMENT_PREFIX + name for name in ("GPU", "GPU_AWARE", "GPU_CHUNK_BYTES", "GPU_DEVICE")),
+    *(ENVIRONMENT_PREFIX + name for name in ("TERMINAL", "RUN_WORD", "RUN_NOTES")),
+)
+"""Every environment variable that is read."""
+_OF_TESTS = tuple(ENVIRONMENT_PREFIX + name for name in ("TEST_", "STRESS_", "MPICH_PYTHON"))
+
+
+def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a sentence for each ``MPIDIST_…`` variable that nothing reads."""
+    found = []
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_OF_TESTS):
+            continue
+        if name not in VARIABLES:
+            near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.0)[0]
+            found.append(f"{name}={environ[name]} has no effect: did you mean {near}?")
+    return found
 
 
 def _read(name: str, text: str) -> Any:

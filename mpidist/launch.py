@@ -14,7 +14,7 @@ from typing import Any
 from .backends.mpich_file import take_name_away
 from .calibration import from_environment as calibrate_from_environment
 from .communicator import Communicator
-from .config import CollectiveConfig
+from .config import CollectiveConfig, misspelt
 from .errors import InvalidArgument, LaunchError
 from .logs import set_up_log
 from .pipelining import Pipelining
@@ -88,6 +88,8 @@ def init(
     world = mpi.COMM_WORLD if comm is None else comm
     check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
     set_up_log(world.Get_rank())
+    for sentence in misspelt(os.environ) if world.Get_rank() == 0 else ():
+        log.warning("%s", sentence)
     from .backends.mpi import MpiBackend
 
     backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))

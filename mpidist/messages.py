@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import as_input, check_out, flat
+from .arrays import as_input, as_output, flat
 from .errors import InvalidArgument
 from .prepare import Place
 from .service import Service
@@ -69,17 +69,15 @@ class Messages:
         """
         peer = self._peer(peer)
         wire = self._tag(kind, tag)
-        if not isinstance(out, np.ndarray):
-            raise self.place.wrong(f"out must be a numpy array, not {type(out).__name__}")
-        check_out(out, out.shape, out.dtype, self.place.rank)
-        as_input(out, self.place.rank, "out")
-        data = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
+        memory = as_output(out, self.place.rank)
+        packed = not memory.flags.c_contiguous
+        data = np.empty(memory.size, memory.dtype) if packed else memory.reshape(-1)
         self.service.check_usable()
         request = self.backend.irecv(data, peer, wire)
 
-        def give() -> np.ndarray:
-            if not out.flags.c_contiguous:
-                out[...] = data.reshape(out.shape)
+        def give() -> Any:
+            if packed:
+                memory[...] = data.reshape(memory.shape)
             return out
 
         return self._work(request.test, f"recv from rank {peer}", end or give)

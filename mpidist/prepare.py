@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import address, as_input, check_out, flat, overlaps
+from .arrays import (
+    address,
+    as_input,
+    as_output,
+    check_out,
+    exposed,
+    flat,
+    like_input,
+    new_tensor,
+    overlaps,
+)
 from .call import Call
 from .device.array import DeviceArray
 from .device.recognise import describe, is_on_device
@@ -21,27 +31,29 @@ def _finish(
     shape: tuple[int, ...],
     out: Any,
     place: Place,
-    scalar: bool,
+    given: Any,
     part: slice | None = None,
+    scalar: bool = False,
 ) -> Prepared:
     """Provide the memory of the result: the user's `out`, or new; see that it does not overlap.
 
-    `part` is where this rank's input may lie in the result (or, for scatter, the reverse) to be in
-    place.
+    A new result is a tensor if the user's input, `given`, is one.  `part` is where this rank's
+    input may lie in the result (or, for scatter, the reverse) to be in place.
     """
     if type(call.x) is DeviceArray or (call.x is None and is_on_device(out)):
         return finish(call, shape, out, place, part)
     if out is None:
         result = np.empty(shape, call.dtype)
         call.out = result.reshape(-1)
-        return Prepared(call, result, scalar=scalar)
+        shown = None if type(given) is np.ndarray else like_input(given, result)
+        return Prepared(call, result, None, scalar, shown)
     result = check_out(out, shape, call.dtype, place.rank)
     if not result.flags.c_contiguous:
         if call.x is not None and overlaps(call.x, result):
             # Packed first, so that nothing is read after it was overwritten.
             call.x = call.x.copy()
         call.out = np.empty(result.size, call.dtype)
-        return Prepared(call, result, staging=call.out)
+        return Prepared(call, result, staging=call.out, shown=out)
     call.out = result.reshape(-1)
     x = call.x
     if x is not None and overlaps(x, call.out):
@@ -51,24 +63,26 @@ def _finish(
             allowed = "the same array" if part is None else "exactly this rank's part"
             raise place.wrong(f"out overlaps x; in place is allowed only where they are {allowed}")
         call.in_place = True
-    return Prepared(call, result)
+    return Prepared(call, result, shown=out)
 
 
-def reducing(collective: str, x: Any, op: Op, out: Any, place: Place, root: int = 0) -> Prepared:
+def reducing(
+    collective: str, given: Any, op: Op, out: Any, place: Place, root: int = 0
+) -> Prepared:
     """Prepare allreduce and reduce: the result has the shape of `x`."""
-    x = as_input(x, place.rank, device=True)
+    x = as_input(given, place.rank, device=True)
     check_defined(op, x.dtype, place.rank)
     call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None, op)
     if collective == "reduce" and place.rank != root:
         return Prepared(call, None)
-    return _finish(call, x.shape, out, place, x.ndim == 0)
+    return _finish(call, x.shape, out, place, given, scalar=x.ndim == 0)
 
 
 def reduce_scatter(
-    x: Any, op: Op, out: Any, counts: Sequence[int] | None, place: Place
+    given: Any, op: Op, out: Any, counts: Sequence[int] | None, place: Place
 ) -> Prepared:
     """Prepare reduce_scatter: rank r gets rows of the reduced `x`."""
-    x = as_input(x, place.rank, device=True)
+    x = as_input(given, place.rank, device=True)
     check_defined(op, x.dtype, place.rank)
     rows = _rows_of(x, counts, place, "reduce_scatter")
     elements = _elements(rows, x.shape[1:])
@@ -77,7 +91,7 @@ def reduce_scatter(
     shape = (rows[place.rank], *x.shape[1:])
     start = sum(elements[: place.rank])
     part = slice(start, start + elements[place.rank])
-    prepared = _finish(call, shape, out, place, False, part)
+    prepared = _finish(call, shape, out, place, given, part)
     # Partial sums must not be written over what is still to be read.
     if call.in_place and type(x) is np.ndarray:
         call.in_place = False
@@ -86,10 +100,10 @@ def reduce_scatter(
 
 
 def gathering(
-    collective: str, x: Any, out: Any, counts: Sequence[int] | None, place: Place, root: int = 0
+    collective: str, given: Any, out: Any, counts: Sequence[int] | None, place: Place, root: int = 0
 ) -> Prepared:
     """Prepare allgather and gather: the parts of all ranks, one after another along axis 0."""
-    x = as_input(x, place.rank, device=True)
+    x = as_input(given, place.rank, device=True)
     row_shape = x.shape[1:]
     own = x.shape[0] if x.ndim else 1
     rows = (own,) * place.size
@@ -106,7 +120,7 @@ def gathering(
         return Prepared(call, None)
     start = sum(elements[: place.rank])
     part = slice(start, start + elements[place.rank])
-    return _finish(call, (sum(rows), *row_shape), out, place, False, part)
+    return _finish(call, (sum(rows), *row_shape), out, place, given, part)
 
 
 def broadcast(x: Any, out: Any, place: Place, root: int) -> Prepared:
@@ -116,30 +130,30 @@ def broadcast(x: Any, out: Any, place: Place, root: int) -> Prepared:
         call = Call("broadcast", place.rank, place.size, root, data.dtype, flat(data), None)
         if out is None:
             call.out, call.in_place = call.x, True
-            return Prepared(call, data, scalar=not isinstance(x, np.ndarray) and data.ndim == 0)
-        return _finish(call, data.shape, out, place, False)
+            if type(data) is np.ndarray and exposed(x, place.rank) is not None:
+                return Prepared(call, data, shown=x)
+            return Prepared(call, data, scalar=data.ndim == 0)
+        return _finish(call, data.shape, out, place, x)
     on_device = broadcast_target(x, out, place, root)
     if on_device is not None:
         return on_device
-    given = isinstance(x, np.ndarray)
-    target = out if out is not None else x
+    target, argument = (x, "x") if out is None else (out, "out")
     if target is None:
         raise place.wrong(
             "x is None: pass an array of the root's shape and dtype to be filled, or use "
             "broadcast_object"
         )
-    if out is None and not given:
-        target = np.array(as_input(x, place.rank))  # a list or scalar tells shape and dtype
-    shape, dtype = (x.shape, x.dtype) if given else (np.shape(target), np.asarray(target).dtype)
-    argument = "out" if out is not None else "x"
-    result = check_out(target, shape, dtype, place.rank, argument)
-    scalar = out is None and not given and result.ndim == 0
+    result = as_output(target, place.rank, argument)
+    if out is not None:
+        model = exposed(x, place.rank)
+        if model is not None:
+            check_out(result, model.shape, model.dtype, place.rank, argument)
     call = Call("broadcast", place.rank, place.size, root, result.dtype, None, None)
     if result.flags.c_contiguous:
         call.out = result.reshape(-1)
-        return Prepared(call, result, scalar=scalar)
+        return Prepared(call, result, shown=target)
     call.out = np.empty(result.size, result.dtype)
-    return Prepared(call, result, staging=call.out)
+    return Prepared(call, result, staging=call.out, shown=target)
 
 
 def scatter(
@@ -158,15 +172,18 @@ def scatter(
     else:
         source = None
         if told is not None:
-            shape, dtype, on_device = told
+            shape, dtype, kind = told
             rows = _split_rows(shape, counts, place, "scatter")
-            if on_device:
-                out = scatter_target((rows[place.rank], *shape[1:]), dtype, place)
+            own = (rows[place.rank], *shape[1:])
+            if kind == "device":
+                out = scatter_target(own, dtype, place)
+            elif kind == "tensor":
+                out = new_tensor(own, dtype)
         else:
             if is_on_device(out):
                 target: Any = describe(out, place.rank, "out")
             else:
-                target = check_out(out, np.shape(out), np.asarray(out).dtype, place.rank)
+                target = as_output(out, place.rank)
             if target.ndim == 0:
                 raise place.wrong("out is 0-d: scatter gives rows along axis 0")
             rows = (target.shape[0],) * place.size
@@ -178,20 +195,20 @@ def scatter(
     _count(call, elements)
     start = sum(elements[: place.rank])
     part = slice(start, start + elements[place.rank])
-    return _finish(call, (rows[place.rank], *shape[1:]), out, place, False, part)
+    return _finish(call, (rows[place.rank], *shape[1:]), out, place, x, part)
 
 
 def alltoall(
-    x: Any, out: Any, sends: Sequence[int] | None, receives: Sequence[int] | None, place: Place
+    given: Any, out: Any, sends: Sequence[int] | None, receives: Sequence[int] | None, place: Place
 ) -> Prepared:
     """Prepare alltoall: rows to and from each rank; None where all are equal."""
-    x = as_input(x, place.rank, device=True)
+    x = as_input(given, place.rank, device=True)
     rows = _rows_of(x, sends, place, "alltoall")
     gets = rows if receives is None else check_counts(receives, place)
     call = Call("alltoall", place.rank, place.size, 0, x.dtype, flat(x), None)
     call.counts, call.out_counts = _elements(rows, x.shape[1:]), _elements(gets, x.shape[1:])
     call.even = sends is None
-    prepared = _finish(call, (sum(gets), *x.shape[1:]), out, place, False)
+    prepared = _finish(call, (sum(gets), *x.shape[1:]), out, place, given)
     # Every part is both sent and overwritten; `x` stays, it may be symmetric.
     if call.in_place and type(x) is np.ndarray:
         call.in_place = False

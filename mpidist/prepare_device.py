@@ -12,7 +12,7 @@ from .device.find import find_device
 from .device.recognise import describe, is_on_device, make_like
 from .prepared import Place, Prepared
 
-Told = tuple[tuple[int, ...], np.dtype, bool]  # shape, dtype, and whether it is on a GPU
+Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
 
 
 def finish(

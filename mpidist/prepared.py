@@ -21,6 +21,8 @@ class Prepared:
         The call.
     result : ndarray, DeviceArray or None
         The array to return.
+    shown : object, optional
+        Returned instead of `result`, whose memory it has: the user's own `out`, or a tensor.
     staging : ndarray or None
         The flat result where `result` is not contiguous; copied over at the end.
     scalar : bool
@@ -31,6 +33,7 @@ class Prepared:
     result: Any
     staging: np.ndarray | None = None
     scalar: bool = False
+    shown: Any = None
 
     def give(self) -> Any:
         """Give the user's result."""
@@ -38,6 +41,8 @@ class Prepared:
         if self.staging is not None:
             assert result is not None
             result[...] = self.staging.reshape(result.shape)
+        if self.shown is not None:
+            return self.shown
         return result[()] if self.scalar and result is not None else result
 
 

@@ -4,6 +4,7 @@
     python tests/launch.py serial openmpi-3         # some
     python tests/launch.py openmpi-2 -- -k ring -x  # arguments for pytest
     python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
+    python tests/launch.py mpich-3-stress-nodes     # each rank pretends to be on a node of its own
     python tests/launch.py slurm                    # real jobs on emulated nodes, where Slurm is
 
 Tests of the serial launch run two at a time and more (--workers), for many of them wait for
@@ -26,14 +27,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes import Finished, mpiexec, run
+from processes import Finished, environment, mpiexec, run
 from results import Results
 
 HERE = Path(__file__).resolve().parent
 ALLOWED_SKIPS = HERE / "allowed_skips.txt"
 ALL = ["serial", "alone", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
-ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "slurm"]
-NAMES = r"serial|alone|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore)?)?"
+ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "openmpi-3-stress-nodes", "slurm"]
+NAMES = r"serial|alone|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore|-nodes)?)?"
 KINDS = ("serial", "alone", "slurm", "mpi", "stress")
 FOLDERS = {kind: [f"tests/{kind}"] for kind in KINDS}
 FOLDERS["mpi"].append("tests/gpu")
@@ -68,6 +69,10 @@ class Launch:
     def one_core(self) -> bool:
         return self.name.endswith("-onecore")
 
+    @property
+    def nodes(self) -> bool:
+        return self.name.endswith("-nodes")
+
     def trouble(self) -> str:
         """What went wrong apart from failed tests, or nothing."""
         results, finished = self.results, self.finished
@@ -99,7 +104,8 @@ class Launch:
             f"{results.passed:5} passed {len(results.failed):4} failed "
             f"{sum(results.skipped.values()):4} skipped {seconds:5.0f} s"
         )
-        notes = ["stress" + ", all ranks on one core" * self.one_core] * (self.kind == "stress")
+        where = ", all ranks on one core" * self.one_core + ", a node for each rank" * self.nodes
+        notes = ["stress" + where] * (self.kind == "stress")
         notes += [f"FAILED: {self.trouble()}"] if self.trouble() else []
         notes += [f"{count} x {reason}" for reason, count in sorted(results.skipped.items())]
         title = title or VENDORS[self.mpi]
@@ -133,7 +139,8 @@ def perform(launch: Launch, options, folder: Path) -> None:
             log.write(line)
             print(line, end="", flush=True)
 
-        launch.finished = run(command, options.limit, on_line=show)
+        alone = {"MPIDIST_RANKS_PER_NODE": "1"} if launch.nodes else {}
+        launch.finished = run(command, options.limit, environment(**alone), on_line=show)
     launch.results = Results.read(jsonl)
     launch.refused = refused(launch.results.skipped)
 
@@ -184,7 +191,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if not re.fullmatch(NAMES, name):
             parser.error(
                 f"no launch is called {name!r}: serial, alone, slurm, openmpi-N and mpich-N are, "
-                "and with -stress or -stress-onecore behind"
+                "and with -stress, -stress-onecore or -stress-nodes behind"
             )
     return options
 

@@ -12,6 +12,8 @@ from sequence_steps import Call
 from mpidist import Op
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = (np.dtype("float16"), BFLOAT16)
+RECORD = np.dtype([("id", "i4"), ("place", "f8", (3,)), ("name", "S5")])
 
 
 def _last(a, b):
@@ -30,25 +32,79 @@ OPERATIONS = {
     "i": ("sum", "max", "xor", "min", "prod", LAST, LARGER, "or"),
     "c": ("sum", "mean", "prod", LAST, "sum", "mean", "prod", LAST),
     "b": ("or", "and", "xor", "max", "min", LAST, "or", "xor"),
+    "record": (LAST,) * 8,
 }
 
 
 def dtype_of(name: str) -> np.dtype:
     """Give the dtype of a name, also of ml_dtypes."""
-    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
+    return {"bfloat16": BFLOAT16, "record": RECORD}.get(name) or np.dtype(name)
 
 
 def value(n: int, dtype: np.dtype, rank: int, salt: int, product: bool = False) -> np.ndarray:
     """Give small whole numbers: sums, and products where asked for, are exact in every dtype."""
     numbers = np.arange(n) * 7 + rank * 3 + salt
+    if dtype == RECORD:
+        made = np.zeros(n, dtype)
+        made["id"], made["place"] = numbers, numbers[:, None] / 8
+        made["name"] = [b"%d" % (k % 99_999) for k in numbers]
+        return made
     if dtype.kind == "b":
         return numbers % 3 == 0
     return (numbers % 2 + 1 if product else numbers % 5).astype(dtype)
 
 
+def wild(n: int, dtype: np.dtype, op: Any, rank: int, salt: int) -> np.ndarray | None:
+    """Give data that overflow, or with NaN, if the result is exact all the same; else None.
+
+    Integers take all their values; what max and min compare is NaN here and there; the sum of half
+    precisions does not fit into them, their mean does.
+    """
+    random = np.random.default_rng((n, rank, salt))
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return random.integers(bounds.min, bounds.max, n, dtype, endpoint=True)
+    if dtype.kind == "b":
+        return random.integers(0, 2, n).astype(bool)
+    if op in ("max", "min", LARGER) and (dtype.kind == "f" or dtype == BFLOAT16):
+        numbers = random.integers(-100, 100, n).astype(dtype)
+        numbers[random.random(n) < 0.2] = np.nan
+        return numbers
+    if op == "mean" and dtype == np.float16:
+        return (random.integers(1200, 1500, n) * 32).astype(dtype)
+    if op == "mean" and dtype == BFLOAT16:  # as wide as float32, but with 8 bits of precision
+        return random.integers(1, 257, n).astype(dtype)
+    return None
+
+
+def alike(got: np.ndarray, expected: np.ndarray, op: Any, size: int) -> bool:
+    """Tell whether a result is right: to the bit, but for what an algorithm may choose.
+
+    That is which NaN max and min give; and whether a mean of half precision is added up in float32
+    or each of the `size` inputs is divided first, which rounds as often.
+    """
+    dtype = expected.dtype
+    if got.dtype != dtype or got.shape != expected.shape:
+        return False
+    if got.tobytes() == expected.tobytes():
+        return True
+    if op == "mean" and dtype in HALVES:
+        bound = size * float(ml_dtypes.finfo(dtype).eps)
+        return np.allclose(got.astype("f8"), expected.astype("f8"), rtol=bound, atol=0)
+    both = (got != got) & (expected != expected)
+    return op in ("max", "min", LARGER) and bool(((got == expected) | both).all())
+
+
 def combined(op: Any, parts: list[np.ndarray]) -> np.ndarray:
-    """Give what a reduction of the ranks' arrays must be, to the bit."""
+    """Give what a reduction of the ranks' arrays must be, to the bit.
+
+    Numpy's rules: integers wrap, max and min of a NaN are NaN.  A mean of half precision is what
+    float32 gives: it does not overflow where the sum would.
+    """
     dtype, rest = parts[0].dtype, parts[1:]
+    if op == "mean" and dtype in HALVES:
+        total = sum(part.astype(np.float32) for part in parts)
+        return (total / np.float32(len(parts))).astype(dtype)
     if op is LAST:
         return parts[-1]
     known = {
@@ -70,6 +126,11 @@ def combined(op: Any, parts: list[np.ndarray]) -> np.ndarray:
     return total
 
 
+SCALARS = ("allreduce", "reduce", "broadcast", "allgather", "gather")
+"""Collectives that take an array of no axis."""
+JOINING = ("allgather", "gather")
+
+
 @dataclass
 class Shape:
     """How many elements a call takes and gives on this rank, and at most on any."""
@@ -88,11 +149,14 @@ class Case:
         self.root = call.root % size
         self.dtype = dtype_of(call.dtype)
         kind = {"u": "i", "V": "f"}.get(self.dtype.kind, self.dtype.kind)
-        self.op = OPERATIONS[kind][call.op]
+        self.op = OPERATIONS["record" if self.dtype == RECORD else kind][call.op]
         self.uneven = bool(call.counts)
         self.table = self.uneven and call.collective == "alltoall"
+        self.scalar = call.layout == "0-d" and call.collective in SCALARS and not self.uneven
+        self.n = 1 if self.scalar else call.n
+        self.stride = {"strided": 2, "reversed": -1}.get(call.layout, 1)
         self.only_receives = call.collective == "broadcast" and rank != self.root
-        self.counts = [call.n] * size
+        self.counts = [self.n] * size
         if self.uneven:
             self.counts = [call.n * w // 3 for w in call.counts[:size]]
         self.shape = getattr(self, f"_{call.collective}")()
@@ -100,11 +164,11 @@ class Case:
     # -- how many elements --------------------------------------------------------------------
 
     def _allreduce(self):
-        return Shape(self.call.n, self.call.n, self.call.n)
+        return Shape(self.n, self.n, self.n)
 
     def _reduce(self):
-        gives = self.call.n if self.rank == self.root else 0
-        return Shape(self.call.n, gives, self.call.n)
+        gives = self.n if self.rank == self.root else 0
+        return Shape(self.n, gives, self.n)
 
     _broadcast = _allreduce
 
@@ -143,7 +207,7 @@ class Case:
     def _row(self, source: int) -> list[int]:
         """What `source` sends to each rank in alltoall."""
         if not self.uneven:
-            return [self.call.n] * self.size
+            return [self.n] * self.size
         weights = self.call.counts
         return [self.call.n * weights[(source + 2 * d) % 5] // 3 for d in range(self.size)]
 
@@ -153,7 +217,8 @@ class Case:
         """Give what a rank brings; this rank if none is named."""
         of = self.rank if rank is None else rank
         takes = Case(self.call, of, self.size).shape.takes
-        return value(takes, self.dtype, of, salt, self.op == "prod")
+        made = wild(takes, self.dtype, self.op, of, salt) if self.call.wild else None
+        return value(takes, self.dtype, of, salt, self.op == "prod") if made is None else made
 
     def expected(self, salt: int) -> np.ndarray | None:
         """Give what this rank must get; None where it gets nothing."""

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from sequence_cases import Case
+from sequence_cases import BFLOAT16, JOINING, RECORD, Case
 from sequence_steps import PRIVATE
+
+try:
+    import torch
+
+    from mpidist.device.tensors import as_tensor
+except ImportError:
+    torch = None
 
 POOL = 600_007  # bytes of a piece at first: no multiple of anything
 EDGE = 64  # bytes on either side of an array that nobody may touch
@@ -16,24 +24,65 @@ Place = tuple[str, str]  # whose memory, and whether inputs or results lie there
 
 @dataclass
 class Arrays:
-    """The arrays of one call on this rank."""
+    """The arrays of one call on this rank, and what is passed for them."""
 
     x: np.ndarray
     out: np.ndarray | None
     places: tuple[Place, ...]
     edges: list[np.ndarray] = field(default_factory=list)
+    given_x: Any = None
+    given_out: Any = None
 
     def fill(self, data: np.ndarray | None) -> None:
         """Make ready for a call: `data` into x, junk into the rest."""
         for array in (*self.edges, self.out, self.x):
             if array is not None:
-                array.view(np.uint8)[...] = JUNK
+                array[...] = np.frombuffer(bytes([JUNK]) * array.itemsize, array.dtype)[0]
         if data is not None:
-            self.x[...] = data
+            self.x[...] = data.reshape(self.x.shape)
+
+    def pass_on(self, case: Case) -> None:
+        """Make what is passed: the arrays, or tensors and buffers on their memory."""
+        step, x, out = case.call, self.x, self.out
+        if case.scalar:
+            x = x.reshape(())
+            if out is not None and out.size and step.collective not in JOINING:
+                out = out.reshape(())
+        read = step.collective == "broadcast" and case.rank == case.root and out is None
+        written = case.only_receives or (out is not None and np.may_share_memory(x, out))
+        frozen = step.frozen and (read or not written)
+        if frozen:
+            x = x.view()
+            x.flags.writeable = False
+        # PyTorch would warn of read-only memory; the kind of the result is to be alike everywhere.
+        guise = "array" if step.frozen and step.x_guise == "tensor" else step.x_guise
+        self.given_x = disguised(x, guise)
+        if out is not None:
+            self.given_out = disguised(out, step.out_guise)
+            if self.out is self.x and not frozen and guise == step.out_guise:
+                self.given_out = self.given_x
 
     def edges_hold(self) -> bool:
         """Tell whether nobody wrote beside an array."""
         return all((edge == JUNK).all() for edge in self.edges)
+
+
+def disguised(array: np.ndarray, guise: str) -> Any:
+    """Return what is passed for an array: itself, a tensor or a buffer, if there is such a one."""
+    if guise == "tensor" and torch is not None and array.dtype != RECORD:
+        return array if any(step < 0 for step in array.strides) else as_tensor(array)
+    if guise == "buffer" and array.dtype != BFLOAT16:
+        room = getattr(array.base, "obj", None)
+        return room if isinstance(room, bytearray) else memoryview(array)
+    return array
+
+
+def undisguised(got: Any) -> Any:
+    """Return an array on the memory of a result."""
+    if torch is not None and isinstance(got, torch.Tensor):
+        made = got.numpy() if got.dtype is not torch.bfloat16 else got.view(torch.int16).numpy()
+        return made.view(BFLOAT16) if got.dtype is torch.bfloat16 else made
+    return np.asarray(got)
 
 
 class Memory:
@@ -43,6 +92,12 @@ class Memory:
         self.pieces = {("kept", which): np.zeros(POOL, np.uint8) for which in ("x", "out")}
 
     def arrays(self, case: Case) -> Arrays:
+        """Choose the memory of a call, and as what it is passed."""
+        made = self._arrays(case)
+        made.pass_on(case)
+        return made
+
+    def _arrays(self, case: Case) -> Arrays:
         """Choose the memory of a call: alike on all ranks, for all know the longest array."""
         step, shape, edges = case.call, case.shape, []
 
@@ -73,15 +128,22 @@ class Memory:
         if kind in ("fresh", "none", "same"):
             return kind
         kind = case.call.comm if kind == "own" else kind
+        kind = "kept" if case.stride != 1 and kind not in PRIVATE else kind
         kind = kind if (kind, "x") in self.pieces else "kept"
-        need = (case.call.offset + case.shape.most) * case.dtype.itemsize + 2 * EDGE
+        most = case.shape.most * abs(case.stride)
+        need = (case.call.offset + most) * case.dtype.itemsize + 2 * EDGE
         fits = all(self.pieces[kind, which].size >= need for which in ("x", "out"))
         return kind if fits else "fresh"
 
     def _array(self, place: Place, n: int, case: Case, edges: list) -> np.ndarray:
+        size, many = case.dtype.itemsize, n * abs(case.stride)
         if place[0] == "fresh":
-            return np.empty(n, case.dtype)
-        piece, start = self.pieces[place], EDGE + case.call.offset * case.dtype.itemsize
-        stop = start + n * case.dtype.itemsize
+            if case.dtype == np.uint8 and case.stride == 1:
+                return np.frombuffer(bytearray(n), np.uint8)
+            return np.empty(many, case.dtype)[:: case.stride]
+        piece, start = self.pieces[place], EDGE + case.call.offset * size
+        stop = start + many * size
         edges += [piece[start - EDGE : start], piece[stop : stop + EDGE]]
-        return piece[start:stop].view(case.dtype)
+        if case.stride == 2:
+            edges.append(piece[start:stop].reshape(n, 2, size)[:, 1])
+        return piece[start:stop].view(case.dtype)[:: case.stride]

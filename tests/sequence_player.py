@@ -8,13 +8,14 @@ from collections import Counter
 
 import numpy as np
 from mpi4py import MPI
-from sequence_cases import Case
-from sequence_memory import POOL, Arrays, Memory
+from sequence_cases import JOINING, Case, alike
+from sequence_memory import POOL, Arrays, Memory, torch, undisguised
 from sequence_steps import Call, Renew, Settle, Traffic
 
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
 from mpidist.errors import Unsupported
+from mpidist.launch import pretended_hosts
 
 
 class Player:
@@ -32,7 +33,9 @@ class Player:
         self.counts: Counter = Counter()
         self.wrong: list[str] = []
         self.timeout, self.plain = timeout, MPI.COMM_WORLD.Dup()
-        world = Communicator(MpiBackend(MPI.COMM_WORLD), CollectiveConfig(timeout=timeout))
+        hosts = pretended_hosts(MPI.COMM_WORLD.size, os.environ)
+        backend = MpiBackend(MPI.COMM_WORLD, hosts)
+        world = Communicator(backend, CollectiveConfig(timeout=timeout))
         twin = world.split(0, key=-world.rank)  # the same ranks in reverse order
         half = world.split(world.rank % 2)
         self.comms = {"world": world, "twin": twin, "half": half}
@@ -129,6 +132,8 @@ class Player:
                 self.counts["refused"] += 1
                 return
             self.counts[f"{'i' * step.background}{name}"] += 1
+            if torch is not None:
+                self.counts["tensors"] += isinstance(arrays.given_x, torch.Tensor)
             if not step.background:
                 self._check(case, arrays, given, salt)
                 continue
@@ -159,7 +164,7 @@ class Player:
         if case.shape.counts is not None:
             options["counts"] = case.shape.counts
         no_part = step.collective in ("reduce", "gather") and case.rank != case.root
-        return call(arrays.x, out=None if no_part else arrays.out, **options)
+        return call(arrays.given_x, out=None if no_part else arrays.given_out, **options)
 
     def _check(self, case: Case, arrays: Arrays, got, salt: int) -> None:
         self._note(arrays.edges_hold(), "memory beside an array was written to")
@@ -167,13 +172,28 @@ class Player:
         if expected is None:
             self._note(got is None, f"{got!r} was given where nothing is to be given")
         else:
-            alike = got.dtype == expected.dtype and got.shape == expected.shape
-            right = alike and got.tobytes() == expected.tobytes()
+            if case.scalar and case.call.collective not in JOINING:
+                expected = expected.reshape(())
+            self._check_kind(case, arrays, got)
+            got = undisguised(got)
+            right = alike(got, expected, case.op, case.size)
             self._note(right, f"got {got!r}, expected {expected!r}")
         written = got is not None and np.may_share_memory(arrays.x, got)
         if not case.only_receives and not written:
             same = arrays.x.tobytes() == case.data(salt).tobytes()
             self._note(same, "the input was changed")
+
+    def _check_kind(self, case: Case, arrays: Arrays, got) -> None:
+        """Note where what was given to be filled is not what is returned; tensors for tensors."""
+        kept = arrays.given_out
+        if kept is None and case.call.collective == "broadcast":
+            kept = arrays.given_x
+        if kept is not None:
+            self._note(got is kept, f"got {got!r}, and not the object that was to be filled")
+        elif torch is not None:
+            wanted = isinstance(arrays.given_x, torch.Tensor)
+            right = isinstance(got, torch.Tensor) == wanted
+            self._note(right, f"got a {type(got).__name__} for a {type(arrays.given_x).__name__}")
 
 
 def spin(microseconds: int) -> None:

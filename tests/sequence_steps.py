@@ -23,9 +23,11 @@ COLLECTIVES = (
 )
 COMMS = ("world", "twin", "half")
 DTYPES = (
-    *("float32", "float64", "float16", "bfloat16", "int8", "uint16", "int32", "int64"),
-    *("complex64", "bool"),
+    *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "uint16", "int32", "int64"),
+    *("uint64", "complex64", "complex128", "bool", "record"),
 )
+LAYOUTS = ("plain", "plain", "plain", "plain", "strided", "reversed", "0-d")
+GUISES = ("array", "array", "tensor", "buffer")
 PRIVATE = ("fresh", "kept")
 SIZES = (0, 1, 2, 3, 5, 15, 17, 64, 251, 1009, 4096, 16_387, 30_011, 70_001)
 
@@ -45,7 +47,10 @@ class Call:
     `way` is "auto", "symmetric" or a number that counts through all names there are.  `counts` are
     the parts of the ranks, in thirds of `n`; empty for equal parts.  `x` and `out` say whose
     memory it is: "fresh", "kept", or symmetric memory of a communicator, "own" that of the call;
-    `out` may be "none", or "same" as x.
+    `out` may be "none", or "same" as x.  `layout` is that of both; arrays that are not contiguous
+    are private.  `x_guise` and `out_guise` say as what they are passed, where that is possible for
+    the dtype; `frozen` inputs are read-only.  `wild` data overflow or are NaN where the result is
+    exact all the same.
     """
 
     collective: str
@@ -63,6 +68,11 @@ class Call:
     repeat: int
     salt: int
     delay: Delay
+    layout: str
+    x_guise: str
+    out_guise: str
+    frozen: bool
+    wild: bool
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,11 @@ def calls() -> st.SearchStrategy[Call]:
         repeat=st.integers(1, 4),
         salt=st.integers(0, 4),
         delay=st.builds(Delay, st.integers(0, 4), st.sampled_from((0, 0, 20, 300))),
+        layout=st.sampled_from(LAYOUTS),
+        x_guise=st.sampled_from(GUISES),
+        out_guise=st.sampled_from(GUISES),
+        frozen=st.sampled_from((False, False, True)),
+        wild=st.booleans(),
     )
 
 

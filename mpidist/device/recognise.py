@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,14 @@ def is_torch(x: Any) -> bool:
     """Tell whether `x` is a tensor of PyTorch, without importing that."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+@cache
+def of_torch() -> Any:
+    """Return the module about tensors: to be imported only where there is one."""
+    from . import tensors
+
+    return tensors
 
 
 def is_on_device(x: Any) -> bool:
@@ -34,21 +43,28 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     Unsupported
         If there is no device, or cupy is not installed.
     InvalidArgument
-        If the array is not C-contiguous, or has a mask; if its address is null or that of memory
-        which the device cannot reach; if another device is the current one.
+        If it is no array on a device; if it is not C-contiguous, or has a mask; if its address is
+        null or that of memory which the device cannot reach; if another device is the current one.
     UnsupportedDtype
         If numpy has no such dtype.
     """
     device = find_device(rank, argument, x)
     if is_torch(x):
-        from .tensors import interface_of, make_like
-
+        tensors = of_torch()
+        why = tensors.why_no_array(x)
+        if why is not None:
+            raise InvalidArgument(f"rank {rank}: {argument} is {why}")
         if x.is_conj() or x.is_neg():
             raise InvalidArgument(
                 f"rank {rank}: {argument} is a tensor that is conjugated or negated when it is "
                 "read, and not in memory: pass x.resolve_conj().resolve_neg()"
             )
-        told, dtype, make = interface_of(x), None, make_like(x)
+        told, dtype, make = tensors.interface_of(x), None, tensors.make_like(x)
+    elif not is_on_device(x):
+        raise InvalidArgument(
+            f"rank {rank}: {argument} is a {type(x).__name__} that is not on a GPU; expected an "
+            "array there, of cupy or PyTorch"
+        )
     else:
         told, make = dict(x.__cuda_array_interface__), device.empty
         dtype = getattr(x, "dtype", None)

@@ -1,13 +1,16 @@
-"""CUDA tensors of PyTorch: imported only where there is one."""
+"""Tensors of PyTorch as arrays, on the host or on a GPU: imported only where there is one."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+
+from ..errors import InvalidArgument, UnsupportedDtype
 
 LEGACY = 1  # what the interface calls the default stream, which PyTorch calls 0
 
@@ -25,10 +28,11 @@ def interface_of(x: torch.Tensor) -> dict[str, Any]:
     }
 
 
+@cache
 def dtype_of(dtype: torch.dtype) -> Any:
     """Give numpy's dtype for torch's; its name where numpy has none."""
     name = str(dtype).partition(".")[2]
-    if name.startswith(("bfloat", "float8", "float4")):
+    if _is_extra(name):
         try:
             return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
         except (ImportError, AttributeError):
@@ -42,3 +46,71 @@ def dtype_of(dtype: torch.dtype) -> Any:
 def make_like(x: torch.Tensor) -> Callable[[tuple[int, ...], np.dtype], torch.Tensor]:
     """Give what makes new tensors on the device of `x`, of its dtype."""
     return lambda shape, dtype: torch.empty(shape, dtype=x.dtype, device=x.device)
+
+
+def why_no_array(x: torch.Tensor) -> str | None:
+    """Return what a tensor is whose elements do not lie in memory one by one, or None."""
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        return f"a {kind} tensor; pass a dense one, such as x.to_dense()"
+    if x.is_quantized:
+        return "a quantized tensor; pass x.int_repr() or x.dequantize()"
+    return None
+
+
+def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
+    """Return an array on the memory of a CPU tensor, whether or not that requires a gradient.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Of any strides; where it is conjugated or negated on reading, the result is a copy.
+    fill : bool
+        The array will be written to, so it must not be a copy.
+
+    Raises
+    ------
+    InvalidArgument
+        For tensors without such memory; the text continues "x is …".
+    UnsupportedDtype
+        If numpy, with ml_dtypes, has no such dtype.
+    """
+    why = why_no_array(x)
+    if why is None and x.device.type != "cpu":
+        why = f"a tensor on {x.device}; expected one in host memory, such as x.cpu()"
+    if why is None and (x.is_conj() or x.is_neg()):
+        if fill:
+            why = "a tensor that is conjugated or negated when it is read; it cannot be filled"
+        x = x.resolve_conj().resolve_neg()
+    if why is not None:
+        raise InvalidArgument(why)
+    dtype = dtype_of(x.dtype)
+    if isinstance(dtype, str):
+        needs = f"; {dtype} needs ml_dtypes: pip install 'mpidist[dtypes]'"
+        raise UnsupportedDtype(
+            f"a tensor of {x.dtype}, which numpy does not have" + needs * _is_extra(dtype)
+        )
+    if x.requires_grad:
+        x = x.detach()
+    try:
+        if dtype.isbuiltin == 1:
+            return x.numpy()
+        return x.view(_WHOLE[dtype.itemsize]).numpy().view(dtype)
+    except (RuntimeError, TypeError) as error:  # a tensor of a transform or a tracer has no memory
+        raise InvalidArgument(f"a tensor without memory of its own: {error}") from None
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor on the memory of an array, of a dtype that a tensor has."""
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    whole = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
+    return whole.view(getattr(torch, array.dtype.name))
+
+
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # as wide as a dtype of ml_dtypes
+
+
+def _is_extra(name: str) -> bool:
+    """Return whether ml_dtypes may know a dtype that numpy does not."""
+    return name.startswith(("bfloat", "float8", "float4"))

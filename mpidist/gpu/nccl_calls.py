@@ -10,7 +10,9 @@ import numpy as np
 from ..device.array import DeviceArray
 from ..device.recognise import describe
 from ..errors import InvalidArgument
+from ..prepared import Place
 from .nccl import NcclBackend
+from .nccl_types import OPS
 
 
 def nccl_allreduce(buffer: Any, backend: NcclBackend, op: str = "sum") -> None:
@@ -33,48 +35,56 @@ def nccl_allreduce(buffer: Any, backend: NcclBackend, op: str = "sum") -> None:
         For what is no array on the device.
     """
     x = _flat(buffer, backend, "buffer")
-    backend.allreduce(x, x, op)
+    backend.allreduce(x, x, _op(op, backend))
 
 
 def nccl_allreduce_dtype(buffer: Any, backend: NcclBackend, op: str, dtype: Any) -> None:
     """Do :func:`nccl_allreduce`, taking the elements for another dtype of the same width."""
     x = _as(buffer, backend, "buffer", dtype)
-    backend.allreduce(x, x, op)
+    backend.allreduce(x, x, _op(op, backend))
 
 
 def nccl_broadcast(buffer: Any, backend: NcclBackend, root: int = 0) -> None:
     """Bring the root's buffer to every rank, in place."""
-    backend.broadcast(None, _flat(buffer, backend, "buffer"), _root(root, backend))
+    x = _flat(buffer, backend, "buffer")
+    backend.broadcast(None, x, _root(root, backend))
 
 
 def nccl_broadcast_dtype(buffer: Any, backend: NcclBackend, root: int, dtype: Any) -> None:
     """Do :func:`nccl_broadcast`, taking the elements for another dtype of the same width."""
-    backend.broadcast(None, _as(buffer, backend, "buffer", dtype), _root(root, backend))
+    x = _as(buffer, backend, "buffer", dtype)
+    backend.broadcast(None, x, _root(root, backend))
 
 
 def nccl_all_gather(send: Any, recv: Any, backend: NcclBackend) -> None:
     """Join what every rank sends, in rank order; `recv` has the length of all."""
-    backend.all_gather(*_pair(send, recv, backend, None))
+    x, out = _pair(send, recv, backend, None)
+    backend.all_gather(x, out)
 
 
 def nccl_all_gather_dtype(send: Any, recv: Any, backend: NcclBackend, dtype: Any) -> None:
     """Do :func:`nccl_all_gather`, taking the elements for another dtype of the same width."""
-    backend.all_gather(*_pair(send, recv, backend, dtype))
+    x, out = _pair(send, recv, backend, dtype)
+    backend.all_gather(x, out)
 
 
 def nccl_reduce_scatter(send: Any, recv: Any, backend: NcclBackend, op: str = "sum") -> None:
     """Combine what all ranks send; rank r takes part r of it, of the length of `recv`."""
-    backend.reduce_scatter(*_pair(send, recv, backend, None), op)
+    x, out = _pair(send, recv, backend, None)
+    backend.reduce_scatter(x, out, _op(op, backend))
 
 
 def nccl_reduce_scatter_dtype(
     send: Any, recv: Any, backend: NcclBackend, op: str, dtype: Any
 ) -> None:
     """Do :func:`nccl_reduce_scatter`, taking the elements for another dtype of the same width."""
-    backend.reduce_scatter(*_pair(send, recv, backend, dtype), op)
+    x, out = _pair(send, recv, backend, dtype)
+    backend.reduce_scatter(x, out, _op(op, backend))
 
 
 def _flat(buffer: Any, backend: NcclBackend, argument: str) -> DeviceArray:
+    if not isinstance(backend, NcclBackend):
+        raise InvalidArgument(f"backend is a {type(backend).__name__}; expected an NcclBackend")
     x = describe(buffer, backend.rank, argument).reshape(-1)
     if x.readonly and argument != "send":
         raise InvalidArgument(f"rank {backend.rank}: {argument} is read-only; it must be writable")
@@ -82,7 +92,13 @@ def _flat(buffer: Any, backend: NcclBackend, argument: str) -> DeviceArray:
 
 
 def _as(buffer: Any, backend: NcclBackend, argument: str, dtype: Any) -> DeviceArray:
-    x, wanted = _flat(buffer, backend, argument), np.dtype(dtype)
+    x = _flat(buffer, backend, argument)
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        raise InvalidArgument(
+            f"rank {backend.rank}: dtype={dtype!r}: expected a dtype of numpy"
+        ) from None
     if wanted.itemsize != x.dtype.itemsize:
         raise InvalidArgument(
             f"rank {backend.rank}: {argument} has elements of {x.dtype.itemsize} bytes; "
@@ -104,9 +120,11 @@ def _pair(
     return x, out
 
 
+def _op(op: str, backend: NcclBackend) -> str:
+    if not isinstance(op, str):
+        raise InvalidArgument(f"rank {backend.rank}: op={op!r}: expected one of {', '.join(OPS)}")
+    return op
+
+
 def _root(root: int, backend: NcclBackend) -> int:
-    if not isinstance(root, int) or not 0 <= root < backend.size:
-        raise InvalidArgument(
-            f"rank {backend.rank}: root={root!r}: allowed are 0 … {backend.size - 1}"
-        )
-    return root
+    return Place(backend.rank, backend.size).check_root(root)

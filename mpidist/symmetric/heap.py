@@ -190,6 +190,8 @@ class Heap:
             return None
         holder = owner(x)
         found = self._known.get(id(holder))
+        if found is None and not isinstance(holder, np.ndarray):
+            found, holder = self._around(address(x))  # it may be a tensor on an array of ours
         if found is None or found.holder() is not holder:
             return None
         if x.size == 0:
@@ -197,6 +199,13 @@ class Heap:
         offset = address(x) - found.address - self.rank * found.stride
         inside = offset >= 0 and offset + x.nbytes <= found.stride // 2
         return Place(found, offset) if inside else None
+
+    def _around(self, start: int) -> tuple[Allocation | None, object]:
+        """Return the allocation that an address is in, on this rank, and the memory's owner."""
+        for known in self._known.values():
+            if 0 <= start - known.address - self.rank * known.stride < known.stride // 2:
+                return known, known.holder()
+        return None, None
 
     def place(self, number: int, offset: int) -> Place | None:
         """Give a place by its allocation's number, None if this rank has given that back."""
@@ -216,7 +225,9 @@ class Heap:
     def forget(self, x: np.ndarray) -> None:
         """Treat the memory of `x` as private from now on; what is under way goes on in it."""
         self.key(x)
-        del self._known[id(owner(x))]
+        place = self.find(x)
+        assert place is not None
+        del self._known[id(place.allocation.holder())]
 
 
 def _create(nbytes: int, kind: str) -> tuple[str | None, str]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import Unsupported
-from ..parallel.dtypes import find_dtype
+from ..device import tensors
+from ..errors import MpidistError, Unsupported
 from ..parallel.framework import Remove
 from . import cuda
 
@@ -23,22 +23,15 @@ def as_array(x: torch.Tensor) -> np.ndarray:
     Unsupported
         For tensors that are not in host memory, and dtypes that numpy does not know.
     """
-    if x.device.type != "cpu":
-        raise Unsupported(f"a tensor on {x.device}: this communicator moves host memory only")
-    x = x.detach()
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.int16).numpy().view(find_dtype("bfloat16"))
     try:
-        return x.numpy()
-    except TypeError as error:
-        raise Unsupported(f"a tensor of {x.dtype}: {error}") from None
+        return tensors.as_array(x)
+    except MpidistError as error:
+        raise Unsupported(f"not supported: {error}") from None
 
 
 def from_array(array: np.ndarray) -> torch.Tensor:
     """Give a numpy array as a tensor, of bfloat16 too."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return tensors.as_tensor(array)
 
 
 def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -236,8 +236,9 @@ def test_scalars_and_lists(comm):
     assert comm.allgather(rank).tolist() == list(range(p))
     got = comm.gather(rank, p - 1)
     assert (got is None) == (rank != p - 1) and (got is None or got.tolist() == list(range(p)))
-    assert comm.broadcast(rank + 7.5, p - 1) == p + 6.5
-    assert comm.broadcast([rank] * 3, 0).tolist() == [0, 0, 0]
+    filled = np.zeros(())
+    assert comm.broadcast(p + 6.5 if rank == p - 1 else filled, p - 1) == p + 6.5
+    assert comm.broadcast([5] * 3 if rank == 0 else np.empty(3, int), 0).tolist() == [5, 5, 5]
     got = comm.reduce(True, "and")
     assert rank or got
     assert comm.scatter(list(range(p)) if rank == 0 else None).tolist() == [rank]

@@ -66,3 +66,10 @@ def test_messages_that_are_too_long(python, algorithm):
     """Seen before the first of them: Open MPI would write them past the end of an array."""
     finished = job(python, 2, "longer", algorithm, MPIDIST_RANKS_PER_NODE="2")
     assert said(finished, "whole") == [0, 1] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_a_misspelt_variable_is_named_once(python):
+    finished = job(python, 2, "longer", "ring", MPIDIST_TIMEUOT="3")
+    assert finished.output.count("MPIDIST_TIMEUOT=3 has no effect") == 1, finished.output
+    assert "did you mean MPIDIST_TIMEOUT?" in finished.output

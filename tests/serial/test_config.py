@@ -4,12 +4,14 @@ import dataclasses
 import inspect
 import json
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpidist import run_simulated
-from mpidist.config import FIELDS, CollectiveConfig
+from mpidist.config import FIELDS, VARIABLES, CollectiveConfig, misspelt
 from mpidist.errors import ConfigError
 from mpidist.strategy import Strategy
 
@@ -386,3 +388,36 @@ def test_two_levels_give_the_same_results():
 def test_counts_that_contradict_the_ranks_are_refused():
     with pytest.raises(ConfigError, match="needs 4 ranks, there are 3"):
         run_simulated(3, lambda comm: None, config=CollectiveConfig.single_node(4))
+
+
+# -- names of environment variables ---------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def named_in(*paths):
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    return set(re.findall(r"\bMPIDIST_[A-Z_]*[A-Z]\b", text))
+
+
+def test_a_misspelt_variable_is_named_with_the_nearest():
+    environ = dict.fromkeys(VARIABLES, "1") | {"HOME": "/", "MPIDIST_TEST_GPU": "needed"}
+    assert misspelt(environ) == []
+    (sentence,) = misspelt(environ | {"MPIDIST_TIMEUOT": "3"})
+    assert sentence == "MPIDIST_TIMEUOT=3 has no effect: did you mean MPIDIST_TIMEOUT?"
+    (sentence,) = misspelt(environ | {"MPIDIST_debug": "1"})
+    assert sentence.endswith("did you mean MPIDIST_DEBUG?")
+
+
+def test_the_list_of_variables_is_complete():
+    """What the package reads, what it lists, and what the documentation explains are the same."""
+    known, of_tests = set(VARIABLES), "MPIDIST_TEST_"
+    read = named_in(*(ROOT / "mpidist").rglob("*.py"))
+    assert {name for name in read if not name.startswith(of_tests)} <= known
+    fields = {f"MPIDIST_{name.upper()}" for name in FIELDS}
+    assert known - fields <= read
+    page = (ROOT / "docs/getting-started.rst").read_text(encoding="utf-8")
+    table = re.findall(r"^   \* - ``(MPIDIST_\w+)``$", page, re.MULTILINE)
+    assert sorted(table) == sorted(known - fields)
+    for path in (ROOT / "docs").glob("*.rst"):
+        assert named_in(path) <= known, path.name

@@ -233,8 +233,51 @@ def test_what_is_refused():
             calls.nccl_all_gather(x, x[:3], backend)
         with pytest.raises(InvalidArgument, match="send has dtype float64, recv has int64"):
             calls.nccl_reduce_scatter(x, device.array(np.arange(2)), backend)
-        with pytest.raises(InvalidArgument, match="root=2: allowed are 0 … 1"):
-            calls.nccl_broadcast(x, backend, 2)
+        for root in (2, -1, True, 0.0, None, "0"):
+            words = f"root={root!r} is not a rank: allowed are 0 … 1"
+            with pytest.raises(InvalidArgument, match=words):
+                calls.nccl_broadcast(x, backend, root)
+        for op in (None, ["sum"], np.add):
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: op=.*expected one"):
+                calls.nccl_allreduce(x, backend, op)
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: op=.*expected one"):
+                calls.nccl_reduce_scatter(x, x[:2], backend, op)
+
+    mpidist.run_simulated(2, on_rank)
+
+
+def of_every_call(x, backend):
+    """Each free function with `x` as its input; (the argument's name, the call)."""
+    there = find_device().array(np.ones(4))
+    yield "buffer", lambda: calls.nccl_allreduce(x, backend)
+    yield "buffer", lambda: calls.nccl_broadcast(x, backend)
+    yield "send", lambda: calls.nccl_all_gather(x, there, backend)
+    yield "recv", lambda: calls.nccl_all_gather(there, x, backend)
+    yield "send", lambda: calls.nccl_reduce_scatter(x, there, backend)
+    yield "recv", lambda: calls.nccl_reduce_scatter(there, x, backend)
+    yield "buffer", lambda: calls.nccl_allreduce_dtype(x, backend, "sum", "f8")
+    yield "buffer", lambda: calls.nccl_broadcast_dtype(x, backend, 0, "f8")
+    yield "send", lambda: calls.nccl_all_gather_dtype(x, there, backend, "f8")
+    yield "send", lambda: calls.nccl_reduce_scatter_dtype(x, there, backend, "sum", "f8")
+
+
+def test_what_is_no_array_on_the_device():
+    def on_rank(comm):
+        backend = NcclBackend(comm, Library(comm))
+        for x, kind in ((np.ones(4), "ndarray"), ([1.0], "list"), (None, "NoneType"), (2, "int")):
+            for argument, call in of_every_call(x, backend):
+                words = f"rank {comm.rank}: {argument} is a {kind} that is not on a GPU"
+                with pytest.raises(InvalidArgument, match=words):
+                    call()
+        x = find_device().array(np.ones(4))
+        for wrong in (None, comm):
+            for _, call in of_every_call(x, wrong):
+                words = f"backend is a {type(wrong).__name__}; expected an NcclBackend"
+                with pytest.raises(InvalidArgument, match=words):
+                    call()
+        with pytest.raises(InvalidArgument, match="dtype='flaot32': expected a dtype of numpy"):
+            calls.nccl_allreduce_dtype(x, backend, "sum", "flaot32")
+        assert np.array_equal(x.get(), np.ones(4))
 
     mpidist.run_simulated(2, on_rank)
 

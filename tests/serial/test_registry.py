@@ -120,3 +120,24 @@ def test_every_shipped_algorithm_is_documented():
             assert each.summary.endswith("."), each.label
             for part in ("Rounds: ", "Bytes per rank: ", "Source: "):
                 assert part in each.doc, each.label
+
+
+def test_signatures_are_read_at_registration_only(monkeypatch):
+    """To read one takes longer than a small call."""
+
+    def blocks(size, groups, local):
+        assert groups == (tuple(range(size)),) and local == ""
+        return size
+
+    @algorithm("barrier", "counted", blocks=blocks, requires=lambda size: None)
+    def counted(rank, size):
+        yield Send((rank + 1) % size), Recv((rank - 1) % size)
+
+    monkeypatch.setattr("inspect.signature", lambda function: pytest.fail("read again"))
+    try:
+        found = find("barrier", "counted").algorithm
+        assert found.block_count(3) == 3 and found.unsupported(3) is None
+        assert found.schedule(0, 3) is not None
+        assert find("allreduce", "hierarchical/direct/ring").algorithm.block_count(4) > 0
+    finally:
+        unregister("barrier", "counted")

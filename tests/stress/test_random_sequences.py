@@ -106,4 +106,5 @@ def test_random_sequences():
         print(f"\nagain with MPIDIST_STRESS_SEED={group.seed}", flush=True)
         raise
     print(f"\nseeds {seed} to {group.seed}:", *sorted(group.counts.items()), flush=True)
-    assert group.counts["sequences"] and group.counts["symmetric"] and group.counts["native"]
+    assert group.counts["sequences"] and group.counts["native"]
+    assert group.counts["symmetric"] or os.environ.get("MPIDIST_RANKS_PER_NODE")
