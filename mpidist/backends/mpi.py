@@ -36,6 +36,7 @@ class MpiBackend:
     """
 
     name = "mpi"
+    piece_bytes = PIECE_BYTES
 
     def __init__(self, comm: MPI.Comm, hosts: Sequence[object] | None = None):
         self.comm = comm.Dup()
@@ -92,14 +93,16 @@ class MpiBackend:
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to send a contiguous array."""
-        if data.nbytes > PIECE_BYTES:
-            return AllOf([self.isend(piece, peer, tag) for piece in pieces(data)])
+        if data.nbytes > self.piece_bytes:
+            parts = pieces(data, self.piece_bytes)
+            return AllOf([self.isend(part, peer, tag) for part in parts])
         return MpiRequest(self.comm.Isend(as_bytes(data), peer, tag), data, self.rank)
 
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to receive into a contiguous array."""
-        if data.nbytes > PIECE_BYTES:
-            return AllOf([self.irecv(piece, peer, tag) for piece in pieces(data)])
+        if data.nbytes > self.piece_bytes:
+            parts = pieces(data, self.piece_bytes)
+            return AllOf([self.irecv(part, peer, tag) for part in parts])
         request = self.comm.Irecv(as_bytes(data), peer, tag)
         return MpiRequest(request, data, self.rank, MPI.Status())
 
@@ -116,7 +119,7 @@ class MpiBackend:
 
     def bind(self, messages: Sequence[Message]) -> MpiTransfer:
         """Bind the messages of a round to persistent requests."""
-        return MpiTransfer(self.comm, messages)
+        return MpiTransfer(self.comm, messages, self.piece_bytes)
 
     def wait(
         self,

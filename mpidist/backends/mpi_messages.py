@@ -123,9 +123,11 @@ class MpiTransfer:
 
     __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected")
 
-    def __init__(self, comm: MPI.Comm, messages: Sequence[Message]):
+    def __init__(self, comm: MPI.Comm, messages: Sequence[Message], most: int):
         self._messages = [  # keeps scratch memory alive as long as the requests
-            Message(m.incoming, m.peer, piece, m.tag) for m in messages for piece in pieces(m.data)
+            Message(m.incoming, m.peer, piece, m.tag)
+            for m in messages
+            for piece in pieces(m.data, most)
         ]
         self._requests = [
             (comm.Recv_init if m.incoming else comm.Send_init)(as_bytes(m.data), m.peer, m.tag)
