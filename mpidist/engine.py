@@ -6,11 +6,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Protocol
 
 from .backends.base import Backend
 from .binding import Program, Round, Side
 
 ALARM_SECONDS = (0.1, 0.5)  # of waiting before the first look for trouble; between two of them
+
+
+class Pending(Protocol):
+    """What goes on in the background."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def test(self) -> bool:
+        """Make progress; tell whether it has ended, or raise what concerns the communicator."""
+
+    def ended(self) -> bool:
+        """Make progress; tell whether it has ended or failed."""
 
 
 class _UnderWay(threading.local):
@@ -39,13 +54,13 @@ class Engine:
 
     Attributes
     ----------
-    active : list of Run
+    active : list of Pending
         What is under way in the background, in the order it was started.
     """
 
     def __init__(self, backend: Backend, alarm: Callable[[], object] | None = None):
         self.backend, self.alarm = backend, alarm
-        self.active: list[Run] = []
+        self.active: list[Pending] = []
 
     def run(self, program: Program, deadline: float | None) -> bool:
         """Run to the end; False if the deadline passed first.
@@ -74,12 +89,16 @@ class Engine:
     def start(self, program: Program) -> Run:
         """Begin to run in the background."""
         run = Run(program)
-        # Whoever never waits long lets nothing be brought forward: what has ended goes here, too.
-        self.active = [*(other for other in self.active if not other.done), run]
-        if self not in _under_way.engines:
-            _under_way.engines.append(self)
+        self.attend(run)
         run.test()
         return run
+
+    def attend(self, pending: Pending) -> None:
+        """Bring something forward in every wait from now on, until it has ended."""
+        # Whoever never waits long lets nothing be brought forward: what has ended goes here, too.
+        self.active = [*(other for other in self.active if not other.done), pending]
+        if self not in _under_way.engines:
+            _under_way.engines.append(self)
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for `test` while what is active goes on; False if the deadline passed first."""

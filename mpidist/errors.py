@@ -136,6 +136,26 @@ class CollectiveMismatch(CommunicationError):
     harmless = False
 
 
+class MessageMismatch(CollectiveMismatch):
+    """A message is not of the dtype and shape of the array that is to receive it.
+
+    It is taken and dropped, so the communicator stays usable.
+
+    Attributes
+    ----------
+    sender, tag : int
+        Who sent it, and with which tag.
+    sent, expected : str
+        Dtype and shape of the message, and of the array.
+    """
+
+    harmless = True
+
+    def __init__(self, message: str, *, sender: int, tag: int, sent: str, expected: str):
+        super().__init__(message)
+        self.sender, self.tag, self.sent, self.expected = sender, tag, sent, expected
+
+
 class DeadlockError(CommunicationError):
     """Every rank waits for a message that no rank will send (seen by the simulated backend)."""
 

@@ -20,9 +20,9 @@ def send(self: Communicator, x: Any, peer: int, tag: int = 0) -> None:
     Parameters
     ----------
     x : array_like
-        Of any shape and dtype, on the host or on a GPU; it is moved as bytes.
+        Of any shape, dtype and length, on the host or on a GPU.
     peer : int
-        Who is to receive as many bytes.
+        Who is to receive it, into an array of this dtype and shape.
     tag : int
         A number ≥ 0 that the receiver gives as well; messages of one tag keep their order.
 
@@ -33,7 +33,10 @@ def send(self: Communicator, x: Any, peer: int, tag: int = 0) -> None:
     CollectiveTimeout
         If it has not been taken within the deadline; the communicator is broken then.
     """
-    self.isend(x, peer, tag).wait()
+    if type(x) is not np.ndarray and is_on_device(x):
+        self._gpu_messages.isend(x, peer, tag).wait()
+    else:
+        self._messages.send(x, peer, tag)
 
 
 def recv(
@@ -44,7 +47,7 @@ def recv(
     Parameters
     ----------
     out : ndarray
-        Filled; of the message's number of bytes.
+        Filled; of the dtype and shape of the message.  Axes of length 1 do not count.
     peer, tag : int
         See :meth:`send`.
     timeout : float or None, optional
@@ -59,10 +62,15 @@ def recv(
     ------
     InvalidArgument
         If `peer` is no other rank, or `tag` or `out` cannot be.
+    MessageMismatch
+        If the message has another dtype or shape.  Nothing of it is stored, and the communicator
+        stays usable; the sender does not hear of it.
     CollectiveTimeout
         If nothing comes in time; the communicator is broken then.
     """
-    return self.irecv(out, peer, tag).wait(timeout)
+    if type(out) is not np.ndarray and is_on_device(out):
+        return self._gpu_messages.irecv(out, peer, tag).wait(timeout)
+    return self._messages.recv(out, peer, tag, timeout)
 
 
 def isend(self: Communicator, x: Any, peer: int, tag: int = 0) -> Work:

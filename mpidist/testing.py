@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends.base import Backend, Message
+from .backends.base import SHORT_BYTES, Backend, Message
 from .communicator import Communicator
 from .errors import CollectiveMismatch, DeadlockError
 from .schedule import algorithms
@@ -114,6 +114,21 @@ def _data_arrive(backend: Backend) -> None:
             got = np.empty(n, dtype)
             _wait(backend, backend.irecv(got, left, 5), sent)
             assert (got == np.full(n, left).astype(dtype)).all(), f"{n} x {dtype}"
+
+
+def _short_messages(backend: Backend) -> None:
+    """Of any length up to the limit, which only the sender knows."""
+    if backend.size == 1:
+        return
+    right, left = _neighbours(backend)
+    early = backend.irecv_short(left, 7)
+    for n in (SHORT_BYTES, 0, 1, 100):
+        content = bytes([backend.rank + 1]) * n
+        sent = backend.isend_short(content, right, 7)
+        received = early if n == SHORT_BYTES else backend.irecv_short(left, 7)
+        _wait(backend, received, sent)
+        assert received.content[:n] == bytes([left + 1]) * n, f"{n} bytes"
+        received.release()
 
 
 def _order_and_tags(backend: Backend) -> None:
@@ -249,6 +264,7 @@ def _collectives(backend: Backend) -> None:
 _CHECKS = (
     _attributes,
     _data_arrive,
+    _short_messages,
     _order_and_tags,
     _bound_rounds,
     _waits_end,

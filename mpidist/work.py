@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,9 @@ UNSET: Any = _Unset()
 _under_way: set[Work] = set()
 """What has not ended: MPI may still write to its memory, whoever has dropped it."""
 _lost: list[object] = []
+# Kept beyond the end of Python: MPI_Finalize comes after it, and still lets messages come.
+for _memory in (_under_way, _lost):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_memory))
 
 
 def keep(memory: object) -> None:
@@ -71,6 +75,8 @@ class Work:
             return self._test()
         except Exception as error:
             self._error = error
+            if getattr(error, "harmless", False):  # nothing of it is pending any more
+                self._forget()
             raise
 
     def wait(self, timeout: float | None = UNSET) -> Any:
@@ -94,6 +100,9 @@ class Work:
     def _end(self) -> None:
         if not self._done:
             self._done = True
-            self._pending.discard(self)
-            _under_way.discard(self)
+            self._forget()
             self._result = self._give()
+
+    def _forget(self) -> None:
+        self._pending.discard(self)
+        _under_way.discard(self)

@@ -385,6 +385,27 @@ def message_never_comes():
         time.sleep(HANG)
 
 
+def leaves_pending(what):
+    """Ranks leave with operations pending, whose messages come after they have let go of them."""
+    comm = start(HANG)
+    sizes = [200_000] * 3 if what == "sends" else [2**k + 1 for k in range(1, 13)] * 20
+    if what == "collectives":
+        time.sleep(0.3 if comm.rank == 0 else 0.0)
+        for n in sizes[:12]:
+            x = np.full(n, 1e300)
+            comm.iallreduce(x, out=x, algorithm="ring")
+    else:
+        if comm.rank == 1:
+            for tag, n in enumerate(sizes):
+                comm.irecv(np.zeros(n), 0, tag)
+        comm.barrier()
+        if comm.rank == 0:
+            for tag, n in enumerate(sizes):
+                comm.isend(np.full(n, 1e300), 1, tag)
+    time.sleep(0.5 if comm.rank == 1 else 0.0)
+    say(comm, "left")
+
+
 def stage_raises():
     """The other ranks wait for microbatches without a deadline."""
     comm = start(timeout=None)

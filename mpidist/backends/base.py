@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,12 +10,57 @@ import numpy as np
 
 from .board import Board
 
+SHORT_BYTES = 8704  # of the longest short message: 8 KiB, and what is said about them
+PIECE_BYTES = 1 << 30  # of the longest message: MPI before 4.0 counts bytes in 32 bits
+
 
 class Request(Protocol):
     """One message under way."""
 
     def test(self) -> bool:
         """Make progress; tell whether the message has moved."""
+
+
+class ShortRequest(Request, Protocol):
+    """A short message to be received."""
+
+    @property
+    def content(self) -> bytes | bytearray:
+        """What came, once ``test()`` has told so; it may be followed by other bytes.
+
+        Nothing at all from a backend that moves nothing.
+        """
+
+    def release(self) -> None:
+        """Let the memory of `content` be used for another message."""
+
+
+class AllOf:
+    """Several messages under way, as one request."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: Iterable[Request]):
+        self._requests = list(requests)
+
+    def test(self) -> bool:
+        """Tell whether every message has moved."""
+        requests = self._requests
+        while requests:
+            if not requests[-1].test():
+                return False
+            requests.pop()
+        return True
+
+
+def pieces(data: np.ndarray, most: int = PIECE_BYTES) -> Iterator[np.ndarray]:
+    """Cut a flat array into messages of at most so many bytes; an empty one is one message."""
+    if data.nbytes <= most:
+        yield data
+        return
+    memory = data.view(np.uint8)
+    for start in range(0, memory.size, most):
+        yield memory[start : start + most]
 
 
 @dataclass(slots=True)
@@ -68,6 +113,12 @@ class Backend(Protocol):
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to receive into a contiguous array; the message must have its length."""
 
+    def isend_short(self, content: bytes, peer: int, tag: int) -> Request:
+        """Begin to send at most `SHORT_BYTES` bytes, for :meth:`irecv_short`."""
+
+    def irecv_short(self, peer: int, tag: int) -> ShortRequest:
+        """Begin to receive what :meth:`isend_short` sent, of whatever length."""
+
     def wait(
         self,
         test: Callable[[], bool],
@@ -106,7 +157,7 @@ class Backend(Protocol):
         """End the job on all ranks."""
 
 
-class UnboundTransfer:
+class UnboundTransfer(AllOf):
     """A round without persistent requests: posts its messages anew each time.
 
     Parameters
@@ -116,12 +167,12 @@ class UnboundTransfer:
         that are under way at the same time do not mix.
     """
 
-    __slots__ = ("_isend", "_irecv", "_messages", "_requests", "_base")
+    __slots__ = ("_isend", "_irecv", "_messages", "_base")
 
     def __init__(self, backend: Backend, messages: Sequence[Message], base: list[int]):
         self._isend, self._irecv = backend.isend, backend.irecv
         self._messages, self._base = messages, base
-        self._requests: list[Request] = []
+        super().__init__(())
 
     def start(self) -> None:
         """Post every message, receives first."""
@@ -129,12 +180,3 @@ class UnboundTransfer:
         self._requests = [
             (irecv if m.incoming else isend)(m.data, m.peer, m.tag + base) for m in self._messages
         ]
-
-    def test(self) -> bool:
-        """Tell whether every message has moved."""
-        requests = self._requests
-        while requests:
-            if not requests[-1].test():
-                return False
-            requests.pop()
-        return True

@@ -15,9 +15,9 @@ from mpi4py import MPI
 from ..errors import CollectiveMismatch, CommunicationError
 from ..waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
 from . import memory_file
-from .base import Message
+from .base import PIECE_BYTES, AllOf, Message, Request, pieces
 from .board import Board, bytes_needed, private_words
-from .mpi_messages import MpiRequest, MpiTransfer, as_bytes
+from .mpi_messages import GONE, MpiRequest, MpiShortRequest, MpiTransfer, ShortRoom, as_bytes
 from .native import NativeCollectives
 from .roll_call import RollCall
 
@@ -36,11 +36,13 @@ class MpiBackend:
     """
 
     name = "mpi"
+    piece_bytes = PIECE_BYTES
 
     def __init__(self, comm: MPI.Comm, hosts: Sequence[object] | None = None):
         self.comm = comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self._rooms: list[ShortRoom] = []
         limit = self.comm.Get_attr(MPI.TAG_UB)
         self.tag_limit = int(limit) if limit else 32767
         self.hosts: Sequence[object] = tuple(hosts) if hosts is not None else self._find_hosts()
@@ -89,18 +91,35 @@ class MpiBackend:
             return Board(private_words(self.size), self.rank, [self.rank])
         return Board(mapping.data.cast("q"), self.rank, here, mapping)
 
-    def isend(self, data: np.ndarray, peer: int, tag: int) -> MpiRequest:
+    def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to send a contiguous array."""
+        if data.nbytes > self.piece_bytes:
+            parts = pieces(data, self.piece_bytes)
+            return AllOf([self.isend(part, peer, tag) for part in parts])
         return MpiRequest(self.comm.Isend(as_bytes(data), peer, tag), data, self.rank)
 
-    def irecv(self, data: np.ndarray, peer: int, tag: int) -> MpiRequest:
+    def irecv(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to receive into a contiguous array."""
+        if data.nbytes > self.piece_bytes:
+            parts = pieces(data, self.piece_bytes)
+            return AllOf([self.irecv(part, peer, tag) for part in parts])
         request = self.comm.Irecv(as_bytes(data), peer, tag)
         return MpiRequest(request, data, self.rank, MPI.Status())
 
+    def isend_short(self, content: bytes, peer: int, tag: int) -> Request:
+        """Begin to send a short message."""
+        request = self.comm.Isend((content, MPI.BYTE), peer, tag)
+        return GONE if request.Test() else MpiRequest(request, content, self.rank)
+
+    def irecv_short(self, peer: int, tag: int) -> MpiShortRequest:
+        """Begin to receive a short message, into memory that none can overrun."""
+        free = self._rooms
+        room = free.pop() if free else ShortRoom()
+        return MpiShortRequest(self.comm.Irecv(room.buffer, peer, tag), room, free)
+
     def bind(self, messages: Sequence[Message]) -> MpiTransfer:
         """Bind the messages of a round to persistent requests."""
-        return MpiTransfer(self.comm, messages)
+        return MpiTransfer(self.comm, messages, self.piece_bytes)
 
     def wait(
         self,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ..errors import CollectiveMismatch
-from .base import Message
+from .base import SHORT_BYTES, Message, pieces
 
 _buffer = MPI.buffer.frombuffer
 
+_kept: dict[int, tuple[MPI.Request, object]] = {}
+"""Requests under way that their holders have dropped, each with its memory."""
+_rooms: list[ShortRoom] = []
+# MPI_Finalize, too, lets messages come, and runs after Python has let go of every module.
+for _memory in (_kept, _rooms):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_memory))
+
 
 def as_bytes(data: np.ndarray) -> list:
-    """Give a contiguous array as an mpi4py buffer of bytes, of any length."""
+    """Give a contiguous array as an mpi4py buffer of bytes, of at most `PIECE_BYTES`."""
     nbytes = data.nbytes
     if nbytes == 0:
         return [None, 0, MPI.BYTE]
@@ -25,13 +35,43 @@ def as_bytes(data: np.ndarray) -> list:
     return [memory, nbytes, MPI.BYTE]
 
 
+# The names are bound here, and below, because modules are emptied before the last objects at exit.
+def _keep(
+    request: MPI.Request,
+    memory: object,
+    kept: dict[int, tuple[MPI.Request, object]] = _kept,
+    finalized: Callable[[], bool] = MPI.Is_finalized,
+    error: type[Exception] = MPI.Exception,
+) -> None:
+    """Keep the memory of a request that was dropped until it has ended, for ever if need be."""
+    if finalized():
+        return
+    for number, (before, _) in tuple(kept.items()):
+        with suppress(error):  # nobody waits for what it has to say
+            if not before.Test():
+                continue
+        kept.pop(number, None)
+    kept[id(request)] = (request, memory)
+
+
+class Gone:
+    """A message that was sent and has gone at once."""
+
+    def test(self) -> bool:
+        """Tell that it has gone."""
+        return True
+
+
+GONE = Gone()
+
+
 class MpiRequest:
-    """One message under way; keeps its memory alive."""
+    """One message under way; its memory stays until it has moved, whoever drops this."""
 
     __slots__ = ("_request", "_data", "_rank", "_status")
 
     def __init__(
-        self, request: MPI.Request, data: np.ndarray, rank: int, status: MPI.Status | None = None
+        self, request: MPI.Request, data: Any, rank: int, status: MPI.Status | None = None
     ):
         self._request, self._data, self._rank, self._status = request, data, rank, status
 
@@ -48,21 +88,55 @@ class MpiRequest:
             )
         return True
 
+    def __del__(self, keep: Callable[[MPI.Request, object], None] = _keep) -> None:
+        if self._request:
+            keep(self._request, self._data)
+
+
+class ShortRoom:
+    """Memory for a short message, and for another one when that was read; it is never freed."""
+
+    __slots__ = ("memory", "buffer")
+
+    def __init__(self) -> None:
+        self.memory = bytearray(SHORT_BYTES)
+        self.buffer = [_buffer(self.memory), SHORT_BYTES, MPI.BYTE]
+        _rooms.append(self)
+
+
+class MpiShortRequest:
+    """A short message to be received."""
+
+    __slots__ = ("content", "test", "_room", "_free")
+
+    def __init__(self, request: MPI.Request, room: ShortRoom, free: list[ShortRoom]):
+        self.test: Callable[[], bool] = request.Test
+        self.content, self._room, self._free = room.memory, room, free
+
+    def release(self) -> None:
+        """Let the memory be used for another message."""
+        self._free.append(self._room)
+
 
 class MpiTransfer:
     """A round as persistent requests, freed with the transfer."""
 
     __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected")
 
-    def __init__(self, comm: MPI.Comm, messages: Sequence[Message]):
-        self._messages = messages  # keeps scratch memory alive as long as the requests
+    def __init__(self, comm: MPI.Comm, messages: Sequence[Message], most: int):
+        self._messages = [  # keeps scratch memory alive as long as the requests
+            Message(m.incoming, m.peer, piece, m.tag)
+            for m in messages
+            for piece in pieces(m.data, most)
+        ]
         self._requests = [
             (comm.Recv_init if m.incoming else comm.Send_init)(as_bytes(m.data), m.peer, m.tag)
-            for m in messages
+            for m in self._messages
         ]
         self._all = MPI.Prequest.Testall
-        self._statuses = [MPI.Status() for _ in messages]
-        self._expected = [(status, m) for status, m in zip(self._statuses, messages) if m.incoming]
+        self._statuses = [MPI.Status() for _ in self._messages]
+        pairs = zip(self._statuses, self._messages)
+        self._expected = [(status, m) for status, m in pairs if m.incoming]
 
     def start(self) -> None:
         """Post every message."""
@@ -80,13 +154,17 @@ class MpiTransfer:
                 )
         return True
 
-    # The names are bound here because modules are emptied before the last objects at exit.
     def __del__(
         self,
+        keep: Callable[[MPI.Request, object], None] = _keep,
         finalized: Callable[[], bool] = MPI.Is_finalized,
-        nothing: MPI.Request = MPI.REQUEST_NULL,
+        error: type[Exception] = MPI.Exception,
     ) -> None:
-        if not finalized():
-            for request in self._requests:
-                if request != nothing:
+        if finalized():
+            return
+        for request in self._requests:
+            with suppress(error):
+                if request and not request.Test():
+                    keep(request, self._messages)
+                elif request:
                     request.Free()

@@ -12,11 +12,16 @@ from .board import Board, private_words
 
 
 class NullRequest:
-    """A message that has moved as soon as it is posted."""
+    """A message that has moved as soon as it is posted; nothing is in it."""
+
+    content = b""
 
     def test(self) -> bool:
         """Tell that it has moved."""
         return True
+
+    def release(self) -> None:
+        """Do nothing: there is no memory."""
 
 
 _DONE = NullRequest()
@@ -51,6 +56,14 @@ class NullBackend:
         return _DONE
 
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> NullRequest:
+        """Receive nothing."""
+        return _DONE
+
+    def isend_short(self, content: bytes, peer: int, tag: int) -> NullRequest:
+        """Send nothing."""
+        return _DONE
+
+    def irecv_short(self, peer: int, tag: int) -> NullRequest:
         """Receive nothing."""
         return _DONE
 

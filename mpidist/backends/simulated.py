@@ -18,6 +18,8 @@ import numpy as np
 from ..errors import CollectiveMismatch, DeadlockError, InvalidArgument, RankFailed
 from .board import Board, private_words
 
+_NOTHING = np.empty(0, np.uint8)
+
 
 @dataclass(frozen=True)
 class Faults:
@@ -96,18 +98,14 @@ class _Late:
 
 
 class SimulatedRequest:
-    """One message of a simulated group."""
+    """A message of a simulated group to be received."""
 
     __slots__ = ("_group", "_key", "_data", "_done", "_queue")
 
-    def __init__(
-        self, group: _Group, key: tuple[int, int, int], data: np.ndarray | None, queue: deque
-    ):
+    def __init__(self, group: _Group, key: tuple[int, int, int], data: np.ndarray, queue: deque):
         self._group, self._key, self._data = group, key, data
-        self._queue = queue
-        self._done = data is None
-        if data is not None:
-            queue.append(self)
+        self._queue, self._done = queue, False
+        queue.append(self)
 
     def test(self) -> bool:
         """Take the message if it is there; receives are served in the order they were posted."""
@@ -122,7 +120,6 @@ class SimulatedRequest:
 
     def _take(self, payload: bytes) -> None:
         self._done = True
-        assert self._data is not None
         if len(payload) != self._data.nbytes:
             source, target, _ = self._key
             raise CollectiveMismatch(
@@ -130,6 +127,30 @@ class SimulatedRequest:
                 f"{len(payload)}: the ranks disagree on the array's length"
             )
         self._data.view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
+
+
+class SimulatedShortRequest(SimulatedRequest):
+    """A short message to be received, of whatever length."""
+
+    __slots__ = ("content",)
+
+    def _take(self, payload: bytes) -> None:
+        self._done = True
+        self.content = payload
+
+    def release(self) -> None:
+        """Do nothing: each message has memory of its own."""
+
+
+class _Sent:
+    """A message that was sent: it was copied into the mailbox of the receiver."""
+
+    def test(self) -> bool:
+        """Tell that it has gone."""
+        return True
+
+
+_SENT = _Sent()
 
 
 class SimulatedBackend:
@@ -172,18 +193,23 @@ class SimulatedBackend:
         group = _Group(size, faults or Faults(), nodes if nodes is not None else (0,) * size)
         return [cls(group, rank) for rank in range(size)]
 
-    def isend(self, data: np.ndarray, peer: int, tag: int) -> SimulatedRequest:
+    def isend(self, data: np.ndarray, peer: int, tag: int) -> _Sent:
         """Copy the data and put them into the mailbox of `peer`."""
+        return self._send(data.tobytes(), peer, tag)
+
+    def isend_short(self, content: bytes, peer: int, tag: int) -> _Sent:
+        """Put a short message into the mailbox of `peer`."""
+        return self._send(content, peer, tag)
+
+    def _send(self, payload: bytes, peer: int, tag: int) -> _Sent:
         group, faults = self._group, self._group.faults
         if faults.kill.get(self.rank, self._sent + 1) <= self._sent:
             self.leave(f"killed after {self._sent} messages")
             raise RankFailed(f"rank {self.rank} was killed after {self._sent} messages")
         self._sent += 1
         key = (self.rank, peer, tag)
-        payload = data.tobytes()
         number = group.numbers[self.rank, peer]
         group.numbers[self.rank, peer] += 1
-        done = SimulatedRequest(group, key, None, deque())
         lost = bool(faults.drop and faults.drop(self.rank, peer, number))
         seconds = faults.delay(self.rank, peer, number) if faults.delay else 0
         message = group.deliver(key, payload, lost or seconds > 0)
@@ -191,12 +217,17 @@ class SimulatedBackend:
             timer = threading.Timer(seconds, group.arrive, (key, message))
             timer.daemon = True
             timer.start()
-        return done
+        return _SENT
 
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> SimulatedRequest:
         """Post a receive of exactly the data's length."""
         key = (peer, self.rank, tag)
         return SimulatedRequest(self._group, key, data, self._posted[key])
+
+    def irecv_short(self, peer: int, tag: int) -> SimulatedShortRequest:
+        """Post a receive of a short message."""
+        key = (peer, self.rank, tag)
+        return SimulatedShortRequest(self._group, key, _NOTHING, self._posted[key])
 
     def wait(
         self,

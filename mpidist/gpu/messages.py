@@ -30,55 +30,81 @@ def takes_addresses(backend: Backend) -> bool:
 class GpuMessages:
     """Sends and receives of one communicator.
 
-    A message goes as a whole, from the device's memory or through the host's, so that the two ends
-    need not take the same path, and one of them may have its array on the host.
+    The elements go from the device's memory or through the host's.  The two ends need not take the
+    same path, and one of them may have its array on the host.
     """
 
     def __init__(self, messages: Messages):
         backend = messages.backend
         self._messages, self._rank = messages, backend.rank
         self.device = find_device(self._rank)
-        self._direct = takes_addresses(backend)
+        self.direct = takes_addresses(backend)
         self._landing = InFlight()
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin to send; the host waits until what is queued on the array's stream is done."""
-        data = describe(x, self._rank)
-        if self._direct:
+        messages, data = self._messages, describe(x, self._rank)
+        peer = messages.peer(peer)
+        if self.direct:
             memory = _address(data)
         else:
             memory = self.device.pinned(data.nbytes)
             self._copy(_start(memory), data.pointer, data)
         self.device.synchronize(data.stream)
-        return self._messages.isend(memory, peer, tag, end=lambda: self._done(x))
+        form, end = messages.form(data.dtype, data.shape), lambda: self._done(x)
+        return messages.begin_send(memory, form, peer, tag, end, readable=not self.direct)
 
     def irecv(self, out: Any, peer: Any, tag: Any) -> Work:
         """Begin to receive; the array's stream has the contents when the work has ended."""
-        data = describe(out, self._rank, "out")
+        messages, data = self._messages, describe(out, self._rank, "out")
+        peer = messages.peer(peer)
         if data.readonly:
-            raise self._messages.place.wrong("out is read-only; it must be writable")
-        if self._direct:
+            raise messages.place.wrong("out is read-only; it must be writable")
+        if self.direct:
             self.device.synchronize(data.stream)
-            memory = _address(data)
-        else:
-            memory = self.device.pinned(data.nbytes)
-
-        def end() -> Any:
-            if not self._direct:
-                self._copy(data.pointer, _start(memory), data)
-                copied = self.device.event()
-                copied.record(data.stream)
-                self._landing.hold(copied, memory)
-            return out
-
-        return self._messages.irecv(memory, peer, tag, end=end)
+        room = DeviceRoom(self, data)
+        form = messages.form(data.dtype, data.shape)
+        return messages.begin_receive(room, form, peer, tag, lambda: out)
 
     def _done(self, x: Any) -> None:
         """Hold the user's array until the message has gone."""
 
+    def land(self, memory: np.ndarray, data: DeviceArray) -> None:
+        """Copy to the device what came to the host, and hold the memory until that is done."""
+        self._copy(data.pointer, _start(memory), data)
+        copied = self.device.event()
+        copied.record(data.stream)
+        self._landing.hold(copied, memory)
+
     def _copy(self, target: int, source: int, data: DeviceArray) -> None:
         if data.nbytes:
             self.device.copy(target, source, data.nbytes, data.stream)
+
+
+class DeviceRoom:
+    """An array on a GPU, which a message reaches by its address or through memory of the host."""
+
+    def __init__(self, messages: GpuMessages, data: DeviceArray):
+        self._messages, self._data, self._direct = messages, data, messages.direct
+
+    def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
+        """Store a short message."""
+        self._direct = False
+        memory = self.memory(nbytes)
+        memory[...] = np.frombuffer(content, np.uint8, nbytes, start)
+        self.filled()
+
+    def memory(self, nbytes: int) -> np.ndarray:
+        """Give the address, or memory of the host."""
+        if self._direct:
+            return _address(self._data)
+        self._memory = self._messages.device.pinned(nbytes)[:nbytes]
+        return self._memory
+
+    def filled(self) -> None:
+        """Queue the copy from the host's memory on the array's stream."""
+        if not self._direct:
+            self._messages.land(self._memory, self._data)
 
 
 def _address(data: DeviceArray) -> np.ndarray:

@@ -15,14 +15,14 @@ def test_conformance(comm):
         made.append(MpiBackend(comm.backend.comm))
         return made
 
-    assert len(check_backend(make)) == 10
+    assert len(check_backend(make)) == 11
     made[0].close()
 
 
 def test_conformance_over_nodes(comm):
     """Ranks of other nodes are not on the board: they are asked."""
     hosts = pretended_hosts(comm.size, {"MPIDIST_RANKS_PER_NODE": "1"})
-    assert len(check_backend(lambda: [MpiBackend(comm.backend.comm, hosts)])) == 10
+    assert len(check_backend(lambda: [MpiBackend(comm.backend.comm, hosts)])) == 11
 
 
 @pytest.mark.one_node

@@ -4,9 +4,12 @@ import datetime
 import decimal
 import fractions
 
+import message_cases as cases
 import numpy as np
 import pytest
 
+from mpidist import Communicator, messages
+from mpidist.backends.mpi import MpiBackend
 from mpidist.errors import InvalidArgument, InvalidRank
 
 OBJECTS = [
@@ -183,3 +186,120 @@ def test_an_object_that_cannot_be_pickled_on_one_rank_raises_on_all(comm, culpri
     with pytest.raises(InvalidArgument, match="pickle"):
         comm.allgather_object(value)
     assert comm.allgather_object(comm.rank) == list(range(comm.size))
+
+
+@pytest.fixture
+def pair(comm):
+    """The communicator, if it has a rank that can send to another."""
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    return comm
+
+
+@pytest.mark.parametrize("receive", cases.RECEIVE)
+def test_lengths_that_differ(pair, receive):
+    cases.check_lengths(pair, receive)
+
+
+@pytest.mark.parametrize("receive", cases.RECEIVE)
+def test_dtypes_and_shapes_that_differ(pair, receive):
+    cases.check_forms(pair, receive)
+
+
+def test_axes_of_length_1(pair):
+    cases.check_alike(pair)
+
+
+def test_order_of_short_and_long(pair):
+    cases.check_order(pair)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native", "ring"])
+def test_both_ways_at_once(pair, algorithm):
+    cases.check_both_ways(pair, algorithm)
+
+
+def test_dropped(pair):
+    cases.check_dropped(pair)
+
+
+def test_pieces(pair, monkeypatch):
+    """Whatever is longer than a piece goes in several, on every path: here a piece is short."""
+    monkeypatch.setattr(messages, "PIECE_BYTES", 10_000)
+    backend = MpiBackend(pair.backend.comm)
+    backend.piece_bytes = 1_000
+    sub = Communicator(backend, pair.config)
+    cases.check_lengths(sub, "recv")
+    cases.check_both_ways(sub, "ring")
+    value = [np.full(30_001, 3.0), "text"]
+    if sub.rank == 0:
+        sub.send_object(value, 1)
+    elif sub.rank == 1:
+        assert sub.recv_object(0)[0].sum() == 90_003
+    assert sub.broadcast_object(value if sub.rank == 0 else None)[1] == "text"
+    assert [len(v) for v in sub.allgather_object(b"x" * (7_000 * sub.rank))] == [
+        7_000 * r for r in range(sub.size)
+    ]
+    for dtype in ("u1", "f8", "S3"):
+        x = np.zeros(9_999, dtype)
+        for turn in range(4):  # posted one by one, then as persistent requests
+            x[:] = str(turn + 1) if sub.rank == 0 else "0"
+            sub.broadcast(x, algorithm="binomial")
+            assert (x == np.full(1, str(turn + 1)).astype(dtype)).all()
+            x[:] = str(turn) if sub.rank == 0 else "0"
+            sub.ibroadcast(x, algorithm="linear").wait()
+            assert (x == np.full(1, str(turn)).astype(dtype)).all()
+    for _ in range(3):
+        total = sub.allreduce(np.ones(10_001), algorithm="ring")
+        assert (total == sub.size).all()
+    sub.free()
+
+
+HUGE = 2_200_000_000
+
+
+def free_memory():
+    """Give the bytes of memory that are free on this machine."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if "MemAvailable" in line) * 1024
+
+
+@pytest.fixture(scope="module")
+def huge():
+    """Make an array of 2.2 GB once: the first touch of its memory takes longer than sending it."""
+    made = []
+    yield lambda: made[0] if made else made.append(np.empty(HUGE, "u1")) or made[0]
+    made.clear()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", ["array", "object", "messages", "background", "auto", "symmetric"])
+def test_more_than_two_gigabytes(comm, path, request, huge):
+    """uint8 of 2.2 GB; see test_pieces for what is cut, at any size."""
+    if comm.size != 2:
+        pytest.skip("needs exactly 2 ranks")
+    here, needed = comm.broadcast_object(free_memory()), 6 * HUGE
+    if here < needed:
+        pytest.skip(f"needs {needed >> 30} GiB of free memory: there are {here >> 30}")
+    comm.timeout, before = 200.0, comm.timeout
+    request.addfinalizer(lambda: setattr(comm, "timeout", before))
+    at = [0, 2**30 - 1, 2**30, 2**31 - 1, 2**31, 2**31 + 1, HUGE - 1]
+    x = comm.empty(HUGE, "u1") if path == "symmetric" else huge()
+    x[:] = 7 if comm.rank == 0 else 0
+    if path == "array":
+        comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+    elif path == "object":
+        got = comm.send_object(x, 1) if comm.rank == 0 else comm.recv_object(0)
+        x = x if comm.rank == 0 else got
+    elif path == "background":
+        comm.ibroadcast(x, algorithm="binomial").wait()
+    else:
+        for turn in range(3 if path == "messages" else 1):  # the third time with persistent ones
+            x[:] = 7 if comm.rank == 0 else turn
+            comm.broadcast(x, algorithm="binomial" if path == "messages" else "auto")
+    assert (x[at] == 7).all()
+    if path == "auto":
+        comm.allreduce(x, "max", out=x)
+        assert (x[at] == 7).all()
+    if path == "symmetric":
+        comm.free(x)

@@ -22,6 +22,15 @@ def test_a_rank_that_raises(python):
 
 
 @each_mpi
+@pytest.mark.parametrize("what", ["receives", "sends", "collectives"])
+def test_operations_that_are_pending_at_the_end(python, what):
+    """MPI_Finalize lets their messages come: their memory must still be there."""
+    finished = job(python, 2, "leaves_pending", what)
+    assert said(finished, "left") == [0, 1], finished.output
+    assert finished.status == 0, finished.output
+
+
+@each_mpi
 def test_a_stage_that_raises(python):
     finished = job(python, 3, "stage_raises")
     assert finished.status and finished.seconds < 20

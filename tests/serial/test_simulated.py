@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 import collective_cases as cases
+import message_cases
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ SHORT = CollectiveConfig(timeout=0.4)
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_conformance(size):
-    assert len(check_backend(lambda: SimulatedBackend.create_group(size))) == 10
+    assert len(check_backend(lambda: SimulatedBackend.create_group(size))) == 11
 
 
 def test_conformance_finds_faults():
@@ -217,6 +218,31 @@ def test_a_rank_that_is_killed():
     with pytest.raises(RankFailed, match="rank 2 was killed after 5 messages"):
         run_simulated(4, body, faults=Faults(kill={2: 5}))
     assert time.monotonic() - begin < 5  # no deadline was needed
+
+
+MESSAGES = {
+    "lengths": lambda comm: message_cases.check_lengths(comm, "recv"),
+    "lengths, irecv": lambda comm: message_cases.check_lengths(comm, "irecv"),
+    "forms": lambda comm: message_cases.check_forms(comm, "recv"),
+    "alike": message_cases.check_alike,
+    "order": message_cases.check_order,
+    "both ways": lambda comm: message_cases.check_both_ways(comm, "ring"),
+    "dropped": message_cases.check_dropped,
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages(case):
+    run_simulated(3, MESSAGES[case])
+
+
+def test_late_messages():
+    """What follows a short message may come long after it, and after that of another one."""
+
+    def delay(source, target, number):
+        return 0.02 * (number % 3)
+
+    run_simulated(2, message_cases.check_order, faults=Faults(delay=delay))
 
 
 def test_a_rank_that_raises_is_the_one_that_is_reported():

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...backends.base import PIECE_BYTES, pieces
 from ...errors import CollectiveMismatch, Unsupported
 from ...pipeline import Message
 from ...posting import Posting
+from ..dtypes import find_dtype
 from .parcel import Form, Parcel, Tensors
 
 HEADER_BYTES = 512
@@ -78,7 +80,8 @@ class Edges:
         if known is not form and known != form:
             self._announce(peer, tag, form, known)
         for array in [a for a in parcel.arrays if a.nbytes] or [_TOKEN]:
-            self._send(array, peer, tag)
+            for piece in pieces(array):
+                self._send(piece, peer, tag)
         leaving = self._leaving
         while leaving and leaving[0][0].test():
             leaving.popleft()
@@ -113,7 +116,9 @@ class Edges:
     def _receives(self, form: Form, peer: int, tag: int, tensors: Tensors) -> Receipt:
         arrays = [tensors.empty(dtype, prod(shape)) for dtype, shape, _ in form.tensors]
         filled = [array for array in arrays if array.nbytes] or [np.empty(1, np.uint8)]
-        return Receipt(form, arrays, [self._posting.receive(a, peer, tag) for a in filled])
+        receive = self._posting.receive
+        requests = [receive(piece, peer, tag) for a in filled for piece in pieces(a)]
+        return Receipt(form, arrays, requests)
 
     def receive(self, message: Message, tag: int, tensors: Tensors) -> Parcel:
         """Wait for a parcel."""
@@ -169,7 +174,8 @@ class Edges:
 
 def _messages_of(form: Form) -> int:
     """Count the messages of a parcel."""
-    return sum(prod(shape) > 0 for _, shape, _ in form.tensors) or 1
+    sizes = [prod(shape) * find_dtype(dtype).itemsize for dtype, shape, _ in form.tensors]
+    return sum(-(-nbytes // PIECE_BYTES) for nbytes in sizes) or 1
 
 
 def describe(message: Message) -> str:
