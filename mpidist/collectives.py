@@ -40,7 +40,8 @@ def allreduce(
         "auto", "native", "symmetric", "staged", "single_copy", or a name of ``mpidist list``,
         for example "ring" or "tree:4".  The same on every rank.
     commute : bool, optional
-        With a function as `op`: whether it is commutative.
+        With a function as `op`: whether it is commutative.  Functions of numpy that are
+        associative and commutative, such as ``np.add`` and ``np.hypot``, do not need it.
 
     Returns
     -------
@@ -63,8 +64,9 @@ def allreduce(
 
     Notes
     -----
-    All ranks get the same bits, "max" and "min" of NaN included; but for "native", of which MPI
-    leaves that open.
+    All ranks get the same bits; but for "native", of which MPI leaves that open.  Whatever the
+    algorithm, integers wrap as in numpy, "max" and "min" of NaN are NaN, and a mean of half
+    precision does not overflow.
     """
     key = ("allreduce", id(x), id(out), op, algorithm, commute)
     quick = self._quick.find(key, x, out)

@@ -12,10 +12,10 @@ import numpy as np
 
 from .arrays import address, owner
 from .backends.base import Backend
-from .binding import Binder, Program, held_bytes
+from .binding import Binder, Program, Round, Side, held_bytes
 from .call import Call
 from .kept import Kept
-from .operations import finish_mean
+from .operations import divide_half, divides_first, division, is_mean
 from .pipelining import Pipelining
 from .plan import Lengths, Written, materialise
 from .schedule.contract import COLLECTIVES
@@ -150,7 +150,7 @@ class ProgramCache:
             call.collective,
             None if choice is None else choice.algorithm,
             arity,
-            id(call.op),
+            None if call.op is None else call.op.identity,
             call.dtype,
             call.root,
             call.counts,
@@ -173,12 +173,25 @@ class ProgramCache:
         out = x if call.out is call.x else _by_address(call.out)
         if call.collective == "broadcast" and call.rank == call.root and call.in_place:
             out = None  # the root's array is read, whatever the schedule brings back to it
+        scaled: list[Round | Side] = []
+        finish: list[Callable[[], Any]] = []
+        scratch_bytes = 0
+        if divides_first(call.op, call.dtype) and x is not None:
+            brought = x
+            if call.collective == "allreduce" and out is not None:
+                x = out
+            else:
+                x = np.empty(brought.size, call.dtype)
+                scratch_bytes = x.nbytes
+            scaled = [Round((partial(divide_half, brought, call.size, x),), None, ())]
+        elif is_mean(call.op) and out is not None and out.size:
+            finish = [division(out, call.size)]
         place = (call.rank, call.size, call.root)
         storage = Storage(contract, place, lengths, x, out, call.dtype)
-        finish: list[Callable[[], Any]] = []
-        if call.op is not None and call.op.name == "mean" and out is not None and out.size:
-            finish.append(partial(finish_mean, out, call.size))
-        return Binder(self.backend, storage, call.op, persistent).program(written, finish)
+        program = Binder(self.backend, storage, call.op, persistent).program(written, finish)
+        program.items[:0] = scaled
+        program.scratch_bytes += scratch_bytes
+        return program
 
     def _write_down(
         self, call: Call, choice: Choice, arity: int, segments: int, window: int

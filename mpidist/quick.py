@@ -13,6 +13,7 @@ import numpy as np
 from .arrays import address
 from .binding import Program, held_bytes
 from .kept import Kept
+from .operations import scratch_bytes
 from .prepare import Prepared
 from .quick_runs import Held, Run, kernel_run, native_run, program_run
 from .rules import NATIVE
@@ -121,8 +122,12 @@ class QuickCalls:
         The second time: many arrays are used once, and binding takes as long as a call or two.
         """
         service, call, kept = self._service, prepared.call, self._kept
+        op = call.op
+        # A note must not keep a user's function alive: it may be a new one in every call.
+        own = op is not None and not op.builtin and not isinstance(op.function, np.ufunc)
         try:
-            since = kept.last_use(key, service.sequence, x)
+            mark, watched = (hash(key), op.function) if own and op is not None else (key, x)
+            since = kept.last_use(mark, service.sequence, watched)
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
         if since is None or not kept.make_room(since):
@@ -140,8 +145,6 @@ class QuickCalls:
             program = service.cache.program(call, way.choice, service.arity(way), False)
             if program.busy:
                 return
-        elif way.name == NATIVE and call.op is not None and call.op.name == "mean":
-            return
 
         def forget(_: Any) -> None:
             kept.drop(key)
@@ -164,7 +167,8 @@ class QuickCalls:
             run = program_run(service, what, way.name, program, held)
             return run, _CALL_BYTES + held_bytes(program)
         if way.name == NATIVE:
-            return native_run(service, what, service.backend.native.bind(call), held), _CALL_BYTES
+            nbytes = _CALL_BYTES + scratch_bytes(call.op, call.dtype, call.count)
+            return native_run(service, what, service.backend.native.bind(call), held), nbytes
         turns = 2 if way.name == STAGED else 1
         kernels = [service.shared.kernel(call, way.name, place, turn) for turn in range(turns)]
         nbytes = _CALL_BYTES + sum(held_bytes(kernel) for kernel in kernels)

@@ -19,7 +19,6 @@ from .errors import (
     InvalidArgument,
 )
 from .measure import Calibration
-from .operations import finish_mean
 from .pipelining import Pipelining
 from .prepare import Prepared
 from .programs import ProgramCache
@@ -153,8 +152,6 @@ class Service:
         self._guard()
         self.backend.native.bind(call)()
         self.inside = 0
-        if call.op is not None and call.op.name == "mean" and call.out is not None:
-            finish_mean(call.out, call.size)
 
     # -- deadlines ------------------------------------------------------------------------------
 

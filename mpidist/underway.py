@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from .binding import Program
 from .call import Call
 from .engine import Run
-from .operations import finish_mean
 from .plan import SLOTS, TAG_SPACE, slot_of
 from .prepare import Prepared
 from .selection import Way
@@ -57,12 +56,12 @@ class UnderWay:
             service.reports.check_first(sequence, what)
             self.sweep()
             if program is None:
-                look, give = self._start_native(prepared)
+                look = service.backend.native.start(call)
             else:
-                look, give = self._start(program, sequence), prepared.give
+                look = self._start(program, sequence)
         except BaseException as error:
             raise service.broke(error, what, sequence) from error.__cause__
-        return self._work(look, give, what, sequence, way.name)
+        return self._work(look, prepared.give, what, sequence, way.name)
 
     def _work(
         self,
@@ -127,17 +126,6 @@ class UnderWay:
         run = self._service.engine.start(program)
         self._in_slot[slot_of(program.tag_base) - 1] = (run, sequence)
         return run.test
-
-    def _start_native(self, prepared: Prepared) -> tuple[Callable[[], bool], Callable[[], Any]]:
-        call = prepared.call
-        request = self._service.backend.native.start(call)
-
-        def give() -> Any:
-            if call.op is not None and call.op.name == "mean" and call.out is not None:
-                finish_mean(call.out, call.size)
-            return prepared.give()
-
-        return request.Test, give
 
     def sweep(self) -> None:
         """Let go of what was begun and dropped by the caller, and has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -14,7 +15,16 @@ from mpi4py import MPI
 from ..arrays import address
 from ..call import Call
 from ..device.array import DeviceArray
-from ..operations import Op
+from ..operations import (
+    Op,
+    accumulator,
+    divides_first,
+    division,
+    is_mean,
+    library_agrees,
+    narrow,
+    widen,
+)
 
 _MPI_OPS = {
     "sum": MPI.SUM,
@@ -56,7 +66,7 @@ class NativeCollectives:
     def __init__(self, comm: MPI.Comm):
         self.comm = comm
         self._elements: dict[np.dtype, MPI.Datatype] = {}
-        self._made: dict[tuple[int, np.dtype], MPI.Datatype] = {}
+        self._made: dict[tuple[int, np.dtype], MPI.Datatype] = {}  # by who holds the function
 
     def why_not(self, call: Call) -> str | None:
         """Say why the library cannot serve a call, or give None."""
@@ -65,27 +75,37 @@ class NativeCollectives:
         return None
 
     def bind(self, call: Call) -> Callable[[], Any]:
-        """Give the blocking call, which can be made any number of times."""
-        method, *arguments = self._bound(call, "")
-        if not _copies_first(call):
-            bound = partial(method, *arguments)
-            return bound if call.op is None or call.op.builtin else _Holding(bound, call.op)
+        """Return the blocking call, which can be made any number of times."""
+        before, ours, after = _around(call)
+        method, *arguments = self._bound(ours, "")
+        bound, own = partial(method, *arguments), call.op is not None and not call.op.builtin
+        if not (before or after or own):
+            return bound
+        actions: Actions = [*before, bound, *after]
+        op = call.op
 
-        assert call.x is not None and call.out is not None
-        source, target = _bytes(call.x), _bytes(call.out)
+        def run(kept: Op | None = op) -> None:
+            for action in actions:
+                action()
 
-        def copy_and_call() -> None:
-            np.copyto(target, source)
-            method(*arguments)
+        return run
 
-        return copy_and_call
+    def start(self, call: Call) -> Callable[[], bool]:
+        """Begin the non-blocking call; return what tells whether it has ended."""
+        before, ours, after = _around(call)
+        method, *arguments = self._bound(ours, "I")
+        for action in before:
+            action()
+        request = method(*arguments)
 
-    def start(self, call: Call) -> MPI.Request:
-        """Begin the non-blocking call."""
-        method, *arguments = self._bound(call, "I")
-        if _copies_first(call):
-            np.copyto(call.out, call.x)  # type: ignore[arg-type]
-        return method(*arguments)
+        def test(kept: Call = ours) -> bool:  # its memory is MPI's until then
+            if not request.Test():
+                return False
+            while after:
+                after.pop(0)()
+            return True
+
+        return test
 
     def _bound(self, call: Call, form: str) -> tuple:
         """Give the mpi4py method and its arguments; ``form`` is "" or "I"."""
@@ -96,18 +116,23 @@ class NativeCollectives:
     # -- arguments ------------------------------------------------------------------------------
 
     def _operation(self, op: Op | None, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype]:
-        """Give the MPI operation and type; where MPI has none, one made of our own function."""
+        """Return the MPI operation and type.
+
+        Where MPI has none, or one of another arithmetic, they are made of our own function.
+        """
         assert op is not None
         datatype = mpi_datatype(dtype)
-        if op.builtin and datatype is not None:
+        if op.builtin and datatype is not None and library_agrees(op, dtype):
             table = _LOGICAL if dtype.kind == "b" else _MPI_OPS
             return table[op.name], datatype
-        key = (id(op), dtype)
+        # Functions that nobody can watch live as long as the operation made of them.
+        holder: Any = op.function if _can_be_watched(op.function) else op
+        key = (id(holder), dtype)
         if key not in self._made:
             # One element must stay one element, however the library cuts the message.
             element = self._made[key] = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
-            _FUNCTIONS[element.handle] = _elementwise(op, dtype)
-            weakref.finalize(op, _forget, self._made, key).atexit = False
+            _FUNCTIONS[element.handle] = _elementwise(op, holder, dtype)
+            weakref.finalize(holder, _forget, self._made, key).atexit = False
         return _dispatching(op.commute), self._made[key]
 
     def _typed(self, data: np.ndarray | DeviceArray | None, datatype: MPI.Datatype) -> list:
@@ -206,17 +231,41 @@ class NativeCollectives:
         return "Alltoallv", source, self._parts(call.out, call.out_counts, call.dtype)
 
 
-def _copies_first(call: Call) -> bool:
-    """Tell whether this rank must bring its data to `out` first: MPI broadcasts in place."""
-    return call.collective == "broadcast" and call.x is not None and not call.in_place
+Actions = list[Callable[[], Any]]
 
 
-def _bytes(x: np.ndarray) -> np.ndarray:
-    """Give a view that does not keep the array alive: bound calls are remembered."""
+def _around(call: Call) -> tuple[Actions, Call, Actions]:
+    """Return what is done before the library's call, that call, and what is done after it.
+
+    MPI broadcasts in place; a mean is a sum to MPI; and what is accumulated in another dtype than
+    that of the data is converted on the way.
+    """
+    op = call.op
+    if call.collective == "broadcast" and call.x is not None and not call.in_place:
+        return [partial(np.copyto, _view(call.out), _view(call.x))], call, []
+    if op is None or call.x is None:
+        return [], call, []
+    dtype = accumulator(op, call.dtype)
+    if dtype == call.dtype:
+        mean = is_mean(op) and call.out is not None
+        return [], call, [division(_view(call.out), call.size)] if mean else []
+    divisor = call.size if divides_first(op, call.dtype) else 0
+    wide = np.empty(call.x.size, dtype)
+    before: Actions = [partial(widen, _view(call.x), wide, divisor)]
+    if call.out is None:
+        return before, replace(call, dtype=dtype, x=wide), []
+    in_place = call.collective != "reduce_scatter"
+    result = wide if in_place else np.empty(call.out.size, dtype)
+    ours = replace(call, dtype=dtype, x=wide, out=result, in_place=in_place)
+    return before, ours, [partial(narrow, result, _view(call.out))]
+
+
+def _view(x: np.ndarray) -> np.ndarray:
+    """Return a view that does not keep the array alive: bound calls are remembered."""
     if not x.nbytes:
-        return np.empty(0, np.uint8)
+        return np.empty(0, x.dtype)
     memory: Any = MPI.buffer.fromaddress(address(x), x.nbytes)
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memory, np.uint8).view(x.dtype)
 
 
 # MPI lets a process make only a few operations.  So one for each value of `commute` serves all of
@@ -235,32 +284,31 @@ def _dispatching(commute: bool) -> MPI.Op:
     return _OPERATIONS[commute]
 
 
-def _elementwise(op: Op, dtype: np.dtype) -> Callable[[Any, Any], None]:
-    function = op.function
-    plain = Op(function, op.commute, op.name, builtin=op.builtin)  # so that `op` itself can die
+def _can_be_watched(function: object) -> bool:
+    try:
+        weakref.ref(function)
+    except TypeError:
+        return False
+    return True
+
+
+def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], None]:
+    """Return the function by which MPI combines; it must not keep a user's function alive."""
+    held = weakref.ref(holder)
+    commute, name, builtin = op.commute, op.name, op.builtin
 
     def combine(incoming: Any, result: Any) -> None:
         left, right = np.frombuffer(incoming, dtype), np.frombuffer(result, dtype)
-        plain.combine(left, right, right)
+        found: Any = held()
+        ours = found if isinstance(found, Op) else Op(found, commute, name, builtin=builtin)
+        ours.combine(left, right, right)
 
     return combine
 
 
 def _forget(made: dict, key: tuple[int, np.dtype]) -> None:
-    """Free the element type of an operation that died."""
+    """Free the element type of a function that died."""
     element = made.pop(key, None)
     if element is not None and not MPI.Is_finalized():
         _FUNCTIONS.pop(element.handle, None)
         element.Free()
-
-
-class _Holding:
-    """A bound call that keeps its operation alive."""
-
-    __slots__ = ("_call", "_op")
-
-    def __init__(self, call: Callable[[], Any], op: Op):
-        self._call, self._op = call, op
-
-    def __call__(self) -> Any:
-        return self._call()

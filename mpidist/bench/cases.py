@@ -135,7 +135,7 @@ class Workload:
         if data is not None:
             self.g = np.resize(data.astype(self.dtype, copy=False), count + extra)
         else:
-            self.g = sequence(count + extra, span(self.dtype, size, op), self.dtype, op)
+            self.g = sequence(count + extra, span(self.dtype, size, op), self.dtype, op, size)
         self.bounds: Bounds | None = None
         if self.op is None:
             self.e = self.g

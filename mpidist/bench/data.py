@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..operations import Op, finish_mean, kind_of
+from ..operations import Op, divides_first, division, find_op, kind_of
 
 SPAN = 251
 _PERIOD = 65521  # a prime: no block's length is a multiple of it
@@ -44,7 +44,8 @@ def span(dtype: np.dtype, size: int, op: str) -> int:
     if kind == "int":  # sums that overflow wrap around, everywhere alike
         return min(SPAN, 2 ** (8 * dtype.itemsize - 1) - 1)
     whole = 2 ** (1 + mantissa_bits(dtype))
-    return max(2, min(SPAN, whole // size + 1))
+    step = size if divides_first(find_op(op), dtype) else 1  # see `sequence`
+    return max(2, min(SPAN, whole // (size * step) + 1))
 
 
 def mantissa_bits(dtype: np.dtype) -> int:
@@ -57,13 +58,18 @@ def mantissa_bits(dtype: np.dtype) -> int:
         return int(ml_dtypes.finfo(dtype).nmant)
 
 
-def sequence(length: int, span: int, dtype: np.dtype, op: str) -> np.ndarray:
-    """Give `length` pseudo-random whole numbers below `span`; 1 and 2 for products."""
+def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.ndarray:
+    """Return `length` pseudo-random whole numbers below `span`; 1 and 2 for products.
+
+    For a mean of half precision, multiples of `size`: each is divided before they are added.
+    """
     steps = np.arange(_PERIOD, dtype=np.uint64)
     mixed = (steps * np.uint64(2654435761)) & np.uint64(0xFFFFFFFF)
     numbers = (mixed >> np.uint64(9)) % np.uint64(span)
     if op == "prod" and dtype.kind != "b":
         numbers = numbers + np.uint64(1)
+    if divides_first(find_op(op), dtype):
+        numbers = numbers * np.uint64(size)
     return np.resize(numbers.astype(dtype), length)
 
 
@@ -73,7 +79,7 @@ def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.nd
     for rank in range(1, size):
         op.combine(result, g[stride * rank : stride * rank + length], result)
     if op.name == "mean":
-        finish_mean(result, size)
+        division(result, size)()
     return result
 
 

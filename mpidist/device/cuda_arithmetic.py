@@ -1,5 +1,7 @@
 """The arithmetic of a reduction on a CUDA device, in CUDA C++: the bits are those of numpy.
 
+Sums, means and products of float16 are accumulated in float32, as on the host.
+
 cupy has its kernels compiled with subnormal numbers of 32 bits taken for zero, which is cheaper and
 cannot be switched off by an option: so for them the instructions that keep them are written out.
 """
@@ -9,6 +11,8 @@ from __future__ import annotations
 OPTIONS = ("-fmad=false",)  # numpy rounds a product before it is added
 
 FUNCTIONS = r"""
+template <class T> struct mpidist_wide { typedef T type; };
+template <> struct mpidist_wide<float16> { typedef float type; };
 template <class T> __device__ T mpidist_add(T a, T b) { return a + b; }
 template <class T> __device__ T mpidist_minus(T a, T b) { return a - b; }
 template <class T> __device__ T mpidist_times(T a, T b) { return a * b; }
@@ -61,13 +65,14 @@ COMBINES = {
     "or": "a | b",
     "xor": "a ^ b",
 }
-"""By operation, `a` combined with `b`, of type T."""
+"""By operation, `a` combined with `b`, of type T or a wider one."""
 
 
 def fold_source(op: str, sources: int, divisor: int, targets: int) -> str:
     """Give the body of a loop that folds s0, s1, … in this order and stores into t0, t1, …."""
-    lines = ["T a = s0;"]
-    lines += [f"{{ T b = s{k}; a = {COMBINES[op]}; }}" for k in range(1, sources)]
-    lines += [f"a = mpidist_over(a, T({divisor}));"] * (divisor > 1)
-    lines += [f"t{k} = a;" for k in range(targets)]
+    wide = "typename mpidist_wide<T>::type" if op in ("sum", "mean", "prod") else "T"
+    lines = [f"typedef {wide} W; W a = W(s0);"]
+    lines += [f"{{ W b = W(s{k}); a = {COMBINES[op]}; }}" for k in range(1, sources)]
+    lines += [f"a = mpidist_over(a, W({divisor}));"] * (divisor > 1)
+    lines += [f"t{k} = T(a);" for k in range(targets)]
     return " ".join(lines)

@@ -7,12 +7,11 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..errors import Unsupported
-from ..operations import OPS, finish_mean
+from ..operations import OPS, accumulator, division, is_half, narrow, widen
 
 PATIENCE = 60.0  # seconds; a GPU would wait for ever
 
@@ -103,13 +102,18 @@ class Shared:
 
         def run() -> None:
             assert held is not None
-            total: Any = self.view(sources[0], count, dtype).copy()
-            for pointer in sources[1:]:
-                OPS[op].function(total, self.view(pointer, count, dtype), out=total)
-            if divisor > 1:
-                finish_mean(total, divisor)
+            views = [self.view(pointer, count, dtype) for pointer in sources]
+            wide = accumulator(OPS[op], dtype)
+            total, other = np.empty(count, wide), np.empty(count, wide)
+            first = divisor if is_half(dtype) else 0  # what each source is divided by
+            for number, view in enumerate(views):
+                widen(view, other if number else total, first)
+                if number:
+                    OPS[op].function(total, other, out=total)
+            if divisor > 1 and not first:
+                division(total, divisor)()
             for pointer in targets:
-                self.view(pointer, count, dtype)[...] = total
+                narrow(total, self.view(pointer, count, dtype))
 
         self.launch(run, stream)
 

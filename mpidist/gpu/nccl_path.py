@@ -12,6 +12,7 @@ from ..call import Call
 from ..device.array import DeviceArray
 from ..device.recognise import make_like
 from ..errors import UnsupportedDtype
+from ..operations import loses_nan
 from ..work import Work
 from .in_flight import InFlight
 from .nccl import NcclBackend
@@ -27,6 +28,8 @@ def why_not(call: Call) -> str | None:
     if call.op is not None:
         if not call.op.builtin:
             return "NCCL calls no function of Python"
+        if loses_nan(call.op, call.dtype):
+            return f"NCCL does not say what the {call.op.name} of NaN is"
         try:
             type_of(call.dtype, call.op.name, call.rank)
         except UnsupportedDtype as error:

@@ -14,6 +14,7 @@ from ..call import Call
 from ..device.array import DeviceArray
 from ..device.recognise import make_like
 from ..errors import Unsupported
+from ..operations import divides_first, is_mean
 from ..plan import Lengths, Strands, Written, materialise
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Choice, Groups
@@ -101,6 +102,12 @@ class NcclRounds:
             x = make_like(like, like.shape, call.dtype)
             self._backend.device.copy(x.pointer, like.pointer, like.nbytes, stream)
             made.append(x)
+        if divides_first(call.op, call.dtype) and x.size:
+            x = make_like(like, like.shape, call.dtype)
+            here, there = [call.x.pointer], [x.pointer]
+            device = self._backend.device
+            device.combine("sum", call.dtype, here, there, x.size, call.size, stream)
+            made.append(x)
         storage = DeviceStorage(contract, place, lengths, x, out, call.dtype)
         storage.like, storage.made = like, made
         storage.prepare(written)
@@ -122,7 +129,9 @@ class _Run:
         for home, now in merge_rows(self._storage.left()):
             self._copy(home, now)
         call, out = self._call, self._call.out
-        if call.op is not None and call.op.name == "mean" and out is not None and out.size:
+        if divides_first(call.op, call.dtype):
+            return
+        if is_mean(call.op) and out is not None and out.size:
             here = [out.pointer]
             self._device.combine("sum", call.dtype, here, here, out.size, call.size, self._stream)
 

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from ..call import Call
 from ..device.array import DeviceArray
+from ..operations import is_mean
 from ..schedule.rounds import blocks
 from .arena import Arena, Spot
 
@@ -86,7 +87,7 @@ class Push:
     ) -> None:
         if count:
             assert call.op is not None
-            divisor = call.size if call.op.name == "mean" else 1
+            divisor = call.size if is_mean(call.op) else 1
             self._device.combine(call.op.name, call.dtype, sources, targets, count, divisor, stream)
 
     def _allreduce(self, call: Call, spot: Spot, stream: int) -> None:

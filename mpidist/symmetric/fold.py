@@ -10,10 +10,9 @@ import numpy as np
 
 from ..algorithms.relabel import outward
 from ..arrays import overlaps
-from ..operations import Op
+from ..operations import Op, accumulator, division, narrow, widen
 from ..storage import Action, store
 from .compiled import one_pass, stream
-from .half import is_half, narrow, widen
 
 PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
 
@@ -51,7 +50,7 @@ def fold(
     Returns
     -------
     list of callable
-        To be called in order.  Sums and products of float16 and bfloat16 are taken in float32 and
+        To be called in order.  Sums and products of half precision are taken in float32 and
         rounded once, in the end; this is more exact than ``direct``, which rounds at every rank.
     """
     if op.builtin and op.name in ("sum", "mean"):
@@ -60,10 +59,10 @@ def fold(
         if summed is not None:
             return [summed]
     streamed = streamed and len(targets) > 1
-    half, kept = is_half(inputs[rank].dtype), {} if kept is None else kept
+    kept = {} if kept is None else kept
     others = (x for peer, x in enumerate(inputs) if peer != rank)
     apart = not any(overlaps(targets[0], x) for x in others)
-    if half and op.builtin and op.name in ("sum", "mean", "prod"):
+    if accumulator(op, inputs[rank].dtype) != inputs[rank].dtype:
         combine = partial(_wide, op, rank, mean)
         return _by_piece(inputs, rank, targets, combine, PIECE_BYTES // 2, kept, streamed)
     combine = partial(_narrow, op, rank, mean, apart or streamed)
@@ -95,10 +94,6 @@ def _by_piece(
         actions.extend(combine([x[part] for x in inputs], first, kept))
         actions.extend(copy(other[part], first) for other in others)
     return actions
-
-
-def _divide(total: np.ndarray, count: int) -> Action:
-    return partial(np.true_divide, total, np.asarray(count, total.dtype), total)
 
 
 def _scratch(kept: dict[str, np.ndarray], name: str, count: int, dtype: Any) -> np.ndarray:
@@ -133,7 +128,7 @@ def _narrow(
     if not order and value is not first:
         actions.append(store(first, value))
     if mean:
-        actions.append(_divide(first, mean))
+        actions.append(division(first, mean))
     return actions
 
 
@@ -145,15 +140,13 @@ def _wide(
     first: np.ndarray,
     kept: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Combine in float32, and round the result."""
+    """Combine in float32, and round the result; a mean divides first, as on every path."""
     value = _scratch(kept, "value", first.size, np.float32)
     other = _scratch(kept, "other", first.size, np.float32)
-    actions: list[Action] = [partial(widen, pieces[rank], value)]
+    actions: list[Action] = [partial(widen, pieces[rank], value, mean)]
     for peer in outward(rank, len(pieces)):
-        actions.append(partial(widen, pieces[peer], other))
+        actions.append(partial(widen, pieces[peer], other, mean))
         operands = (other, value) if peer < rank else (value, other)
         actions.append(partial(op.function, *operands, out=value))
-    if mean:
-        actions.append(_divide(value, mean))
     actions.append(partial(narrow, value, first))
     return actions

@@ -40,7 +40,7 @@ def why_not(call: Call) -> str | None:
 
 
 def _allreduce(call: Call, slot: Place) -> Body:
-    """Up to 128 KiB from all others (of float16 8) everyone combines everything; else a slice.
+    """Up to 128 KiB from all others (of half precision 1) everyone combines all; else a slice.
 
     Either way a slice is combined in its owner's order, so the bits are the same everywhere.
     """
@@ -52,7 +52,7 @@ def _allreduce(call: Call, slot: Place) -> Body:
 
 
 def _reduce(call: Call, slot: Place) -> Body:
-    """Up to 64 KiB (float16: 4) the root combines everything; else it fetches what each did."""
+    """Up to 64 KiB (float16: 2) the root combines everything; else it fetches what each did."""
     assert call.x is not None
     here = call.rank == call.root
     if not one_shot(call):
