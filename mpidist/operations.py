@@ -4,7 +4,8 @@ The rule of arithmetic, which every path reads here: a result is what numpy give
 all ranks.  Integers wrap; "max" and "min" of NaN are NaN.  Sums, means and products of half
 precision are accumulated in :func:`accumulator` and rounded once, unless partial results travel
 between the ranks; a mean of half precision divides before it adds (:func:`divides_first`), so that
-it never overflows.  :func:`library_agrees` tells which operations a library's own code may serve.
+no partial sum exceeds the largest input but by rounding.  :func:`library_agrees` tells which
+operations a library's own code may serve.
 """
 
 from __future__ import annotations

@@ -331,6 +331,12 @@ def test_what_nccl_does_not_serve_is_staged(by_nccl):
         assert (comm.allreduce(x).get() == 3).all() and not library.made
         with pytest.raises(Unsupported, match="allreduce 'native': .*NCCL has no 'sum' of int16"):
             comm.allreduce(x, algorithm="native")
+        nan = device.array(np.array([1.0, np.nan if comm.rank else 1.0]))
+        with pytest.raises(Unsupported, match="'native': NCCL does not say what the max of NaN is"):
+            comm.allreduce(nan, "max", algorithm="native")
+        for op in ("max", "min"):
+            assert np.isnan(comm.allreduce(nan, op).get()).tolist() == [False, True]
+        assert not library.made
         got = comm.reduce_scatter(device.array(np.ones(3)), counts=[1, 2])
         assert got.get().tolist() == [2.0] * (comm.rank + 1) and not library.made
         rows = device.array(np.full(comm.rank + 1, comm.rank))
@@ -359,6 +365,10 @@ def test_written_schedules_over_its_messages(by_nccl, size):
             for op in ("mean", "prod"):
                 mine = comm.allreduce(find_device().array(x), op, algorithm=name).get()
                 assert mine.tobytes() == comm.allreduce(x, op, algorithm=name).tobytes(), name
+            half = np.linspace(-1, 1, 1001, dtype="f2") * np.float16(65000)
+            mine = comm.allreduce(find_device().array(half), "mean", algorithm=name).get()
+            assert mine.tobytes() == comm.allreduce(half, "mean", algorithm=name).tobytes(), name
+            assert np.allclose(mine, half, rtol=0.01), name  # nor has it overflowed
         return served, library.groups
 
     (served, groups), *_ = by_nccl(size, check)
