@@ -61,10 +61,12 @@ class Op:
         It is the same for every `Op` of one function, and holds none: a function that is passed as
         it is becomes a new `Op` in every call.
         """
-        function, owner = self.function, 0
-        if isinstance(self.function, MethodType):  # each look-up of a method makes a new object
-            function, owner = self.function.__func__, id(self.function.__self__)
-        return self.name, self.commute, self.builtin, id(function), owner
+        function = self.function
+        if isinstance(function, MethodType):  # each look-up of a method makes a new object
+            who = id(function.__func__), id(function.__self__)
+        else:
+            who = id(function), 0
+        return self.name, self.commute, self.builtin, *who
 
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         """Store left ∘ right in `out`, which may be one of them."""
