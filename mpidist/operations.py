@@ -235,6 +235,12 @@ def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if wide else dtype
 
 
+def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
+    """Return the bytes of an accumulator for `count` values; 0 where they are combined as is."""
+    wide = dtype if op is None else accumulator(op, dtype)
+    return 0 if wide == dtype else count * wide.itemsize
+
+
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
     """Return whether each input is divided before they are added: a mean of half precision."""
     return is_mean(op) and is_half(dtype)

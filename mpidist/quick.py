@@ -13,6 +13,7 @@ import numpy as np
 from .arrays import address
 from .binding import Program, held_bytes
 from .kept import Kept
+from .operations import scratch_bytes
 from .prepare import Prepared
 from .quick_runs import Held, Run, kernel_run, native_run, program_run
 from .rules import NATIVE
@@ -121,10 +122,11 @@ class QuickCalls:
         The second time: many arrays are used once, and binding takes as long as a call or two.
         """
         service, call, kept = self._service, prepared.call, self._kept
-        # Nor is a function of the user kept by the note: it may be a new one in every call.
-        own = call.op is not None and not call.op.builtin
+        op = call.op
+        # The note does not keep a user's function alive, which may be a new one in every call.
+        own = op is not None and not op.builtin and not isinstance(op.function, np.ufunc)
         try:
-            watched = (x, call.op.function) if own and call.op is not None else (x,)
+            watched = (x, op.function) if own and op is not None else (x,)
             since = kept.last_use(key, service.sequence, *watched)
         except TypeError:  # such a key is found by nobody, such an array cannot be watched
             return
@@ -165,7 +167,8 @@ class QuickCalls:
             run = program_run(service, what, way.name, program, held)
             return run, _CALL_BYTES + held_bytes(program)
         if way.name == NATIVE:
-            return native_run(service, what, service.backend.native.bind(call), held), _CALL_BYTES
+            nbytes = _CALL_BYTES + scratch_bytes(call.op, call.dtype, call.count)
+            return native_run(service, what, service.backend.native.bind(call), held), nbytes
         turns = 2 if way.name == STAGED else 1
         kernels = [service.shared.kernel(call, way.name, place, turn) for turn in range(turns)]
         nbytes = _CALL_BYTES + sum(held_bytes(kernel) for kernel in kernels)
