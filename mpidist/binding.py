@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .arrays import owner
 from .backends.base import Backend, Message, Transfer, UnboundTransfer
 from .errors import ScheduleError
 from .operations import Op
@@ -47,6 +46,7 @@ class Program:
     busy: bool = False
     before: tuple[Action, ...] = ()  # done before this rank is announced: others may read it then
     requests: int = 0  # messages sent and received
+    held: int = 0  # what `held_bytes` found
 
 
 # What a program's own objects hold, by the growth of a process that kept 1,000 of them (Open MPI
@@ -59,25 +59,39 @@ def held_bytes(program: Program) -> int:
 
     Scratch memory that several programs share counts in each.
     """
-    actions = [*program.before, *_actions(program.items), *program.finish]
-    scratch: dict[int, int] = {}
+    if not program.held:
+        actions, scratch = [*program.before, *program.finish], program.scratch_bytes
+        _add_actions(program.items, actions)
+        if not program.requests:  # a kernel, whose scratch memory is known by its actions only
+            scratch = sum(_arrays_of(actions).values())
+        program.held = _PROGRAM_BYTES + _ACTION_BYTES * len(actions) + scratch
+        program.held += _REQUEST_BYTES * program.requests
+    return program.held
+
+
+def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
+    """Return the bytes of memory that only these keep alive, by identity."""
+    found, ndarray = {}, np.ndarray
     for action in actions:
-        for argument in action.args if isinstance(action, partial) else ():
-            holder = owner(argument)
-            if isinstance(holder, np.ndarray):  # the user's memory is known by its address only
-                scratch[id(holder)] = holder.nbytes
-    own = _PROGRAM_BYTES + _ACTION_BYTES * len(actions) + _REQUEST_BYTES * program.requests
-    return own + max(program.scratch_bytes, sum(scratch.values()))
+        for array in action.args if type(action) is partial else ():
+            if type(array) is not ndarray:
+                continue
+            while type(base := array.base) is ndarray:
+                array = base
+            if base is None:  # else the user's memory, which is known by its address only
+                found[id(array)] = array.nbytes
+    return found
 
 
-def _actions(items: Sequence[Round | Side]) -> Iterator[Action]:
-    """Yield all actions of these rounds."""
+def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
+    """Add all actions of these rounds."""
     for item in items:
         if isinstance(item, Round):
-            yield from (*item.before, *item.after)
-            continue
-        for strand in item.strands:
-            yield from _actions(strand)
+            actions += item.before
+            actions += item.after
+        else:
+            for strand in item.strands:
+                _add_actions(strand, actions)
 
 
 class Binder:

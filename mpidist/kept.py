@@ -113,6 +113,12 @@ class Kept(Generic[E]):
                 return False
         return True
 
+    def admits(self, key: Hashable, now: int) -> bool:
+        """Return whether a call that is made now, and is bound in any case, may be kept."""
+        if self.nbytes <= self.limit or key in self.entries:
+            return True
+        return self.make_room(self.last_use(key, now))
+
     def keep(self, key: Hashable, entry: E) -> None:
         """Keep an entry, in the place of one with the same key."""
         self.drop(key)

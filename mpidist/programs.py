@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -89,23 +88,28 @@ class ProgramCache:
 
         return self._kernel(call, key, make)
 
-    def staged(self, call: Call, heap: Heap, slot: int) -> Kernel:
-        """Give a kernel for a call whose arrays go through slots of shared memory."""
+    def staged(self, call: Call, heap: Heap, slot: int, keep: bool = True) -> Kernel:
+        """Give a kernel for a call whose arrays go through slots of shared memory.
+
+        One that the caller keeps need not be kept here as well.
+        """
         key = (*self._key(call, None, 0), "staged", slot)
-        return self._kernel(call, key, lambda: staged.kernel(call, heap, slot))
+        return self._kernel(call, key, lambda: staged.kernel(call, heap, slot), keep)
 
     def single_copy(self, call: Call, reach: single_copy.Reach) -> Kernel:
         """Give a kernel for a call whose arrays the ranks read in each other's memory."""
         key = (*self._key(call, None, 0), "single_copy")
         return self._kernel(call, key, lambda: single_copy.kernel(call, reach))
 
-    def _kernel(self, call: Call, key: Hashable, make: Callable[[], Kernel]) -> Kernel:
+    def _kernel(
+        self, call: Call, key: Hashable, make: Callable[[], Kernel], keep: bool = True
+    ) -> Kernel:
         known = self._find(key)
         if known is not None and not known.program.busy:
             assert isinstance(known.program, Kernel)
             return known.program
         made = make()
-        if known is None:
+        if known is None and keep:
             self._keep(call, key, made, True)
         return made
 
@@ -119,16 +123,20 @@ class ProgramCache:
     def _keep(self, call: Call, key: Hashable, program: Program, persistent: bool) -> None:
         """Keep a program until its memory dies, where that can be watched and there is room."""
         kept = self._kept
-        if key not in kept.entries and not kept.make_room(kept.last_use(key, self._uses)):
+        if not kept.admits(key, self._uses):
             return
 
         def forget(_: weakref.ref) -> None:
             kept.drop(key)
 
-        with suppress(TypeError):  # not every owner of memory can be watched
-            arrays = [data for data in (call.x, call.out) if data is not None]
-            watched = [weakref.ref(owner(data), forget) for data in arrays]
-            kept.keep(key, _Known(program, persistent, self._uses, watched))
+        holders = [owner(data) for data in (call.x, call.out) if data is not None]
+        if len(holders) == 2 and holders[0] is holders[1]:
+            del holders[1]
+        try:
+            watched = [weakref.ref(holder, forget) for holder in holders]
+        except TypeError:  # not every owner of memory can be watched
+            return
+        kept.keep(key, _Known(program, persistent, self._uses, watched))
 
     def clear(self) -> None:
         """Drop every program, and its persistent requests with it."""

@@ -170,7 +170,8 @@ class QuickCalls:
             nbytes = _CALL_BYTES + scratch_bytes(call.op, call.dtype, call.count)
             return native_run(service, what, service.backend.native.bind(call), held), nbytes
         turns = 2 if way.name == STAGED else 1
-        kernels = [service.shared.kernel(call, way.name, place, turn) for turn in range(turns)]
+        make = partial(service.shared.kernel, call, way.name, place, keep=False)
+        kernels = [make(turn) for turn in range(turns)]
         nbytes = _CALL_BYTES + sum(held_bytes(kernel) for kernel in kernels)
         return kernel_run(service, what, way.name, kernels, held), nbytes
 

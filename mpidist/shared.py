@@ -69,9 +69,15 @@ class SharedMemory:
         return self._no_reach or single_copy.why_not(call)
 
     def kernel(
-        self, call: Call, name: str, place: Place | None, sequence: int, background: bool = False
+        self,
+        call: Call,
+        name: str,
+        place: Place | None,
+        sequence: int,
+        background: bool = False,
+        keep: bool = True,
     ) -> Kernel:
-        """Give the kernel for operation number `sequence`."""
+        """Give the kernel for operation number `sequence`; `keep` says to keep a staged one."""
         assert self.heap is not None
         if call.collective == "barrier":
             return meeting().in_background(self._backend.board) if background else meeting()
@@ -81,7 +87,7 @@ class SharedMemory:
         if name == SINGLE_COPY:
             assert self._reach is not None
             return self._cache.single_copy(call, self._reach)
-        return self._cache.staged(call, self.heap, sequence % 2)
+        return self._cache.staged(call, self.heap, sequence % 2, keep)
 
     def is_ready(self, name: str) -> bool:
         """Make what a way needs at its first use, which is collective; False if it cannot be."""

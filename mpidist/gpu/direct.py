@@ -80,7 +80,7 @@ class Direct:
             if call.collective == "broadcast":
                 call = replace(call, x=None)  # it is in `out` by now
             known = _Bound(self._bind(call), self._calls)
-            if self._kept.make_room(self._kept.last_use(key, self._calls)):
+            if self._kept.admits(key, self._calls):
                 self._kept.keep(key, known)
         known.used = self._calls
         return known.call
