@@ -19,7 +19,7 @@ class Pending(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether it is known to have ended."""
 
     def test(self) -> bool:
         """Make progress; tell whether it has ended, or raise what concerns the communicator."""
@@ -89,14 +89,15 @@ class Engine:
     def start(self, program: Program) -> Run:
         """Begin to run in the background."""
         run = Run(program)
+        # Whoever never waits long lets nothing be brought forward: what has ended goes here, too.
+        self.active = [other for other in self.active if not other.done]
         self.attend(run)
         run.test()
         return run
 
     def attend(self, pending: Pending) -> None:
         """Bring something forward in every wait from now on, until it has ended."""
-        # Whoever never waits long lets nothing be brought forward: what has ended goes here, too.
-        self.active = [*(other for other in self.active if not other.done), pending]
+        self.active.append(pending)
         if self not in _under_way.engines:
             _under_way.engines.append(self)
 

@@ -172,6 +172,8 @@ class Messages:
 
     def _output(self, out: Any) -> np.ndarray:
         """Give the array that is received into."""
+        if type(out) is np.ndarray and out.flags.carray and not out.dtype.hasobject:
+            return out  # contiguous and writable
         return as_output(out, self.place.rank)
 
     def form(self, dtype: np.dtype, shape: tuple[int, ...]) -> Form:
@@ -422,7 +424,7 @@ class Arrivals:
 
     @property
     def done(self) -> bool:
-        """Whether none is left."""
+        """Whether none was left when they were last looked for."""
         return not self._attended
 
     def ended(self) -> bool:
