@@ -76,6 +76,14 @@ class Advice:
         if rank == 0 and self.mute:
             log.warning("%s; the shipped rules choose", self.mute)
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The constants of :class:`~mpidist.measure.Calibration` that are still to be measured."""
+        if not self.uncalibrated:
+            return ()
+        far = ("far_alpha", "far_beta") if len(self.groups) > 1 else ()
+        return "alpha", "beta", "gamma", *far
+
     # -- the table ------------------------------------------------------------------------------
 
     def entry(self, call: Call, memory: str) -> tuple[Entry | None, str]:

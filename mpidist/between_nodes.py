@@ -39,9 +39,12 @@ class Contest:
 
 
 def contest(
-    call: Call, groups: Groups, crowded: bool, able: Callable[[Choice], bool]
+    call: Call, groups: Groups, crowded: bool, able: Callable[[str], Choice | None]
 ) -> Contest | None:
-    """Give the ways that compete; None where there is nothing to choose."""
+    """Return the ways that compete; None where there is nothing to choose.
+
+    ``able(name)`` returns an algorithm if it can serve the call.
+    """
     if len(groups) < 2 or call.uneven_alltoall:
         return None
     where = call.size, len(groups), crowded
@@ -50,7 +53,7 @@ def contest(
         """Give the algorithms that serve, those first whose rule holds for these bytes."""
         ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, *where))
         names = dict.fromkeys(rule.name for rule in ordered if rule.name != NATIVE)
-        return [c for name in names if able(c := find(call.collective, name))]
+        return [choice for name in names if (choice := able(name)) is not None]
 
     levels = [rule for rule in WITH_NATIVE.get(call.collective, ()) if rule.between_nodes]
     two, flat = fitting(tuple(levels)), fitting(WITHOUT_NATIVE[call.collective])

@@ -10,8 +10,9 @@ from .backends.base import Backend
 from .call import Call
 from .config import CollectiveConfig
 from .errors import UnknownName
+from .rules import NATIVE
 from .schedule.registry import RESERVED, Groups, algorithms, generation
-from .selection import Means, Way, choose, needs_calibration
+from .selection import Means, Way, Ways, choose
 from .shared import SharedMemory
 from .symmetric import SINGLE_COPY, STAGED, SYMMETRIC, Place
 from .tuning_entry import kind_for
@@ -82,12 +83,11 @@ class Chooser:
         )
         way = self._ways.get(key)
         if way is None:
-            means = self.means(call, place, background)
-            if not background and needs_calibration(
-                call, algorithm, self.config, means, self.advice
-            ):
+            ways = Ways(call, self.means(call, place, background))
+            way = choose(ways, algorithm, self.config, self.advice)
+            if way.missing and not background:
                 self._calibrate()  # upon which what was chosen without is forgotten
-            way = choose(call, algorithm, self.config, means, self.advice)
+                way = choose(ways, algorithm, self.config, self.advice)
             if len(self._ways) > 4096:
                 self._ways.clear()
             self._ways[key] = way
@@ -110,17 +110,17 @@ class Chooser:
         return self.describe(call, self.way(call, algorithm, place, background), place, background)
 
     def means(self, call: Call, place: Place | None = None, background: bool = False) -> Means:
-        """Give what there is to serve a call with."""
-        native = self.backend.native
+        """Return the executors' reasons for a call, and the facts that rules depend on."""
+        native, shared = self.backend.native, self.shared
         if native is None:
             no_native = f"the {self.backend.name} backend has no collectives of its own"
         else:
             no_native = native.why_not(call)
-        no_symmetric = self.shared.why_not_symmetric(call, place)
-        no_staged: str | None = "this is in the background"
-        no_single_copy = no_staged
-        if not background:
-            no_staged = self.shared.why_not_staged(call)
-            no_single_copy = self.shared.why_not_single_copy(call)
-        ways = no_native, no_symmetric, no_staged, no_single_copy
-        return Means(self.groups, *ways, self.backend.vendor, self.backend.crowded)
+        behind = "this is in the background" if background else None
+        reasons = {
+            NATIVE: no_native,
+            SYMMETRIC: shared.why_not_symmetric(call, place),
+            STAGED: behind or shared.why_not_staged(call),
+            SINGLE_COPY: behind or shared.why_not_single_copy(call),
+        }
+        return Means(self.groups, reasons, self.backend.vendor, self.backend.crowded)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import Unsupported
 from .memory import why_no_symmetric_memory
 from .objects import example_call
 from .operations import find_op
-from .rules import NATIVE
-from .selection import Way, choose, needs_calibration, ways
-from .symmetric import NEEDS, SINGLE_COPY, STAGED, SYMMETRIC
+from .schedule.registry import RESERVED
+from .selection import Way, Ways, choose
+from .symmetric import NEEDS, SYMMETRIC
 from .tuning_entry import MEMORIES, PRIVATE
 
-NOT_WRITTEN_BY_HAND = (NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
+NOT_WRITTEN_BY_HAND = RESERVED[1:]
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -44,7 +44,7 @@ def explain(
     memory : {"private", "symmetric"}
         Where the arrays are: "symmetric" for those of :meth:`empty`.
     without : sequence of {"native", "symmetric", "staged", "single_copy"}
-        Ways that are not to be taken.
+        Executors that are not to be taken.
 
     Returns
     -------
@@ -65,24 +65,25 @@ def explain(
     call = example_call(self._place, collective, nbytes, find_op(op))
     service = self._service
     means = service.chooser.means(call)
+    reasons = dict(means.reasons)
     if memory != PRIVATE:
         reason = why_no_symmetric_memory(self)
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
         if collective in NEEDS:
-            means = replace(means, no_symmetric=None)
-    for way in without:
-        if way not in NOT_WRITTEN_BY_HAND:
-            allowed = ", ".join(NOT_WRITTEN_BY_HAND)
+            reasons[SYMMETRIC] = None
+    for name in without:
+        if name not in reasons:
+            allowed = ", ".join(reasons)
             raise self._place.wrong(f"without={without!r}: allowed are {allowed}")
-        change: dict[str, Any] = {f"no_{way}": "the caller does without it"}
-        means = replace(means, **change)
+        reasons[name] = "the caller does without it"
     advice = service.chooser.advice
-    chosen = choose(call, "auto", self.config, means, advice)
-    if needs_calibration(call, "auto", self.config, means, advice):
+    ways = Ways(call, replace(means, reasons=reasons))
+    chosen = choose(ways, "auto", self.config, advice)
+    if chosen.missing:
         why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"
         chosen = replace(chosen, why=why)
-    every = ways(call, means)
+    every = ways.every()
     if advice is not None:
         where = PRIVATE if collective not in NEEDS else memory
         every = [advice.predicted(call, way, where) for way in every]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from .advice import Advice, memory_of
-from .between_nodes import Contest, by_links, contest
+from .between_nodes import by_links, contest
 from .call import Call
 from .config import CollectiveConfig
-from .errors import Unsupported
+from .errors import UnknownName, Unsupported
 from .rules import (
     NATIVE,
     WITH_NATIVE,
@@ -32,17 +33,20 @@ class Way:
     Attributes
     ----------
     name : str
-        ``"native"``, or an algorithm's name with its parameter.
+        Name of an executor such as ``"native"``, or of an algorithm with its parameter.
     choice : Choice or None
-        The algorithm; None for native.
+        The algorithm, which is run over messages; None for the other executors.
     why : str
         The reason, as a sentence.
     can : bool
         Whether it can serve the call at all.
     seconds : float or None
-        The time that it is expected to take; only in what ``explain`` gives.
+        Expected time; only in the answer of ``explain``.
     basis : str
-        Where that time is from.
+        Source of the expected time.
+    missing : tuple of str
+        Names of the calibration's constants that are still to be measured and could change this
+        choice; empty if none could.
     """
 
     name: str
@@ -51,24 +55,20 @@ class Way:
     can: bool = True
     seconds: float | None = None
     basis: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Means:
-    """What a communicator has to serve calls with.
+    """What a communicator has to serve a call with.
 
     Attributes
     ----------
     groups : tuple of tuple of int
-        Which ranks share a node.
-    no_native : str or None
-        Why the backend's own collective cannot serve the call; None if it can.
-    no_symmetric : str or None
-        Why it cannot be served in symmetric memory; None if it can.
-    no_staged : str or None
-        Why private arrays cannot go through slots of shared memory; None if they can.
-    no_single_copy : str or None
-        Why the ranks cannot read each other's private arrays; None if they can.
+        The ranks of each node.
+    reasons : mapping of str to (str or None)
+        For every executor but messages, in order of listing: why it cannot serve the call, or None
+        if it can.
     vendor : str
         The name of the MPI library, for example "Open MPI"; empty without MPI.
     crowded : bool
@@ -76,36 +76,101 @@ class Means:
     """
 
     groups: Groups
-    no_native: str | None = None
-    no_symmetric: str | None = "no array is in symmetric memory"
-    no_staged: str | None = "the ranks share no memory"
-    no_single_copy: str | None = "the ranks share no memory"
+    reasons: Mapping[str, str | None]
     vendor: str = ""
     crowded: bool = False
 
 
-def ways(call: Call, means: Means) -> list[Way]:
-    """List every way with whether it can serve the call, and why not: for ``explain``."""
-    no_native = means.no_native
-    found = [Way(NATIVE, None, no_native or "the backend's own collective", no_native is None)]
-    direct = "every rank reads and writes the others' arrays"
-    if call.collective == "barrier":
-        direct = "the ranks meet by numbers in shared memory"
-    shared = (
-        (SYMMETRIC, means.no_symmetric, direct),
-        (STAGED, means.no_staged, "every rank reads what the others copied into shared memory"),
-        (SINGLE_COPY, means.no_single_copy, "every rank reads the others' private arrays"),
-    )
-    found += [Way(name, None, reason or how, reason is None) for name, reason, how in shared]
-    for algorithm in algorithms(call.collective):
-        choice = Choice(algorithm)
-        reason = why_not(choice, call, means.groups)
-        found.append(Way(algorithm.name, choice, reason or algorithm.summary, reason is None))
-    return found
+# What the executors do, in the list of ``explain``.
+_SUMMARIES = {
+    NATIVE: "the backend's own collective",
+    SYMMETRIC: "every rank reads and writes the others' arrays",
+    STAGED: "every rank reads what the others copied into shared memory",
+    SINGLE_COPY: "every rank reads the others' private arrays",
+}
+
+
+class Ways:
+    """The ways to serve one call; each algorithm is looked up and asked once, when it is named.
+
+    Parameters
+    ----------
+    call : Call
+        The call.
+    means : Means
+        The executors' reasons, and the facts that rules depend on.
+    """
+
+    def __init__(self, call: Call, means: Means):
+        self.call, self.means, self.nbytes = call, means, call.nbytes
+        self._reasons = dict(means.reasons)
+        self._choices: dict[str, Choice] = {}
+
+    def why_not(self, name: str) -> str | None:
+        """Return why a way cannot serve the call, or None if it can.
+
+        Raises
+        ------
+        UnknownName
+            If no executor and no algorithm has that name.
+        """
+        if name not in self._reasons:
+            choice = find(self.call.collective, name)
+            self._choices[name] = choice
+            self._reasons[name] = why_not(choice, self.call, self.means.groups)
+        return self._reasons[name]
+
+    def can(self, name: str) -> bool:
+        """Return whether a way can serve the call."""
+        known = self._reasons
+        return (known[name] if name in known else self.why_not(name)) is None
+
+    def algorithm(self, name: str) -> Choice | None:
+        """Return an algorithm if it can serve the call, else None."""
+        return self._choices[name] if self.can(name) else None
+
+    def taken(self, name: str, why: str) -> Way:
+        """Return a way that can serve the call as the chosen one, or raise Unsupported."""
+        reason = self.why_not(name)
+        if reason is not None:
+            raise self.unsupported(name, reason)
+        choice = self._choices.get(name)
+        return Way(name if choice is None else choice.name, choice, why)
+
+    def every(self) -> list[Way]:
+        """Return every way with whether it can serve the call, and why not: for ``explain``."""
+        return list(self._each())
+
+    def _each(self) -> Iterator[Way]:
+        for name, reason in self.means.reasons.items():
+            summary = _SUMMARIES.get(name, f"the executor {name}")
+            if name == SYMMETRIC and self.call.collective == "barrier":
+                summary = "the ranks meet by numbers in shared memory"
+            yield Way(name, None, reason or summary, reason is None)
+        for algorithm in algorithms(self.call.collective):
+            reason = self.why_not(algorithm.name)
+            choice = self._choices[algorithm.name]
+            yield Way(algorithm.name, choice, reason or algorithm.summary, reason is None)
+
+    def first(self, why: str) -> Way:
+        """Return the first way that can serve the call, or raise Unsupported."""
+        for way in self._each():
+            if way.can:
+                return replace(way, why=why)
+        raise self.unsupported("auto", "no registered algorithm can serve this call")
+
+    def unsupported(self, name: str, reason: str) -> Unsupported:
+        """Return the error that names the ways that can serve the call."""
+        able = ", ".join(way.name for way in self._each() if way.can)
+        call = self.call
+        return Unsupported(
+            f"rank {call.rank}: {call.collective} {name!r}: {reason}; able to serve this call: "
+            f"{able or 'nothing that is registered'}"
+        )
 
 
 def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
-    """Say why an algorithm cannot serve a call, or give None."""
+    """Return why an algorithm cannot serve a call, or None if it can."""
     algorithm = choice.algorithm
     reason = algorithm.unsupported(call.size, groups=groups)
     if reason is not None:
@@ -119,16 +184,30 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
 
 
 def choose(
-    call: Call,
-    algorithm: str,
-    config: CollectiveConfig,
-    means: Means,
-    advice: Advice | None = None,
+    ways: Ways, algorithm: str, config: CollectiveConfig, advice: Advice | None = None
 ) -> Way:
     """Choose how to serve a call.
 
     Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
-    table, shipped rules.  An explicit name is never replaced by another way.
+    table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
+    by another way.
+
+    Parameters
+    ----------
+    ways : Ways
+        The ways to serve the call.
+    algorithm : str
+        What the call asks for.
+    config : CollectiveConfig
+        What the user set.
+    advice : Advice, optional
+        The tuning table and the cost model.
+
+    Returns
+    -------
+    Way
+        The way.  Where its `missing` is not empty, constants of the cost model would decide, and
+        the shipped rules did: calibrate, and choose again.
 
     Raises
     ------
@@ -137,177 +216,127 @@ def choose(
     Unsupported
         If it cannot serve this call; the message names what can.
     """
+    call = ways.call
     if algorithm != "auto":
-        return _explicit(call, algorithm, means, "the call asks for it")
+        return ways.taken(algorithm, "the call asks for it")
     commutes = call.op is None or call.op.commute
-    asked = config.asked(call.collective, call.nbytes, call.size, commutes)
+    asked = config.asked(call.collective, ways.nbytes, call.size, commutes)
     if asked is not None:
-        return _explicit(call, asked, means, "the configuration asks for it")
-    tuned, without = _tuned(call, means, advice)
+        return ways.taken(asked, "the configuration asks for it")
+    tuned, without = _tuned(ways, advice)
     if tuned is not None:
         return tuned
-    way = _by_links(call, means, advice) or _by_cost(call, means, advice) or _by_rules(call, means)
+    way = _untuned(ways, advice)
     return replace(way, why=f"{way.why}; {without}") if without else way
 
 
-def _tuned(call: Call, means: Means, advice: Advice | None) -> tuple[Way | None, str]:
-    """Give the way that the tuning table names, if it can serve; else None and why not."""
+def _tuned(ways: Ways, advice: Advice | None) -> tuple[Way | None, str]:
+    """Return the way that the tuning table names, if it can serve; else None and why not."""
+    call = ways.call
     if advice is None or advice.table is None:
         return None, ""
     entry, without = advice.entry(
-        call, memory_of(means.no_symmetric is None and call.collective != "barrier")
+        call, memory_of(call.collective != "barrier" and ways.can(SYMMETRIC))
     )
     if entry is None:
         return None, without
-    name, first, above = entry.at(call.nbytes)
+    name, first, above = entry.at(ways.nbytes)
     table = f"tuning table {advice.table.source}"
-    base = name.partition("/")[0].partition(":")[0]
-    way = next((w for w in ways(call, means) if w.name == base), None)
-    if way is None or not way.can:
-        reason = "there is no such way" if way is None else way.why
+    try:
+        reason = ways.why_not(name)
+    except UnknownName:
+        reason = "there is no such way"
+    if reason is not None:
         return None, f"the {table} names {name}, but {reason}"
-    choice = None if way.choice is None else find(call.collective, name)
     upto = "on" if above == _ANY else f"to below {_size(above)}"
-    return Way(name, choice, f"{table}: {name} from {_size(first)} {upto}"), ""
+    return ways.taken(name, f"{table}: {name} from {_size(first)} {upto}"), ""
 
 
-def rivals(call: Call, means: Means) -> list[Choice]:
-    """Give the algorithms that the rules name and that can serve, where native cannot.
+def _untuned(ways: Ways, advice: Advice | None) -> Way:
+    """Choose by the measured links, else by the cost model, else by the shipped rules."""
+    shared = _by_shared_memory(ways)
+    fastest, missing = (None, ()) if advice is None else _predicted(ways, advice, shared is None)
+    way = fastest or shared or _by_rules(ways)
+    return replace(way, missing=missing) if missing else way
 
-    Among these the cost model decides, where it is calibrated.
+
+def _predicted(ways: Ways, advice: Advice, by_messages: bool) -> tuple[Way | None, tuple[str, ...]]:
+    """Return the fastest way by the calibration; else None, and the constants that are missing.
+
+    Links are compared only where no shared memory serves the call: `by_messages`.
     """
-    if means.no_native is None or means.no_symmetric is None or call.uneven_alltoall:
+    call, means, missing = ways.call, ways.means, advice.missing
+    if advice.model is None and not missing:
+        return None, ()
+    between = None
+    if by_messages and means.groups == advice.groups:
+        between = contest(call, means.groups, means.crowded, ways.algorithm)
+    linked = None if between is None else by_links(call, between, ways.can(NATIVE), advice)
+    if linked is not None:
+        choice, why = linked
+        return ways.taken(NATIVE if choice is None else choice.name, why), ()
+    rivals = _rivals(ways)
+    fastest = advice.cheapest(call, rivals)
+    if fastest is not None:
+        choice, why = fastest
+        return ways.taken(choice.name, why), ()
+    return None, missing if rivals or between is not None else ()
+
+
+def _rivals(ways: Ways) -> list[Choice]:
+    """Return the algorithms among which the cost model decides, where it is calibrated.
+
+    These are what the rules name and what can serve, where native cannot.
+    """
+    call, means = ways.call, ways.means
+    if ways.can(NATIVE) or ways.can(SYMMETRIC) or call.uneven_alltoall:
         return []
     names = dict.fromkeys(rule.name for rule in WITHOUT_NATIVE[call.collective])
     if len(means.groups) > 1:
         names |= dict.fromkeys(levels_for(call.collective))
-    choices = [find(call.collective, name) for name in names]
-    able = [c for c in choices if why_not(c, call, means.groups) is None]
+    able = [choice for name in names if (choice := ways.algorithm(name)) is not None]
     return able if len(able) > 1 else []
 
 
-def needs_calibration(
-    call: Call, algorithm: str, config: CollectiveConfig, means: Means, advice: Advice | None
-) -> bool:
-    """Tell whether a choice would use constants that are still to be measured."""
-    if advice is None or not advice.uncalibrated or algorithm != "auto":
-        return False
-    commutes = call.op is None or call.op.commute
-    if config.asked(call.collective, call.nbytes, call.size, commutes) is not None:
-        return False
-    if _tuned(call, means, advice)[0] is not None:
-        return False
-    return bool(rivals(call, means)) or _between_nodes(call, means, advice) is not None
-
-
-def _between_nodes(call: Call, means: Means, advice: Advice) -> Contest | None:
-    """Give what competes between nodes; None where the call is not one between nodes."""
-    if means.groups != advice.groups or _by_shared_memory(call, means) is not None:
-        return None
-    groups = means.groups
-    return contest(call, groups, means.crowded, lambda c: why_not(c, call, groups) is None)
-
-
-def _by_links(call: Call, means: Means, advice: Advice | None) -> Way | None:
-    """Give one level or two by the measured links, where the ranks are on several nodes."""
-    found = None if advice is None else _between_nodes(call, means, advice)
-    if advice is None or found is None:
-        return None
-    chosen = by_links(call, found, means.no_native is None, advice)
-    if chosen is None:
-        return None
-    choice, why = chosen
-    return Way(NATIVE if choice is None else choice.name, choice, why)
-
-
-def _by_cost(call: Call, means: Means, advice: Advice | None) -> Way | None:
-    """Give the fastest by the cost model, where hand-written algorithms are all there is."""
-    if advice is None or advice.model is None:
-        return None
-    found = advice.cheapest(call, rivals(call, means))
-    return None if found is None else Way(found[0].name, *found)
-
-
-def _by_shared_memory(call: Call, means: Means) -> Way | None:
-    """Give the way through memory that the ranks share, if the rules name one."""
+def _by_shared_memory(ways: Ways) -> Way | None:
+    """Return the way through memory that the ranks share, if the rules name one."""
+    call, means, nbytes = ways.call, ways.means, ways.nbytes
     crowd = ", with more ranks than cores" if means.crowded else ""
     least = WITH_SYMMETRIC[call.collective][means.crowded]
-    if means.no_symmetric is None and call.nbytes >= least:
+    if nbytes >= least and ways.can(SYMMETRIC):
         since = f"from {_size(least)} on" if least else "at every size"
-        return Way(SYMMETRIC, None, f"shipped rule: symmetric {since}{crowd}")
+        return ways.taken(SYMMETRIC, f"shipped rule: symmetric {since}{crowd}")
     below = staged_below(call.collective, means.vendor, means.crowded)
-    if means.no_staged is None and call.nbytes < below:
+    if nbytes < below and ways.can(STAGED):
         slot = below > STAGING_BYTES
         upto = f"up to {_size(STAGING_BYTES)}" if slot else f"below {_size(below)}"
-        return Way(STAGED, None, f"shipped rule: staged {upto}{crowd}")
+        return ways.taken(STAGED, f"shipped rule: staged {upto}{crowd}")
     first, below = single_copy_range(call.collective, means.vendor, means.crowded)
-    if means.no_single_copy is None and first <= call.nbytes < below:
+    if first <= nbytes < below and ways.can(SINGLE_COPY):
         since = f"from {_size(first)}" + (f" to below {_size(below)}" if below < _ANY else " on")
-        return Way(SINGLE_COPY, None, f"shipped rule: single_copy {since}{crowd}")
+        return ways.taken(SINGLE_COPY, f"shipped rule: single_copy {since}{crowd}")
     return None
 
 
-def _by_rules(call: Call, means: Means) -> Way:
-    """Choose by the shipped rules."""
-    native = means.no_native is None
-    shared = _by_shared_memory(call, means)
-    if shared is not None:
-        return shared
+def _by_rules(ways: Ways) -> Way:
+    """Choose by the shipped rules, where shared memory does not serve."""
+    call, means = ways.call, ways.means
+    native = ways.can(NATIVE)
     if native and call.collective not in WITH_NATIVE:
-        return Way(NATIVE, None, "shipped rule: native at every size")
+        return ways.taken(NATIVE, "shipped rule: native at every size")
     rules = WITH_NATIVE[call.collective] if native else WITHOUT_NATIVE[call.collective]
-    nbytes = _ANY if call.uneven_alltoall else call.nbytes  # the ranks must choose alike
+    nbytes = _ANY if call.uneven_alltoall else ways.nbytes  # the ranks must choose alike
     where = call.size, len(means.groups), means.crowded
     for rule in rules:
-        if not rule.holds(nbytes, *where):
+        if not rule.holds(nbytes, *where) or not ways.can(rule.name):
             continue
         limit = f"below {_size(rule.below)}" if rule.below < _ANY else "for large buffers"
         if rule.below == _ANY and not any(
             other.below < _ANY and other.holds(0, *where) for other in rules
         ):
             limit = "at every size"
-        why = f"shipped rule: {rule.name} {limit}"
-        if rule.name == NATIVE:
-            return Way(NATIVE, None, why)
-        choice = find(call.collective, rule.name)
-        if why_not(choice, call, means.groups) is None:
-            return Way(choice.name, choice, why)
-    able = [way for way in ways(call, means) if way.can]
-    if not able:
-        reason = "no registered algorithm can serve this call"
-        raise _unsupported(call, "auto", reason, means)
-    first = able[0]
-    return Way(first.name, first.choice, "nothing that the shipped rules name can serve this call")
-
-
-def _explicit(call: Call, name: str, means: Means, why: str) -> Way:
-    if name == NATIVE:
-        if means.no_native is not None:
-            raise _unsupported(call, name, means.no_native, means)
-        return Way(NATIVE, None, why)
-    shared = {
-        SYMMETRIC: means.no_symmetric,
-        STAGED: means.no_staged,
-        SINGLE_COPY: means.no_single_copy,
-    }
-    if name in shared:
-        reason = shared[name]
-        if reason is not None:
-            raise _unsupported(call, name, reason, means)
-        return Way(name, None, why)
-    choice = find(call.collective, name)
-    cannot = why_not(choice, call, means.groups)
-    if cannot is not None:
-        raise _unsupported(call, name, cannot, means)
-    return Way(choice.name, choice, why)
-
-
-def _unsupported(call: Call, name: str, reason: str, means: Means) -> Unsupported:
-    able = [w.name for w in ways(call, means) if w.can]
-    return Unsupported(
-        f"rank {call.rank}: {call.collective} {name!r}: {reason}; able to serve this call: "
-        f"{', '.join(able) or 'nothing that is registered'}"
-    )
+        return ways.taken(rule.name, f"shipped rule: {rule.name} {limit}")
+    return ways.first("nothing that the shipped rules name can serve this call")
 
 
 def _size(nbytes: float) -> str:

@@ -132,6 +132,8 @@ class Steering:
             Whether the operation does.  One that does not is served on a single level: the ranks of
             a node need not follow each other.
         """
+        if not self.given:  # defaults ask for nothing
+            return None
         if self.two_level and collective in OPEN and commutes:
             return self.both_levels(collective, nbytes, size)
         return self.steering(collective, nbytes, size)

@@ -206,24 +206,28 @@ def find(collective: str, name: str) -> Choice:
         If the part after the colon is not an arity ≥ 2, or the algorithm has none; or it has no
         levels, or is not given two.
     """
-    known = {a.name: a for a in algorithms(collective)}
+    if collective not in COLLECTIVES:
+        raise UnknownName("collective", collective, COLLECTIVES)
     top, slash, levels = str(name).partition("/")
-    if slash and top in known:
-        return Choice(_with_levels(known[top], levels, name))
+    found = _registry.get((collective, top))
+    if slash and found is not None:
+        return Choice(_with_levels(found, levels, name))
     base, colon, parameter = str(name).partition(":")
     if base in RESERVED:
         raise InvalidArgument(
             f"{collective} algorithm {name!r}: {base} is no schedule, but a way to serve a call"
         )
-    if base not in known:
+    found = _registry.get((collective, base))
+    if found is None:
+        known = [a.name for a in algorithms(collective)]
         raise UnknownName(f"{collective} algorithm", name, [*known, *RESERVED])
     if not colon:
-        return Choice(known[base])
-    if "arity" not in known[base].uses:
+        return Choice(found)
+    if "arity" not in found.uses:
         raise InvalidArgument(f"{collective} algorithm {name!r}: {base} has no arity")
     if not parameter.isdigit() or int(parameter) < 2:
         raise InvalidArgument(f"{collective} algorithm {name!r}: the arity must be a number >= 2")
-    return Choice(known[base], int(parameter))
+    return Choice(found, int(parameter))
 
 
 def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:

@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from mpidist import CollectiveConfig, ConfigError, Op, run_simulated
+from mpidist import CollectiveConfig, ConfigError, Op, run_simulated, selection
 from mpidist.advice import Advice
 from mpidist.calibration import MOST_RANKS, Model, from_environment
 from mpidist.call import Call
-from mpidist.errors import DeadlockError
+from mpidist.errors import DeadlockError, Unsupported
 from mpidist.measure import Calibration
 from mpidist.operations import OPS
 from mpidist.pipelining import Pipelining
 from mpidist.schedule.cost import cost
 from mpidist.schedule.registry import find
-from mpidist.selection import Means, choose, ways
+from mpidist.selection import Means, Ways, choose, why_not
 from mpidist.tuning import TuningTable
 from mpidist.tuning_entry import Entry, Key, kind_for
 
@@ -44,11 +44,23 @@ def advised(tuning, groups=((0, 1, 2, 3),), **more):
     return Advice("simulated", groups, tuning=tuning, **more)
 
 
-MEANS = Means(((0, 1, 2, 3),), "there is no native here")
+def means_of(groups=((0, 1, 2, 3),), native=None, symmetric="no array is symmetric", **more):
+    """Reasons as of a communicator, by default one with native collectives only."""
+    reasons = {
+        "native": native,
+        "symmetric": symmetric,
+        "staged": "the ranks share no memory",
+        "single_copy": "the ranks share no memory",
+    }
+    return Means(groups, reasons | more)
+
+
+MEANS = means_of(native="there is no native here")
 
 
 def chosen(tuning, call, algorithm="auto", config=None, means=MEANS, **more):
-    return choose(call, algorithm, config or CollectiveConfig(), means, advised(tuning, **more))
+    ways, config = Ways(call, means), config or CollectiveConfig()
+    return choose(ways, algorithm, config, advised(tuning, **more))
 
 
 # -- the document ----------------------------------------------------------------------------------
@@ -186,7 +198,7 @@ def test_a_way_that_cannot_serve_is_skipped_for_the_rules():
     way = chosen(table_of_native, call_for(16))
     assert way.name == "recursive_doubling"
     assert way.why.endswith("; the tuning table t.json names native, but there is no native here")
-    able = Means(((0, 1, 2, 3),), None)
+    able = means_of()
     assert chosen(table_of_native, call_for(16), means=able).name == "native"
     late = Op(np.subtract, commute=False, name="late", builtin=True)
     way = chosen(table({64: "ring"}), call_for(16, late))
@@ -210,7 +222,7 @@ def test_a_table_for_something_else_does_not_apply_and_says_so(call, groups, tol
 def test_symmetric_memory_has_entries_of_its_own():
     key = Key("simulated", (4,), "float", "allreduce", "symmetric")
     both = table({64: "ring"}).merged(table({64: "symmetric"}, key=key))
-    shared = Means(((0, 1, 2, 3),), None, None)
+    shared = means_of(symmetric=None)
     assert chosen(both, call_for(16), means=shared).name == "symmetric"
     assert chosen(both, call_for(16)).name == "ring"
 
@@ -258,7 +270,7 @@ def test_the_cost_model_chooses_where_it_is_calibrated():
     way = chosen(None, call, calibration=slow)
     assert way.name == "recursive_doubling" and way.why.startswith("cost model: ")
     assert chosen(None, call, calibration=KNOWN).name == "ring"
-    able = Means(((0, 1, 2, 3),), None)
+    able = means_of()
     assert chosen(None, call_for(16), means=able, calibration=slow).name == "native"
 
 
@@ -273,14 +285,14 @@ def test_measured_links_decide_between_nodes(groups):
     """
     slow = Calibration(1.5e-6, 3e-10, 1e-10, 138e-6, 8.6e-9)
     alike = Calibration(1.5e-6, 3e-10, 1e-10, 1.6e-6, 3.1e-10)
-    call, means = call_for(1 << 16, size=sum(map(len, groups))), Means(groups, None)
+    call, means = call_for(1 << 16, size=sum(map(len, groups))), means_of(groups)
     two = "hierarchical" if len(groups) > 2 else "hierarchical/direct/recursive_doubling"
     for known, name in ((slow, two), (alike, "native"), (None, two)):
         way = chosen(None, call, means=means, groups=groups, calibration=known)
         assert way.name == name, way.why
         assert ("cost model with the measured links" in way.why) == (known is not None)
         assert ("of 16 ranks on 4 nodes" in way.why) == (known is not None and groups is NODES)
-    without = Means(groups, "this has none")
+    without = means_of(groups, "this has none")
     assert chosen(None, call, means=without, groups=groups, calibration=slow).name == two
     assert chosen(None, call, means=without, groups=groups, calibration=alike).name == "ring"
     # As a configuration counts nodes, between which nothing was measured.
@@ -354,4 +366,114 @@ def test_the_variable():
 
 
 def test_every_way_is_still_listed():
-    assert {"native", "symmetric", "ring"} <= {way.name for way in ways(call_for(16), MEANS)}
+    names = {way.name for way in Ways(call_for(16), MEANS).every()}
+    assert {"native", "symmetric", "ring"} <= names
+
+
+# -- one pass --------------------------------------------------------------------------------------
+
+
+def test_an_executor_that_the_selection_does_not_know():
+    """Its name and its reason are all there is to say: it is chosen, listed and named in errors."""
+    able = means_of(native="no native here", lanes=None)
+    call = call_for(16)
+    for algorithm, tuning, why in (
+        ("lanes", None, "the call asks for it"),
+        ("auto", table({64: "lanes"}), "tuning table t.json: lanes from 0 B on"),
+    ):
+        way = chosen(tuning, call, algorithm, means=able)
+        assert (way.name, way.choice, way.why) == ("lanes", None, why)
+    every = {way.name: way for way in Ways(call, able).every()}
+    assert list(every)[:5] == ["native", "symmetric", "staged", "single_copy", "lanes"]
+    assert every["lanes"].can and every["lanes"].why
+    with pytest.raises(Unsupported, match="'native': no native here; able to .*: lanes, "):
+        chosen(None, call, "native", means=able)
+    unable = means_of(lanes="the lanes are closed")
+    with pytest.raises(Unsupported, match="'lanes': the lanes are closed; able .*: native, "):
+        chosen(None, call, "lanes", means=unable)
+    way = chosen(table({64: "lanes"}), call, means=unable)
+    assert way.name == "native" and way.why.endswith("names lanes, but the lanes are closed")
+    assert not {w.name: w for w in Ways(call, unable).every()}["lanes"].can
+
+
+@pytest.mark.parametrize("calibration", [None, KNOWN, Calibration(1e-6, 3e-10, 1e-10, 1e-4, 8e-9)])
+@pytest.mark.parametrize("groups", [((0, 1, 2, 3),), ((0, 1), (2, 3))])
+@pytest.mark.parametrize("native", [None, "there is no native here"])
+@pytest.mark.parametrize("tuned", [None, "ring", "hierarchical"])
+@pytest.mark.parametrize("collective", ["allreduce", "barrier"])
+def test_a_choice_and_its_list_ask_each_algorithm_once(
+    collective, tuned, native, groups, calibration, monkeypatch
+):
+    asked, found = [], []
+
+    def why_not_counted(choice, *rest):
+        asked.append(choice.name)
+        return why_not(choice, *rest)
+
+    def find_counted(*names):
+        found.append(names)
+        return find(*names)
+
+    monkeypatch.setattr(selection, "why_not", why_not_counted)
+    monkeypatch.setattr(selection, "find", find_counted)
+    key = Key("simulated", tuple(map(len, groups)), "float", collective, "private")
+    tuning = tuned and table({64: tuned}, key=key)
+    advice = advised(tuning, groups, calibrates=True, calibration=calibration)
+    ways = Ways(call_for(16, collective=collective), means_of(groups, native))
+    way = choose(ways, "auto", CollectiveConfig(), advice)
+    assert way.can
+    every = ways.every()
+    assert len(every) == len({w.name for w in every})
+    assert sorted(asked) == sorted({*asked}) and sorted(found) == sorted({*found})
+
+
+def test_a_choice_says_which_constants_it_lacks():
+    near = ("alpha", "beta", "gamma")
+    far = (*near, "far_alpha", "far_beta")
+    two, call = ((0, 1), (2, 3)), call_for(16)
+    without = "there is no native here"
+
+    def missing(means, groups=((0, 1, 2, 3),), algorithm="auto", config=None, tuning=None, **more):
+        more = {"calibrates": True, **more}
+        way = chosen(tuning, call, algorithm, config, means, groups=groups, **more)
+        return way.missing
+
+    assert missing(means_of(native=without)) == near
+    assert missing(means_of(two), two) == missing(means_of(two, without), two) == far
+    for nothing in (
+        missing(means_of()),  # native is taken anyhow
+        missing(means_of(symmetric=None)),
+        missing(means_of(native=without), calibrates=False),
+        missing(means_of(native=without), calibration=KNOWN),
+        missing(means_of(native=without), algorithm="ring"),
+        missing(means_of(native=without), config=CollectiveConfig(local_allreduce="ring")),
+        missing(means_of(native=without), tuning=table()),
+    ):
+        assert nothing == ()
+
+
+def test_a_first_call_asks_the_executors_once_though_it_calibrates():
+    def run(comm):
+        asked, chooser = [], comm._service.chooser
+        means = chooser.means
+
+        def counted(*of):
+            asked.append(of[0].collective)
+            return means(*of)
+
+        chooser.means = counted
+        comm.allreduce(np.ones(2, "float32"))
+        assert not chooser.advice.uncalibrated
+        return asked.count("allreduce"), comm.explain("allreduce", 8)[0].missing
+
+    assert run_simulated(2, run, calibrate=True) == [(1, ())] * 2
+
+
+def test_levels_of_a_table_that_the_collective_has_not_are_skipped_for_the_rules():
+    """There is no broadcast by a ring, which is only seen when that algorithm is asked."""
+    key = Key("simulated", (4,), "any", "broadcast", "private")
+    tuning = table({64: "hierarchical/direct/ring"}, key=key)
+    call = call_for(16, None, collective="broadcast")
+    way = chosen(tuning, call, means=means_of())
+    assert way.name == "native"
+    assert way.why.endswith("names hierarchical/direct/ring, but there is no such way")
