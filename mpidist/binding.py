@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .backends.base import Backend, Message, Transfer, UnboundTransfer
+from .call import Call
 from .errors import ScheduleError
-from .operations import Op
-from .plan import TAGS_PER_LEVEL, Strands, Written
-from .schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple
-from .storage import Action, Arena, Piece, Storage, merge, merge_rows, store, view
+from .operations import Op, divides_first, is_mean
+from .pipelining import Pipelining
+from .plan import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise
+from .schedule.contract import COLLECTIVES
+from .schedule.registry import Algorithm, Choice, Groups
+from .schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple, segmented
+from .storage import Action, Arena, Memory, Piece, Storage, merge, merge_rows
+
+_WRITTEN = 1024  # schedules, by algorithm, root and segments
 
 
 @dataclass(slots=True)
@@ -94,11 +100,123 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
                 _add_actions(strand, actions)
 
 
-class Binder:
-    """Walks the rounds of one rank in order and binds each to memory and to the backend."""
+class Bindable(Protocol):
+    """As much of a backend as binds the messages of a round: all that NCCL needs to be one."""
 
-    def __init__(self, backend: Backend, storage: Storage, op: Op | None, persistent: bool):
+    rank: int
+    tag_limit: int
+
+    def bind(self, messages: Sequence[Message]) -> Transfer:
+        """Return the transfer of these messages."""
+
+
+class CallBinder:
+    """Binds calls to schedules: each is written down once, and laid into the memory of a call.
+
+    Parameters
+    ----------
+    groups : tuple of tuple of int
+        Which ranks share a node.
+    pipelining : Pipelining
+        How long blocks are cut.
+    """
+
+    def __init__(self, groups: Groups, pipelining: Pipelining):
+        self.groups, self.pipelining = groups, pipelining
+        self._written: dict[Hashable, Written] = {}
+
+    def program(
+        self,
+        backend: Backend | Bindable,
+        memory: Memory,
+        call: Call,
+        choice: Choice,
+        arity: int,
+        persistent: bool = True,
+    ) -> Program:
+        """Return a new program for a call; `persistent` as for :class:`Binder`."""
+        algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
+        count = algorithm.block_count(call.size, groups=self.groups)
+        segments, window = self._segments(call, algorithm, count)
+        written = self._write_down(call, choice, arity, segments, window)
+        if call.counts:
+            each = count // call.size
+            lengths = Lengths.per_rank(call.counts, call.out_counts, each, segments)
+        else:
+            lengths = Lengths.even(call.count, count, segments)
+        x = None if call.x is None else memory.array(call.x)
+        out = x if call.out is call.x else None if call.out is None else memory.array(call.out)
+        if call.collective == "broadcast" and call.rank == call.root and call.in_place:
+            out = None  # the root's array is read, whatever the schedule brings back to it
+        scaled: list[Round | Side] = []
+        finish: list[Action] = []
+        scratch_bytes = 0
+        if divides_first(call.op, call.dtype) and x is not None:
+            brought = x
+            if call.collective == "allreduce" and out is not None:
+                x = out
+            else:
+                x = memory.allocate(brought.size)
+                scratch_bytes = x.nbytes
+            scaled = [Round((memory.divide(brought, x, call.size),), None, ())]
+        elif is_mean(call.op) and out is not None and out.size:
+            finish = [memory.divide(out, out, call.size)]
+        place = (call.rank, call.size, call.root)
+        storage = Storage(contract, place, lengths, x, out, memory)
+        program = Binder(backend, storage, call.op, persistent).program(written, finish)
+        program.items[:0] = scaled
+        program.scratch_bytes += scratch_bytes
+        return program
+
+    def _segments(self, call: Call, algorithm: Algorithm, block_count: int) -> tuple[int, int]:
+        """Return the number of pieces that each block is cut into, and of those in flight."""
+        largest = -(-call.nbytes // max(block_count, 1))
+        if call.counts:
+            per_rank = max(1, block_count // call.size)
+            largest = -(-max(call.counts) * call.dtype.itemsize // per_rank)
+            if not call.even and call.collective == "alltoall":
+                return 1, self.pipelining.window  # no rank knows the largest part of all
+        nodes = len(self.groups)
+        return self.pipelining.of(algorithm, call.size, nodes, block_count, largest)
+
+    def _write_down(
+        self, call: Call, choice: Choice, arity: int, segments: int, window: int
+    ) -> Written:
+        algorithm = choice.algorithm
+        key = (algorithm, arity, call.root, segments, window)
+        if key not in self._written:
+
+            def make() -> Any:
+                return algorithm.schedule(call.rank, call.size, call.root, arity, self.groups)
+
+            if len(self._written) >= _WRITTEN:
+                self._written.clear()
+            schedule = segmented(make, call.size, segments, window)
+            self._written[key] = materialise(schedule)
+        return self._written[key]
+
+
+class Binder:
+    """Walks the rounds of one rank in order and binds each to memory and to the backend.
+
+    Parameters
+    ----------
+    backend : Backend or Bindable
+        What moves the messages.
+    storage : Storage
+        Where the blocks lie.
+    op : Op or None
+        How they are combined.
+    persistent : bool
+        Whether the backend binds the messages of each round, if it can, instead of posting them
+        one by one in each run.
+    """
+
+    def __init__(
+        self, backend: Backend | Bindable, storage: Storage, op: Op | None, persistent: bool
+    ):
         self.backend, self.storage, self.op = backend, storage, op
+        self.memory = storage.memory
         self.persistent = persistent and hasattr(backend, "bind")
         self.messages = self._requests = 0
         self._base = [0]
@@ -106,11 +224,11 @@ class Binder:
     def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
         """Bind a whole schedule; `finish` is done after the result is complete."""
         self.storage.prepare(written)
-        arena = Arena(self.storage.dtype)
+        arena = Arena(self.memory)
         items = self._strand(written, arena, 0)
         finishing = (*self.storage.finish(), *finish)
         elements = arena.total() + self.storage.scratch_elements
-        scratch = elements * self.storage.dtype.itemsize
+        scratch = elements * self.memory.dtype.itemsize
         return Program(
             items, finishing, scratch, self.messages, self._base, requests=self._requests
         )
@@ -151,9 +269,9 @@ class Binder:
         transfer: Transfer | None = None
         if messages:
             if self.persistent:
-                transfer = self.backend.bind(messages)  # type: ignore[attr-defined]
+                transfer = self.backend.bind(messages)  # type: ignore[union-attr]
             else:
-                transfer = UnboundTransfer(self.backend, messages, self._base)
+                transfer = UnboundTransfer(self.backend, messages, self._base)  # type: ignore
         return Round(tuple(before), transfer, tuple(after))
 
     def _check(self, steps: tuple[Step, ...]) -> None:
@@ -173,51 +291,39 @@ class Binder:
                     received.add(place)
 
     def _send(self, step: Send, arena: Arena, tag: int, before: list[Action]) -> Message:
-        pieces = [self.storage.read((step.buffer, b)) for b in block_tuple(step.blocks)]
-        merged = merge(pieces)
+        places, read = _places(step), self.storage.read
+        merged = merge([read(place) for place in places])
         if len(merged) == 1:
-            return Message(False, step.peer, view(merged[0]), tag)
+            return Message(False, step.peer, self.memory.view(merged[0]), tag)
         packed = arena.take(sum(stop - start for _, start, stop in merged))
-        at = 0
-        for piece in merged:
-            n = piece[2] - piece[1]
-            before.append(store(packed[at : at + n], view(piece)))
-            at += n
-        return Message(False, step.peer, packed, tag)
+        before += [self._store(part, piece) for piece, part in _cut(packed, merged)]
+        return Message(False, step.peer, self.memory.view(packed), tag)
 
     def _recv(self, step: Recv, arena: Arena, tag: int, after: list[Action]) -> Message:
-        merged = merge([self.storage.write((step.buffer, b)) for b in block_tuple(step.blocks)])
+        places, write = _places(step), self.storage.write
+        merged = merge([write(place) for place in places])
         if len(merged) == 1:
-            return Message(True, step.peer, view(merged[0]), tag)
+            return Message(True, step.peer, self.memory.view(merged[0]), tag)
         packed = arena.take(sum(stop - start for _, start, stop in merged))
-        at = 0
-        for piece in merged:
-            n = piece[2] - piece[1]
-            after.append(store(view(piece), packed[at : at + n]))
-            at += n
-        return Message(True, step.peer, packed, tag)
+        after += [self._store(piece, part) for piece, part in _cut(packed, merged)]
+        return Message(True, step.peer, self.memory.view(packed), tag)
 
     def _reduce(self, step: Reduce, arena: Arena, tag: int, after: list[Action]) -> Message:
-        rows, at = [], 0
-        places = [(step.buffer, b) for b in block_tuple(step.blocks)]
+        places = _places(step)
         own = [self.storage.read(place) for place in places]
         incoming = arena.take(sum(stop - start for _, start, stop in own))
-        for place, now in zip(places, own):
-            n = now[2] - now[1]
-            rows.append((now, (incoming, at, at + n), self.storage.write(place)))
-            at += n
-        combine = self._combine()
+        rows = [
+            (mine, theirs, self.storage.write(place))
+            for place, (mine, theirs) in zip(places, _cut(incoming, own))
+        ]
+        memory, op = self.memory, self.op
         lower = step.peer < self.backend.rank
         for row in merge_rows(rows):
-            mine, theirs, target = (view(piece) for piece in row)
+            assert op is not None  # a barrier has no data
+            mine, theirs, target = (memory.view(piece) for piece in row)
             operands = (theirs, mine) if lower else (mine, theirs)
-            after.append(partial(combine, *operands, out=target))
-        return Message(True, step.peer, incoming, tag)
-
-    def _combine(self) -> Callable[..., Any]:
-        if self.op is None:
-            return lambda left, right, out: None  # a barrier has no data
-        return self.op.function if self.op.builtin else self.op.combine
+            after.append(memory.combine(op, *operands, target))
+        return Message(True, step.peer, memory.view(incoming), tag)
 
     def _copy(self, step: Copy) -> list[Action]:
         sources = [self.storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]
@@ -228,18 +334,34 @@ class Binder:
             if source[2] - source[1] != target[2] - target[1]:
                 raise ScheduleError("is copied to a block of another length", block=block)
         places = {(step.source, b) for b in block_tuple(step.source_blocks)}
+        pairs = list(zip(targets, sources))
         if not places.isdisjoint((step.target, b) for b in block_tuple(step.target_blocks)):
-            return _copy_over_each_other(targets, sources)
+            return self._copy_over_each_other(pairs)
+        return [self._store(*pair) for pair in merge_rows(pairs)]
+
+    def _copy_over_each_other(self, pairs: list[tuple[Piece, Piece]]) -> list[Action]:
+        """Copy blocks among each other: all are read before the first is written."""
+        lengths = [source[2] - source[1] for _, source in pairs]
+        aside = [(self.memory.allocate(n), 0, n) for n in lengths]
         return [
-            store(view(target), view(source))
-            for target, source in merge_rows(list(zip(targets, sources)))
+            *(self._store(held, source) for held, (_, source) in zip(aside, pairs)),
+            *(self._store(target, held) for held, (target, _) in zip(aside, pairs)),
         ]
 
+    def _store(self, target: Piece, source: Piece) -> Action:
+        return self.memory.store(self.memory.view(target), self.memory.view(source))
 
-def _copy_over_each_other(targets: Sequence[Piece], sources: Sequence[Piece]) -> list[Action]:
-    """Copy blocks among each other: all are read before the first is written."""
-    aside = [np.empty_like(view(source)) for source in sources]
-    return [
-        *(store(held, view(source)) for held, source in zip(aside, sources)),
-        *(store(view(target), held) for target, held in zip(targets, aside)),
-    ]
+
+def _places(step: Send | Recv | Reduce) -> list[tuple[str, int]]:
+    return [(step.buffer, b) for b in block_tuple(step.blocks)]
+
+
+def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
+    """Pair each piece with its part of a piece that holds all of them, in this order."""
+    array, at, _ = whole
+    pairs: list[tuple[Piece, Piece]] = []
+    for piece in pieces:
+        n = piece[2] - piece[1]
+        pairs.append((piece, (array, at, at + n)))
+        at += n
+    return pairs

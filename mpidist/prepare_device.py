@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from .call import Call
 from .device.array import DeviceArray
 from .device.find import find_device
-from .device.recognise import describe, is_on_device, make_like
+from .device.recognise import copy_of, describe, is_on_device, make_like
 from .prepared import Place, Prepared
 
 Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
@@ -77,3 +78,13 @@ def broadcast_target(x: Any, out: Any, place: Place, root: int) -> Prepared | No
 def scatter_target(shape: tuple[int, ...], dtype: np.dtype, place: Place) -> Any:
     """Make the result of a scatter whose root has told that its array is on a GPU."""
     return find_device(place.rank).empty(shape, dtype)
+
+
+def apart(call: Call, stream: int) -> Call:
+    """Return an alltoall in place as one that is not: each part is both sent and overwritten.
+
+    The copy of its input is queued on a stream.
+    """
+    if call.collective != "alltoall" or not call.in_place:
+        return call
+    return replace(call, x=copy_of(call.x, stream), in_place=False)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any
-
-import numpy as np
 
 from .arrays import address, owner
 from .backends.base import Backend
-from .binding import Binder, Program, Round, Side, held_bytes
+from .binding import CallBinder, Program, held_bytes
 from .call import Call
 from .kept import Kept
-from .operations import divide_half, divides_first, division, is_mean
 from .pipelining import Pipelining
-from .plan import Lengths, Written, materialise
-from .schedule.contract import COLLECTIVES
-from .schedule.registry import Algorithm, Choice, Groups
-from .schedule.rounds import segmented
-from .storage import Storage, view_at
+from .schedule.registry import Choice, Groups
+from .storage import HostMemory
 from .symmetric import Heap, Place, kernels, single_copy, staged, where
 from .symmetric.kernels import Kernel
 
 LIMIT = 128 << 20  # bytes held by the programs of one communicator
-_WRITTEN = 1024  # schedules, by algorithm, root and segments
 
 
 class _Known:
@@ -56,8 +47,8 @@ class ProgramCache:
     """
 
     def __init__(self, backend: Backend, groups: Groups, pipelining: Pipelining):
-        self.backend, self.groups, self.pipelining = backend, groups, pipelining
-        self._written: dict[Hashable, Written] = {}
+        self.backend, self.pipelining = backend, pipelining
+        self._binder = CallBinder(groups, pipelining)
         self._kept: Kept[_Known] = Kept(LIMIT)
         self._uses = 0
 
@@ -142,17 +133,6 @@ class ProgramCache:
         """Drop every program, and its persistent requests with it."""
         self._kept.clear()
 
-    def _segments(self, call: Call, algorithm: Algorithm, block_count: int) -> tuple[int, int]:
-        """Give the number of pieces that each block is cut into, and how many are under way."""
-        largest = -(-call.nbytes // max(block_count, 1))
-        if call.counts:
-            per_rank = max(1, block_count // call.size)
-            largest = -(-max(call.counts) * call.dtype.itemsize // per_rank)
-            if not call.even and call.collective == "alltoall":
-                return 1, self.pipelining.window  # no rank knows the largest part of all
-        nodes = len(self.groups)
-        return self.pipelining.of(algorithm, call.size, nodes, block_count, largest)
-
     def _key(self, call: Call, choice: Choice | None, arity: int) -> tuple:
         return (
             call.collective,
@@ -168,55 +148,5 @@ class ProgramCache:
         )
 
     def _bind(self, call: Call, choice: Choice, arity: int, persistent: bool) -> Program:
-        algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
-        count = algorithm.block_count(call.size, groups=self.groups)
-        segments, window = self._segments(call, algorithm, count)
-        written = self._write_down(call, choice, arity, segments, window)
-        if call.counts:
-            each = count // call.size
-            lengths = Lengths.per_rank(call.counts, call.out_counts, each, segments)
-        else:
-            lengths = Lengths.even(call.count, count, segments)
-        x = _by_address(call.x)
-        out = x if call.out is call.x else _by_address(call.out)
-        if call.collective == "broadcast" and call.rank == call.root and call.in_place:
-            out = None  # the root's array is read, whatever the schedule brings back to it
-        scaled: list[Round | Side] = []
-        finish: list[Callable[[], Any]] = []
-        scratch_bytes = 0
-        if divides_first(call.op, call.dtype) and x is not None:
-            brought = x
-            if call.collective == "allreduce" and out is not None:
-                x = out
-            else:
-                x = np.empty(brought.size, call.dtype)
-                scratch_bytes = x.nbytes
-            scaled = [Round((partial(divide_half, brought, call.size, x),), None, ())]
-        elif is_mean(call.op) and out is not None and out.size:
-            finish = [division(out, call.size)]
-        place = (call.rank, call.size, call.root)
-        storage = Storage(contract, place, lengths, x, out, call.dtype)
-        program = Binder(self.backend, storage, call.op, persistent).program(written, finish)
-        program.items[:0] = scaled
-        program.scratch_bytes += scratch_bytes
-        return program
-
-    def _write_down(
-        self, call: Call, choice: Choice, arity: int, segments: int, window: int
-    ) -> Written:
-        algorithm = choice.algorithm
-        key = (algorithm, arity, call.root, segments, window)
-        if key not in self._written:
-
-            def make() -> Any:
-                return algorithm.schedule(call.rank, call.size, call.root, arity, self.groups)
-
-            if len(self._written) >= _WRITTEN:
-                self._written.clear()
-            schedule = segmented(make, call.size, segments, window)
-            self._written[key] = materialise(schedule)
-        return self._written[key]
-
-
-def _by_address(data: np.ndarray | None) -> np.ndarray | None:
-    return None if data is None else view_at(address(data), data.size, data.dtype)
+        memory = HostMemory(call.dtype)
+        return self._binder.program(self.backend, memory, call, choice, arity, persistent)

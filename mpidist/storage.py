@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import setitem
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from .arrays import address
 from .errors import ScheduleError
+from .operations import Op, divide_half, is_half
 from .plan import Lengths, Strands, Written
 from .schedule.contract import Contract
 from .schedule.rounds import Copy, Recv, Reduce, block_tuple
 
 Action = Callable[[], Any]
-Piece = tuple[np.ndarray, int, int]  # elements start … stop of a flat array
+Piece = tuple[Any, int, int]  # elements start … stop of a flat array
 
 
 def store(target: np.ndarray, source: np.ndarray) -> Action:
@@ -37,6 +39,80 @@ def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
     return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
 
 
+class Memory(Protocol):
+    """The memory that a program is bound to: what differs between the host's and a GPU's.
+
+    Arrays are flat and contiguous.  An action does its work at once, or queues it on a stream: in
+    both cases actions take effect in the order in which they are called.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Of the elements.
+    """
+
+    dtype: np.dtype
+
+    def array(self, data: Any) -> Any:
+        """Return the array by which a program refers to an array of a call."""
+
+    def allocate(self, count: int) -> Any:
+        """Return scratch memory of `count` elements; it lives as long as a program refers to it."""
+
+    def view(self, piece: Piece) -> Any:
+        """Return the elements of a piece."""
+
+    def address(self, piece: Piece) -> int:
+        """Return the address of a piece that is not empty."""
+
+    def store(self, target: Any, source: Any) -> Action:
+        """Return the action that copies `source` to `target`, which has its length."""
+
+    def combine(self, op: Op, left: Any, right: Any, target: Any) -> Action:
+        """Return the action that stores left ∘ right in `target`, which may be one of them."""
+
+    def divide(self, source: Any, target: Any, divisor: int) -> Action:
+        """Return the action that stores the quotient in `target`, which may be `source`."""
+
+
+class HostMemory:
+    """Arrays of numpy; see :class:`Memory`."""
+
+    def __init__(self, dtype: np.dtype):
+        self.dtype = dtype
+
+    def array(self, data: np.ndarray) -> np.ndarray:
+        """Return a view that does not keep the owner alive: the program cache watches that."""
+        return view_at(address(data), data.size, data.dtype)
+
+    def allocate(self, count: int) -> np.ndarray:
+        """Return new memory."""
+        return np.empty(count, self.dtype)
+
+    @staticmethod
+    def view(piece: Piece) -> np.ndarray:
+        """Return a slice."""
+        return piece[0][piece[1] : piece[2]]
+
+    def address(self, piece: Piece) -> int:
+        """Return the address of the first element."""
+        return piece[0].__array_interface__["data"][0] + piece[1] * self.dtype.itemsize
+
+    store = staticmethod(store)
+
+    @staticmethod
+    def combine(op: Op, left: np.ndarray, right: np.ndarray, target: np.ndarray) -> Action:
+        """Return the call of the operation's own function."""
+        return partial(op.function if op.builtin else op.combine, left, right, out=target)
+
+    @staticmethod
+    def divide(source: np.ndarray, target: np.ndarray, divisor: int) -> Action:
+        """Return the call of numpy's division, of half precision in float32."""
+        if is_half(source.dtype):
+            return partial(divide_half, source, divisor, target)
+        return partial(np.true_divide, source, np.asarray(divisor, source.dtype), target)
+
+
 class Storage:
     """Where each block lies: in the user's input, in the user's result, or in scratch memory."""
 
@@ -45,12 +121,12 @@ class Storage:
         contract: Contract,
         place: tuple[int, int, int],
         lengths: Lengths,
-        x: np.ndarray | None,
-        out: np.ndarray | None,
-        dtype: np.dtype,
+        x: Any,
+        out: Any,
+        memory: Memory,
     ):
         rank, size, root = place
-        self.dtype, self.lengths, self.scratch_elements = dtype, lengths, 0
+        self.memory, self.lengths, self.scratch_elements = memory, lengths, 0
         count = len(lengths.outgoing)
         self.where: dict[tuple[str, int], Piece] = {}
         self.results = contract.output_blocks(rank, size, root, count)
@@ -63,9 +139,7 @@ class Storage:
             self._lay(self._homes, "out", self.results, lengths.outgoing, out)
 
     @staticmethod
-    def _lay(
-        table: dict, buffer: str, numbers: range, lengths: Sequence[int], array: np.ndarray
-    ) -> None:
+    def _lay(table: dict, buffer: str, numbers: range, lengths: Sequence[int], array: Any) -> None:
         at = 0
         for block in numbers:
             table[buffer, block] = (array, at, at + lengths[block])
@@ -78,14 +152,10 @@ class Storage:
         """
         places = sorted(place for place in _writes(written) if place not in self._homes)
         sizes = [self._length(place) for place in places]
-        scratch = self.allocate(sum(sizes))
+        scratch = self.memory.allocate(sum(sizes))
         self.scratch_elements += scratch.size
         for place, stop, length in zip(places, accumulate(sizes), sizes):
             self._homes[place] = (scratch, stop - length, stop)
-
-    def allocate(self, count: int) -> Any:
-        """Make scratch memory."""
-        return np.empty(count, self.dtype)
 
     def _length(self, place: tuple[str, int]) -> int:
         buffer, block = place
@@ -110,6 +180,7 @@ class Storage:
 
     def finish(self) -> list[Action]:
         """Bring to the result what the schedule left elsewhere, for example in the input."""
+        memory = self.memory
         actions: list[Action] = []
         pairs = []
         for block in self.results:
@@ -118,10 +189,12 @@ class Storage:
                 continue
             if now is None:
                 raise ScheduleError("the result is never written", block=block)
-            if not _same_memory(home, now):
+            if home is now or home[1] == home[2]:
+                continue
+            if memory.address(home) != memory.address(now):
                 pairs.append((home, now))
         for home, now in merge_rows(pairs):
-            actions.append(store(view(home), view(now)))
+            actions.append(memory.store(memory.view(home), memory.view(now)))
         return actions
 
 
@@ -137,18 +210,6 @@ def _writes(written: Written) -> set[tuple[str, int]]:
             elif isinstance(step, Copy):
                 places.update((step.target, b) for b in block_tuple(step.target_blocks))
     return places
-
-
-def _same_memory(a: Piece, b: Piece) -> bool:
-    if a[2] - a[1] == 0:
-        return True
-    x, y = view(a), view(b)
-    return x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
-
-
-def view(piece: Piece) -> np.ndarray:
-    """Give the elements of a piece."""
-    return piece[0][piece[1] : piece[2]]
 
 
 def merge(pieces: Sequence[Piece]) -> list[Piece]:
@@ -182,26 +243,26 @@ def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
 class Arena:
     """Scratch memory of one strand for the messages of a round; every round uses it anew."""
 
-    dtype: np.dtype
-    buffers: list[np.ndarray] = field(default_factory=list)
+    memory: Memory
+    buffers: list[Any] = field(default_factory=list)
     taken: int = 0
     elements: int = 0
     slots: dict[int, Arena] = field(default_factory=dict)
 
-    def take(self, n: int) -> np.ndarray:
-        """Give `n` elements that no other message of this round uses."""
+    def take(self, n: int) -> Piece:
+        """Return a piece of `n` elements that no other message of this round uses."""
         index, self.taken = self.taken, self.taken + 1
         if index == len(self.buffers):
-            self.buffers.append(np.empty(0, self.dtype))
+            self.buffers.append(self.memory.allocate(0))
         if self.buffers[index].size < n:
             # A little more than asked for: blocks of one array differ in length by one element.
-            self.buffers[index] = np.empty(n + 1, self.dtype)
+            self.buffers[index] = self.memory.allocate(n + 1)
             self.elements += n + 1
-        return self.buffers[index][:n]
+        return self.buffers[index], 0, n
 
     def slot(self, k: int) -> Arena:
         """Give the arena of the strands that run in slot `k` of the window."""
-        return self.slots.setdefault(k, Arena(self.dtype))
+        return self.slots.setdefault(k, Arena(self.memory))
 
     def total(self) -> int:
         """Give the elements held, those of the slots included."""

@@ -18,7 +18,7 @@ from mpidist.errors import DeadlockError, MpidistError
 from mpidist.operations import Op
 from mpidist.plan import Lengths, materialise
 from mpidist.schedule.contract import Contract
-from mpidist.storage import Storage
+from mpidist.storage import HostMemory, Storage
 
 PRODUCT = Op(np.multiply, name="prod", builtin=True)
 UNION = Op(np.bitwise_or, name="or", builtin=True)
@@ -141,7 +141,7 @@ class Trial:
             tuple(self.length(rank, "out", b) for b in range(self.count)),
         )
         place = (rank, self.size, self.root)
-        storage = Storage(c, place, lengths, x, out, np.dtype(np.int64))
+        storage = Storage(c, place, lengths, x, out, HostMemory(np.dtype(np.int64)))
         op = UNION if c.idempotent else PRODUCT
         return Binder(backend, storage, op, False).program(materialise(part))
 

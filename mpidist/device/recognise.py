@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -105,6 +106,14 @@ def on_host(x: Any) -> Any:
 def make_like(x: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
     """Make a new array of the same library, on the same device."""
     return describe(x.make(shape, dtype), 0, "out")
+
+
+def copy_of(x: DeviceArray, stream: int) -> DeviceArray:
+    """Return a new array of the same library, to which the elements are copied on a stream."""
+    made = replace(make_like(x, x.shape, x.dtype), stream=stream)
+    if x.nbytes:
+        x.device.copy(made.pointer, x.pointer, x.nbytes, stream)
+    return made
 
 
 def _check_pointer(array: DeviceArray, rank: int, argument: str) -> None:

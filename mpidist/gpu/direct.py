@@ -9,8 +9,8 @@ from typing import Any
 from ..call import Call
 from ..device.array import DeviceArray
 from ..device.base import Device
-from ..device.recognise import make_like
 from ..kept import Kept
+from ..prepare_device import apart
 
 _LIMIT = 16 << 20  # bytes held by bound calls
 
@@ -45,19 +45,16 @@ class Direct:
 
     def serve(self, call: Call, meet: Callable[[Callable[[], Any]], Any]) -> None:
         """Serve a call; ``meet(act)`` has the ranks meet, and then does something."""
-        for data in (call.x, call.out):
-            if data is not None:
-                self.device.synchronize(data.stream)
-        landing = None
+        arrays = [data for data in (call.x, call.out) if data is not None]
+        for data in arrays:
+            self.device.synchronize(data.stream)
         if call.collective == "broadcast" and call.x is not None and not call.in_place:
             self._copy(call.out, call.x)  # MPI broadcasts in place
-        if call.collective == "alltoall" and call.in_place:
-            landing = make_like(
-                call.out, call.out.shape, call.dtype
-            )  # every part is sent and received
-        meet(self._call(call if landing is None else replace(call, out=landing, in_place=False)))
-        if landing is not None:
-            self._copy(call.out, landing)
+        stream = arrays[0].stream
+        separate = apart(call, stream)
+        if separate is not call:
+            self.device.synchronize(stream)
+        meet(self._call(separate))
 
     def _copy(self, target: Any, source: DeviceArray) -> None:
         self.device.copy(target.pointer, source.pointer, source.nbytes, target.stream)

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..call import Call
 from ..device.array import DeviceArray
-from ..device.recognise import make_like
 from ..errors import UnsupportedDtype
 from ..operations import loses_nan
+from ..prepare_device import apart
 from ..work import Work
 from .in_flight import InFlight
 from .nccl import NcclBackend
@@ -70,10 +70,10 @@ class NcclPath:
         arrays = _arrays(call)
         stream = arrays[0].stream
         self._follow(arrays, stream)
-        made = (queue or self._queue)(call, stream)
+        made = (queue or self._queue)(apart(call, stream), stream)
         self._lead(stream, {a.stream for a in arrays})
         event = self._watch(call, stream, timeout)
-        if made or queue is not None:
+        if made:
             self._scratch.hold(event, [made, *arrays])
 
     def begin(self, call: Call, give: Callable[[], Any], timeout: float | None) -> Work:
@@ -86,7 +86,7 @@ class NcclPath:
             self._beside = self.device.new_stream()
         beside = self._beside
         self._follow(arrays, beside)
-        made = self._queue(call, beside)
+        made = self._queue(apart(call, beside), beside)
         event = self._watch(call, beside, timeout)
         self._scratch.hold(event, [made, *arrays])
 
@@ -159,10 +159,6 @@ class NcclPath:
 
     def _messages(self, call: Call, x: Any, out: Any, stream: int) -> list[Any]:
         """Exchange parts: everyone's own is copied, the others are one group of messages."""
-        if call.in_place and call.collective == "alltoall":  # every part is sent and received
-            aside = replace(make_like(x, x.shape, call.dtype), stream=stream)
-            self.device.copy(aside.pointer, x.pointer, x.nbytes, stream)
-            x = aside
         sends, gets = _parts(call, x, out)
         mine, there = sends.pop(call.rank, None), gets.pop(call.rank, None)
         if mine is not None and there is not None and mine.pointer != there.pointer:

@@ -158,7 +158,9 @@ class GpuService:
     def _rounds(self) -> NcclRounds:
         """What runs written schedules over NCCL's messages; made by all ranks."""
         if self._rounds_made is None:
-            self._rounds_made = NcclRounds(self._nccl.backend, self._service.groups)
+            self._rounds_made = NcclRounds(
+                self._nccl.backend, self._service.groups, self._service.engine
+            )
         return self._rounds_made
 
     def _by_rounds(self, call: Call, algorithm: str) -> bool:

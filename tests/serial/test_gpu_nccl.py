@@ -15,6 +15,7 @@ from gpu_cases import OnDevice
 from gpu_training import compare_replicas, train, train_alone
 
 import mpidist
+from mpidist.call import Call
 from mpidist.device.find import find_device
 from mpidist.device.recognise import describe
 from mpidist.errors import (
@@ -26,12 +27,14 @@ from mpidist.errors import (
     UnsupportedDtype,
 )
 from mpidist.gpu import nccl_calls as calls
+from mpidist.gpu import nccl_rounds
 from mpidist.gpu.nccl import NcclBackend, load
 from mpidist.gpu.nccl_types import DTYPES, OPS
 from mpidist.gpu.rendezvous import why_stuck
+from mpidist.operations import OPS as OPERATIONS
 from mpidist.plan import materialise
-from mpidist.schedule.registry import algorithm, algorithms, unregister
-from mpidist.schedule.rounds import Reduce, Send
+from mpidist.schedule.registry import algorithm, algorithms, find, unregister
+from mpidist.schedule.rounds import Copy, Reduce, Send
 
 NUMPY = {code: np.dtype(ml_dtypes.bfloat16 if n == "bfloat16" else n) for n, code in DTYPES.items()}
 NAMES = {code: name for name, code in OPS.items()}
@@ -436,6 +439,43 @@ def test_a_schedule_that_nccl_would_wait_in(by_nccl):
         by_nccl(2, check)
     finally:
         unregister("allreduce", "late")
+
+
+def test_a_round_is_a_group(by_nccl):
+    """Rounds that only copy are none, and a schedule is written down once, whatever the array."""
+    played = []
+
+    def counted(rank, size):
+        played.append(rank)
+        yield Copy((0, 1), (0, 1), "out", "tmp")
+        for block in (0, 1):
+            yield Send(1 - rank, blocks=block), Reduce(1 - rank, blocks=block)
+
+    def check(comm, library):
+        for n in (5, 8):
+            x = find_device().array(np.arange(n) + comm.rank)
+            before = library.groups
+            got = comm.allreduce(x, algorithm="counted")
+            assert (got.get() == 2 * np.arange(n) + 1).all()
+            assert library.groups - before == 2
+        return played.count(comm.rank)
+
+    algorithm("allreduce", "counted", blocks=2)(counted)
+    try:
+        for rank_played in by_nccl(2, check):
+            # by each rank for itself, and by both to see that it does not wait for itself
+            assert rank_played <= 4
+    finally:
+        unregister("allreduce", "counted")
+
+
+def test_what_is_known_of_schedules_is_limited():
+    rounds = nccl_rounds.NcclRounds(None, ((0, 1),), None)
+    x = np.ones(1)
+    call = Call("allreduce", 0, 2, 0, x.dtype, x, x, OPERATIONS["sum"])
+    for arity in range(2, 302):
+        rounds.check(call, find("allreduce", "tree"), arity)
+    assert nccl_rounds._why_stuck.cache_info().currsize < 300
 
 
 def test_no_shipped_schedule_waits_for_itself():
