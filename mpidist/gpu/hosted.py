@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from .. import prepare
 from ..call import Call
-from ..prepared import Place, Prepared
+from ..prepared import Prepared
 from .chunks import Chunk, elements
 
 _SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same length
@@ -30,22 +29,17 @@ def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def hosted(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:
-    """Prepare the call of a chunk whose input and result lie in `x` and `out`."""
-    place, op, root = Place(call.rank, call.size), call.op, call.root
-    target: Any = out if call.out is not None else None
-    name = call.collective
-    if name in ("allreduce", "reduce"):
-        assert op is not None
-        return prepare.reducing(name, x, op, target, place, root)
-    if name == "broadcast":
-        return prepare.broadcast(x if call.x is not None else out, None, place, root)
-    if name == "reduce_scatter":
-        assert op is not None
-        return prepare.reduce_scatter(x, op, out, chunk.counts, place)
-    if name in ("allgather", "gather"):
-        return prepare.gathering(name, x, target, chunk.counts, place, root)
-    if name == "scatter":
-        return prepare.scatter(x, out, chunk.counts, place, root, None)
-    assert name == "alltoall"
-    sends = None if call.even else chunk.counts
-    return prepare.alltoall(x, out, sends, None if call.even else chunk.out_counts, place)
+    """Return the call of a chunk; its arguments were checked as those of the whole call."""
+    source = None if call.x is None else x
+    target = None if call.out is None else out
+    in_place = call.collective in _SHARED and source is not None and target is not None
+    part = replace(
+        call,
+        x=source,
+        out=source if in_place else target,
+        counts=chunk.counts,
+        out_counts=chunk.out_counts,
+        in_place=in_place,
+        even=call.even if call.collective == "alltoall" else len(set(chunk.counts)) <= 1,
+    )
+    return Prepared(part, None)

@@ -13,11 +13,15 @@ from ..device.array import DeviceArray
 from ..errors import UnsupportedDtype
 from ..operations import loses_nan
 from ..prepare_device import apart
+from ..service import Service
 from ..work import Work
+from .arena import Arena
+from .executor import LIBRARIES, GpuExecutor, GpuProgram
 from .in_flight import InFlight
-from .nccl import NcclBackend
+from .nccl import NcclBackend, Ranks
 from .nccl_types import type_of
 from .nccl_watch import Watch
+from .push import why_not as why_not_symmetric
 
 NATIVE = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
 """Collectives of NCCL's own; the others are messages that are under way together."""
@@ -170,6 +174,79 @@ class NcclPath:
                 for peer, part in gets.items():
                     self.backend.recv(part, peer, stream)
         return [x]
+
+
+class Nccl(GpuExecutor):
+    """NCCL's communicator, made when it is first needed.
+
+    Parameters
+    ----------
+    service : Service
+        That is told if NCCL was aborted.
+    everyone : callable
+        ``everyone(value)`` gives the values of all ranks; collective.
+    taken : dict
+        The path of each collective of arrays in private memory.
+    arena : Arena
+        The symmetric memory.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        service: Service,
+        everyone: Callable[[Any], list[Any]],
+        taken: dict[str, str],
+        arena: Arena,
+    ):
+        self._service, self._everyone, self._taken, self._arena = service, everyone, taken, arena
+        self._path: NcclPath | None = None
+
+    @property
+    def path(self) -> NcclPath:
+        """What queues calls; made by all ranks, before the first call that it serves."""
+        if self._path is None:
+            backend = self._service.backend
+            ranks = Ranks(backend.rank, backend.size, self._everyone)
+            self._path = NcclPath(NcclBackend(ranks), self._broke)
+        return self._path
+
+    def _broke(self, reason: str) -> None:
+        self._service.broken = f"{reason}; create a new communicator"
+
+    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
+        """Return whether NCCL was agreed on; what lies in symmetric memory is left to its path."""
+        if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
+            return False
+        if not background or algorithm != "auto":
+            return True
+        return why_not_symmetric(call, self._arena) is not None
+
+    def why_not(self, call: Call) -> str | None:
+        """Return what NCCL cannot do."""
+        return why_not(call)
+
+    def make_ready(self) -> None:
+        """Start NCCL: the calls that this takes must not come within another."""
+        assert self.path is not None
+
+    def agreed(self, call: Call, algorithm: str) -> str:
+        """Name the path."""
+        return "by NCCL"
+
+    def bind(self, call: Call, algorithm: str) -> GpuProgram:
+        """Return what queues the call, on the stream of its arrays or on one beside."""
+        path, timeout = self.path, self._service.timeout
+        return GpuProgram(
+            lambda: path.serve(call, timeout),
+            lambda result: path.begin(call, lambda: result, timeout),
+        )
+
+    def close(self) -> None:
+        """End NCCL, if it was started; collective."""
+        if self._path is not None:
+            self._path.close()
 
 
 def _arrays(call: Call) -> list[DeviceArray]:

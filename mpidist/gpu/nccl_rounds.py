@@ -14,15 +14,18 @@ from ..backends.base import Message
 from ..binding import CallBinder
 from ..call import Call
 from ..device.array import DeviceArray
+from ..device.base import Device
 from ..device.recognise import make_like
-from ..engine import Engine
 from ..errors import Unsupported
 from ..operations import Op
 from ..pipelining import Pipelining
 from ..plan import materialise
-from ..schedule.registry import Algorithm, Choice, Groups
+from ..schedule.registry import RESERVED, Algorithm, Choice, Groups
+from ..service import Service
 from ..storage import Action, Piece
+from .executor import GpuExecutor, GpuProgram
 from .nccl import NcclBackend
+from .nccl_path import Nccl
 from .rendezvous import why_stuck
 
 
@@ -142,39 +145,73 @@ class WholeBlocks(Pipelining):
         return 1, 1
 
 
-class NcclRounds:
-    """Runs schedules on one communicator of NCCL.
+class NcclRounds(GpuExecutor):
+    """Schedules that are asked for by name.
 
     Parameters
     ----------
-    backend : NcclBackend
-        Over the ranks.
-    groups : tuple of tuple of int
-        Which of them share a node.
-    engine : Engine
-        What runs the programs.
+    service : Service
+        Whose engine runs the programs.
+    nccl : Nccl
+        What the messages go by.
+    taken : dict
+        The path of each collective of arrays in private memory.
+    device : Device
+        What combines.
     """
 
-    def __init__(self, backend: NcclBackend, groups: Groups, engine: Engine):
-        self._backend, self._groups, self._engine = backend, groups, engine
-        self._binder = CallBinder(groups, WholeBlocks())
+    name = "nccl"
 
-    def check(self, call: Call, choice: Choice, arity: int) -> None:
-        """Raise Unsupported, the same on every rank, if the schedule would wait for itself."""
-        stuck = _why_stuck(choice.algorithm, call.size, call.root, arity, self._groups)
+    def __init__(self, service: Service, nccl: Nccl, taken: dict[str, str], device: Device):
+        self._service, self._nccl, self._taken, self._device = service, nccl, taken, device
+        self._binder = CallBinder(service.groups, WholeBlocks())
+
+    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
+        """Return whether a schedule was asked for, blocking; in the background it is staged."""
+        named = algorithm not in RESERVED
+        return named and self._taken[call.collective] == self.name and not background
+
+    def why_not(self, call: Call) -> str | None:
+        """Return what the device cannot do."""
+        if call.op is None or (call.op.builtin and self._device.combines(call.dtype)):
+            return None
+        return f"the device has no {call.op.name!r} of {call.dtype}"
+
+    def agreed(self, call: Call, algorithm: str) -> str:
+        """Name the schedule."""
+        return f"by NCCL's messages, {self._choice(call, algorithm)[0].name}"
+
+    def bind(self, call: Call, algorithm: str) -> GpuProgram:
+        """Return what queues the rounds.
+
+        Raises
+        ------
+        Unsupported
+            The same on every rank, if the schedule would wait for itself.
+        """
+        choice, arity = self._choice(call, algorithm)
+        stuck = _why_stuck(choice.algorithm, call.size, call.root, arity, self._service.groups)
         if stuck is not None:
             raise Unsupported(
                 f"rank {call.rank}: {call.collective} {choice.name!r}: NCCL keeps no messages: "
                 f"{stuck}; MPIDIST_GPU=staged runs it through the host"
             )
+        path, timeout = self._nccl.path, self._service.timeout
 
-    def queue(self, call: Call, choice: Choice, arity: int, stream: int) -> list[Any]:
-        """Queue a call that was checked; return what must outlive it."""
-        backend = StreamBackend(self._backend, stream)
-        memory = StreamMemory(call.out if call.x is None else call.x, stream)
-        program = self._binder.program(backend, memory, call, choice, arity)
-        self._engine.run(program, None)
-        return [program]
+        def queue(call: Call, stream: int) -> list[Any]:
+            backend = StreamBackend(path.backend, stream)
+            memory = StreamMemory(call.out if call.x is None else call.x, stream)
+            program = self._binder.program(backend, memory, call, choice, arity)
+            self._service.engine.run(program, None)
+            return [program]  # it holds the memory that must outlive what is queued
+
+        return GpuProgram(lambda: path.serve(call, timeout, queue))
+
+    def _choice(self, call: Call, algorithm: str) -> tuple[Choice, int]:
+        """Return the schedule, and the arity of its trees."""
+        way = self._service.chooser.way(call, algorithm, None)
+        assert way.choice is not None
+        return way.choice, self._service.arity(way)
 
 
 @lru_cache(maxsize=256)

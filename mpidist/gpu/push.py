@@ -15,6 +15,7 @@ from ..device.array import DeviceArray
 from ..operations import is_mean
 from ..schedule.rounds import blocks
 from .arena import Arena, Spot
+from .executor import GpuExecutor, GpuProgram
 
 NEEDS = {"allreduce": "out", "broadcast": "out", "allgather": "out", "reduce_scatter": "x"}
 """Which array of a call must be symmetric, on every rank."""
@@ -41,14 +42,34 @@ def spot_of(call: Call, arena: Arena) -> Spot | None:
     return arena.find(call.out if NEEDS[call.collective] == "out" else call.x)
 
 
-class Push:
+class Push(GpuExecutor):
     """The kernels of one communicator."""
+
+    name = "ipc"
 
     def __init__(self, arena: Arena):
         self._arena, self._device = arena, arena.device
         self._count = 0
         self._last: int | None = None
         self._mark = self._device.event()
+
+    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
+        """Return whether there is a form of it; in the background the ranks would have to meet."""
+        return algorithm == "auto" and call.collective in NEEDS and not background
+
+    def why_not(self, call: Call) -> str | None:
+        """Return why not: mostly, that the array is private memory."""
+        return why_not(call, self._arena)
+
+    def agreed(self, call: Call, algorithm: str) -> str:
+        """Return where the array lies."""
+        spot = spot_of(call, self._arena)
+        assert spot is not None
+        return f"in symmetric memory of GPUs {spot.key}"
+
+    def bind(self, call: Call, algorithm: str) -> GpuProgram:
+        """Return what queues the call."""
+        return GpuProgram(lambda: self.serve(call))
 
     def serve(self, call: Call) -> None:
         """Queue a call that can be served, when all ranks have come to it."""

@@ -13,22 +13,19 @@ from ..device.base import Device
 from ..device.find import find_device
 from ..device.recognise import describe
 from ..errors import ConfigError, MpidistError, Unsupported
-from ..explaining import NOT_WRITTEN_BY_HAND
 from ..prepared import Prepared
 from ..service import Service
 from ..work import Work
-from .arena import Arena, Spot
+from .arena import Arena
 from .choice import warn_of_sharing
 from .direct import Direct
+from .executor import GpuExecutor
 from .here import this_rank
-from .landing import Landing
-from .nccl import NcclBackend, Ranks
-from .nccl_path import NcclPath
-from .nccl_path import why_not as why_not_nccl
+from .nccl_path import Nccl
 from .nccl_rounds import NcclRounds
 from .nccl_types import has_sum
 from .paths import Path, Rank, table, taken
-from .push import NEEDS, Push, spot_of, why_not
+from .push import NEEDS, Push
 from .staged import Staged
 
 
@@ -59,13 +56,16 @@ class GpuService:
         self._no_ipc = next((p.why for p in self.paths if p.name == "ipc" and not p.taken), None)
         rank, size = service.backend.rank, service.backend.size
         self._arena = Arena(self.device, rank, size, everyone)
-        self._push = Push(self._arena)
         self._taken = taken(self.paths)
-        self._staged = Staged(self.device, ranks[0].chunk_bytes)
-        self._direct = None if native is None else Direct(self.device, native.bind)
-        self._everyone = everyone
-        self._nccl_path: NcclPath | None = None
-        self._rounds_made: NcclRounds | None = None
+        self._nccl = Nccl(service, everyone, self._taken, self._arena)
+        direct = [] if native is None else [Direct(self.device, native, self._taken)]
+        self._executors: list[GpuExecutor] = [
+            Push(self._arena),
+            self._nccl,
+            NcclRounds(service, self._nccl, self._taken, self.device),
+            *direct,
+            Staged(service, self.device, self.chunk_bytes),
+        ]
 
     def _told(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[Rank]:
         """Give what all ranks say of themselves; what is wrong on one is an error on all."""
@@ -84,31 +84,12 @@ class GpuService:
         """Serve a call, and give the user's result; what is queued on its stream sees it."""
         service, call = self._service, prepared.call
         service.check_usable()
-        spot = self._symmetric(call, algorithm)
-        if self._by_nccl(call, algorithm, spot):
-            what = f"{call.fingerprint} by NCCL"
-            service.meet(what, lambda: self._nccl.serve(call, service.timeout))
-        elif self._by_rounds(call, algorithm):
-            way = service.chooser.way(call, algorithm, None)
-            choice, arity = way.choice, service.arity(way)
-            assert choice is not None
-            rounds = self._rounds
-            rounds.check(call, choice, arity)
-
-            def queue(call: Call, stream: int) -> list[Any]:
-                return rounds.queue(call, choice, arity, stream)
-
-            what = f"{call.fingerprint} by NCCL's messages, {choice.name}"
-            service.meet(what, lambda: self._nccl.serve(call, service.timeout, queue))
-        elif spot is not None:
-            what = f"{call.fingerprint} in symmetric memory of GPUs {spot.key}"
-            service.meet(what, lambda: self._push.serve(call))
-        elif self._by_library(call, algorithm):
-            assert self._direct is not None
-            what = f"{call.fingerprint} on a GPU"
-            self._direct.serve(call, lambda act: service.meet(what, act))
+        executor = self._executor(call, algorithm, background=False)
+        program = executor.bind(call, algorithm)
+        if executor.meets:
+            service.meet(f"{call.fingerprint} {executor.agreed(call, algorithm)}", program.run)
         else:
-            self._staged.serve(call, lambda part: service.serve(part, algorithm))
+            program.run()
         return given(prepared)
 
     def begin(self, prepared: Prepared, algorithm: str) -> Work:
@@ -117,74 +98,37 @@ class GpuService:
         MPI libraries that take addresses on a GPU do not do so in their non-blocking collectives,
         and to queue something in symmetric memory the ranks would have to meet first.
         """
-        begin = self._service.under_way.begin
         self._service.check_usable()
         call = prepared.call
-        if self.uses_nccl and self._by_nccl(call, algorithm, self._symmetric(call, algorithm)):
-            return self._nccl.begin(call, lambda: given(prepared), self._service.timeout)
-        return self._staged.begin(
-            prepared.call,
-            lambda part, end: begin(Landing.of(part, end, given(prepared)), algorithm),
-        )
+        program = self._executor(call, algorithm, background=True).bind(call, algorithm)
+        assert program.start is not None
+        return program.start(given(prepared))
 
-    def _symmetric(self, call: Call, algorithm: str) -> Spot | None:
-        """Give the spot of a call that symmetric memory serves."""
-        if self._no_ipc is not None or algorithm != "auto" or call.collective not in NEEDS:
-            return None
-        reason = why_not(call, self._arena)
-        if reason is None:
-            return spot_of(call, self._arena)
-        if self._forced == "ipc":
-            raise Unsupported(f"rank {call.rank}: MPIDIST_GPU=ipc: {call.collective}: {reason}")
-        return None
+    def _executor(self, call: Call, algorithm: str, background: bool) -> GpuExecutor:
+        """Return the first executor that serves a call, and make it ready; collective.
 
-    # -- NCCL -----------------------------------------------------------------------------------
+        Raises
+        ------
+        Unsupported
+            If the path is what the user asks for, and cannot serve the call.
+        """
+        for executor in self._executors:
+            if not executor.takes(call, algorithm, background):
+                continue
+            reason = executor.why_not(call)
+            if reason is None:
+                executor.make_ready()
+                return executor
+            if algorithm == "native":
+                raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
+            if self._forced == executor.name == "ipc":
+                raise Unsupported(f"rank {call.rank}: MPIDIST_GPU=ipc: {call.collective}: {reason}")
+        raise AssertionError("the last executor serves every call")
 
     @property
     def uses_nccl(self) -> bool:
         """Whether NCCL serves what it can."""
         return "nccl" in self._taken.values()
-
-    @property
-    def _nccl(self) -> NcclPath:
-        """NCCL's communicator; made by all ranks, in the first call that it serves."""
-        if self._nccl_path is None:
-            backend = self._service.backend
-            ranks = Ranks(backend.rank, backend.size, self._everyone)
-            self._nccl_path = NcclPath(NcclBackend(ranks), self._broke)
-        return self._nccl_path
-
-    @property
-    def _rounds(self) -> NcclRounds:
-        """What runs written schedules over NCCL's messages; made by all ranks."""
-        if self._rounds_made is None:
-            self._rounds_made = NcclRounds(
-                self._nccl.backend, self._service.groups, self._service.engine
-            )
-        return self._rounds_made
-
-    def _by_rounds(self, call: Call, algorithm: str) -> bool:
-        """Tell whether a schedule that was asked for by name runs over NCCL's messages."""
-        if self._taken[call.collective] != "nccl" or algorithm in ("auto", *NOT_WRITTEN_BY_HAND):
-            return False
-        op = call.op
-        return op is None or (op.builtin and self.device.combines(call.dtype))
-
-    def _broke(self, reason: str) -> None:
-        self._service.broken = f"{reason}; create a new communicator"
-
-    def _by_nccl(self, call: Call, algorithm: str, spot: Spot | None) -> bool:
-        """Tell whether NCCL serves a call; what lies in symmetric memory only where it must."""
-        if self._taken[call.collective] != "nccl" or algorithm not in ("auto", "native"):
-            return False
-        if spot is not None and self._forced != "nccl":
-            return False
-        reason = why_not_nccl(call)
-        if reason is not None and algorithm == "native":
-            raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
-        if reason is None and self._nccl_path is None:
-            assert self._nccl is not None  # here, for its own calls must not come within another
-        return reason is None
 
     # -- symmetric memory -----------------------------------------------------------------------
 
@@ -223,18 +167,8 @@ class GpuService:
 
     def close(self) -> None:
         """Give everything back; collective."""
-        if self._nccl_path is not None:
-            self._nccl_path.close()
+        self._nccl.close()
         self._arena.close()
-
-    def _by_library(self, call: Call, algorithm: str) -> bool:
-        """Tell whether the MPI library gets the addresses."""
-        if self._taken[call.collective] != "mpi" or algorithm not in ("auto", "native"):
-            return False
-        reason = self._service.backend.native.why_not(call)
-        if reason is not None and algorithm == "native":
-            raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
-        return reason is None
 
 
 def given(prepared: Prepared) -> Any:

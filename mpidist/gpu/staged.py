@@ -8,7 +8,7 @@ result, so that work queued there later sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,15 +17,16 @@ import numpy as np
 from ..call import Call
 from ..device.array import DeviceArray
 from ..device.base import Device
-from ..prepared import Prepared
+from ..service import Service
+from ..work import Work
 from .chunks import Chunk, Extent, chunks
+from .executor import GpuExecutor, GpuProgram
 from .hosted import bytes_needed, hosted, views
 from .in_flight import InFlight
+from .landing import Landing
 
 CHUNK_BYTES = 4 << 20  # of a chunk's array
 SLOTS = 3
-
-ServeHost = Callable[[Prepared], Any]
 
 
 class Slot:
@@ -54,34 +55,41 @@ class Slot:
             self.emptied.synchronize()
 
 
-class Staged:
-    """The staged way of one communicator.
+class Staged(GpuExecutor):
+    """The staged way of one communicator: each chunk is an operation of the host.
 
     Parameters
     ----------
+    service : Service
+        That serves host arrays.
     device : Device
         Where the arrays are.
     chunk_bytes : int
         Of an array that goes in one piece.
     """
 
-    def __init__(self, device: Device, chunk_bytes: int = CHUNK_BYTES):
-        self.device, self.chunk_bytes = device, chunk_bytes
+    name, meets = "staged", False
+
+    def __init__(self, service: Service, device: Device, chunk_bytes: int = CHUNK_BYTES):
+        self._service, self.device, self.chunk_bytes = service, device, chunk_bytes
         self._slots = [Slot(device) for _ in range(SLOTS)]
         self._inward, self._outward = device.new_stream(), device.new_stream()
         self._ready = device.event()
         self._under_way = InFlight()
 
-    def serve(self, call: Call, serve_host: ServeHost) -> None:
-        """Serve a call; the result is there for whatever its streams do next.
+    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
+        """Return True: it always works."""
+        return True
 
-        Parameters
-        ----------
-        call : Call
-            Of arrays on the device.
-        serve_host : callable
-            Serves a prepared call of host arrays.
-        """
+    def bind(self, call: Call, algorithm: str) -> GpuProgram:
+        """Return what serves the chunks; the host agrees on each of them."""
+        return GpuProgram(
+            lambda: self.serve(call, algorithm),
+            lambda result: self.begin(call, algorithm, result),
+        )
+
+    def serve(self, call: Call, algorithm: str) -> None:
+        """Serve a call; the result is there for whatever its streams do next."""
         streams = self._enter(call)
         parts = list(chunks(call, self.chunk_bytes))
         self._bring(call, parts[0], self._slots[0])
@@ -91,13 +99,13 @@ class Staged:
                 self._bring(call, parts[number + 1], self._slots[(number + 1) % SLOTS])
             slot.filled.synchronize()
             x, out = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
-            serve_host(hosted(call, chunk, x, out))
+            self._service.serve(hosted(call, chunk, x, out), algorithm)
             self._copy_back(call, chunk, out)
             slot.emptied.record(self._outward)
         self._leave(streams)
 
-    def begin(self, call: Call, begin_host: Callable[[Prepared, Callable[[], None]], Any]) -> Any:
-        """Begin a call in the background; ``begin_host(prepared, end)`` begins it on the host.
+    def begin(self, call: Call, algorithm: str, result: Any) -> Work:
+        """Begin a call in the background, whose Work gives `result`.
 
         It goes in one piece: were chunks begun as they come, the ranks would begin them in orders
         of their own, between the calls that their users make.
@@ -116,7 +124,8 @@ class Staged:
             self._under_way.hold(gone, memory)  # the copy reads it after this has returned
             self._leave(streams)
 
-        return begin_host(hosted(call, chunk, x, out), end)
+        part = Landing.of(hosted(call, chunk, x, out), end, result)
+        return self._service.under_way.begin(part, algorithm)
 
     def _bytes_of(self, call: Call) -> int:
         arrays = [data for data in (call.x, call.out) if data is not None]

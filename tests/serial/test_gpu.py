@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpidist
+from mpidist import prepare
 from mpidist.arrays import as_input
 from mpidist.call import Call
 from mpidist.device import find
@@ -364,3 +365,20 @@ def test_detection_of_intel_mpi():
     # Started without it, for with it the library ends a process that finds no GPU.
     answer, why = ask(sys.executable, pretended='{"I_MPI_OFFLOAD": "1"}', **environ)[1:]
     assert answer == "no" and "MPIX_GPU_query_support" in why
+
+
+def test_chunks_are_not_checked_again(device, monkeypatch):
+    """The arguments are checked once, with the call; its chunks are made of that."""
+    monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "16")
+    seen, check = [], prepare.as_input
+    monkeypatch.setattr(prepare, "as_input", lambda *a, **k: (seen.append(a), check(*a, **k))[1])
+
+    def on_rank(comm):
+        x = find_device().array(np.arange(40.0))
+        assert (comm.allreduce(x).get() == 2 * np.arange(40)).all()
+        got = comm.iallgather(x[:7]).wait()
+        assert got.get().tolist() == [*range(7)] * 2
+
+    mpidist.run_simulated(2, on_rank)
+    given = [x for x, *_ in seen if getattr(x, "dtype", None) == np.float64]
+    assert len(given) == 2 * 2  # by each rank, for each call

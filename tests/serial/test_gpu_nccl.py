@@ -15,7 +15,6 @@ from gpu_cases import OnDevice
 from gpu_training import compare_replicas, train, train_alone
 
 import mpidist
-from mpidist.call import Call
 from mpidist.device.find import find_device
 from mpidist.device.recognise import describe
 from mpidist.errors import (
@@ -31,7 +30,6 @@ from mpidist.gpu import nccl_rounds
 from mpidist.gpu.nccl import NcclBackend, load
 from mpidist.gpu.nccl_types import DTYPES, OPS
 from mpidist.gpu.rendezvous import why_stuck
-from mpidist.operations import OPS as OPERATIONS
 from mpidist.plan import materialise
 from mpidist.schedule.registry import algorithm, algorithms, find, unregister
 from mpidist.schedule.rounds import Copy, Reduce, Send
@@ -470,11 +468,8 @@ def test_a_round_is_a_group(by_nccl):
 
 
 def test_what_is_known_of_schedules_is_limited():
-    rounds = nccl_rounds.NcclRounds(None, ((0, 1),), None)
-    x = np.ones(1)
-    call = Call("allreduce", 0, 2, 0, x.dtype, x, x, OPERATIONS["sum"])
     for arity in range(2, 302):
-        rounds.check(call, find("allreduce", "tree"), arity)
+        assert nccl_rounds._why_stuck(find("allreduce", "tree").algorithm, 2, 0, arity, ()) is None
     assert nccl_rounds._why_stuck.cache_info().currsize < 300
 
 
@@ -515,14 +510,14 @@ def test_a_call_that_does_not_end_is_aborted(by_nccl, monkeypatch, trouble):
         x = device.array(np.ones(3))
         comm.allreduce(x)
         gpu = comm._gpu
-        assert not gpu._nccl.watch.look()  # it has ended
+        assert not gpu._nccl.path.watch.look()  # it has ended
         comm.allreduce(x)
         monkeypatch.setattr("mpidist.device.emulated_stream.EmulatedEvent.done", lambda self: False)
         words = "NCCL has not finished .*allreduce.* by its deadline; aborted"
         if trouble == "error":
             library.made[0].trouble = NcclError("remote process exited")
             words = "NCCL reports: remote process exited; aborted"
-        while gpu._nccl.watch.look():
+        while gpu._nccl.path.watch.look():
             pass
         assert library.made[0].ended == "aborted"
         with pytest.raises(CommunicatorBroken, match=f"{words}; create a new communicator"):

@@ -44,10 +44,12 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr(Stream, "put", put)
         serve, start = Staged.serve, Staged.begin
         monkeypatch.setattr(
-            Staged, "serve", lambda s, c, f: (staged.append(c.collective), serve(s, c, f))[1]
+            Staged, "serve", lambda s, c, a: (staged.append(c.collective), serve(s, c, a))[1]
         )
         monkeypatch.setattr(
-            Staged, "begin", lambda s, c, f: (staged.append("i" + c.collective), start(s, c, f))[1]
+            Staged,
+            "begin",
+            lambda s, c, *a: (staged.append("i" + c.collective), start(s, c, *a))[1],
         )
         return staged
 
