@@ -82,10 +82,11 @@ class StreamMemory:
     def _fold(
         self, op: str, sources: tuple[DeviceArray, ...], target: DeviceArray, divisor: int
     ) -> None:
-        pointers, count = [source.pointer for source in sources], target.size
-        self._device.combine(
-            op, self.dtype, pointers, [target.pointer], count, divisor, self._stream
-        )
+        if target.size:
+            pointers = [source.pointer for source in sources]
+            self._device.combine(
+                op, self.dtype, pointers, [target.pointer], target.size, divisor, self._stream
+            )
 
 
 class Group:
