@@ -56,7 +56,11 @@ def scattering(self: Communicator, x: Any, out: Any, counts: Any, root: int) -> 
         if self.rank == root:
             data = as_input(x, self.rank, device=True)
             mine = (data.shape, data.dtype, kind_of_memory(x))
-        told = self.broadcast_object(mine, root)
+        what = f"scatter root={root} without out"
+        if self._debug:  # else the ranks would wait for each other before they agree
+            self._agreed(what, tuple)
+        service = self._service
+        told = service.set_up(what, lambda: service.everyone(mine)[root], "exchange of the shape")
     return prepare.scatter(x, out, counts, self._place, root, told)
 
 
@@ -73,7 +77,9 @@ def exchanging(self: Communicator, x: Any, out: Any, counts: Any) -> Prepared:
         )
     sends = prepare.check_counts(counts, self._place)
     exchange = prepare.alltoall(np.array(sends), None, None, None, self._place)
-    receives = self._service.serve(exchange, "auto")
+    if self._debug:
+        self._agreed("alltoall with one row of counts", tuple)
+    receives = self._service.serve(exchange, "auto", "alltoall, exchange of counts: ")
     return prepare.alltoall(x, out, sends, receives.tolist(), self._place)
 
 

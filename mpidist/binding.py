@@ -12,9 +12,10 @@ import numpy as np
 from .backends.base import Backend, Message, Transfer, UnboundTransfer
 from .call import Call
 from .errors import ScheduleError
+from .greeting import Greeted, Greeting, answers_of
 from .operations import Op, divides_first, is_mean
 from .pipelining import Pipelining
-from .plan import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise
+from .plan import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise, tags_of
 from .schedule.contract import COLLECTIVES
 from .schedule.registry import Algorithm, Choice, Groups
 from .schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple, segmented
@@ -42,17 +43,26 @@ class Side:
 
 @dataclass(slots=True)
 class Program:
-    """A schedule bound to memory, ready to be run any number of times, one run at a time."""
+    """A schedule bound to memory, ready to be run any number of times, one run at a time.
+
+    Attributes
+    ----------
+    tags : list of int
+        The number of the slot whose tags the next run has; 0 is that of blocking calls.
+    greeting : Greeting or None
+        Where there are messages with ranks of other nodes: it is to be told what each run serves.
+    """
 
     items: list[Round | Side]
     finish: tuple[Action, ...]
     scratch_bytes: int
     messages: int
-    tag_base: list[int]
+    tags: list[int]
     busy: bool = False
     before: tuple[Action, ...] = ()  # done before this rank is announced: others may read it then
     requests: int = 0  # messages sent and received
     held: int = 0  # what `held_bytes` found
+    greeting: Greeting | None = None
 
 
 # What a program's own objects hold, by the growth of a process that kept 1,000 of them (Open MPI
@@ -98,6 +108,16 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
         else:
             for strand in item.strands:
                 _add_actions(strand, actions)
+
+
+class _Gone:
+    """The last round of a program with greetings: they have left their memory."""
+
+    __slots__ = ("start", "test")
+
+    def __init__(self, greeting: Greeting):
+        self.start: Action = tuple
+        self.test = greeting.test
 
 
 class Bindable(Protocol):
@@ -219,38 +239,61 @@ class Binder:
         self.memory = storage.memory
         self.persistent = persistent and hasattr(backend, "bind")
         self.messages = self._requests = 0
-        self._base = [0]
+        self._slot, (self._space, _) = [0], tags_of(backend.tag_limit)
+        roll_call = getattr(backend, "roll_call", None)
+        self._greeting: Greeting | None = None
+        if roll_call is not None and roll_call.absent:
+            absent, answers = frozenset(roll_call.absent), answers_of(backend)  # type: ignore[arg-type]
+            self._greeting = Greeting(backend.rank, absent, answers, self._slot, self._space)
 
     def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
         """Bind a whole schedule; `finish` is done after the result is complete."""
         self.storage.prepare(written)
         arena = Arena(self.memory)
-        items = self._strand(written, arena, 0)
+        items, greeting = self._strand(written, arena, 0, set()), self._greeting
+        if greeting is not None and greeting.bind(self._bind):
+            items = [Round((greeting.start,), None, ()), *items, Round((), _Gone(greeting), ())]
         finishing = (*self.storage.finish(), *finish)
         elements = arena.total() + self.storage.scratch_elements
         scratch = elements * self.memory.dtype.itemsize
         return Program(
-            items, finishing, scratch, self.messages, self._base, requests=self._requests
+            items,
+            finishing,
+            scratch,
+            self.messages,
+            self._slot,
+            requests=self._requests,
+            greeting=greeting,
         )
 
-    def _strand(self, written: Written, arena: Arena, tag: int) -> list[Round | Side]:
+    def _strand(
+        self, written: Written, arena: Arena, tag: int, heard: set[int]
+    ) -> list[Round | Side]:
+        """Bind one strand; `heard` are the peers whose greetings have been compared before."""
         items: list[Round | Side] = []
         for item in written:
             if isinstance(item, Strands):
+                known = [set(heard) for _ in item.strands]
                 strands = [
-                    self._strand(s, arena.slot(k % item.window), tag * TAGS_PER_LEVEL + k + 1)
+                    self._strand(
+                        s, arena.slot(k % item.window), tag * TAGS_PER_LEVEL + k + 1, known[k]
+                    )
                     for k, s in enumerate(item.strands)
                 ]
+                heard.update(*known)
                 items.append(Side(strands, item.window))
             else:
-                items.append(self._round(item, arena, tag))
+                items.append(self._round(item, arena, tag, heard))
         return items
 
-    def _round(self, steps: tuple[Step, ...], arena: Arena, tag: int) -> Round:
+    def _round(self, steps: tuple[Step, ...], arena: Arena, tag: int, heard: set[int]) -> Round:
         """Bind one round: first what is sent, for that is the old value, then what comes in."""
         arena.taken = 0
-        if tag >= self.backend.tag_limit:
-            raise ScheduleError("parallel is nested too deep for the tags of this backend")
+        if tag >= self._space:
+            raise ScheduleError(
+                f"parallel is nested too deep: a strand needs tag {tag}, an operation on this "
+                f"backend has {self._space}"
+            )
         before: list[Action] = []
         after: list[Action] = []
         sends = [self._send(s, arena, tag, before) for s in steps if isinstance(s, Send)]
@@ -268,11 +311,24 @@ class Binder:
         self._requests += len(messages)
         transfer: Transfer | None = None
         if messages:
-            if self.persistent:
-                transfer = self.backend.bind(messages)  # type: ignore[union-attr]
-            else:
-                transfer = UnboundTransfer(self.backend, messages, self._base)  # type: ignore
+            transfer = self._transfer(messages, heard)
         return Round(tuple(before), transfer, tuple(after))
+
+    def _transfer(self, messages: Sequence[Message], heard: set[int]) -> Transfer:
+        """Bind the messages of a round; those of peers that are not `heard` wait for that."""
+        greeting = self._greeting
+        if greeting is None:
+            return self._bind(messages)
+        for message in messages:
+            greeting.count(message)
+        unheard = ({m.peer for m in messages if m.incoming} & greeting.absent) - heard
+        heard |= unheard
+        return Greeted(greeting, messages, self._bind) if unheard else self._bind(messages)
+
+    def _bind(self, messages: Sequence[Message]) -> Transfer:
+        if self.persistent:
+            return self.backend.bind(messages)  # type: ignore[union-attr]
+        return UnboundTransfer(self.backend, messages, self._slot, self._space)  # type: ignore
 
     def _check(self, steps: tuple[Step, ...]) -> None:
         sent = {(s.buffer, b) for s in steps if isinstance(s, Send) for b in block_tuple(s.blocks)}

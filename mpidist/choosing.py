@@ -32,7 +32,7 @@ class Chooser:
     shared : SharedMemory
         What the ranks of the node share.
     calibrate : callable
-        Measures the cost model's constants; collective.
+        Measures the cost model's constants, which a call needs; collective.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Chooser:
         config: CollectiveConfig,
         groups: Groups,
         shared: SharedMemory,
-        calibrate: Callable[[], Any],
+        calibrate: Callable[[str], Any],
     ):
         self.backend, self.config, self.groups, self.shared = backend, config, groups, shared
         self.advice: Advice | None = None
@@ -86,7 +86,7 @@ class Chooser:
             ways = Ways(call, self.means(call, place, background))
             way = choose(ways, algorithm, self.config, self.advice)
             if way.missing and not background:
-                self._calibrate()  # upon which what was chosen without is forgotten
+                self._calibrate(call.fingerprint)  # upon which what was chosen without is forgotten
                 way = choose(ways, algorithm, self.config, self.advice)
             if len(self._ways) > 4096:
                 self._ways.clear()
@@ -100,6 +100,8 @@ class Chooser:
             words.append(way.name)
         if way.name == SYMMETRIC:
             words.append(f"in symmetric memory {self.shared.where(call, place)}".rstrip())
+        if way.choice is not None:
+            words.append(f"by {way.name}")
         if background:
             words.append("in the background")
         return " ".join(words)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from . import background, collectives, memory, objects, sending
+from . import background, collectives, memory, sending
 from .advice import Advice
 from .backends.base import Backend
 from .calibration import from_environment
 from .config import CollectiveConfig
 from .debug import check_alike
-from .errors import CommunicatorBroken, InvalidArgument, MpidistError
+from .errors import CommunicationError, InvalidArgument, MpidistError
 from .explaining import explain
 from .gpu.messages import GpuMessages
 from .gpu.service import GpuService
@@ -98,10 +98,8 @@ class Communicator:
         self.rank, self.size = backend.rank, backend.size
         if backend.native is not None and self.topology.num_nodes == 1:
             patience = getattr(backend, "patience", SPINS)
-            # Not by "auto": that could lead through the memory which these are to make.
-            tell = partial(objects.broadcast_object, self, root=0, algorithm="binomial")
-            everyone = partial(objects.allgather_object, self, algorithm="ring")
-            self._service.shared.heap = Heap(self.rank, self.size, tell, everyone, patience)
+            everyone = self._service.everyone
+            self._service.shared.heap = Heap(self.rank, self.size, everyone, patience)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"
@@ -231,9 +229,12 @@ class Communicator:
     @property
     def _gpu(self) -> GpuService:
         """What serves arrays on a GPU; made by all ranks, in the first call that has one."""
+        return self._gpu_for("a call with an array on a GPU")
+
+    def _gpu_for(self, what: str) -> GpuService:
         if self._gpu_service is None:
-            everyone = partial(objects.allgather_object, self)
-            self._gpu_service = GpuService(self._service, everyone)
+            service = self._service
+            self._gpu_service = service.set_up(what, lambda: GpuService(service, service.everyone))
         return self._gpu_service
 
     @cached_property
@@ -269,7 +270,7 @@ class Communicator:
     ) -> Any:
         prepared = self._prepared(collective, make, algorithm)
         if prepared.call.on_device:
-            return self._gpu.serve(prepared, algorithm)
+            return self._gpu_for(prepared.call.fingerprint).serve(prepared, algorithm)
         if self._short.serve(prepared, algorithm):
             result = prepared.give()
         else:
@@ -282,7 +283,7 @@ class Communicator:
     def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
         prepared = self._prepared(collective, make, algorithm, background=True)
         if prepared.call.on_device:
-            return self._gpu.begin(prepared, algorithm)
+            return self._gpu_for(prepared.call.fingerprint).begin(prepared, algorithm)
         return self._service.under_way.begin(prepared, algorithm)
 
     def _prepared(
@@ -298,14 +299,14 @@ class Communicator:
         self._service.check_usable()
         try:
             prepared = make()
-        except CommunicatorBroken:
+        except CommunicationError:  # of what the ranks have to tell each other first
             raise
         except MpidistError as error:
-            check_alike(self._messages, collective, error)
+            check_alike(self._service, collective, error)
             raise
         call, choose = prepared.call, self._service.chooser.intention
         when = " in the background" * background + " on a GPU" * call.on_device
-        check_alike(self._messages, f"{call.fingerprint} algorithm={algorithm}{when}")
+        check_alike(self._service, f"{call.fingerprint} algorithm={algorithm}{when}")
         # Arrays may be symmetric on some ranks only.
         if self._service.shared.heap is not None and not call.on_device:
             self._agreed("", lambda: (choose(call, algorithm, background),))
@@ -317,9 +318,9 @@ class Communicator:
         try:
             found = check()
         except MpidistError as error:
-            check_alike(self._messages, what, error)
+            check_alike(self._service, what, error)
             raise
-        check_alike(self._messages, f"{what} {', '.join(map(str, found))}".strip())
+        check_alike(self._service, f"{what} {', '.join(map(str, found))}".strip())
         return found
 
     def _root(self, root: Any) -> int:

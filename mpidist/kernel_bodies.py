@@ -43,11 +43,8 @@ def body(service: Service, what: str, how: str, kernel: Kernel) -> Serve:
     return make(service, what, how, kernel)
 
 
-def arrival(service: Service, what: str, always: bool = False) -> Serve:
-    """Make what announces this rank and waits until all have come.
-
-    Without a deadline it does not wait, unless it is to do so `always`.
-    """
+def arrival(service: Service, what: str) -> Serve:
+    """Make what announces this rank and waits until all have come."""
     backend, board = service.backend, service.backend.board
     announce, mark = board.announce, service.reports.fingerprint(what)
     late = _late(service, what)
@@ -56,24 +53,16 @@ def arrival(service: Service, what: str, always: bool = False) -> Serve:
         announce(sequence, mark)
         late(sequence)
 
-    meet: Serve = one_by_one
-    if len(board.ranks) == backend.size:  # else others, on other nodes, tell by messages
-        meet = _compiled_meeting(service, what) if vector_width() else _meeting(service, what)
-
-    def arrive(sequence: int) -> None:
-        if service.timeout is None:
-            announce(sequence, mark)
-        else:
-            meet(sequence)
-
-    return meet if always else arrive
+    if len(board.ranks) < backend.size:  # those on other nodes tell by messages
+        return one_by_one
+    return _compiled_meeting(service, what) if vector_width() else _meeting(service, what)
 
 
 def _late(service: Service, what: str) -> Serve:
     """Give what goes on waiting until all have come, and reports."""
 
     def late(sequence: int) -> None:
-        service.arrive(sequence, what, service.deadline(UNSET), always=True)
+        service.arrive(sequence, what, service.deadline(UNSET))
 
     return late
 
@@ -161,7 +150,7 @@ def _waiting(service: Service, what: str, how: str, barrier: Barrier) -> Serve:
 
 def _step_by_step(service: Service, what: str, how: str, kernel: Kernel) -> Serve:
     """Make what does a kernel without any compiled code."""
-    arrive, (first, phases) = arrival(service, what, always=True), _phases(kernel)
+    arrive, (first, phases) = arrival(service, what), _phases(kernel)
     before = kernel.before
     later = [
         (barrier.lines, _waiting(service, what, how, barrier), actions)

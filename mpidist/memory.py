@@ -61,14 +61,12 @@ def empty(
         raise Unsupported(f"rank {self.rank}: {reason}")
     heap = self._service.shared.heap
     assert heap is not None
-    if not self._debug:  # which has them agree before they meet
-        self._service.meet("empty", lambda: None)
     what = "empty" if device is None else f"empty on {device}"
     dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
     if device is not None:
         self.use_gpu()
         return self._gpu.empty(dims, known)
-    return heap.empty(dims, known)
+    return self._service.set_up("empty", lambda: heap.empty(dims, known))
 
 
 def use_gpu(self: Communicator) -> int:
@@ -89,7 +87,7 @@ def use_gpu(self: Communicator) -> int:
     Unsupported
         On every rank, if one has no GPU, or cannot use it.
     """
-    return choose_gpu(self.rank, self.allgather_object)
+    return self._service.set_up("use_gpu", lambda: choose_gpu(self.rank, self._service.everyone))
 
 
 def free(self: Communicator, x: Any = None) -> None:
@@ -131,7 +129,7 @@ def free(self: Communicator, x: Any = None) -> None:
         self._quick.clear()
         self._service.cache.clear()
         self._service.meet("free", self._backend.close)
-        self._service.broken = "the communicator was freed"
+        self._service.broken, self._service.freed = "the communicator was freed", True
 
 
 def why_no_symmetric_memory(self: Communicator) -> str | None:

@@ -49,8 +49,8 @@ class Form(NamedTuple):
 class Messages:
     """Sends and receives of one communicator.
 
-    Tags 0 … `USER_TAGS` - 1 are the user's; arrays, objects and agreements have a range each,
-    above those of the collectives, and so has what follows a short message.
+    Tags 0 … `USER_TAGS` - 1 are the user's; arrays and objects have a range each, above those of
+    the collectives, and so has what follows a short message.
     """
 
     def __init__(self, service: Service):
@@ -58,7 +58,7 @@ class Messages:
         self.place = Place(self.backend.rank, self.backend.size)
         limit = min(self.backend.tag_limit, 2**30)
         self._width = min(USER_TAGS, limit // 8)
-        self._base = {"array": limit // 2, "object": limit * 5 // 8, "agree": limit * 3 // 4}
+        self._base = {"array": limit // 2, "object": limit * 5 // 8}
         self._following, self._followed = limit * 7 // 8, 0
         self._forms: dict[tuple[np.dtype, tuple[int, ...]], Form] = {}
         self._arrivals = Arrivals(service.engine)
@@ -288,17 +288,6 @@ class Messages:
         peer, room = self.peer(peer), ObjectRoom()
         self._receive(room, None, peer, tag, self._tag(kind, tag), timeout)
         return pickle.loads(room.data)
-
-    def agree(self, mine: Any) -> list[Any]:
-        """Give everyone's object to everyone, over rank 0, where collectives cannot be trusted."""
-        size, rank = self.backend.size, self.backend.rank
-        if rank:
-            self.send_object(mine, 0, 0, "agree")
-            return self.recv_object(0, 0, kind="agree")
-        everyone = [mine, *(self.recv_object(r, 0, kind="agree") for r in range(1, size))]
-        for r in range(1, size):
-            self.send_object(everyone, r, 0, "agree")
-        return everyone
 
 
 class Room(Protocol):

@@ -9,14 +9,28 @@ from .errors import ScheduleError
 from .schedule.rounds import Parallel, Schedule, Step, blocks, steps_of
 
 TAGS_PER_LEVEL = 256  # strands of one ``parallel``: segments, or the two halves of a double tree
-TAG_SPACE = 1 << 16  # tags of one operation: its strands
-SLOTS = 64  # operations in the background that have tags of their own
+TAG_SPACE = 1 << 16  # most tags of one operation: two levels of strands
+GREETING_TAG = TAGS_PER_LEVEL  # no strand's: theirs are no multiples of it
+SLOTS = 64  # most operations in the background that have tags of their own
+_FEWEST_SLOTS = 8
 Written = list["tuple[Step, ...] | Strands"]
 
 
-def slot_of(base: list[int]) -> int:
-    """Give the slot of the operation whose tags begin at ``base[0]``; blocking calls have 0."""
-    return base[0] // TAG_SPACE
+def tags_of(limit: int) -> tuple[int, int]:
+    """Return the tags of one operation, and the number of slots for those in the background.
+
+    Slot 0 is that of blocking calls.  The collectives have the lower half of a backend's tags.
+
+    Examples
+    --------
+    >>> tags_of(2**31 - 1)
+    (65536, 64)
+    >>> tags_of(32767)  # what MPI promises
+    (1820, 8)
+    """
+    half = limit // 2
+    slots = min(SLOTS, max(_FEWEST_SLOTS, half // TAG_SPACE - 1))
+    return min(TAG_SPACE, half // (slots + 1)), slots
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ Held = Callable[[], tuple[object, ...]]
 
 
 def native_run(service: Service, what: str, call: Callable[[], Any], held: Held) -> Run:
-    """Make a call of the library's own collective, once all have come if there is a deadline.
+    """Make a call of the library's own collective, once all have come.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def native_run(service: Service, what: str, call: Callable[[], Any], held: Held)
 def program_run(service: Service, what: str, how: str, program: Program, held: Held) -> Run:
     """Make a run of an algorithm over messages."""
     announce, reports = service.backend.board.announce, service.reports
-    fingerprint = reports.fingerprint(what)
+    fingerprint = reports.fingerprint(what, meets=False)
 
     def run() -> None:
         if service.broken is not None:
@@ -59,9 +59,9 @@ def program_run(service: Service, what: str, how: str, program: Program, held: H
         service.sequence = sequence = service.sequence + 1
         try:
             announce(sequence, fingerprint)
-            reports.check_first(sequence, what)
+            reports.check_first(sequence, what, fingerprint)
             service.run(program, what, sequence, how)
-            reports.check_same(sequence, what)
+            reports.check_same(sequence, what, fingerprint)
         except BaseException as error:
             raise service.broke(error, what, sequence, *held()) from error.__cause__
 

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable
 
 from .backends.base import Backend
-from .backends.board import fence
+from .backends.board import HISTORY, fence
 from .errors import CollectiveMismatch, CollectiveTimeout, RankFailed
+from .greeting import answers_of
 from .shared import SharedMemory
 
 _PRINTS = 4096  # kept in words; with the places of arrays, a long job has any number of them
@@ -28,15 +29,21 @@ class Reports:
 
     def __init__(self, backend: Backend, shared: SharedMemory, current: Callable[[], int]):
         self._backend, self._shared, self._current = backend, shared, current
-        self._prints: dict[str, int] = {}
+        self._roll_call = getattr(backend, "roll_call", None)
+        self._prints: dict[tuple[str, bool], int] = {}
 
-    def fingerprint(self, what: str) -> int:
-        """Give the number that stands for an operation on the arrival board."""
-        number = self._prints.get(what)
+    def fingerprint(self, what: str, meets: bool = True) -> int:
+        """Give the number that stands for an operation on the arrival board.
+
+        It is odd if the operation `meets`: nothing is done before all ranks have come.
+        """
+        number = self._prints.get((what, meets))
         if number is None:
             if len(self._prints) >= _PRINTS:
                 self._prints.clear()
-            number = self._prints[what] = zlib.crc32(what.encode())
+                self._backend.board.texts.clear()
+            number = self._prints[what, meets] = zlib.crc32(what.encode()) * 2 + meets
+            self._backend.board.texts[number] = what
         return number
 
     def alarm(self) -> None:
@@ -52,45 +59,91 @@ class Reports:
                 f"rank {rank}: collective #{sequence} waits in vain: rank "
                 f"{', '.join(map(str, gone))} came to it and has left in the middle of it"
             )
-        if sequence:
-            what = self._doing(sequence)
-            if what is not None:
-                self.check_same(sequence, what)
+        what = board.texts.get(board.fingerprint(sequence))
+        if sequence and what is not None:
+            self.check_same(sequence, what, board.fingerprint(sequence))
+            self._check_elsewhere(sequence, what)
 
-    def _doing(self, sequence: int) -> str | None:
-        """Give what this rank announced as operation number `sequence`, the last one."""
-        announced = self._backend.board.fingerprint(sequence)
-        return next((what for what, number in self._prints.items() if number == announced), None)
+    def _check_elsewhere(self, sequence: int, what: str) -> None:
+        """Raise if a rank of another node is known to mean another operation; ask one of them."""
+        roll_call = self._roll_call
+        if roll_call is None:
+            return
+        answers_of(self._backend).look()
+        roll_call.ask(sequence)
+        for rank, told in roll_call.notices(sequence).items():
+            raise CollectiveMismatch(
+                f"rank {self._backend.rank}: {what} (collective #{sequence}) cannot end: "
+                f"rank {rank} reports: {told}"
+            )
+        other = roll_call.different(sequence, self._backend.board.fingerprint(sequence))
+        if other:
+            raise self.mismatch(sequence, what, other)
 
-    def check_first(self, sequence: int, what: str) -> None:
+    def mismatch(self, sequence: int, what: str, other: dict[int, str]) -> CollectiveMismatch:
+        """Make the report of ranks that mean another operation, with what they mean."""
+        told = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
+        told = told or "another on a rank of another node"
+        return CollectiveMismatch(
+            f"rank {self._backend.rank}: collective #{sequence} is {what} here and {told}; "
+            "MPIDIST_DEBUG=1 shows who called what where"
+        )
+
+    def notify(self, sequence: int, error: BaseException) -> None:
+        """Tell ranks of other nodes that an operation will not end, for the ranks differ."""
+        if self._roll_call is not None and isinstance(error, CollectiveMismatch):
+            self._roll_call.notify(sequence, str(error))
+
+    def check_first(self, sequence: int, what: str, fingerprint: int) -> None:
         """Raise as :meth:`check_same` does, after the announcement and before the first message.
 
         Of two ranks that differ one sees the other, and sends nothing: Open MPI (5.0.11) writes
         past the end of the receiver's array if a message from the same node is longer.
         """
         fence()
-        self.check_same(sequence, what)
+        self.check_same(sequence, what, fingerprint)
 
-    def check_same(self, sequence: int, what: str, harmless: bool = False) -> None:
-        """Raise CollectiveMismatch if another rank is seen to mean another operation."""
-        other = self._backend.board.different(sequence, self.fingerprint(what))
+    def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Raise CollectiveMismatch if a rank of this node is seen to mean another operation."""
+        other = self._backend.board.different(sequence, fingerprint)
         if other:
-            error = CollectiveMismatch(
-                f"rank {self._backend.rank}: collective #{sequence} is {what} here and another "
-                "on rank "
-                f"{', '.join(map(str, other))}; MPIDIST_DEBUG=1 shows who called what where"
-            )
-            error.harmless = harmless
-            raise error
+            raise self.mismatch(sequence, what, dict.fromkeys(other, "another"))
+
+    def check_arrived(self, sequence: int, what: str, everyone: Callable[[str], list[str]]) -> None:
+        """Raise CollectiveMismatch if the ranks, which all have come, mean different operations.
+
+        If nothing is done before all have come, whichever they mean, then all see it, and nothing
+        has happened: the ranks can tell each other which, and go on.
+        """
+        board = self._backend.board
+        fingerprint = board.fingerprint(sequence)
+        other = board.different(sequence, fingerprint)
+        alike = getattr(self._backend, "alike", True)
+        if self._roll_call is not None:
+            answers_of(self._backend).look()
+        if alike and not other:
+            return
+        if not all(board.fingerprint(sequence, rank) % 2 for rank in other):
+            self.check_same(sequence, what, fingerprint)
+        told = dict(enumerate(everyone(what)))
+        error = self.mismatch(sequence, what, {r: t for r, t in told.items() if t != what})
+        error.harmless = True
+        raise error
 
     def timed_out(
-        self, what: str, sequence: int | None, how: str, seconds: float | None
+        self, what: str, sequence: int | None, how: str, seconds: float | None, ask: bool = True
     ) -> CollectiveTimeout:
-        """Make the report of a deadline that passed, `seconds` after its wait began."""
+        """Make the report of a deadline that passed, `seconds` after its wait began.
+
+        Without `ask`, by what the board says only: no call of MPI is made.
+        """
         board, rank = self._backend.board, self._backend.rank
-        known = self._prints.get(what)  # the watchdog does not know what it watches
-        other = board.different(sequence, known) if sequence is not None and known else ()
-        missing = self._backend.missing(sequence) if sequence is not None else ()
+        missing: tuple[int, ...] = ()
+        other: tuple[int, ...] = ()
+        if sequence is not None:
+            missing = self._backend.missing(sequence) if ask else board.missing(sequence)
+            if board.reached(rank) - sequence < HISTORY:
+                other = board.different(sequence, board.fingerprint(sequence))
         if missing:
             told = "; ".join(board.describe(r) for r in missing)
         elif other:

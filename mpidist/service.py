@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from . import rendezvous
 from .backends.base import Backend
 from .binding import Program
 from .calibration import calibrate_shortly
@@ -15,8 +17,10 @@ from .config import CollectiveConfig
 from .engine import Engine
 from .errors import (
     CollectiveTimeout,
+    CommunicationError,
     CommunicatorBroken,
     InvalidArgument,
+    MpidistError,
 )
 from .measure import Calibration
 from .pipelining import Pipelining
@@ -42,6 +46,8 @@ class Service:
         Number of collectives begun on this communicator.
     broken : str or None
         Why the communicator can no longer be used.
+    freed : bool
+        Whether that is because it was freed.
     """
 
     def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Pipelining):
@@ -57,24 +63,24 @@ class Service:
         alarm = self.reports.alarm if backend.native is not None else None
         self.engine = Engine(backend, alarm)
 
-        self.chooser = Chooser(backend, config, self.groups, self.shared, lambda: self.calibrate())
+        self.chooser = Chooser(
+            backend, config, self.groups, self.shared, lambda what: self.calibrate(what)
+        )
         self.broken: str | None = None
+        self.freed = False
+        self._setting_up = ("set-up", 0)  # what a set-up exchange is for, and its number
         self._guarded = False
         self.met = 0  # number of the last operation to which all ranks are known to have come
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.under_way = UnderWay(self)
 
-    def calibrate(self) -> Calibration:
-        """Measure the cost model's constants now; collective.  Choices by them are made anew."""
+    def calibrate(self, what: str = "calibrate") -> Calibration:
+        """Measure the cost model's constants now; collective.  Choices by them are made anew.
+
+        `what` is the call that needs them.
+        """
         backend, groups = self.backend, self.topology.groups
-        try:
-            found = self.meet(
-                "calibrate", lambda: calibrate_shortly(backend, groups, self.deadline(UNSET))
-            )
-        except BaseException as error:
-            if self.broken is not None:
-                raise
-            raise self.broke(error, "calibrate", self.sequence) from error.__cause__
+        found = self.set_up(what, lambda: calibrate_shortly(backend, groups, self.deadline(UNSET)))
         self.learn(found)
         return found
 
@@ -86,29 +92,31 @@ class Service:
 
     # -- running --------------------------------------------------------------------------------
 
-    def serve(self, prepared: Prepared, algorithm: str) -> Any:
-        """Serve a call, blocking, and give the user's result."""
+    def serve(self, prepared: Prepared, algorithm: str, purpose: str = "") -> Any:
+        """Serve a call, blocking, and give the user's result; `purpose` is the user's own call."""
         call = prepared.call
         place = self.shared.place(call)
         way = self.chooser.way(call, algorithm, place)
         self.check_usable()
-        while not self.shared.is_ready(way.name):
+        while not self.shared.has(way.name):
+            self.set_up(call.fingerprint, partial(self.shared.make, way.name))
             self.chooser.forget()
             way = self.chooser.way(call, algorithm, place)
-        what = self.chooser.describe(call, way, place)
+        what = purpose + self.chooser.describe(call, way, place)
         if way.name in (SYMMETRIC, STAGED, SINGLE_COPY):
             self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
             return prepared.give()
-        sequence, program = self.announce(what), None
+        meets, program = way.choice is None, None
+        sequence, fingerprint = self.announce(what, meets), self.reports.fingerprint(what, meets)
         try:
             if way.choice is None:
                 self.arrive(sequence, what, self.deadline(UNSET))
                 self._native(call)
             else:
-                self.reports.check_first(sequence, what)
+                self.reports.check_first(sequence, what, fingerprint)
                 program = self.cache.program(call, way.choice, self.arity(way), False)
                 self.run(program, what, sequence, way.name)
-                self.reports.check_same(sequence, what)
+                self.reports.check_same(sequence, what, fingerprint)
         except BaseException as error:
             raise self.broke(error, what, sequence, program, prepared) from error.__cause__
         return prepared.give()
@@ -121,7 +129,7 @@ class Service:
             for action in kernel.before:
                 action()
             self.backend.board.announce(sequence, self.reports.fingerprint(what))
-            self.arrive(sequence, what, self.deadline(UNSET), always=True)
+            self.arrive(sequence, what, self.deadline(UNSET))
             self.run(kernel, what, sequence, how)
         except BaseException as error:
             raise self.broke(error, what, sequence) from error.__cause__
@@ -138,7 +146,9 @@ class Service:
 
     def run(self, program: Program, what: str, sequence: int, how: str) -> None:
         """Run a program for operation number `sequence`, blocking."""
-        program.tag_base[0] = 0
+        program.tags[0] = 0
+        if program.greeting is not None:
+            program.greeting.name(sequence, what, self.backend.board.fingerprint(sequence))
         if not self.engine.run(program, self.deadline(UNSET)):
             raise self.timed_out(what, sequence, how)
 
@@ -164,10 +174,10 @@ class Service:
             )
         return None if seconds is None else time.monotonic() + seconds
 
-    def announce(self, what: str) -> int:
+    def announce(self, what: str, meets: bool = True) -> int:
         """Tell the others that this rank has come to its next operation; give the number."""
         self.sequence = sequence = self.sequence + 1
-        self.backend.board.announce(sequence, self.reports.fingerprint(what))
+        self.backend.board.announce(sequence, self.reports.fingerprint(what, meets))
         return sequence
 
     def _guard(self) -> None:
@@ -177,20 +187,19 @@ class Service:
             self._guarded = True
 
     def arrive(
-        self, sequence: int, what: str, deadline: float | None, always: bool = False
+        self, sequence: int, what: str, deadline: float | None, how: str = "waiting for all to come"
     ) -> None:
         """Wait until every rank has come: a native call cannot be interrupted later.
 
-        Without a deadline a native call needs no such wait; `always` says that this one does.
+        Without a deadline too: a native call brings nothing forward that was begun in the
+        background, and for which a rank may wait before it comes.
         """
-        waits = always or deadline is not None
-        if waits and not self.engine.patiently(
+        if not self.engine.patiently(
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
-        ):
-            raise self.timed_out(what, sequence, "waiting for all to come")
-        self.reports.check_same(sequence, what, harmless=waits)
-        if waits:
-            self.met = sequence
+        ) or not self.under_way.start_natives(deadline):
+            raise self.timed_out(what, sequence, how)
+        self.reports.check_arrived(sequence, what, self.everyone)
+        self.met = sequence
 
     def meet(self, what: str, act: Callable[[], Any]) -> Any:
         """Do something collective that cannot be interrupted, such as a split, once all have come.
@@ -210,6 +219,53 @@ class Service:
         except BaseException as error:
             raise self.broke(error, what, sequence) from error.__cause__
         return result
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def set_up(
+        self, what: str, act: Callable[[], Any], how: str = "set-up", same: str | None = None
+    ) -> Any:
+        """Do something collective that a call needs, by :meth:`everyone`, once all have come.
+
+        Parameters
+        ----------
+        what : str
+            The user's call, for reports.
+        act : callable
+            Raises on every rank alike, but for what goes wrong between them.
+        how : str
+            What it is, for reports.
+        same : str, optional
+            What is compared between the ranks instead of `what`.
+        """
+        self.check_usable()
+        if self.backend.native is None:
+            return act()
+        sequence, before = self.announce(same or what), self._setting_up
+        self._setting_up = (what, sequence)
+        try:
+            self.arrive(sequence, what, self.deadline(UNSET), how)
+            return act()
+        except BaseException as error:
+            alike = isinstance(error, MpidistError) and not isinstance(error, CommunicationError)
+            if alike or isinstance(error, MemoryError):
+                raise
+            raise self.broke(error, what, sequence) from error.__cause__
+        finally:
+            self._setting_up = before
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Give the values of all ranks to every rank, in rank order; collective.
+
+        Past the deadline the report names the call that needs it, never this exchange.
+        """
+        deadline, (what, sequence) = self.deadline(UNSET), self._setting_up
+
+        def wait(test: Callable[[], bool]) -> None:
+            if not self.engine.wait(test, deadline):
+                raise self.timed_out(what, sequence or None, "set-up")
+
+        return rendezvous.everyone(self.backend, value, wait)
 
     def timed_out(
         self, what: str, sequence: int | None, how: str, timeout: Any = UNSET
@@ -237,6 +293,7 @@ class Service:
         self.engine.abandon()
         keep(memory)
         error = self.backend.translate(error)
+        self.reports.notify(sequence, error)
         self.broken = (
             f"the communicator is broken since {what} (collective #{sequence}) ended with "
             f"{type(error).__name__}: {error}; create a new one"

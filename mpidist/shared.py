@@ -89,20 +89,25 @@ class SharedMemory:
             return self._cache.single_copy(call, self._reach)
         return self._cache.staged(call, self.heap, sequence % 2, keep)
 
-    def is_ready(self, name: str) -> bool:
-        """Make what a way needs at its first use, which is collective; False if it cannot be."""
-        if name == STAGED and self.heap is not None and self._no_staging is None:
-            try:
+    def has(self, name: str) -> bool:
+        """Tell whether there is what a way needs."""
+        if name == STAGED:
+            return self.heap is not None and self.heap.has_staging
+        return name != SINGLE_COPY or self._reach is not None
+
+    def make(self, name: str) -> None:
+        """Make what a way needs, collective; where it cannot be, that is a reason against it."""
+        assert self.heap is not None
+        try:
+            if name == STAGED:
                 self.heap.make_staging()
-            except MemoryError as error:
-                self._no_staging = str(error)
-        if name == SINGLE_COPY and self.heap is not None and self._reach is None:
-            try:
+            else:
                 self._reach = single_copy.Reach(self.heap)
-            except (MemoryError, Unsupported) as error:
+        except (MemoryError, Unsupported) as error:
+            if name == STAGED:
+                self._no_staging = str(error)
+            else:
                 self._no_reach = str(error)
-        missing = {STAGED: self._no_staging, SINGLE_COPY: self._no_reach}
-        return missing.get(name) is None
 
     def slot_is_free(self, slot: int) -> bool:
         """Tell whether every rank has done with what was last in a staging slot."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .binding import Program
+from .binding import Program, Round
 from .call import Call
 from .engine import Run
-from .plan import SLOTS, TAG_SPACE, slot_of
+from .plan import tags_of
 from .prepare import Prepared
 from .selection import Way
 from .symmetric import SYMMETRIC, Place
@@ -18,9 +20,11 @@ from .symmetric.kernels import Kernel
 from .work import UNSET, Work
 
 if TYPE_CHECKING:
+    from .backends.mpi import Arrival
     from .service import Service
 
 log = logging.getLogger("mpidist")
+_TELLING_SECONDS = 1.0
 
 
 class UnderWay:
@@ -36,6 +40,7 @@ class UnderWay:
         self._service = service
         self.works: set[Work] = set()
         self._begun = 0
+        self._natives: deque[_Native] = deque()  # that are not started yet
         self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
 
     def begin(self, prepared: Prepared, algorithm: str) -> Work:
@@ -52,11 +57,14 @@ class UnderWay:
                 self._take_tags(program, what, way.name)
             for action in program.before if isinstance(program, Kernel) else ():
                 action()
-            service.announce(what)
-            service.reports.check_first(sequence, what)
+            service.announce(what, meets=False)
+            fingerprint = service.reports.fingerprint(what, meets=False)
+            service.reports.check_first(sequence, what, fingerprint)
             self.sweep()
+            if program is not None and program.greeting is not None:
+                program.greeting.name(sequence, what, fingerprint)
             if program is None:
-                look = service.backend.native.start(call)
+                look = self._start_native(call, sequence, what)
             else:
                 look = self._start(program, sequence)
         except BaseException as error:
@@ -101,7 +109,8 @@ class UnderWay:
             kernel = service.shared.kernel(call, SYMMETRIC, place, 0, background=True)
             assert kernel.arrival is not None
             kernel.arrival.sequence = sequence
-            kernel.arrival.check = partial(service.reports.check_same, sequence, what)
+            fingerprint = service.reports.fingerprint(what, meets=False)
+            kernel.arrival.check = partial(service.reports.check_same, sequence, what, fingerprint)
             return kernel
         if way.choice is None:
             return None
@@ -114,18 +123,50 @@ class UnderWay:
         """
         service = self._service
         self._begun += 1
-        slot = self._begun % max(1, min(SLOTS, service.backend.tag_limit // 2 // TAG_SPACE - 1))
+        slot = 1 + self._begun % tags_of(service.backend.tag_limit)[1]
         before, number = self._in_slot.get(slot, (None, 0))
         if before is not None and not service.engine.wait(before.test, service.deadline(UNSET)):
             raise service.timed_out(what, number, how)
         self._in_slot = {s: r for s, r in self._in_slot.items() if not r[0].done}
-        program.tag_base[0] = TAG_SPACE * (1 + slot)
+        program.tags[0] = slot
 
     def _start(self, program: Program, sequence: int) -> Callable[[], bool]:
         """Start a program that has its tags."""
         run = self._service.engine.start(program)
-        self._in_slot[slot_of(program.tag_base) - 1] = (run, sequence)
+        self._in_slot[program.tags[0]] = (run, sequence)
         return run.test
+
+    def _start_native(self, call: Call, sequence: int, what: str) -> Callable[[], bool]:
+        """Start a call of the library; between nodes, when all ranks are known to mean the same.
+
+        On one node two ranks that differ see it on the board, and one of them before it starts.
+        """
+        service = self._service
+        backend: Any = service.backend
+        if len(backend.board.ranks) == backend.size:
+            return backend.native.start(call)
+        native = _Native(backend.begin_arrival(sequence), call, sequence, what, service)
+        self._natives.append(native)
+        run = service.engine.start(Program([Round((), native, ())], (), 0, 0, [0]))
+
+        def test() -> bool:
+            service.engine.progress()  # those begun before it come first
+            return run.test()
+
+        return test
+
+    def start_natives(self, deadline: float | None) -> bool:
+        """Start the native calls that were begun, once all ranks have come to a later operation.
+
+        The library wants its calls in the same order on every rank.  False past the deadline.
+        """
+        return not self._natives or self._service.engine.wait(self.advance, deadline)
+
+    def advance(self) -> bool:
+        """Start the native calls to which all ranks have come; tell whether none is left."""
+        while self._natives and self._natives[0].arrival.test():
+            self._natives.popleft().start_call()
+        return not self._natives
 
     def sweep(self) -> None:
         """Let go of what was begun and dropped by the caller, and has ended."""
@@ -139,3 +180,43 @@ class UnderWay:
         """Wait for all of it."""
         for work in list(self.works):
             work.wait()
+
+
+class _Native:
+    """A native call between nodes: a round that compares what the ranks mean, then starts it."""
+
+    def __init__(self, arrival: Arrival, call: Call, sequence: int, what: str, service: Service):
+        self.arrival, self._service = arrival, service
+        self._call: Call | None = call  # until the library holds its arrays
+        self._backend: Any = service.backend
+        self._sequence, self._what = sequence, what
+        self._look: Callable[[], bool] | None = None
+        self._until: float | None = None  # when the others have told what they mean, or will not
+
+    def start_call(self) -> None:
+        """Start the call; unless the ranks mean different ones, of which all tell each other."""
+        service, what = self._service, self._what
+        if self.arrival.alike:
+            assert self._call is not None
+            self._look = service.backend.native.start(self._call)
+            self._call = None
+            return
+        fingerprint = service.reports.fingerprint(what, meets=False)
+        self._backend.roll_call.tell(self._sequence, fingerprint, what)
+        self._until = time.monotonic() + _TELLING_SECONDS
+
+    def start(self) -> None:
+        """Do nothing: the arrival has begun."""
+
+    def test(self) -> bool:
+        """Tell whether the call has ended; raise if the ranks mean different ones."""
+        service = self._service
+        if self._look is None and self._until is None:
+            service.under_way.advance()
+        if self._until is not None:
+            reports, sequence, what = service.reports, self._sequence, self._what
+            fingerprint = reports.fingerprint(what, meets=False)
+            other = self._backend.roll_call.different(sequence, fingerprint)
+            if other or time.monotonic() > self._until:
+                raise reports.mismatch(sequence, what, other)
+        return self._look is not None and self._look()

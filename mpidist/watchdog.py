@@ -65,10 +65,14 @@ class Watchdog:
             self._end(service, inside, timeout)
 
     def _end(self, service: Service, sequence: int, timeout: float) -> None:
-        error = service.timed_out("a native call", sequence, "native, which cannot be interrupted")
+        # The thread that is in the call may be the only one that may call MPI.
+        threads = getattr(service.backend, "threads", False)
+        error = service.reports.timed_out(
+            "a native call", sequence, "native, which cannot be interrupted", timeout, ask=threads
+        )
         sys.stderr.write(f"{error}; the job ends\n")
         sys.stderr.flush()
-        if getattr(service.backend, "threads", False):
+        if threads:
             service.backend.abort(1)
         # Death by a signal is what every launcher sees; a mere exit leaves the others hanging.
         os.kill(os.getpid(), signal.SIGKILL)

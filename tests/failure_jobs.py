@@ -5,6 +5,7 @@ Each prints what its ranks saw; tests/serial/test_failures.py and test_bad_input
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -152,6 +153,7 @@ def debug_mismatches():
     comm = start(timeout=10)
     r, shared = comm.rank, comm.empty(50_000)
     private, part = np.ones(50_000), shared[r == 1 :][:9]
+    halves = [25_000, 25_000, *[0] * (comm.size - 2)]
     cases = {
         "kind": lambda: comm.barrier() if r == 1 else comm.allreduce(1),
         "length": lambda: comm.allreduce(np.ones(3 + (r == 1))),
@@ -170,6 +172,8 @@ def debug_mismatches():
         "symmetric on some": lambda: comm.broadcast(private if r == 1 else shared),
         "elsewhere in it": lambda: comm.allreduce(part, out=part, algorithm="symmetric"),
         "background": lambda: (comm.iallreduce if r == 1 else comm.allreduce)(private),
+        "counts": lambda: comm.barrier() if r == 1 else comm.alltoall(private, counts=halves),
+        "scatter": lambda: comm.barrier() if r == 1 else comm.scatter(np.ones(comm.size)),
     }
     for name, call in cases.items():
         error = expect(mpidist.CollectiveMismatch, call, "the ranks do not call the same")
@@ -209,6 +213,123 @@ def lengths(algorithm):
     except BaseException as error:
         say(comm, f"RAW {type(error).__name__}: {error}")
     stay(range(comm.size))
+
+
+def unlike(algorithm, form):
+    """Between nodes too, no call takes the data of another: every rank hears what is called where.
+
+    A rank that only sends may hear of it in its next call.
+    """
+    comm = start(timeout=10)
+    r, x = comm.rank, np.full(8, comm.rank + 1.0)
+    rooted = "linear" if algorithm == "ring" else algorithm
+    other = "recursive_doubling" if algorithm == "ring" else "ring"
+    named = os.environ["MPIDIST_RANKS_PER_NODE"] == "1"  # the board has no room for words
+    cases = {
+        "op=max": lambda f: f("allreduce")(x, "max" if r == 1 else "sum", algorithm=algorithm),
+        "int64": lambda f: f("allreduce")(x.view("i8") if r == 1 else x, algorithm=algorithm),
+        "root=1": lambda f: f("broadcast")(x, int(r == 1), algorithm=rooted),
+        "allgather": lambda f: f("allgather" if r == 1 else "allreduce")(x, algorithm=algorithm),
+        " 9 x": lambda f: f("allreduce")(np.ones(9 if r == 1 else 8), algorithm=algorithm),
+        " 3 x": lambda f: f("allreduce")(np.ones(3 if r == 1 else 90_000), algorithm=algorithm),
+        "by r": lambda f: f("allreduce")(x, algorithm=other if r == 1 else algorithm),
+    }
+    for name, case in cases.items():
+        made = comm.split(0)
+
+        def call(case=case, made=made):
+            for _ in range(3 if form == "bound" else 0):
+                assert (made.allreduce(x, out=x, op="max", algorithm=algorithm) > 0).all()
+            wait(case(lambda f: getattr(made, f"i{f}" if form == "background" else f)))
+            made.allreduce(np.ones(5), algorithm=algorithm)
+
+        error = expect(mpidist.CollectiveMismatch, call, f"rank {r}:", *[name] * named)
+        say(comm, f"{name}: {error}")
+        if algorithm == "native" and form != "background" and name != "by r":
+            assert made.broken is None and made.allreduce(1) == comm.size  # nothing was sent
+        else:
+            expect(CommunicatorBroken, made.barrier, "broken since")
+    usable(comm)
+
+
+def late_in_its_first_call():
+    """What it needs is set up in it: the report names the user's call all the same."""
+    comm = mpidist.init(timeout=DEADLINE)
+    if comm.rank == 1:
+        time.sleep(HANG)
+    call = partial(comm.allreduce, np.ones(30_000))
+    error = expect(CollectiveTimeout, call, "allreduce op=sum 30000 x float64", "rank 1 not arr")
+    assert error.collective == "allreduce" and error.missing == (1,)
+    say(comm, "named")
+    stay((0, 2), "named")
+
+
+def differ_in_their_first_call():
+    """All hear of it before anything is sent, and go on; or all have a broken communicator."""
+    comm = mpidist.init(timeout=10)
+    r = comm.rank
+    call = comm.barrier if r == 2 else partial(comm.allreduce, np.ones(30_000))
+    words = ("barrier", "allreduce op=sum 30000 x float64")
+    expect(mpidist.CollectiveMismatch, call, f"rank {r}: collective #1", *words)
+    usable(comm)
+    made = comm.split(0)
+    call = partial(made.allreduce, np.ones(9), algorithm="ring" if r == 2 else "native")
+    expect(mpidist.CollectiveMismatch, call, f"rank {r}: collective #1")
+    assert made.broken is not None
+    stay(range(comm.size), "usable")
+
+
+def wait_in_another_order():
+    """Without a deadline too, a native call brings forward what was begun in the background."""
+    comm = start(timeout=None)
+    made = comm.split(0)
+    x, y = np.ones(300_000), np.ones(3)
+    for other in (comm, made):
+        for call in (
+            partial(other.allreduce, y, out=y, op="max", algorithm="native"),
+            partial(other.barrier, "native"),
+            partial(other.split, 0),
+        ):
+            for _ in range(3):
+                work = comm.iallreduce(x, algorithm="ring")
+                if comm.rank == 0:
+                    assert (work.wait() == comm.size).all()
+                call()
+                assert (work.wait() == comm.size).all()
+    usable(comm)
+
+
+def no_board():
+    """One rank cannot make the arrival board: the others hear of it, and do without."""
+    create = memory_file.create
+
+    def fail(nbytes, purpose, kind=memory_file.KINDS[0]):
+        if purpose == "board":
+            raise MemoryError("there is none")
+        return create(nbytes, purpose, kind)
+
+    memory_file.create = fail
+    comm = start(timeout=10)
+    assert comm.backend.board.ranks == (comm.rank,)
+    usable(comm)
+
+
+def begun_in_another_order():
+    """MPI's rule is that all begin in one order; with MPIDIST_DEBUG=1 the call sites tell."""
+    comm = start(timeout=10)
+    heard = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logging.getLogger("mpidist").addHandler(handler)
+    a, b = np.full(4, 1.0), np.full(4, 10.0)
+    if comm.rank == 1:
+        works = [comm.iallreduce(b), comm.iallreduce(a)]
+    else:
+        works = [comm.iallreduce(a), comm.iallreduce(b)]
+    for work in works:
+        work.wait()
+    assert len(heard) == 1 and heard[0].count("failure_jobs.py:") == comm.size, heard
+    usable(comm)
 
 
 def longer(algorithm):

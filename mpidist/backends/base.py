@@ -89,7 +89,8 @@ class Backend(Protocol):
 
     A backend is used by one thread at a time.  Messages between two ranks with one tag keep their
     order.  ``native`` holds the backend's own collectives, or None; ``hosts`` a key per rank, and
-    equal keys share a node.  Optional: ``bind(messages) -> Transfer``, persistent requests.
+    equal keys share a node.  Optional: ``bind(messages) -> Transfer``, persistent requests;
+    ``roll_call``, which asks the ranks that are not on the board, and ``begin_arrival(sequence)``.
 
     The shipped rules depend on ``vendor``, the name of the MPI library without its version (for
     example "MPICH"; empty without MPI), and on ``crowded``, whether more ranks than cores share a
@@ -162,21 +163,23 @@ class UnboundTransfer(AllOf):
 
     Parameters
     ----------
-    base : list of int
-        One number, shared by all rounds of a program: it is added to every tag, so that operations
+    slot : list of int
+        One number, shared by all rounds of a program: which tags are its own, so that operations
         that are under way at the same time do not mix.
+    space : int
+        Number of tags of a slot.
     """
 
-    __slots__ = ("_isend", "_irecv", "_messages", "_base")
+    __slots__ = ("_isend", "_irecv", "_messages", "_slot", "_space")
 
-    def __init__(self, backend: Backend, messages: Sequence[Message], base: list[int]):
+    def __init__(self, backend: Backend, messages: Sequence[Message], slot: list[int], space: int):
         self._isend, self._irecv = backend.isend, backend.irecv
-        self._messages, self._base = messages, base
+        self._messages, self._slot, self._space = messages, slot, space
         super().__init__(())
 
     def start(self) -> None:
         """Post every message, receives first."""
-        isend, irecv, base = self._isend, self._irecv, self._base[0]
+        isend, irecv, base = self._isend, self._irecv, self._slot[0] * self._space
         self._requests = [
             (irecv if m.incoming else isend)(m.data, m.peer, m.tag + base) for m in self._messages
         ]

@@ -42,12 +42,18 @@ class Board:
         ``8 * size`` words that all ranks of the node see.
     ranks : sequence of int
         The ranks that write to it.
+
+    Attributes
+    ----------
+    texts : dict of int to str
+        What the fingerprints of this rank stand for.
     """
 
-    __slots__ = ("words", "ranks", "others", "_at", "_keep", "__weakref__")
+    __slots__ = ("words", "ranks", "others", "texts", "_at", "_keep", "__weakref__")
 
     def __init__(self, words: memoryview, rank: int, ranks: Sequence[int], keep: object = None):
         self.words, self.ranks, self._keep = words, tuple(ranks), keep
+        self.texts: dict[int, str] = {}
         self._at = rank * _WIDTH
         self.others = tuple(r * _WIDTH for r in self.ranks if r != rank)  # their first words
         words[self._at + _PID] = os.getpid()
@@ -67,9 +73,10 @@ class Board:
         self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
         self.words[self._at] = sequence
 
-    def fingerprint(self, sequence: int) -> int:
-        """Give what this rank announced with operation number `sequence`, one of the last."""
-        return self.words[self._at + PRINTS + sequence % HISTORY]
+    def fingerprint(self, sequence: int, rank: int | None = None) -> int:
+        """Give what a rank announced with operation number `sequence`, one of the last."""
+        base = self._at if rank is None else rank * _WIDTH
+        return self.words[base + PRINTS + sequence % HISTORY]
 
     def all_reached(self, sequence: int) -> bool:
         """Tell whether every rank on the board has reached operation number `sequence`."""

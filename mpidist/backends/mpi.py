@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import CollectiveMismatch, CommunicationError
+from ..errors import CollectiveMismatch, CommunicationError, Unsupported
 from ..waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
 from . import memory_file
 from .base import PIECE_BYTES, AllOf, Message, Request, pieces
@@ -21,7 +21,72 @@ from .mpi_messages import GONE, MpiRequest, MpiShortRequest, MpiTransfer, ShortR
 from .native import NativeCollectives
 from .roll_call import RollCall
 
+_ARRIVALS = 2048  # native operations in the background between nodes
 _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
+
+
+class Arrival:
+    """All ranks of several nodes come to an operation, and compare which one they mean.
+
+    By dissemination: in round k each rank tells the one 2^k further what it has heard, so that
+    after ⌈log₂ size⌉ rounds each has heard of all.  That takes as long as ``Ibarrier``;
+    ``Iallreduce`` takes twice as long (Open MPI 5.0.11: 343 µs instead of 187 between two nodes
+    that are 100 µs apart).
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        Of the ranks.
+    tag : int
+        Of the messages, for this arrival alone until it has ended.
+
+    Attributes
+    ----------
+    busy : bool
+        Whether it has been started and not ended.
+    """
+
+    def __init__(self, comm: MPI.Comm, tag: int):
+        rank, size, distance = comm.Get_rank(), comm.Get_size(), 1
+        self._rounds: list[tuple[MpiTransfer, np.ndarray, np.ndarray]] = []
+        while distance < size:
+            mine, heard = np.zeros(2, np.int64), np.zeros(2, np.int64)
+            there, back = (rank + distance) % size, (rank - distance) % size
+            messages = [Message(True, back, heard, tag), Message(False, there, mine, tag)]
+            self._rounds.append((MpiTransfer(comm, messages, PIECE_BYTES), mine, heard))
+            distance *= 2
+        self._most, self._least, self._at, self.busy = 0, 0, 0, False
+
+    def start(self, fingerprint: int) -> Arrival:
+        """Come to an operation."""
+        self._most = self._least = fingerprint
+        self._at, self.busy = 0, True
+        self._tell()
+        return self
+
+    def _tell(self) -> None:
+        transfer, mine, _ = self._rounds[self._at]
+        mine[0], mine[1] = self._most, self._least
+        transfer.start()
+
+    def test(self) -> bool:
+        """Tell whether all have come."""
+        while self.busy:
+            transfer, _, heard = self._rounds[self._at]
+            if not transfer.test():
+                return False
+            most, least = heard.tolist()
+            self._most, self._least = max(self._most, most), min(self._least, least)
+            self._at += 1
+            self.busy = self._at < len(self._rounds)
+            if self.busy:
+                self._tell()
+        return True
+
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks mean the same operation, once all have come."""
+        return self._most == self._least
 
 
 class MpiBackend:
@@ -33,10 +98,18 @@ class MpiBackend:
         It is duplicated, never used bare.
     hosts : sequence, optional
         A key per rank; ranks with equal keys share a node.  By default found by MPI.
+
+    Attributes
+    ----------
+    roll_call : RollCall or None
+        Where there are ranks on other nodes.
+    alike : bool
+        Whether all ranks meant the same operation in the last arrival across nodes.
     """
 
     name = "mpi"
     piece_bytes = PIECE_BYTES
+    alike = True
 
     def __init__(self, comm: MPI.Comm, hosts: Sequence[object] | None = None):
         self.comm = comm.Dup()
@@ -50,14 +123,16 @@ class MpiBackend:
         absent = sorted(set(range(self.size)) - set(self.board.ranks))
         # Making a roll call is collective: all must know whether any rank has absent ones.
         anywhere = self.comm.allreduce(len(absent), MPI.MAX)
-        self._roll_call = RollCall(self.comm, absent) if anywhere else None
+        self.roll_call = RollCall(self.comm, absent, self.board) if anywhere else None
         crowded = len(self.board.ranks) > self._cores_here()
         self._looks = LOOKS_CROWDED if crowded else LOOKS
         self.patience = SPINS_CROWDED if crowded else SPINS
         self.crowded = crowded
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
-        self._arriving: tuple[int, MPI.Request] | None = None
+        self._arriving: tuple[int, Arrival] | None = None
+        self._arrivals: dict[int, Arrival] = {}
+        self._begun = 0
         self.vendor, version = MPI.get_vendor()
         self.library = f"{self.vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
 
@@ -77,17 +152,24 @@ class MpiBackend:
         """Share the arrival board with the ranks of this node."""
         here = [r for r in range(self.size) if self.hosts[r] == self.hosts[self.rank]]
         length = bytes_needed(self.size)
+        cannot = (MemoryError, OSError, ValueError, OverflowError)
         for kind in memory_file.KINDS:
-            mine = memory_file.create(length, "board", kind) if self.rank == here[0] else None
-            mapping = None
-            with suppress(OSError):
-                mapping = memory_file.attach(self.comm.allgather(mine)[here[0]], length)
+            mine = mapping = None  # what goes wrong on one rank must not keep it from the others
+            if self.rank == here[0]:
+                with suppress(*cannot):
+                    mine = memory_file.create(length, "board", kind)
+            made = self.comm.allgather(mine)[here[0]]
+            if made is not None:
+                with suppress(*cannot):
+                    mapping = memory_file.attach(made, length)
             everywhere = self.comm.allreduce(mapping is not None, MPI.LAND)
             if mine is not None:
                 memory_file.remove(mine)
             if everywhere:
                 break
-        if mapping is None:  # ranks that share a host name need not share a file system
+        if (
+            mapping is None or not everywhere
+        ):  # ranks that share a host name need not share a file system
             return Board(private_words(self.size), self.rank, [self.rank])
         return Board(mapping.data.cast("q"), self.rank, here, mapping)
 
@@ -140,12 +222,12 @@ class MpiBackend:
 
     def _meanwhile(self, progress: Callable[[], object] | None) -> Callable[[], object] | None:
         """Answer other nodes' questions while we wait."""
-        roll_call, board, rank = self._roll_call, self.board, self.rank
+        roll_call = self.roll_call
         if roll_call is None:
             return progress
 
         def both() -> None:
-            roll_call.answer(board.reached(rank))
+            roll_call.answer()
             if progress is not None:
                 progress()
 
@@ -154,7 +236,7 @@ class MpiBackend:
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Give the ranks that have not reached operation `sequence`, on this node and elsewhere."""
         here = self.board.missing(sequence)
-        elsewhere = self._roll_call.missing(sequence) if self._roll_call is not None else ()
+        elsewhere = self.roll_call.missing(sequence) if self.roll_call is not None else ()
         return tuple(sorted((*here, *elsewhere)))
 
     def arrive(
@@ -165,7 +247,7 @@ class MpiBackend:
     ) -> bool:
         """Wait until every rank has announced operation `sequence`; False if the deadline passed.
 
-        On one node the board tells; across nodes a non-blocking barrier.
+        On one node the board tells; across nodes messages do.
         """
         if len(self.board.ranks) == self.size:
             board = self.board
@@ -173,8 +255,29 @@ class MpiBackend:
                 return True
             return self.wait(lambda: board.all_reached(sequence), deadline, progress)
         if self._arriving is None or self._arriving[0] != sequence:  # else a wait goes on
-            self._arriving = (sequence, self.comm.Ibarrier())
-        return poll(self._arriving[1].Test, deadline, self._meanwhile(progress))
+            self._arriving = (sequence, self._arrival(0).start(self.board.fingerprint(sequence)))
+        arrival = self._arriving[1]
+        if not poll(arrival.test, deadline, self._meanwhile(progress)):
+            return False
+        self.alike = arrival.alike
+        return True
+
+    def begin_arrival(self, sequence: int) -> Arrival:
+        """Begin to wait until every rank has announced operation `sequence`, across nodes."""
+        self._begun += 1
+        number = 1 + self._begun % _ARRIVALS  # the same on every rank
+        if self._arrival(number).busy:
+            raise Unsupported(
+                f"rank {self.rank}: {_ARRIVALS} native operations are under way in the background"
+            )
+        return self._arrival(number).start(self.board.fingerprint(sequence))
+
+    def _arrival(self, number: int) -> Arrival:
+        """Give the arrival of blocking calls, 0, or one of those in the background."""
+        if number not in self._arrivals:
+            tag = min(self.tag_limit, 2**30) // 4 * 3 + 1 + number  # above that of the rendezvous
+            self._arrivals[number] = Arrival(self.comm, tag)
+        return self._arrivals[number]
 
     def split(self, color: int | None, key: int) -> MpiBackend | None:
         """Give a backend over the ranks of one color, ordered by key."""
@@ -205,8 +308,9 @@ class MpiBackend:
     def close(self) -> None:
         """Free the communicator; collective."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
-            if self._roll_call is not None:
-                self._roll_call.close()
+            self._arrivals.clear()
+            if self.roll_call is not None:
+                self.roll_call.close()
             self.comm.Free()
 
     def abort(self, code: int) -> None:

@@ -88,6 +88,12 @@ class MpiRequest:
             )
         return True
 
+    def cancel(self) -> None:
+        """Give up on a message that is to be received."""
+        if not self._request.Test():
+            self._request.Cancel()
+            self._request.Wait()
+
     def __del__(self, keep: Callable[[MPI.Request, object], None] = _keep) -> None:
         if self._request:
             keep(self._request, self._data)

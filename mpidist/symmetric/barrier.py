@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..backends.board import STORES_KEEP_ORDER, Board, fence
-from ..plan import slot_of
 from ..waiting import spin
 
 WORDS = 8  # int64 per rank: one cache line, so that ranks do not write into each other's
@@ -63,7 +62,7 @@ class Lines:
 
         They may do so after the next barrier.
         """
-        return (slot_of(base) * self.size + peer) * WORDS + _NOTES
+        return (base[0] * self.size + peer) * WORDS + _NOTES
 
 
 class Barrier:
@@ -83,7 +82,7 @@ class Barrier:
     lines : Lines
         The words.
     base : list of int
-        The tags' base of the program: it tells the operations apart that are under way together.
+        The slot of the program: it tells the operations apart that are under way together.
     awaits : callable, optional
         Gives the ranks that this one waits for, at each start; by default all.
     """
@@ -98,7 +97,7 @@ class Barrier:
 
     def start(self) -> None:
         """Tell the others that this rank has come."""
-        lines, slot = self.lines, slot_of(self._base)
+        lines, slot = self.lines, self._base[0]
         self._others = lines.others[slot] if self.awaits is None else self.awaited(slot)
         self._count = lines.come(slot)
 

@@ -75,8 +75,8 @@ class Heap:
     ----------
     rank, size : int
         Of the communicator.
-    tell, everyone : callable
-        ``tell(value)`` broadcasts an object from rank 0; ``everyone(value)`` gives those of all.
+    everyone : callable
+        ``everyone(value)`` gives the values of all ranks; collective.
     patience : tuple of int
         Of a barrier, see :func:`~mpidist.waiting.spin`.
     """
@@ -85,11 +85,10 @@ class Heap:
         self,
         rank: int,
         size: int,
-        tell: Callable[[Any], Any],
         everyone: Callable[[Any], list[Any]],
         patience: tuple[int, int] = SPINS,
     ):
-        self.rank, self.size, self._tell, self.everyone = rank, size, tell, everyone
+        self.rank, self.size, self.everyone = rank, size, everyone
         self._patience = patience
         self._known: dict[int, Allocation] = {}  # by the identity of the memory's owner
         self._numbered: dict[int, Allocation] = {}
@@ -171,7 +170,7 @@ class Heap:
             try:
                 if self.rank == 0:
                     made, mine = _create(nbytes, kind)
-                told = self._tell(made)
+                told = self.everyone(made)[0]
                 if told is not None:
                     mapping, mine = _attach(told, nbytes)
                 problems = [(r, text) for r, text in enumerate(self.everyone(mine)) if text]

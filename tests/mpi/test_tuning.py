@@ -167,7 +167,7 @@ def test_first_use_calibrates_once_unless_turned_off(comm, made, monkeypatch):
         monkeypatch.setattr(tuned.backend.native, "why_not", lambda call: "not today")
         calls, calibrate = [], tuned._service.calibrate
         monkeypatch.setattr(
-            tuned._service, "calibrate", lambda c=calls, f=calibrate: c.append(1) or f()
+            tuned._service, "calibrate", lambda what, c=calls, f=calibrate: c.append(1) or f(what)
         )
         for _ in range(3):
             assert (tuned.allreduce(np.ones(1000)) == comm.size).all()

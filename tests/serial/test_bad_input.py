@@ -28,6 +28,8 @@ def test_debug_shows_who_called_what_where(python):
         "table raises: rank 1: raised InvalidRank: rank 1: root=99 is not a rank",
         "table split: rank 1: raised InvalidArgument: rank 1: color=-1",
         "table empty: rank 1: empty (4,), float64",
+        "table counts: rank 1: barrier",
+        "table scatter: rank 1: barrier",
     ):
         assert said(finished, text) == [0, 1, 2], text
 
@@ -61,10 +63,60 @@ def test_an_operation_that_is_no_function():
 
 
 @each_mpi
-@pytest.mark.parametrize("algorithm", ["ring", "hierarchical"])
-def test_messages_that_are_too_long(python, algorithm):
+@pytest.mark.parametrize("form", ["blocking", "bound", "background"])
+@pytest.mark.parametrize("algorithm", ["native", "ring", "linear"])
+def test_unlike_calls_on_different_nodes(python, algorithm, form):
+    finished = job(python, 2, "unlike", algorithm, form, MPIDIST_RANKS_PER_NODE="1")
+    assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
+    for text in ("op=max: rank ", "int64: rank ", "root=1: rank ", "allgather: rank ", " 9 x: "):
+        assert said(finished, text) == [0, 1], text
+
+
+@each_mpi
+@pytest.mark.parametrize("form", ["blocking", "background"])
+def test_unlike_calls_on_two_nodes_of_several_ranks(python, form):
+    finished = job(python, 3, "unlike", "ring", form, MPIDIST_RANKS_PER_NODE="2")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+@pytest.mark.parametrize("nodes", ["", "1"])
+def test_ranks_that_wait_in_another_order(python, nodes):
+    finished = job(python, 2, "wait_in_another_order", MPIDIST_RANKS_PER_NODE=nodes)
+    assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_debug_shows_another_order_in_the_background(python):
+    finished = job(python, 3, "begun_in_another_order", MPIDIST_DEBUG="1")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_ranks_that_differ_in_their_first_call(python):
+    finished = job(python, 3, "differ_in_their_first_call")
+    assert said(finished, "usable") == [0, 1, 2], finished.output
+
+
+@each_mpi
+def test_a_rank_that_is_late_in_its_first_call(python):
+    finished = job(python, 3, "late_in_its_first_call")
+    assert said(finished, "named") == [0, 2] and finished.status, finished.output
+
+
+@each_mpi
+def test_a_rank_that_cannot_make_the_board(python):
+    finished = job(python, 2, "no_board")
+    assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
+
+
+@each_mpi
+@pytest.mark.parametrize(
+    ("algorithm", "ranks_per_node"), [("ring", "1"), ("ring", "2"), ("hierarchical", "2")]
+)
+def test_messages_that_are_too_long(python, algorithm, ranks_per_node):
     """Seen before the first of them: Open MPI would write them past the end of an array."""
-    finished = job(python, 2, "longer", algorithm, MPIDIST_RANKS_PER_NODE="2")
+    finished = job(python, 2, "longer", algorithm, MPIDIST_RANKS_PER_NODE=ranks_per_node)
     assert said(finished, "whole") == [0, 1] and finished.status == 0, finished.output
 
 

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist import CollectiveConfig, Faults, SimulatedBackend, run_simulated
+from mpidist import CollectiveConfig, Communicator, Faults, SimulatedBackend, run_simulated
+from mpidist.backends.simulated import run_group
+from mpidist.binding import Binder
 from mpidist.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -20,9 +22,14 @@ from mpidist.errors import (
     DeadlockError,
     InvalidArgument,
     RankFailed,
+    ScheduleError,
     Unsupported,
 )
+from mpidist.plan import Lengths, materialise
 from mpidist.schedule import algorithms
+from mpidist.schedule.contract import COLLECTIVES
+from mpidist.schedule.rounds import Reduce, Send, parallel
+from mpidist.storage import Storage
 from mpidist.testing import check_backend
 
 SHORT = CollectiveConfig(timeout=0.4)
@@ -337,3 +344,52 @@ def test_wrong_groups():
             SimulatedBackend.create_group(size)
     with pytest.raises(InvalidArgument, match="nodes has 1 keys for 2 ranks"):
         SimulatedBackend.create_group(2, nodes=[0])
+
+
+@pytest.mark.parametrize("limit", [32767, 1 << 18, 2**31 - 1])
+def test_operations_use_tags_that_exist_and_only_their_own(limit):
+    """MPI promises 32,767; the lower half is of collectives, and each has tags of its own."""
+    tags = [set() for _ in range(101)]
+
+    def body(comm):
+        send = comm.backend.isend
+
+        def isend(data, peer, tag):
+            tags[int(data.view(np.float64)[0])].add(tag)
+            return send(data, peer, tag)
+
+        comm.backend.isend = isend
+        comm.reduce(np.zeros(1000), algorithm="linear")
+        works = [comm.ireduce(np.full(1000, float(k))) for k in range(1, 8)]
+        for k in range(8, 101):
+            works.pop(0).wait()
+            works.append(comm.ireduce(np.full(1000, float(k)), algorithm="linear"))
+        return [work.wait() for work in works]
+
+    backends = SimulatedBackend.create_group(2)
+    for backend in backends:
+        backend.tag_limit = limit
+    totals, _ = run_group(backends, lambda b: body(Communicator(b, segment_bytes=64)), 60)
+    assert [total[-1] for total in totals] == [2 * k for k in range(94, 101)]
+    assert all(0 <= tag < limit // 2 for used in tags for tag in used)
+    for k in range(1, 101):
+        others = [tags[0], *tags[max(1, k - 7) : k]]  # those that may be under way with it
+        assert tags[k] and not any(tags[k] & other for other in others)
+
+
+def test_strands_that_need_more_tags_than_there_are():
+    """Three levels of strands would run into the tags of operations in the background."""
+
+    def nested(rank, size):
+        peer = 1 - rank
+        innermost = [(Send(peer, blocks=0), Reduce(peer, blocks=0))]
+        yield parallel([parallel([parallel(innermost)])])
+
+    written = materialise(nested(0, 2))
+    backend = SimulatedBackend.create_group(2)[0]
+    data = np.ones(1)
+    storage = Storage(
+        COLLECTIVES["allreduce"], (0, 2, 0), Lengths.even(1, 1, 1), data, data, data.dtype
+    )
+    with pytest.raises(ScheduleError, match="needs tag 65793, .* has 65536"):
+        Binder(backend, storage, None, False).program(written)
