@@ -24,12 +24,14 @@ def can_halve() -> bool:
     """Whether this PyTorch can begin a backward in the middle of a graph."""
     if GradientEdge is None:
         return False
-    x = torch.ones(1, requires_grad=True)
-    try:
-        torch.autograd.backward([get_gradient_edge(x * 2)], [torch.ones(1)], inputs=[x])
-    except (TypeError, AttributeError, RuntimeError):
-        return False
-    return x.grad is not None
+    # Asked once, perhaps by a stage that is made where gradients are turned off.
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.ones(1, requires_grad=True)
+        try:
+            torch.autograd.backward([get_gradient_edge(x * 2)], [torch.ones(1)], inputs=[x])
+        except (TypeError, AttributeError, RuntimeError):
+            return False
+        return x.grad is not None
 
 
 def root_of(x: Any) -> Any:

@@ -107,3 +107,14 @@ def test_the_second_half_computes_nothing_twice():
     assert len(done) == 5 and all(w.grad is None for w in weights)
     halves.weights()
     assert len(done) == 10 and all(w.grad is not None for w in weights)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_halves_are_found_where_gradients_are_turned_off():
+    """Asked for the first time under no_grad or inference_mode, the answer is the same."""
+    from mpidist.torch.halves import can_halve
+
+    for off in (torch.no_grad, torch.inference_mode):
+        can_halve.cache_clear()
+        with off():
+            assert can_halve()
