@@ -21,7 +21,7 @@ from .arrays import (
 from .call import Call
 from .device.array import DeviceArray
 from .device.recognise import describe, is_on_device
-from .operations import Op, check_defined
+from .operations import check_defined, find_op
 from .prepare_device import Told, broadcast_target, finish, scatter_target
 from .prepared import Place, Prepared
 
@@ -67,9 +67,16 @@ def _finish(
 
 
 def reducing(
-    collective: str, given: Any, op: Op, out: Any, place: Place, root: int = 0
+    collective: str,
+    given: Any,
+    op: Any,
+    out: Any,
+    commute: bool | None,
+    place: Place,
+    root: Any = 0,
 ) -> Prepared:
     """Prepare allreduce and reduce: the result has the shape of `x`."""
+    op, root = find_op(op, commute), place.check_root(root)
     x = as_input(given, place.rank, device=True)
     check_defined(op, x.dtype, place.rank)
     call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None, op)
@@ -79,9 +86,15 @@ def reducing(
 
 
 def reduce_scatter(
-    given: Any, op: Op, out: Any, counts: Sequence[int] | None, place: Place
+    given: Any,
+    op: Any,
+    out: Any,
+    counts: Sequence[int] | None,
+    commute: bool | None,
+    place: Place,
 ) -> Prepared:
     """Prepare reduce_scatter: rank r gets rows of the reduced `x`."""
+    op = find_op(op, commute)
     x = as_input(given, place.rank, device=True)
     check_defined(op, x.dtype, place.rank)
     rows = _rows_of(x, counts, place, "reduce_scatter")
@@ -100,9 +113,10 @@ def reduce_scatter(
 
 
 def gathering(
-    collective: str, given: Any, out: Any, counts: Sequence[int] | None, place: Place, root: int = 0
+    collective: str, given: Any, out: Any, counts: Sequence[int] | None, place: Place, root: Any = 0
 ) -> Prepared:
     """Prepare allgather and gather: the parts of all ranks, one after another along axis 0."""
+    root = place.check_root(root)
     x = as_input(given, place.rank, device=True)
     row_shape = x.shape[1:]
     own = x.shape[0] if x.ndim else 1
@@ -123,8 +137,9 @@ def gathering(
     return _finish(call, (sum(rows), *row_shape), out, place, given, part)
 
 
-def broadcast(x: Any, out: Any, place: Place, root: int) -> Prepared:
+def broadcast(x: Any, out: Any, place: Place, root: Any) -> Prepared:
     """Prepare broadcast: the root's `x` fills `out`, or `x` itself, everywhere."""
+    root = place.check_root(root)
     if place.rank == root:
         data = as_input(x, place.rank, device=True)
         call = Call("broadcast", place.rank, place.size, root, data.dtype, flat(data), None)
@@ -214,6 +229,13 @@ def alltoall(
         call.in_place = False
         call.out = prepared.staging = np.empty(sum(call.out_counts), x.dtype)
     return prepared
+
+
+def barrier(place: Place) -> Prepared:
+    """Prepare a barrier: it has no data."""
+    nothing = np.empty(0, np.uint8)
+    call = Call("barrier", place.rank, place.size, 0, nothing.dtype, nothing, np.empty(0, np.uint8))
+    return Prepared(call, None)
 
 
 def check_counts(counts: Sequence[int], place: Place) -> tuple[int, ...]:

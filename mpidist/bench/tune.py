@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..explaining import example_call
 from ..measure import median
-from ..objects import example_call
 from ..operations import find_op
 from ..prepare import Place
 from ..tuning import TuningTable

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import Unsupported
-from ..explaining import NOT_WRITTEN_BY_HAND
-from ..schedule.registry import find
+from ..schedule.registry import EXECUTORS, find
 
 UNSTEADY = ("native", "staged", "single_copy")
 """Ways that "auto" leaves out here: MPI does not promise equal bits on every rank, and the others
@@ -28,7 +27,7 @@ def choose_algorithms(
         If `asked` is neither "auto" nor an algorithm.
     """
     if asked != "auto":
-        if asked not in NOT_WRITTEN_BY_HAND:
+        if asked not in EXECUTORS:
             find(collective, asked)
         return [asked] * len(nbytes)
     memory = "symmetric" if symmetric else "private"

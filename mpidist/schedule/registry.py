@@ -13,7 +13,9 @@ from .contract import COLLECTIVES, Contract
 from .rounds import Schedule
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
-RESERVED = ("auto", "native", "symmetric", "staged", "single_copy")
+EXECUTORS = ("native", "symmetric", "staged", "single_copy")
+"""Executors that run no registered algorithm; their names stand where an algorithm's may."""
+RESERVED = ("auto", *EXECUTORS)
 """Names of ways that are no algorithms."""
 
 Groups = tuple[tuple[int, ...], ...]
