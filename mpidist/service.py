@@ -239,12 +239,12 @@ class Service:
             What is compared between the ranks instead of `what`.
         """
         self.check_usable()
-        if self.backend.native is None:
-            return act()
-        sequence, before = self.announce(same or what), self._setting_up
+        meets = self.backend.native is not None  # other backends keep deadlines themselves
+        sequence, before = self.announce(same or what) if meets else 0, self._setting_up
         self._setting_up = (what, sequence)
         try:
-            self.arrive(sequence, what, self.deadline(UNSET), how)
+            if meets:
+                self.arrive(sequence, what, self.deadline(UNSET), how)
             return act()
         except BaseException as error:
             alike = isinstance(error, MpidistError) and not isinstance(error, CommunicationError)

@@ -29,7 +29,7 @@ from mpidist.plan import Lengths, materialise
 from mpidist.schedule import algorithms
 from mpidist.schedule.contract import COLLECTIVES
 from mpidist.schedule.rounds import Reduce, Send, parallel
-from mpidist.storage import Storage
+from mpidist.storage import HostMemory, Storage
 from mpidist.testing import check_backend
 
 SHORT = CollectiveConfig(timeout=0.4)
@@ -388,8 +388,7 @@ def test_strands_that_need_more_tags_than_there_are():
     written = materialise(nested(0, 2))
     backend = SimulatedBackend.create_group(2)[0]
     data = np.ones(1)
-    storage = Storage(
-        COLLECTIVES["allreduce"], (0, 2, 0), Lengths.even(1, 1, 1), data, data, data.dtype
-    )
+    lengths, memory = Lengths.even(1, 1, 1), HostMemory(data.dtype)
+    storage = Storage(COLLECTIVES["allreduce"], (0, 2, 0), lengths, data, data, memory)
     with pytest.raises(ScheduleError, match="needs tag 65793, .* has 65536"):
         Binder(backend, storage, None, False).program(written)
