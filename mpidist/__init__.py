@@ -2,8 +2,10 @@
 
 from . import algorithms  # registers the shipped algorithms
 from .backends.simulated import Faults, SimulatedBackend
-from .communicator import Communicator
-from .config import CollectiveConfig
+from .communicator.communicator import Communicator
+from .communicator.launch import get_communicator, init
+from .communicator.simulation import run_simulated
+from .engine.work import Work
 from .errors import (
     CheckpointError,
     CollectiveMismatch,
@@ -19,20 +21,10 @@ from .errors import (
     Unsupported,
     UnsupportedDtype,
 )
-from .launch import get_communicator, init
 from .operations import Op
-from .parallel import (
-    DDP,
-    Checkpoint,
-    Pipeline,
-    StopRequest,
-    ZeroOptimizer,
-    partition,
-    shard,
-)
-from .simulation import run_simulated
+from .parallel import DDP, Checkpoint, Pipeline, StopRequest, ZeroOptimizer, partition, shard
+from .selection.config import CollectiveConfig
 from .topology import Grid
-from .work import Work
 
 __version__ = "0.1.0"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -141,54 +140,6 @@ def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
     left = np.ones(max(nbytes // np.dtype(dtype).itemsize, 1), dtype)
     right = left.copy()
     return time_call(lambda: np.add(left, right, right)) / left.nbytes
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The cost model's constants for one communicator: a message of n bytes takes α + nβ.
-
-    Attributes
-    ----------
-    alpha : float
-        Seconds of an empty message, one way.
-    beta : float
-        Seconds per byte sent.
-    gamma : float
-        Seconds per byte combined.
-    far_alpha, far_beta : float or None
-        α and β between nodes; None where they were not told apart.
-    """
-
-    alpha: float
-    beta: float
-    gamma: float
-    far_alpha: float | None = None
-    far_beta: float | None = None
-
-
-def calibrate(comm: Any, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
-    """Measure α, β and γ by ping-pong between rank 0 and every other rank; collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Its ``send`` and ``recv`` are used.  With one rank α and β are 0.
-    nbytes : int
-        Length of the large message, in bytes.
-    repeat : int
-        Round trips counted for each pair and length.
-
-    Returns
-    -------
-    Calibration
-        The same on every rank: medians over the pairs; γ of the slowest rank.
-    """
-    peers = range(1, comm.size)
-    small, large = ([ping_pong(comm, r, n, repeat) for r in peers] for n in (8, nbytes))
-    alpha = median(small) if small else 0.0
-    beta = max(median(large) - alpha, 0.0) / nbytes if large else 0.0
-    alpha, beta = comm.broadcast(np.array([alpha, beta]), root=0).tolist()
-    return Calibration(alpha, beta, float(comm.allreduce(add_cost(), op="max")))
 
 
 def ping_pong(comm: Any, peer: int, nbytes: int, repeat: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .backends.base import SHORT_BYTES, Backend, Message
-from .communicator import Communicator
+from .communicator.communicator import Communicator
 from .errors import CollectiveMismatch, DeadlockError
 from .schedule import algorithms
 

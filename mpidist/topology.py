@@ -9,6 +9,15 @@ from typing import Any
 
 from .errors import ConfigError, InvalidArgument, InvalidRank, Unsupported
 
+
+def pretended_hosts(size: int, environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Give the hosts that ``MPIDIST_RANKS_PER_NODE`` pretends, or None where it is not set."""
+    if not environ.get(RANKS_PER_NODE):
+        return None
+    topology = Topology.from_hosts(0, range(size), environ)
+    return tuple(node for node, group in enumerate(topology.groups) for _ in group)
+
+
 RANKS_PER_NODE = "MPIDIST_RANKS_PER_NODE"
 """Environment variable: pretend that every so many consecutive ranks share a node."""
 

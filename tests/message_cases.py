@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpidist.engine.messages import INLINE_BYTES
 from mpidist.errors import CollectiveMismatch, MessageMismatch
-from mpidist.messages import INLINE_BYTES
 
 # Elements sent and expected: shorter and longer, within a short message and beyond one.
 LENGTHS = [(600, 4), (4, 600), (500_000, 4), (4, 500_000), (3_000, 2_000), (0, 1), (1, 0)]

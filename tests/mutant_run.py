@@ -12,13 +12,13 @@ from random import Random
 import numpy as np
 
 from mpidist.backends.simulated import SimulatedBackend
-from mpidist.binding import Binder
-from mpidist.engine import Run
+from mpidist.engine.binding import Binder
+from mpidist.engine.run import Run
+from mpidist.engine.storage import HostMemory, Storage
 from mpidist.errors import DeadlockError, MpidistError
 from mpidist.operations import Op
-from mpidist.plan import Lengths, materialise
 from mpidist.schedule.contract import Contract
-from mpidist.storage import HostMemory, Storage
+from mpidist.schedule.unrolled import Lengths, materialise
 
 PRODUCT = Op(np.multiply, name="prod", builtin=True)
 UNION = Op(np.bitwise_or, name="or", builtin=True)

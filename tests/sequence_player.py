@@ -15,7 +15,7 @@ from sequence_steps import Call, Renew, Settle, Traffic
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
 from mpidist.errors import Unsupported
-from mpidist.launch import pretended_hosts
+from mpidist.topology import pretended_hosts
 
 
 class Player:

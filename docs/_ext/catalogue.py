@@ -17,9 +17,9 @@ import mpidist  # noqa: F401  registers the algorithms
 from mpidist.commands.catalogue import describe
 from mpidist.pipeline import PipelineSchedule, schedules
 from mpidist.pipeline.show import svg as pipeline_svg
-from mpidist.rules import single_copy_range, staged_below
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
 from mpidist.schedule.show import svg, text
+from mpidist.selection.rules import single_copy_range, staged_below
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import command_sections, ranges_table, row, settings_table, shared_table

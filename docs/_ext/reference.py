@@ -36,7 +36,7 @@ def command_sections() -> str:
 
 def settings_table() -> str:
     """Give the fields of the configuration: name, variable, default, meaning."""
-    from mpidist.config import ENVIRONMENT_PREFIX, FIELDS, CollectiveConfig
+    from mpidist.selection.config import ENVIRONMENT_PREFIX, FIELDS, CollectiveConfig
 
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 22 28 14 36", ""]
     lines += row("field", "environment variable", "default", "meaning")
@@ -51,8 +51,8 @@ def settings_table() -> str:
 
 def shared_table() -> str:
     """Give, by collective, which array is to be symmetric and the bytes for which "auto" acts."""
-    from mpidist.rules import WITH_SYMMETRIC
-    from mpidist.symmetric import NEEDS
+    from mpidist.selection.rules import WITH_SYMMETRIC
+    from mpidist.shared_memory import NEEDS
 
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 24 28 24 24", ""]
     lines += row("collective", "what must be symmetric", '``"auto"`` from', "ranks > cores: from")

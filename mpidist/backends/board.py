@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from threading import Lock
 
-from ..waiting import spin
+from .waiting import spin
 
 _WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
 _PID, _LEFT = 1, 2  # word 0 is the sequence number

@@ -13,13 +13,33 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import CollectiveMismatch, CommunicationError, Unsupported
-from ..waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
 from . import memory_file
 from .base import PIECE_BYTES, AllOf, Message, Request, pieces
 from .board import Board, bytes_needed, private_words
 from .mpi_messages import GONE, MpiRequest, MpiShortRequest, MpiTransfer, ShortRoom, as_bytes
 from .native import NativeCollectives
 from .roll_call import RollCall
+from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
+
+_BEGINNING = "/dev/shm/mpich_shm_"
+
+
+def take_name_away() -> None:
+    """Remove the name of what MPICH has mapped here; to be called when all ranks have started."""
+    for path in _mapped():
+        with suppress(OSError):  # another rank was the first
+            os.unlink(path)
+
+
+def _mapped() -> set[str]:
+    """Give the files of MPICH that this process has mapped and that still have a name."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in lines if _BEGINNING in line}
+    except OSError:
+        return set()
+    return {path for path in paths if not path.endswith(" (deleted)")}
+
 
 _ARRIVALS = 2048  # native operations in the background between nodes
 _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
@@ -116,7 +136,7 @@ class MpiBackend:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self._rooms: list[ShortRoom] = []
-        limit = self.comm.Get_attr(MPI.TAG_UB)
+        limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI does not hand it on by a split
         self.tag_limit = int(limit) if limit else 32767
         self.hosts: Sequence[object] = tuple(hosts) if hosts is not None else self._find_hosts()
         self.board = self._make_board()

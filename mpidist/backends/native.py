@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays import address
-from ..call import Call
+from ..calls.arrays import address
+from ..calls.call import Call
 from ..device.array import DeviceArray
 from ..operations import (
     Op,

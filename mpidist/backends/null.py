@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..waiting import poll
 from .base import Message
 from .board import Board, private_words
+from .waiting import poll
 
 
 class NullRequest:

@@ -2,6 +2,7 @@
 
 from .cases import Case, Workload
 from .records import Refusal, Results, Row
-from .runner import Settings, measure, steps
+from .runner import measure, steps
+from .series import Settings
 
 __all__ = ["Case", "Refusal", "Results", "Row", "Settings", "Workload", "measure", "steps"]

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..device.find import find_device
 from ..device.recognise import describe
+from ..gpu.ipc import NEEDS
 from ..gpu.paths import CLASSES
-from ..gpu.push import NEEDS
 
 COPIES = 5  # measurements of a copy, of which the median counts
 

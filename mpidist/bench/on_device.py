@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..communicator import Communicator
+from ..communicator.communicator import Communicator
 from ..device.find import find_device
 from ..errors import Unsupported
 from ..gpu.paths import ORDER, VARIABLE

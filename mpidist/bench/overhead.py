@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.null import NullBackend
-from ..communicator import Communicator
+from ..communicator.communicator import Communicator
 from ..errors import Unsupported
 from ..measure import median
 from .contenders import BARE

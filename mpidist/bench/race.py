@@ -9,8 +9,7 @@ from typing import Any
 from ..measure import median
 from .cases import Workload
 from .contenders import Contender
-from .runner import Settings
-from .series import Entry, Field, in_turn
+from .series import Entry, Field, Settings, in_turn
 
 LEAST = 2  # iterations before anyone drops out
 MOST = 200  # iterations

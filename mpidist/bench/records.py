@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument
-from ..symmetric import streaming
+from ..shared_memory import compiled
 
 PRIVATE, SYMMETRIC = "private", "symmetric"  # kinds of memory
 
@@ -148,7 +148,7 @@ def make_header(comm: Any, versions: Mapping[str, str], knobs: Mapping[str, str]
         "ranks": comm.size,
         "ranks_per_node": [len(group) for group in comm.topology.groups],
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "compiled": streaming.described(),
+        "compiled": compiled.described(),
         "command": shlex.join(["mpidist", *sys.argv[1:]]),
         "environment": dict(knobs),
         "deadline_s": comm.timeout,

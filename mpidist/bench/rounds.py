@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tuning_entry import MEMORIES, PRIVATE
+from ..selection.tuning import MEMORIES, PRIVATE
 from .cases import Workload
 
 ROOT_WEIGHT = 1 << 20  # bytes whose size needs twice the time of an empty one

@@ -5,63 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from ..measure import algbw, busbw, median, spread
 from .cases import Workload
 from .contenders import BARE, MEMORIES, Contender, contenders
 from .records import PRIVATE, SYMMETRIC, Refusal, Results, Row
-from .series import Entry, Series
+from .series import Entry, Series, Settings
 
 PASSES = 3  # times that all sizes are gone through
 LONG = 0.1  # seconds of an iteration after which no cache is warm any more
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to measure and for how long.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Bytes of the whole buffer.
-    algorithms : sequence of str, optional
-        Names; by default native, auto and all there are.  The bare mpi4py call is always measured.
-    dtype, op : str
-        Of the elements; of the combination.
-    root : int
-        For collectives that have one.
-    in_place : bool
-        The result takes the memory of the input.
-    memory : {"private", "symmetric", "both"}
-        Where the contenders' arrays are; those of the bare call are always private.
-    iterations : int
-        At most so many calls are timed.
-    budget : float
-        Seconds for one collective and size, after which no further iteration is planned.
-    limit : float
-        Seconds after which one is cut short; a single call that takes longer is not repeated.
-    data : ndarray, optional
-        Real numbers to combine instead of whole ones.
-    bits : bool
-        Find out whether all ranks got the same bits.
-    """
-
-    sizes: Sequence[int] = (8, 64 << 10, 1 << 20)
-    algorithms: Sequence[str] | None = None
-    dtype: Any = "float32"
-    op: str = "sum"
-    root: int = 0
-    in_place: bool = False
-    memory: str = PRIVATE
-    iterations: int = 200
-    budget: float = 2.0
-    limit: float = 30.0
-    data: np.ndarray | None = field(default=None, repr=False)
-    bits: bool = False
 
 
 Step = Callable[[str, int], Any]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Unsupported
 from ..measure import format_size
 from .records import Results
-from .runner import Settings, Step, measure
+from .runner import Step, measure
+from .series import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,16 +7,59 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import Unsupported
 from .cases import Case, Workload
 from .contenders import BARE, Contender, bare, knows, ours
+from .records import PRIVATE
 
-if TYPE_CHECKING:
-    from .runner import Settings
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure and for how long.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of the whole buffer.
+    algorithms : sequence of str, optional
+        Names; by default native, auto and all there are.  The bare mpi4py call is always measured.
+    dtype, op : str
+        Of the elements; of the combination.
+    root : int
+        For collectives that have one.
+    in_place : bool
+        The result takes the memory of the input.
+    memory : {"private", "symmetric", "both"}
+        Where the contenders' arrays are; those of the bare call are always private.
+    iterations : int
+        At most so many calls are timed.
+    budget : float
+        Seconds for one collective and size, after which no further iteration is planned.
+    limit : float
+        Seconds after which one is cut short; a single call that takes longer is not repeated.
+    data : ndarray, optional
+        Real numbers to combine instead of whole ones.
+    bits : bool
+        Find out whether all ranks got the same bits.
+    """
+
+    sizes: Sequence[int] = (8, 64 << 10, 1 << 20)
+    algorithms: Sequence[str] | None = None
+    dtype: Any = "float32"
+    op: str = "sum"
+    root: int = 0
+    in_place: bool = False
+    memory: str = PRIVATE
+    iterations: int = 200
+    budget: float = 2.0
+    limit: float = 30.0
+    data: np.ndarray | None = field(default=None, repr=False)
+    bits: bool = False
+
 
 LEAST = 3  # iterations, however long they take
 _COLUMNS = 6  # of what the ranks tell each other for each contender

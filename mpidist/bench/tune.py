@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..explaining import example_call
+from ..calls.prepare import Place
+from ..communicator.explain import example_call
 from ..measure import median
 from ..operations import find_op
-from ..prepare import Place
-from ..tuning import TuningTable
-from ..tuning_entry import Entry, Key, kind_for
+from ..selection.tuning import Entry, Key, TuningTable, kind_for
 from .race import History, Race, candidates, faster_half
 from .rounds import Cell, Wish, cells, count_cells, undisturbed
 

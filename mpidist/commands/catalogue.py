@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import InvalidArgument, InvalidRank
-from ..pipeline.registry import schedules
+from ..pipeline.schedule import schedules
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Groups, algorithms, find
 from .common import examples, make_console, make_table

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from ..advice import MODEL
 from ..measure import format_size
-from ..tuning_entry import MEMORIES, PRIVATE
+from ..selection.estimates import MODEL
+from ..selection.tuning import MEMORIES, PRIVATE
 from .common import examples, make_console, make_table, show
 from .options import Size, load_option
 

@@ -93,7 +93,7 @@ def info_command(links: bool) -> None:
 
     from ..backends.mpi import describe_library
     from ..bench.records import cores_here
-    from ..symmetric import streaming
+    from ..shared_memory import compiled
 
     comm = mpidist.init()
     library = describe_library()
@@ -111,7 +111,7 @@ def info_command(links: bool) -> None:
         "cores": f"{together} for {here[0]} rank{'s' * (here[0] > 1)}, {cores()} for rank 0"
         + (", oversubscribed" if here[0] > together else ""),
         "GPU": "; ".join(gpus()) or "none found",
-        "compiled": streaming.described(),
+        "compiled": compiled.described(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "deadline": "none" if comm.timeout is None else f"{comm.timeout:g} s",
         "environment": " ".join(f"{k}={v}" for k, v in knobs().items()) or "nothing set",
@@ -131,8 +131,8 @@ def info_command(links: bool) -> None:
 
 def surroundings(comm: Any, hosts: list[str]) -> dict[str, str]:
     """Tell of the allocation, and of the network between the hosts as rank 0 sees it."""
-    from ..allocation import Allocation
-    from ..interfaces import adapters, addresses, describe, towards
+    from .allocation import Allocation
+    from .interfaces import adapters, addresses, describe, towards
 
     found = {}
     allocation = Allocation.find()
@@ -151,7 +151,7 @@ def surroundings(comm: Any, hosts: list[str]) -> dict[str, str]:
 
 def show_links(comm: Any, console: Any) -> None:
     """Measure the links, show them, and have the cost model predict by them; collective."""
-    from ..links import measure_links
+    from ..engine.calibration import measure_links
 
     found, calibration = measure_links(comm)
     comm.learn(calibration)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..device.find import find_device, why_no_device
-from ..gpu.here import this_rank
-from ..gpu.paths import CLASSES, Path, table
+from ..gpu.paths import CLASSES, Path, table, this_rank
 from .common import make_table, show
 
 

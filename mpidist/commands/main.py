@@ -59,7 +59,7 @@ def report(error: MpidistError) -> int:
 
     What only one rank has met ends the job: the others wait for it.
     """
-    from .. import launch
+    from ..communicator import launch
 
     comm = launch._default
     status = 2 if isinstance(error, (InvalidArgument, LaunchError)) else 1

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..errors import InvalidArgument
 from ..pipeline.automatic import automatic
 from ..pipeline.costs import Costs
-from ..pipeline.registry import PipelineSchedule, find_schedule, schedules
+from ..pipeline.schedule import PipelineSchedule, find_schedule, schedules
 from ..schedule.contract import COLLECTIVES
 from .common import make_console, make_table
 from .options import check_writable, load_names

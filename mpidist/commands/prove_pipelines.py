@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import InvalidArgument, ScheduleError
 from ..pipeline.prove import prove
-from ..pipeline.registry import PipelineSchedule, as_schedule, schedules
+from ..pipeline.schedule import PipelineSchedule, as_schedule, schedules
 from .common import make_console, make_table, show
 from .pipelines import find
 from .spans import spans

@@ -11,8 +11,8 @@ from functools import partial
 
 import click
 
-from ..allocation import Allocation, in_step
 from ..errors import InvalidArgument
+from .allocation import Allocation, in_step
 from .common import TERMINAL, examples
 from .launchers import MPICH, Library, find_library, read_knobs
 from .run_checks import check_log_dir, check_not_nested, check_options

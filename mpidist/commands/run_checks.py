@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ..allocation import Allocation
 from ..errors import InvalidArgument, LaunchError
+from .allocation import Allocation
 from .common import launched_rank
 
 

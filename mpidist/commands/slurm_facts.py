@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..allocation import Allocation, in_step
 from ..errors import LaunchError
+from .allocation import Allocation, in_step
 from .asking import ask
 
 SECONDS = 5.0  # a controller that is slower is not waited for: there are usual values

@@ -7,8 +7,8 @@ import re
 import shutil
 from dataclasses import dataclass
 
-from ..allocation import Allocation
 from ..errors import InvalidArgument, LaunchError
+from .allocation import Allocation
 from .asking import ask
 from .launchers import ANSWERED_WITHIN, CRAY, INTEL, MPICH, OPEN_MPI, Library, find_launcher
 

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 import click
 
-from ..allocation import Allocation, in_step
 from ..errors import InvalidArgument, LaunchError
+from .allocation import Allocation, in_step
 from .asking import ask
 from .info import cores
 from .launchers import AS_ROOT, OPEN_MPI, YIELD, find_launcher, folder_of, settings_for

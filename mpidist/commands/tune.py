@@ -120,7 +120,7 @@ def _tune(comm: Any, wish: Any, output: str) -> int:
 
 def _table_there(comm: Any, output: str) -> Any:
     """Give what `output` holds already, which rank 0 reads; None where there is no such file."""
-    from ..tuning import TuningTable
+    from ..selection.tuning import TuningTable
 
     there, wrong = None, ""
     if comm.rank == 0 and Path(output).exists():

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import LaunchError
-from ..run_notes import STARTED, STARTING
 from .watch_lines import LOST, WORD, Lines, Rank
 from .watch_signals import TO_LAUNCHER, TO_RANKS, Signals, by_terminal
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import LaunchError
-from ..interfaces import addresses
+from .interfaces import addresses
 from .watch_signals import signal_name
 
 WORD = "MPIDIST_RUN_WORD"  # which only the processes of this run know; not in a list of processes

@@ -1,4 +1,4 @@
-"""A CUDA device by cupy; it is imported here, and for NCCL in :mod:`mpidist.gpu.nccl`."""
+"""A CUDA device by cupy; it is imported here, and for NCCL in :mod:`mpidist.gpu.nccl.backend`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..call import Call
+from ..calls.call import Call
 
 Extent = tuple[int, int]  # elements from … to below …, of a flat array
 

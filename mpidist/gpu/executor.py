@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..call import Call
-from ..work import Work
+from ..calls.call import Call
+from ..engine.work import Work
 
 LIBRARIES = ("auto", "native")  # algorithms by which a call may go to NCCL, or to the MPI library
 

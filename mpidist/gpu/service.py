@@ -7,25 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from ..call import Call
+from ..calls.call import Call, Prepared
 from ..device.array import DeviceArray
 from ..device.base import Device
 from ..device.find import find_device
 from ..device.recognise import describe
+from ..engine.service import Service
+from ..engine.work import Work
 from ..errors import ConfigError, MpidistError, Unsupported
-from ..prepared import Prepared
-from ..service import Service
-from ..work import Work
-from .arena import Arena
-from .choice import warn_of_sharing
-from .direct import Direct
+from .assignment import warn_of_sharing
+from .cuda_aware import Direct
 from .executor import GpuExecutor
-from .here import this_rank
-from .nccl_path import Nccl
-from .nccl_rounds import NcclRounds
-from .nccl_types import has_sum
-from .paths import Path, Rank, table, taken
-from .push import NEEDS, Push
+from .ipc import NEEDS, Arena, Push
+from .nccl.backend import has_sum
+from .nccl.collectives import Nccl
+from .nccl.schedules import NcclRounds
+from .paths import Path, Rank, table, taken, this_rank
 from .staged import Staged
 
 

@@ -8,22 +8,83 @@ result, so that work queued there later sees it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..call import Call
+from ..calls.call import Call, Prepared
 from ..device.array import DeviceArray
-from ..device.base import Device
-from ..service import Service
-from ..work import Work
-from .chunks import Chunk, Extent, chunks
+from ..device.base import Device, InFlight
+from ..engine.service import Service
+from ..engine.work import Work
+from .chunks import Chunk, Extent, chunks, elements
 from .executor import GpuExecutor, GpuProgram
-from .hosted import bytes_needed, hosted, views
-from .in_flight import InFlight
-from .landing import Landing
+
+_SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same length
+
+
+def bytes_needed(call: Call, chunk: Chunk) -> int:
+    """Give how much host memory a chunk takes; the input begins where the result ends."""
+    brings, gets = elements(chunk.brings), elements(chunk.gets)
+    one = max(brings, gets) if call.collective in _SHARED else brings + gets
+    return one * call.dtype.itemsize
+
+
+def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give the input and the result of a chunk, in host memory of :func:`bytes_needed` bytes."""
+    size = call.dtype.itemsize
+    brings, gets = elements(chunk.brings) * size, elements(chunk.gets) * size
+    start = 0 if call.collective in _SHARED else gets
+    return memory[start : start + brings].view(call.dtype), memory[:gets].view(call.dtype)
+
+
+def hosted(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:
+    """Return the call of a chunk; its arguments were checked as those of the whole call."""
+    source = None if call.x is None else x
+    target = None if call.out is None else out
+    in_place = call.collective in _SHARED and source is not None and target is not None
+    part = replace(
+        call,
+        x=source,
+        out=source if in_place else target,
+        counts=chunk.counts,
+        out_counts=chunk.out_counts,
+        in_place=in_place,
+        even=call.even if call.collective == "alltoall" else len(set(chunk.counts)) <= 1,
+    )
+    return Prepared(part, None)
+
+
+@dataclass(slots=True)
+class Landing(Prepared):
+    """A prepared host call that gives an array on a GPU.
+
+    Attributes
+    ----------
+    end : callable or None
+        Queues what brings the result there.
+    target : object
+        The user's array, to be given.
+    """
+
+    end: Callable[[], None] | None = None
+    target: Any = None
+
+    @classmethod
+    def of(cls, part: Prepared, end: Callable[[], None], target: Any) -> Landing:
+        """Have a host call end on a GPU."""
+        return cls(part.call, part.result, part.staging, part.scalar, part.shown, end, target)
+
+    def give(self) -> Any:
+        """Bring the result there, and give the user's array."""
+        super(Landing, self).give()
+        assert self.end is not None
+        self.end()
+        return self.target
+
 
 CHUNK_BYTES = 4 << 20  # of a chunk's array
 SLOTS = 3

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol
 
+from ..backends.waiting import MANNERS
 from ..errors import CommunicationError, InvalidArgument
-from ..waiting import MANNERS
 from .bucket import Bucket
 from .chain import DONE
 

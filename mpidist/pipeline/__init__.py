@@ -8,13 +8,7 @@ from .messages import Message, Step, derive
 from .placement import Placement
 from .proof import PipelineProof
 from .prove import prove
-from .registry import (
-    PipelineSchedule,
-    as_schedule,
-    find_schedule,
-    pipeline_schedule,
-    schedules,
-)
+from .schedule import PipelineSchedule, as_schedule, find_schedule, pipeline_schedule, schedules
 from .simulate import simulate
 from .timeline import Span, Timeline
 

@@ -14,7 +14,7 @@ from .costs import Costs, Times, as_costs
 from .messages import attach
 from .placement import SHAPES, Placement
 from .planner import Planner, Rule
-from .registry import PipelineSchedule, check_count, schedules
+from .schedule import PipelineSchedule, check_count, schedules
 from .simulate import run
 from .timeline import Timeline
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .actions import Action
 from .placement import Placement
-from .registry import PipelineSchedule, as_schedule
+from .schedule import PipelineSchedule, as_schedule
 
 
 class Message(NamedTuple):

@@ -9,7 +9,7 @@ from .messages import Step, derive
 from .outstanding import Outstanding
 from .placement import Placement
 from .proof import PipelineProof
-from .registry import PipelineSchedule, as_schedule
+from .schedule import PipelineSchedule, as_schedule
 from .timeline import peak_live
 from .walk import walk
 

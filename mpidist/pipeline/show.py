@@ -11,7 +11,7 @@ from .figure import MEANINGS, Piece, pieces
 from .messages import derive
 from .proof import PipelineProof
 from .prove import prove_parts
-from .registry import PipelineSchedule, as_schedule
+from .schedule import PipelineSchedule, as_schedule
 from .simulate import run
 from .timeline import Timeline
 from .trace import Trace

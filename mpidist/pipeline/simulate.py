@@ -8,7 +8,7 @@ from .check import check
 from .costs import Costs, Times, as_costs
 from .messages import Message, Step, derive
 from .placement import Placement
-from .registry import PipelineSchedule, as_schedule
+from .schedule import PipelineSchedule, as_schedule
 from .timeline import Span, Timeline
 from .walk import walk
 

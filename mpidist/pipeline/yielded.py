@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from ..errors import MpidistError, ScheduleError
-from ..registered import check_made
+from ..schedule.registry import check_made
 from .actions import KINDS, Action
 from .placement import Placement
 

@@ -1,7 +1,7 @@
 """The meaning of collectives: schedules, contracts, proofs, costs and pictures; no I/O, no MPI."""
 
 from .contract import COLLECTIVES, Contract
-from .proof import Proof
+from .machine import Proof
 from .prove import prove
 from .registry import Algorithm, Choice, algorithm, algorithms, find
 from .rounds import Copy, Parallel, Recv, Reduce, Send, blocks, on, parallel, segmented

@@ -7,13 +7,148 @@ at a time, when all messages of the round have come.  Copies cost nothing.
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ..errors import InvalidArgument
+from .exchange import Posted
+from .machine import Machine, Proof
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups
-from .rounds import Schedule, blocks
-from .timed import Cost, Link, Timed
+from .rounds import Reduce, Schedule, blocks
+from .strand import Strand
+
+_SAME = 1 + 1e-9  # times that differ by rounding are one time, or equal things come in any order
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link of a group of ranks to the others, each way one message at a time."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a schedule costs.
+
+    Attributes
+    ----------
+    seconds : float
+        Until the last rank is done.
+    nbytes : int
+        Bytes in all messages together.
+    sent : tuple of int
+        Bytes that each rank sends.
+    between : tuple of int
+        Bytes that each group sends to other groups.
+    proof : Proof
+        Of the same run.
+    """
+
+    seconds: float
+    nbytes: int
+    sent: tuple[int, ...]
+    between: tuple[int, ...]
+    proof: Proof
+
+
+class Timed(Machine):
+    """The machine in which a message comes when its time has passed, not at once."""
+
+    def cost(
+        self,
+        pieces: list[int],
+        rates: tuple[float, float, float],
+        groups: Groups,
+        link: Link | None,
+    ) -> Cost:
+        """Run all ranks; `pieces` are the bytes of each block."""
+        self.pieces, (self.alpha, self.beta, self.gamma), self.link = pieces, rates, link
+        self.group = {rank: g for g, group in enumerate(groups) for rank in group}
+        self.now = 0.0
+        self.free: dict[tuple[str, int], float] = {}  # from when on a port can be used
+        self.counter = itertools.count()
+        self.events: list[tuple[float, int, Callable[[], Any]]] = []
+        self.queue: list[tuple[Any, ...]] = []  # messages that could begin but for the ports
+        self.bytes_sent = [0] * self.size
+        self.bytes_between = [0] * len(groups)
+        proof = self.run()
+        sent = tuple(self.bytes_sent)
+        return Cost(self.now, sum(sent), sent, tuple(self.bytes_between), proof)
+
+    def _drain(self) -> None:
+        super()._drain()
+        while self.queue or self.events:
+            self._begin_messages()
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] <= self.now * _SAME:
+                heapq.heappop(self.events)[2]()
+            super()._drain()
+
+    def _move(self, send: Posted, receive: Posted) -> None:
+        # First come, first served; of one round in the order written, of strands in their order.
+        turn = (self.now, send.strand.path, send.index, next(self.counter))
+        insort(self.queue, (*turn, send, receive))
+
+    def _begin_messages(self) -> None:
+        """Let every message begin whose ports are free."""
+        left = []
+        for entry in self.queue:
+            send, receive = entry[-2:]
+            ports, (alpha, beta) = self._way(send.strand.rank, receive.strand.rank)
+            if any(self.free.get(port, 0.0) > self.now * _SAME for port in ports):
+                left.append(entry)
+                continue
+            length = self._length(send.content)
+            self._count(send.strand.rank, receive.strand.rank, length)
+            end = self.now + alpha + length * beta
+            self.free.update(dict.fromkeys(ports, end))
+            self._at(end, partial(super()._move, send, receive))
+        self.queue = left
+
+    def _count(self, source: int, target: int, length: int) -> None:
+        self.bytes_sent[source] += length
+        if self.group[source] != self.group[target]:
+            self.bytes_between[self.group[source]] += length
+
+    def _way(self, source: int, target: int) -> tuple[list[tuple[str, int]], tuple[float, float]]:
+        """Give the ports that a message needs, and its alpha and beta."""
+        ports = [("sends", source), ("receives", target)]
+        here, there = self.group[source], self.group[target]
+        if here == there:
+            return ports, (self.alpha, self.beta)
+        if self.link is None:
+            return ports, (self.alpha, self.beta)
+        ports += [("leaves", here), ("enters", there)]
+        return ports, (self.link.alpha, self.link.beta)
+
+    def _wake(self, strand: Strand) -> None:
+        combined = sum(
+            self._length(strand.received[index][1])
+            for index, step in enumerate(strand.steps)
+            if isinstance(step, Reduce)
+        )
+        if not combined or not self.gamma:
+            super()._wake(strand)
+            return
+        processor = ("combines", strand.rank)
+        end = max(self.free.get(processor, 0.0), self.now) + combined * self.gamma
+        self.free[processor] = end
+        self._at(end, partial(super()._wake, strand))
+
+    def _at(self, time: float, action: Callable[[], Any]) -> None:
+        heapq.heappush(self.events, (time, next(self.counter), action))
+
+    def _length(self, values: list[int]) -> int:
+        return sum(self.pieces[self.memory.terms.datum(value)[1]] for value in values)
+
 
 __all__ = ["Cost", "Link", "cost"]
 

@@ -9,8 +9,7 @@ from numbers import Integral
 
 from ..errors import InvalidArgument, InvalidRank, ScheduleError, UnknownName
 from .contract import COLLECTIVES
-from .machine import Machine
-from .proof import Proof
+from .machine import Machine, Proof
 from .registry import KEYWORDS, Algorithm, Choice, Groups, find, registered
 from .rounds import Schedule, segmented
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .exchange import Posted
-from .machine import Machine
-from .proof import Proof
+from .machine import Machine, Proof
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups, find
 from .rounds import Blocks, Copy, Reduce, Schedule, block_tuple

@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import InvalidArgument, UnknownName, Unsupported
-from ..registered import Registered, check_made, check_name
+from ..errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
 from .contract import COLLECTIVES, Contract
 from .rounds import Schedule
+
+NATIVE = "native"
+
+SYMMETRIC = "symmetric"
+STAGED = "staged"
+SINGLE_COPY = "single_copy"
+
+
+class Registered:
+    """A generator that was registered; a mixin of dataclasses with the field `function`."""
+
+    function: Callable[..., Any]
+
+    @property
+    def doc(self) -> str:
+        """The generator's docstring, dedented."""
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the docstring."""
+        return self.doc.split("\n", 1)[0]
+
+
+def check_name(name: object, kind: str, reserved: Container[str]) -> None:
+    """Raise InvalidArgument if nothing can be registered under a name."""
+    if not isinstance(name, str) or not name or {":", "/"} & set(name) or name in reserved:
+        raise InvalidArgument(
+            f"{name!r} cannot name {kind}: it is reserved, empty or has a ':' or '/'"
+        )
+
+
+def check_made(made: object, label: str, what: str, rank: int) -> None:
+    """Raise ScheduleError if a function gave nothing to go through, as one without yield does."""
+    if not isinstance(made, Iterable):
+        raise ScheduleError(f"{label} gave {made!r}; it must yield its {what}", rank=rank)
+
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
 EXECUTORS = ("native", "symmetric", "staged", "single_copy")

@@ -3,10 +3,163 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from html import escape
 
-from .drawing import draw
 from .reading import Move, Reading, read
 from .registry import Algorithm, Choice, Groups
+
+_MARGIN, _TOP, _COLUMN, _LANE, _GAP = 64, 84, 130, 24, 14
+_COLOURS = {"receive": "#1f6fb4", "reduce": "#c1440e", "copy": "#5b6770"}
+_MEANING = {"receive": "message", "reduce": "message that is combined (+)", "copy": "local copy"}
+_STYLE = (
+    "text{font:12px sans-serif;fill:#222}"
+    ".title{font-size:16px;font-weight:bold}"
+    ".small{fill:#555}"
+    ".rank{font-weight:bold;text-anchor:middle}"
+    ".label{text-anchor:middle;font-size:11px}"
+    ".left{font-size:11px}"
+    ".life{stroke:#9aa3ab;stroke-width:1.5}"
+    ".grid{stroke:#d5d9dd;stroke-dasharray:3 4}"
+    ".receive{stroke:#1f6fb4}.reduce{stroke:#c1440e}.copy{stroke:#5b6770}"
+    ".arrow{stroke-width:1.6;fill:none}"
+)
+
+
+def draw(reading: Reading) -> str:
+    """Give a reading as an ``<svg>`` element that needs nothing else."""
+    column = max(_COLUMN, 24 + 7 * max((len(_label(reading, m)) for m in reading.moves), default=0))
+    copies = any(m.kind == "copy" for m in reading.moves)
+    x = [_MARGIN + 40 + column * rank for rank in range(reading.size)]
+    width = max(x[-1] + (column if copies else 60), 9.0 * len(reading.title) + 40, 520)
+    body: list[str] = []
+    y = _TOP
+    for time in reading.times:
+        moves = [move for move in reading.moves if move.time == time]
+        lanes = _lanes(reading, moves)
+        bottom = y + _GAP + _LANE * (max(lanes) + 1) + _GAP // 2
+        name = "start" if time == 0 else str(time)
+        body.append(_text(16, (y + bottom) / 2 + 4, name, "small"))
+        for move, lane in zip(moves, lanes):
+            body.append(_arrow(reading, move, x, y + _GAP + _LANE * lane))
+        y = bottom
+        body.append(_line(10, y, width - 10, y, "grid"))
+    head = [
+        _text(16, 24, reading.title, "title"),
+        *_legend(reading),
+        _text(16, _TOP - 12, "time", "small"),
+    ]
+    for rank, at in enumerate(x):
+        head.append(_text(at, _TOP - 12, f"rank {rank}", "rank"))
+        head.append(_line(at, _TOP - 4, at, y + 8, "life"))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y + 20:.0f}" '
+            f'viewBox="0 0 {width:.0f} {y + 20:.0f}" role="img">',
+            f"<title>{escape(reading.title)}</title>",
+            f"<style>{_STYLE}</style>",
+            _markers(),
+            '<rect width="100%" height="100%" fill="#fff"/>',
+            *head,
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
+    """Give each move of one time a lane of its own where it would cross others."""
+    taken: list[list[tuple[float, float]]] = []
+    lanes = []
+    copying: int | None = None
+    for move in moves:
+        low, high = sorted((move.source, move.target))
+        span = (low, low + 0.9) if move.kind == "copy" else (float(low), float(high))
+        if move.kind == "copy" and copying is None:
+            copying = len(taken)  # below the messages: it is made when they have come
+        free = (
+            lane
+            for lane, spans in enumerate(taken)
+            if (copying is None or lane >= copying)
+            and all(span[1] <= a or b <= span[0] for a, b in spans)
+        )
+        lane = next(free, len(taken))
+        if lane == len(taken):
+            taken.append([])
+        taken[lane].append(span)
+        lanes.append(lane)
+    return lanes
+
+
+def _label(reading: Reading, move: Move) -> str:
+    """Give what is written on an arrow: strand, a plus for combining, and the blocks."""
+    blocks = move.sent if move.sent == move.received else f"{move.sent}⇒{move.received}"
+    return f"{reading.name(move.strand)}{'+' if move.kind == 'reduce' else ''}{blocks}"
+
+
+def _arrow(reading: Reading, move: Move, x: list[int], y: float) -> str:
+    label = _label(reading, move)
+    if move.kind == "copy":
+        at = x[move.source]
+        hook = f'<path class="arrow copy" d="M{at} {y}h14v8h-11" marker-end="url(#copy)"/>'
+        return hook + _text(at + 20, y + 8, label, "left")
+    a, b = x[move.source], x[move.target]
+    inset = 3 if a < b else -3
+    dash = ' stroke-dasharray="7 3"' if move.strand and move.strand[-1] % 2 else ""
+    # Near the sender, not in the middle: there a label would stand on a rank's line.
+    middle = a + (b - a) / (2 * abs(move.target - move.source))
+    height = y + 10 * (middle - a) / (b - a)
+    arrow = (
+        f'<line class="arrow {move.kind}" x1="{a}" y1="{y}" x2="{b - inset}" y2="{y + 10}"'
+        f'{dash} marker-end="url(#{move.kind})"/>'
+    )
+    if not label:
+        return arrow
+    room = 6.2 * len(label) + 4
+    paper = (
+        f'<rect x="{middle - room / 2:.1f}" y="{height - 7:.1f}" width="{room:.1f}" height="14" '
+        f'fill="#fff"/>'
+    )
+    return arrow + paper + _text(middle, height + 4, label, "label")
+
+
+def _legend(reading: Reading) -> list[str]:
+    kinds = {move.kind for move in reading.moves}
+    cut = reading.proof.block_count > 1
+    strands = any(reading.name(strand) for strand in reading.strands)
+    parts = []
+    x = 16
+    for kind in (k for k in _MEANING if k in kinds):
+        parts.append(
+            f'<line class="arrow {kind}" x1="{x}" y1="44" x2="{x + 30}" y2="44" '
+            f'marker-end="url(#{kind})"/>'
+        )
+        parts.append(_text(x + 38, 48, _MEANING[kind], "small"))
+        x += 70 + 7 * len(_MEANING[kind])
+    if cut:
+        parts.append(_text(x, 48, "[blocks]", "small"))
+        x += 76
+    if strands:
+        parts.append(_text(x, 48, "a: b: … strands that run side by side", "small"))
+    return parts
+
+
+def _markers() -> str:
+    arrows = "".join(
+        f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        f'markerHeight="7" markerUnits="userSpaceOnUse" orient="auto">'
+        f'<path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
+        for kind, colour in _COLOURS.items()
+    )
+    return f"<defs>{arrows}</defs>"
+
+
+def _text(x: float, y: float, content: str, style: str) -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(content)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
 
 _Chosen = str | Algorithm | Choice
 LEGEND = {

@@ -11,8 +11,8 @@ from mpidist.bench.on_device import forced
 from mpidist.device.find import find_device
 from mpidist.device.recognise import describe
 from mpidist.errors import InvalidArgument, Unsupported
-from mpidist.gpu import nccl_calls
-from mpidist.gpu.nccl import NcclBackend, why_not_here
+from mpidist.gpu.nccl import calls
+from mpidist.gpu.nccl.backend import NcclBackend, why_not_here
 
 pytestmark = gpu_needed.MARK
 
@@ -152,7 +152,7 @@ def test_nccl_by_name(comm):
         assert comm.size > 1 and "are all on GPU" in str(error)
         return
     x = cupy.full(1000, comm.rank + 1.0)
-    nccl_calls.nccl_allreduce(x, backend)
+    calls.nccl_allreduce(x, backend)
     backend.wait(0)
     assert (x.get() == cases.total(comm.size)).all()
     backend.close()

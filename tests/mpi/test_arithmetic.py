@@ -11,11 +11,11 @@ from collective_cases import names
 
 import mpidist
 from mpidist.backends.mpi import MpiBackend
-from mpidist.communicator import Communicator
-from mpidist.config import CollectiveConfig
+from mpidist.communicator.communicator import Communicator
 from mpidist.errors import InvalidArgument, UnsupportedDtype
 from mpidist.operations import UFUNCS
 from mpidist.schedule import algorithms
+from mpidist.selection.config import CollectiveConfig
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -375,7 +375,7 @@ def test_a_function_that_is_used_again_after_others_died(comm, algorithm):
 @pytest.mark.parametrize("op", ["sum", "mean", "max"])
 def test_a_repeated_native_call_is_bound(comm, op, monkeypatch):
     """No argument is prepared again, a mean's no more than a sum's."""
-    from mpidist import prepare
+    from mpidist.calls import prepare
 
     x, out = np.full(40, comm.rank + 1.0), np.empty(40)
     prepared = []

@@ -4,8 +4,8 @@ import pytest
 from mpi4py import MPI
 
 from mpidist.backends.mpi import MpiBackend
-from mpidist.launch import pretended_hosts
 from mpidist.testing import check_backend
+from mpidist.topology import pretended_hosts
 
 
 def test_conformance(comm):
@@ -35,3 +35,10 @@ def test_each_library_is_served_by_its_own_rules(comm):
     way = comm.explain(collective, nbytes)[0]
     assert way.name == ("staged" if vendor == "MPICH" else "native")
     assert way.why.startswith(f"shipped rule: {way.name}")
+
+
+def test_a_part_has_as_many_tags_as_the_whole(comm):
+    """Open MPI knows the limit of tags of MPI_COMM_WORLD only."""
+    part = comm.split(comm.rank % 2)
+    assert part.backend.tag_limit == comm.backend.tag_limit > 32767
+    part.free()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpidist.symmetric import compiled, streaming
+from mpidist.shared_memory import compiled
 
 pytestmark = [
     pytest.mark.one_node,
@@ -25,7 +25,7 @@ def by(monkeypatch):
 
     def switch(what):
         monkeypatch.setenv("MPIDIST_STREAM_BYTES", "0" if what == "streamed" else "none")
-        for module in (compiled, streaming):
+        for module in (compiled, compiled):
             monkeypatch.setattr(module, "vector_width", lambda: 0 if what == "numpy" else WIDTH)
         calls.clear()
         return calls

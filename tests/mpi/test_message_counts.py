@@ -6,8 +6,8 @@ import pytest
 
 from mpidist import Communicator
 from mpidist.errors import Unsupported
-from mpidist.plan import GREETING_TAG
 from mpidist.schedule import algorithms, prove
+from mpidist.schedule.unrolled import GREETING_TAG
 
 
 class Refuses:

@@ -12,7 +12,7 @@ import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.nn import Module
 from mpidist.pipeline import Costs, as_schedule, pipeline_schedule, simulate
-from mpidist.pipeline.registry import unregister_schedule
+from mpidist.pipeline.schedule import unregister_schedule
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import message_cases as cases
 import numpy as np
 import pytest
 
-from mpidist import Communicator, messages
+from mpidist import Communicator
 from mpidist.backends.mpi import MpiBackend
+from mpidist.engine import messages
 from mpidist.errors import InvalidArgument, InvalidRank
 
 OBJECTS = [

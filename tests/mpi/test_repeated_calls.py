@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist import kernel_bodies
 from mpidist.backends.mpi import MpiBackend
-from mpidist.communicator import Communicator
-from mpidist.config import CollectiveConfig
-from mpidist.symmetric import compiled, rooted
+from mpidist.communicator.communicator import Communicator
+from mpidist.selection.config import CollectiveConfig
+from mpidist.shared_memory import compile, compiled, rooted
 
 pytestmark = pytest.mark.one_node
 SIZES = (1, 1009, 70_001)  # one shot and two; no multiple of anything
@@ -34,7 +33,7 @@ BODIES = (
 def body(request, monkeypatch):
     """Have repeated calls run one way or the other."""
     width = compiled.vector_width() if request.param == "compiled" else 0
-    monkeypatch.setattr(kernel_bodies, "vector_width", lambda: width)
+    monkeypatch.setattr(compile, "vector_width", lambda: width)
     return request.param
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import mpidist
 from mpidist.backends.mpi import MpiBackend
-from mpidist.communicator import Communicator
-from mpidist.config import CollectiveConfig
-from mpidist.symmetric import staged
+from mpidist.communicator.communicator import Communicator
+from mpidist.selection.config import CollectiveConfig
+from mpidist.shared_memory import slots
 
 pytestmark = pytest.mark.one_node
 STAGED = {"algorithm": "staged"}
@@ -27,9 +27,9 @@ def own(comm):
 @pytest.fixture
 def bound(monkeypatch):
     """The calls that were bound, each for both slots or for one."""
-    calls, plain = [], staged.kernel
+    calls, plain = [], slots.kernel
     monkeypatch.setattr(
-        staged, "kernel", lambda call, heap, slot: calls.append(call) or plain(call, heap, slot)
+        slots, "kernel", lambda call, heap, slot: calls.append(call) or plain(call, heap, slot)
     )
     return calls
 

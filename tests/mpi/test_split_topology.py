@@ -9,7 +9,7 @@ import pytest
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
 from mpidist.errors import CollectiveMismatch, CommunicatorBroken, InvalidArgument
-from mpidist.launch import pretended_hosts
+from mpidist.topology import pretended_hosts
 
 
 def on_nodes(comm, per_node, config=None, **options):

@@ -11,8 +11,8 @@ import pytest
 import mpidist
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
-from mpidist.symmetric import kernels
-from mpidist.symmetric.barrier import Barrier
+from mpidist.shared_memory import in_place
+from mpidist.shared_memory.barrier import Barrier
 
 pytestmark = pytest.mark.one_node
 
@@ -141,13 +141,13 @@ def test_shapes_views_and_repeats(comm):
 
 
 def test_auto_takes_it_where_it_is_faster(comm, monkeypatch):
-    x, made, plain = comm.empty(1 << 16, "float32"), [], kernels.kernel
+    x, made, plain = comm.empty(1 << 16, "float32"), [], in_place.kernel
     monkeypatch.setattr(
-        kernels, "kernel", lambda *arguments: made.append(arguments) or plain(*arguments)
+        in_place, "kernel", lambda *arguments: made.append(arguments) or plain(*arguments)
     )
     comm.allreduce(x, out=x)
     assert [call.collective for call, _, _ in made] == ["allreduce"]
-    assert max(mpidist.rules.WITH_SYMMETRIC["allreduce"]) <= x.nbytes
+    assert max(mpidist.selection.rules.WITH_SYMMETRIC["allreduce"]) <= x.nbytes
 
 
 def test_private_arrays_are_refused_by_name(comm):

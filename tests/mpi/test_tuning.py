@@ -10,8 +10,7 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist import ConfigError
-from mpidist.tuning import TuningTable
-from mpidist.tuning_entry import Entry, Key
+from mpidist.selection.tuning import Entry, Key, TuningTable
 
 SIZES = (8, 512, 1 << 16, 1 << 20)
 LIMIT = 0.05  # seconds that a calibration may take

@@ -2,14 +2,14 @@
 
 import pytest
 
-from mpidist.allocation import Allocation, per_node
 from mpidist.commands import slurm_facts, slurm_line, starting
+from mpidist.commands.allocation import Allocation, per_node
 from mpidist.commands.launchers import Library, read_knobs
 from mpidist.commands.run import own_environment
 from mpidist.commands.run_checks import check_log_dir, check_not_nested
 from mpidist.commands.slurm_line import choose_launcher, place, slurm_command
+from mpidist.engine.calibration import pairs_of
 from mpidist.errors import InvalidArgument, LaunchError
-from mpidist.links import pairs_of
 
 JOB = {
     "SLURM_JOB_ID": "7",

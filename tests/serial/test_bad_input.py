@@ -4,8 +4,8 @@ import pytest
 from jobs import each_mpi, job, said
 
 from mpidist import Op
+from mpidist.communicator.simulation import run_simulated
 from mpidist.errors import InvalidArgument
-from mpidist.simulation import run_simulated
 
 
 @each_mpi

@@ -14,12 +14,12 @@ from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plot import as_svg, draw
 from mpidist.bench.report import bench_page
 from mpidist.bench.series import Series
+from mpidist.engine.calibration import calibrate
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.measure import (
     add_cost,
     algbw,
     busbw,
-    calibrate,
     copy_rate,
     format_size,
     parse_size,

@@ -15,7 +15,7 @@ from jobs import each_mpi
 from processes import end, environment, run
 
 from mpidist.schedule import COLLECTIVES
-from mpidist.tuning import TuningTable
+from mpidist.selection.tuning import TuningTable
 
 LIMIT = 80  # seconds; each takes a few
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpidist.errors import ConfigError
-from mpidist.symmetric import compiled, parts, streaming, structures
+from mpidist.shared_memory import compiled, kernel
 
 WIDTHS = [width for width in (16, 32, 64) if width <= compiled.vector_width()]
 needs_compiler = pytest.mark.skipif(not WIDTHS, reason="needs a C compiler for x86-64")
@@ -94,30 +94,30 @@ def test_overlapping_and_empty_arrays_are_assigned():
     [("", 4 << 20), ("0", 0), ("64K", 64 << 10), ("none", sys.maxsize), (" None ", sys.maxsize)],
 )
 def test_from_where_on(text, least):
-    assert streaming.least_bytes({"MPIDIST_STREAM_BYTES": text}) == least
+    assert compiled.least_bytes({"MPIDIST_STREAM_BYTES": text}) == least
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "1.3"])
 def test_wrong_words_name_what_is_allowed(text):
     with pytest.raises(ConfigError, match=f"MPIDIST_STREAM_BYTES='{text}': allowed are none, and"):
-        streaming.least_bytes({"MPIDIST_STREAM_BYTES": text})
+        compiled.least_bytes({"MPIDIST_STREAM_BYTES": text})
 
 
 @needs_compiler
 def test_only_long_results_go_round_the_cache(monkeypatch):
     monkeypatch.setenv("MPIDIST_STREAM_BYTES", "1K")
     short, long = np.empty(1023, np.uint8), np.empty(1024, np.uint8)
-    assert parts.copier(short) is parts.store
-    assert parts.copier(long) is compiled.stream
-    assert streaming.described().endswith("bits, streaming stores from 1K")
+    assert kernel.copier(short) is kernel.store
+    assert kernel.copier(long) is compiled.stream
+    assert compiled.described().endswith("bits, streaming stores from 1K")
 
 
 def test_without_a_compiler_all_is_stored(monkeypatch):
-    monkeypatch.setattr(streaming, "WHY_NOT", "nothing, for a reason")
-    for module in (compiled, streaming):
+    monkeypatch.setattr(compiled, "WHY_NOT", "nothing, for a reason")
+    for module in (compiled, compiled):
         monkeypatch.setattr(module, "vector_width", lambda: 0)
-    assert parts.copier(np.empty(64 << 20, np.uint8)) is parts.store
-    assert streaming.described() == "nothing, for a reason"
+    assert kernel.copier(np.empty(64 << 20, np.uint8)) is kernel.store
+    assert compiled.described() == "nothing, for a reason"
 
 
 @pytest.fixture
@@ -125,25 +125,25 @@ def left_over(monkeypatch, tmp_path):
     """A package of its own, in which the compiled module is looked for."""
     (tmp_path / "left_over").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(structures, "__package__", "left_over")
+    monkeypatch.setattr(compiled, "__package__", "left_over")
     yield tmp_path / "left_over"
     for name in ("left_over", "left_over._compiled"):
         sys.modules.pop(name, None)
 
 
 def test_nothing_was_compiled(left_over):
-    module, why_not = structures.load()
+    module, why_not = compiled.load()
     assert module is None and "installed without a C compiler" in why_not
 
 
 def test_what_was_compiled_cannot_be_loaded(left_over):
     (left_over / f"_compiled{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("no module")
-    module, why_not = structures.load()
+    module, why_not = compiled.load()
     assert module is None and "cannot be loaded; install again" in why_not
 
 
 @pytest.mark.parametrize("text", ["", "def layout(): return 1, 2, 3"], ids=["none", "another"])
 def test_what_was_compiled_is_of_another_version(left_over, text):
     (left_over / "_compiled.py").write_text(f"def width(): return 64\n{text}\n")
-    module, why_not = structures.load()
+    module, why_not = compiled.load()
     assert module is None and "is of another version; install again" in why_not

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mpidist import run_simulated
-from mpidist.config import FIELDS, VARIABLES, CollectiveConfig, misspelt
 from mpidist.errors import ConfigError
-from mpidist.strategy import Strategy
+from mpidist.selection.config import FIELDS, VARIABLES, CollectiveConfig, misspelt
+from mpidist.selection.strategy import Strategy
 
 GLOBAL = {"global_allreduce": "ring", "global_reduce": "tree:2", "global_broadcast": "tree:2"}
 

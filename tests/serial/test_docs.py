@@ -9,9 +9,9 @@ from doc_pages import NOT_RUN, ROOT, files_and_commands
 from processes import environment, mpiexec, run
 from training_kits import NEEDS_TORCH, torch
 
-from mpidist.config import ENVIRONMENT_PREFIX, FIELDS
 from mpidist.pipeline import schedules
 from mpidist.schedule import COLLECTIVES
+from mpidist.selection.config import ENVIRONMENT_PREFIX, FIELDS
 
 LIMIT = 60.0
 PAGES = sorted(["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.rst"))])

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist import prepare
-from mpidist.arrays import as_input
-from mpidist.call import Call
+from mpidist.calls import prepare
+from mpidist.calls.arrays import as_input
+from mpidist.calls.call import Call
 from mpidist.device import find
 from mpidist.device.array import DeviceArray
 from mpidist.device.emulated import EmulatedDevice
 from mpidist.device.find import find_device
 from mpidist.device.recognise import describe, is_on_device, make_like
 from mpidist.errors import ConfigError, InvalidArgument, Unsupported, UnsupportedDtype
-from mpidist.gpu.aware import Awareness, Library, detect
 from mpidist.gpu.chunks import chunks, elements
+from mpidist.gpu.cuda_aware import Awareness, Library, detect
 from mpidist.gpu.paths import CLASSES, ORDER, Rank, forced_path, table, taken
 
 YES, NO = Awareness("yes", "it says so"), Awareness("no", "it says not")

@@ -14,7 +14,7 @@ import mpidist
 from mpidist.device import find
 from mpidist.device.find import find_device
 from mpidist.errors import ConfigError, Unsupported
-from mpidist.gpu.choice import Seen, choose, use_gpu
+from mpidist.gpu.assignment import Seen, choose, use_gpu
 
 A, B, C, D = GPUS = ("uuid-a", "uuid-b", "uuid-c", "uuid-d")
 

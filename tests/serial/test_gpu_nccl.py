@@ -25,14 +25,12 @@ from mpidist.errors import (
     Unsupported,
     UnsupportedDtype,
 )
-from mpidist.gpu import nccl_calls as calls
-from mpidist.gpu import nccl_rounds
-from mpidist.gpu.nccl import NcclBackend, load
-from mpidist.gpu.nccl_types import DTYPES, OPS
-from mpidist.gpu.rendezvous import why_stuck
-from mpidist.plan import materialise
+from mpidist.gpu.nccl import calls, schedules
+from mpidist.gpu.nccl.backend import DTYPES, OPS, NcclBackend, load
+from mpidist.gpu.nccl.schedules import why_stuck
 from mpidist.schedule.registry import algorithm, algorithms, find, unregister
 from mpidist.schedule.rounds import Copy, Reduce, Send
+from mpidist.schedule.unrolled import materialise
 
 NUMPY = {code: np.dtype(ml_dtypes.bfloat16 if n == "bfloat16" else n) for n, code in DTYPES.items()}
 NAMES = {code: name for name, code in OPS.items()}
@@ -316,7 +314,7 @@ def test_errors_and_deadlines_abort(monkeypatch):
             backend.wait(0)
         assert library.made[0].ended == "aborted"
         backend = NcclBackend(comm, library)
-        monkeypatch.setattr("mpidist.device.emulated_stream.EmulatedEvent.done", lambda self: False)
+        monkeypatch.setattr("mpidist.device.emulated.EmulatedEvent.done", lambda self: False)
         with pytest.raises(CollectiveTimeout, match="NCCL has not finished within 0.01 s"):
             backend.wait(0, 0.01)
         assert library.made[1].ended == "aborted"
@@ -331,7 +329,7 @@ def test_errors_and_deadlines_abort(monkeypatch):
 def by_nccl(monkeypatch):
     """Runs a function on ranks whose collectives on a device find the library above."""
     local = threading.local()
-    monkeypatch.setattr("mpidist.gpu.nccl.load", lambda: local.library)
+    monkeypatch.setattr("mpidist.gpu.nccl.backend.load", lambda: local.library)
     monkeypatch.setattr("mpidist.device.emulated.EmulatedDevice.identity", lambda self: local.uuid)
 
     def run(size, function, forced=""):
@@ -469,8 +467,8 @@ def test_a_round_is_a_group(by_nccl):
 
 def test_what_is_known_of_schedules_is_limited():
     for arity in range(2, 302):
-        assert nccl_rounds._why_stuck(find("allreduce", "tree").algorithm, 2, 0, arity, ()) is None
-    assert nccl_rounds._why_stuck.cache_info().currsize < 300
+        assert schedules._why_stuck(find("allreduce", "tree").algorithm, 2, 0, arity, ()) is None
+    assert schedules._why_stuck.cache_info().currsize < 300
 
 
 def test_no_shipped_schedule_waits_for_itself():
@@ -512,7 +510,7 @@ def test_a_call_that_does_not_end_is_aborted(by_nccl, monkeypatch, trouble):
         gpu = comm._gpu
         assert not gpu._nccl.path.watch.look()  # it has ended
         comm.allreduce(x)
-        monkeypatch.setattr("mpidist.device.emulated_stream.EmulatedEvent.done", lambda self: False)
+        monkeypatch.setattr("mpidist.device.emulated.EmulatedEvent.done", lambda self: False)
         words = "NCCL has not finished .*allreduce.* by its deadline; aborted"
         if trouble == "error":
             library.made[0].trouble = NcclError("remote process exited")

@@ -10,8 +10,7 @@ from training_kits import NEEDS_TORCH, torch
 
 import mpidist
 from mpidist.device import find
-from mpidist.device.emulated import EmulatedDevice
-from mpidist.device.emulated_stream import Stream
+from mpidist.device.emulated import EmulatedDevice, Stream
 from mpidist.gpu.staged import Staged
 from mpidist.parallel import DDP, Pipeline, ZeroOptimizer
 

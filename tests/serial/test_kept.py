@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from mpidist import kept
-from mpidist.kept import Kept
+from mpidist.engine import bound_calls
+from mpidist.engine.bound_calls import Kept
 
 
 @dataclass
@@ -116,7 +116,7 @@ def test_calls_are_known_by_their_array():
 
 
 def test_what_is_noted_is_bounded(monkeypatch):
-    monkeypatch.setattr(kept, "NOTED", 64)
+    monkeypatch.setattr(bound_calls, "NOTED", 64)
     keeps, held = Kept(100), [np.zeros(1) for _ in range(300)]
     for key, x in enumerate(held):
         keeps.last_use(key, key, x)

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from mpidist.communicator.logs import set_up_log
 from mpidist.errors import ConfigError
-from mpidist.logs import set_up_log
 
 LOG = logging.getLogger("mpidist")
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mpidist.backends.null import NullBackend
-from mpidist.call import Call
+from mpidist.calls.call import Call
+from mpidist.engine.programs import ProgramCache
 from mpidist.operations import OPS
-from mpidist.pipelining import Pipelining
-from mpidist.programs import ProgramCache
 from mpidist.schedule import COLLECTIVES, algorithms, find, prove
+from mpidist.selection.segmentation import Pipelining
 
 N = 1 << 12  # elements of the whole buffer
 

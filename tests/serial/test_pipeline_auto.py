@@ -12,7 +12,7 @@ from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.nn import Identity
 from mpidist.parallel.pipe import measuring
 from mpidist.pipeline import B, Costs, F, as_schedule, automatic, prove, schedules, simulate
-from mpidist.pipeline.registry import pipeline_schedule, unregister_schedule
+from mpidist.pipeline.schedule import pipeline_schedule, unregister_schedule
 
 # A language model on 4 ranks, cut into 8 parts: six alike; the first is the embedding, which has no
 # gradient of its input, the last one the head over the vocabulary with the loss.

@@ -21,7 +21,7 @@ from mpidist.pipeline import (
 )
 from mpidist.pipeline.messages import attach
 from mpidist.pipeline.prove import prove_parts
-from mpidist.pipeline.registry import unregister_schedule
+from mpidist.pipeline.schedule import unregister_schedule
 from mpidist.pipeline.walk import walk
 
 SHIPPED = ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"]

@@ -14,13 +14,13 @@ from pipeline_stage_kits import (
 )
 
 import mpidist
+from mpidist.engine.messages import Posting
 from mpidist.errors import (
     InvalidArgument,
     RankFailed,
     UnsupportedDtype,
 )
 from mpidist.nn import Linear, Module, Sequential
-from mpidist.posting import Posting
 
 
 @pytest.mark.parametrize("schedule", ("gpipe", "zb-h1", "zb-v"))

@@ -3,8 +3,8 @@
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.pipelining import Pipelining
 from mpidist.schedule import algorithms, find, prove
+from mpidist.selection.segmentation import Pipelining
 
 
 @pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label.replace(" ", "-"))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from mpidist import CollectiveConfig, Communicator, Faults, SimulatedBackend, run_simulated
 from mpidist.backends.simulated import run_group
-from mpidist.binding import Binder
+from mpidist.engine.binding import Binder
+from mpidist.engine.storage import HostMemory, Storage
 from mpidist.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -25,11 +26,10 @@ from mpidist.errors import (
     ScheduleError,
     Unsupported,
 )
-from mpidist.plan import Lengths, materialise
 from mpidist.schedule import algorithms
 from mpidist.schedule.contract import COLLECTIVES
 from mpidist.schedule.rounds import Reduce, Send, parallel
-from mpidist.storage import HostMemory, Storage
+from mpidist.schedule.unrolled import Lengths, materialise
 from mpidist.testing import check_backend
 
 SHORT = CollectiveConfig(timeout=0.4)

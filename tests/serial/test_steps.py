@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mpidist.backends.board import HISTORY, PRINTS
-from mpidist.storage import store
-from mpidist.symmetric import compiled
-from mpidist.symmetric.noted import Aimed, Unless
-from mpidist.symmetric.steps import Steps, Words
-from mpidist.symmetric.structures import ARRIVE, CALL, CHECK, COPY, MEET, SUM
+from mpidist.backends.program import store
+from mpidist.shared_memory import compiled
+from mpidist.shared_memory.compiled import ARRIVE, CALL, CHECK, COPY, MEET, SUM
+from mpidist.shared_memory.conditional import Aimed, Unless
+from mpidist.shared_memory.steps import Steps, Words
 
 pytestmark = pytest.mark.skipif(not compiled.vector_width(), reason="needs a C compiler for x86-64")
 MARK, ME, OTHER = 1234, 0, 8

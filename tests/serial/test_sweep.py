@@ -6,8 +6,7 @@ import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import InvalidArgument, UnknownName
 from mpidist.schedule import Recv, Send, algorithm, algorithms
 from mpidist.schedule.registry import unregister
-from mpidist.schedule.sweep import sweep
-from mpidist.schedule.tasks import groupings
+from mpidist.schedule.sweep import groupings, sweep
 
 
 @pytest.fixture

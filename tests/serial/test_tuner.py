@@ -13,7 +13,7 @@ from mpidist.bench.rounds import Stop, Wish, count_cells
 from mpidist.bench.tune import settle, tune
 from mpidist.bench.verify import between, verify
 from mpidist.commands.options import Seconds
-from mpidist.tuning import TuningTable
+from mpidist.selection.tuning import TuningTable
 
 WAYS = ("binomial", "linear", "tree:2", "tree:4")
 

@@ -7,19 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from mpidist import CollectiveConfig, ConfigError, Op, run_simulated, selection
-from mpidist.advice import Advice
-from mpidist.calibration import MOST_RANKS, Model, from_environment
-from mpidist.call import Call
+from mpidist import CollectiveConfig, ConfigError, Op, run_simulated
+from mpidist.calls.call import Call
+from mpidist.engine.calibration import from_environment
 from mpidist.errors import DeadlockError, Unsupported
-from mpidist.measure import Calibration
 from mpidist.operations import OPS
-from mpidist.pipelining import Pipelining
 from mpidist.schedule.cost import cost
 from mpidist.schedule.registry import find
-from mpidist.selection import Means, Ways, choose, why_not
-from mpidist.tuning import TuningTable
-from mpidist.tuning_entry import Entry, Key, kind_for
+from mpidist.selection import choose as selection
+from mpidist.selection.choose import Means, Ways, choose, why_not
+from mpidist.selection.estimates import MOST_RANKS, Advice, Calibration, Model
+from mpidist.selection.segmentation import Pipelining
+from mpidist.selection.tuning import Entry, Key, TuningTable, kind_for
 
 KEY = Key("simulated", (4,), "float", "allreduce", "private")
 TIMES = {

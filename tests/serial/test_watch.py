@@ -16,11 +16,11 @@ from processes import environment, run
 
 from mpidist.commands import run as running
 from mpidist.commands import watch as watching
+from mpidist.commands.interfaces import addresses_v6
 from mpidist.commands.watch import Watch
 from mpidist.commands.watch_lines import Rank, enough_files
 from mpidist.commands.watch_signals import Signals
 from mpidist.errors import LaunchError
-from mpidist.interfaces import addresses_v6
 
 RANK = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
 
@@ -184,7 +184,7 @@ def test_before_slurm_kills_all(monkeypatch):
 
 INIT = """
 import sys, time
-from mpidist.run_notes import tell_run
+from mpidist.communicator.launcher_notes import tell_run
 if sys.argv[1] != "early":
     tell_run("starting")
 if sys.argv[1] == "through":

@@ -26,7 +26,7 @@ def test_a_rank_that_ends_badly_ends_the_job(cluster, mpi, user, tmp_path, how):
 
 
 STUCK = """import os, time
-from mpidist.run_notes import tell_run
+from mpidist.communicator.launcher_notes import tell_run
 tell_run("starting")
 if "MPI_LOCALNRANKS" not in os.environ:  # not by MPICH's own launcher
     time.sleep(100)

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...backends.base import PIECE_BYTES, pieces
+from ...engine.messages import Posting
 from ...errors import CollectiveMismatch, Unsupported
 from ...pipeline import Message
-from ...posting import Posting
 from ..dtypes import find_dtype
 from .parcel import Form, Parcel, Tensors
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ...device.recognise import is_on_device
-from ...gpu.parcels import Parcels
+from ...gpu.messages import Parcels
 
 MARK = "@gpu"
 """Ends the dtype of a form whose sender has the tensor on a GPU."""

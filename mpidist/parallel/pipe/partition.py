@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
+from ...communicator.launch import started
 from ...errors import InvalidArgument
-from ...launch import started
 from ...nn import Sequential
 from ..framework import library
 from .divided import Partition, divide

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+from ...engine.messages import Posting
 from ...errors import InvalidArgument
 from ...pipeline import Costs, Span
-from ...posting import Posting
 from .averaging import Averaging
 from .edges import Edges
 from .ending import Ended, Ending

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..actions import Action, B, F
-from ..registry import pipeline_schedule
+from ..schedule import pipeline_schedule
 
 
 @pipeline_schedule("1f1b", splits=False)

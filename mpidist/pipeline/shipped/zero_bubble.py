@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..actions import Action, F, I, W
-from ..registry import pipeline_schedule
+from ..schedule import pipeline_schedule
 
 
 def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator[Action]:

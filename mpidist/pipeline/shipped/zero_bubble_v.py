@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ..actions import KINDS, Action
-from ..registry import pipeline_schedule
+from ..schedule import pipeline_schedule
 
 
 @pipeline_schedule("zb-v", chunks=2, placement="v", splits=True)

@@ -1,0 +1,257 @@
+"""Between nodes the first message of a call names it, and is compared before data are taken.
+
+Ranks of one node see on the arrival board which call the others mean.  Those of other nodes send a
+greeting ahead of their data, which costs no time on the way: a rank posts its receives from a peer
+when it has compared the peer's greeting.  So no call takes the data of another, and no message that
+is longer than its receiver expects is ever taken (Open MPI 5.0.11 would write past the end of the
+receiver's array).  A peer that only receives greets too, so that two roots of a broadcast hear of
+each other; for that nobody waits, and it may be found in a later call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import CollectiveMismatch
+from ..schedule.unrolled import GREETING_TAG
+from .base import Backend, Message, Transfer
+
+NBYTES = 128
+_WORDS = 2  # the fingerprint of the call, and the bytes of all its messages to this peer
+_MOST_ANSWERS = 64
+Bind = Callable[[Sequence[Message]], Transfer]
+
+
+class _Header:
+    """The memory of one greeting."""
+
+    __slots__ = ("data", "words")
+
+    def __init__(self) -> None:
+        self.data = np.zeros(NBYTES, np.uint8)
+        self.words = self.data[: 8 * _WORDS].view(np.int64).data
+
+    def write(self, fingerprint: int, nbytes: int, what: str) -> None:
+        """Name a call."""
+        self.words[0], self.words[1] = fingerprint, nbytes
+        text = np.frombuffer(what.encode()[: NBYTES - 8 * _WORDS], np.uint8)
+        self.data[8 * _WORDS :] = 0
+        self.data[8 * _WORDS : 8 * _WORDS + len(text)] = text
+
+    def compare(self, named: Named, rank: int, peer: int, expected: int) -> None:
+        """Raise CollectiveMismatch if the peer means another call, or another length."""
+        told, nbytes = self.words
+        if told == named.fingerprint and nbytes == expected:
+            return
+        if told != named.fingerprint:
+            text = bytes(self.data[8 * _WORDS :]).rstrip(b"\0").decode(errors="ignore")
+            raise CollectiveMismatch(
+                f"rank {rank}: collective #{named.sequence} is {named.what} here and {text} on "
+                f"rank {peer}; MPIDIST_DEBUG=1 shows who called what where"
+            )
+        raise CollectiveMismatch(
+            f"rank {rank}: {named.what} (collective #{named.sequence}): expected {expected} bytes "
+            f"from rank {peer}, which sends {nbytes}: the ranks disagree on the array's length"
+        )
+
+
+class Named(NamedTuple):
+    """A call as the ranks compare it."""
+
+    fingerprint: int = 0
+    what: str = ""
+    sequence: int = 0
+
+
+class Answers:
+    """Greetings of peers that only receive, for which nobody waits; compared when they have come.
+
+    Parameters
+    ----------
+    backend : Backend
+        Moves them.
+    """
+
+    def __init__(self, backend: Backend):
+        self._backend = weakref.proxy(backend)
+        self._pending: deque[tuple[Any, _Header, int, Named]] = deque()
+
+    def expect(self, peer: int, tag: int, named: Named) -> None:
+        """Receive a greeting."""
+        header = _Header()
+        request = self._backend.irecv(header.data, peer, tag)
+        self._pending.append((request, header, peer, named))
+
+    def look(self) -> bool:
+        """Compare what has come; tell whether few are left.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If a peer meant another call, which may be one that this rank has finished.
+        """
+        pending = self._pending
+        for _ in range(len(pending)):
+            request, header, peer, named = pending.popleft()
+            if request.test():
+                header.compare(named, self._backend.rank, peer, 0)
+            else:
+                pending.append((request, header, peer, named))
+        return len(pending) <= _MOST_ANSWERS
+
+    def cancel(self) -> None:
+        """Give up on those that have not come: their memory goes when the program ends."""
+        while self._pending:
+            self._pending.pop()[0].cancel()
+
+
+_answers: weakref.WeakKeyDictionary[Backend, Answers] = weakref.WeakKeyDictionary()
+
+
+def answers_of(backend: Backend) -> Answers:
+    """Return the answers that a communicator expects."""
+    if backend not in _answers:
+        _answers[backend] = Answers(backend)
+    return _answers[backend]
+
+
+@atexit.register
+def _cancel() -> None:
+    for answers in _answers.values():
+        answers.cancel()
+
+
+class _Peer:
+    """What a rank of another node sends in a call, and what it should."""
+
+    __slots__ = ("rank", "sent", "expected", "header", "transfer", "heard")
+
+    def __init__(self, rank: int):
+        self.rank, self.sent, self.heard = rank, 0, False
+        self.expected: int | None = None  # None: it sends nothing
+        self.header = _Header()
+        self.transfer: Transfer
+
+
+class Greeting:
+    """The greetings of one program, to and from the ranks of other nodes.
+
+    Parameters
+    ----------
+    rank : int
+        Of the communicator.
+    absent : frozenset of int
+        The ranks that are to be greeted, where the program has messages with them.
+    answers : Answers
+        Of the communicator.
+    slot : list of int
+        The slot of the program.
+    space : int
+        Number of tags of a slot.
+    """
+
+    def __init__(
+        self, rank: int, absent: frozenset[int], answers: Answers, slot: list[int], space: int
+    ):
+        self._rank, self.absent, self._answers = rank, absent, answers
+        self._slot, self._space = slot, space
+        self._peers: dict[int, _Peer] = {}
+        self._heads: dict[int, _Header] = {}
+        self._sends: Transfer
+        self._named = Named()
+
+    def count(self, message: Message) -> None:
+        """Note a message of the program."""
+        if message.peer not in self.absent:
+            return
+        peer = self._peers.setdefault(message.peer, _Peer(message.peer))
+        if message.incoming:
+            peer.expected = (peer.expected or 0) + message.data.nbytes
+        else:
+            peer.sent += message.data.nbytes
+
+    def bind(self, bind: Bind) -> bool:
+        """Bind the messages, once all of the program are noted; tell whether there are any."""
+        self._heads = {rank: _Header() for rank in self._peers}
+        self._sends = bind(
+            [Message(False, rank, head.data, GREETING_TAG) for rank, head in self._heads.items()]
+        )
+        for peer in self._peers.values():
+            if peer.expected is not None:
+                peer.transfer = bind([Message(True, peer.rank, peer.header.data, GREETING_TAG)])
+        return bool(self._peers)
+
+    def name(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Say which call the next run serves."""
+        if self._named.fingerprint != fingerprint:
+            for rank, head in self._heads.items():
+                head.write(fingerprint, self._peers[rank].sent, what)
+        self._named = Named(fingerprint, what, sequence)
+
+    def start(self) -> None:
+        """Send the greetings of this rank, and await the others'."""
+        self._answers.look()
+        for peer in self._peers.values():
+            peer.heard = False
+            if peer.expected is not None:
+                peer.transfer.start()
+            else:
+                tag = GREETING_TAG + self._slot[0] * self._space
+                self._answers.expect(peer.rank, tag, self._named)
+        self._sends.start()
+
+    def test(self) -> bool:
+        """Tell whether this rank's greetings have gone."""
+        return self._sends.test() and self._answers.look()
+
+    def heard(self, ranks: Sequence[int]) -> bool:
+        """Tell whether the greetings of these peers have come; raise if one means another call."""
+        for rank in ranks:
+            peer = self._peers[rank]
+            if not peer.heard:
+                if not peer.transfer.test():
+                    return False
+                peer.header.compare(self._named, self._rank, rank, peer.expected or 0)
+                peer.heard = True
+        return True
+
+
+class Greeted:
+    """A round whose receives are posted when their senders' greetings have been compared."""
+
+    __slots__ = ("_greeting", "_ranks", "_sends", "_receives", "_left", "_posted")
+
+    def __init__(self, greeting: Greeting, messages: Sequence[Message], bind: Bind):
+        receives = [m for m in messages if m.incoming]
+        sends = [m for m in messages if not m.incoming]
+        self._greeting = greeting
+        self._ranks = tuple({m.peer for m in receives} & greeting.absent)
+        self._sends = bind(sends) if sends else None
+        self._receives, self._posted = bind(receives), False
+        self._left: list[Transfer] = []  # a persistent request is not to be asked once it has ended
+
+    def start(self) -> None:
+        """Post what is sent."""
+        self._left = []
+        if self._sends is not None:
+            self._sends.start()
+            self._left.append(self._sends)
+        self._posted = False
+
+    def test(self) -> bool:
+        """Tell whether every message has moved."""
+        if not self._posted:
+            if not self._greeting.heard(self._ranks):
+                return False
+            self._posted = True
+            self._receives.start()
+            self._left.append(self._receives)
+        while self._left and self._left[-1].test():
+            self._left.pop()
+        return not self._left

@@ -1,0 +1,1 @@
+"""One collective call, its arguments checked and its arrays flat."""

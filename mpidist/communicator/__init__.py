@@ -1,0 +1,1 @@
+"""What users hold: the communicator, and how a job gets one."""

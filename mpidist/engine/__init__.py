@@ -1,0 +1,1 @@
+"""Serves calls: bound to memory, numbered, and run within their deadline."""

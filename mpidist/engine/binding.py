@@ -1,0 +1,382 @@
+"""From a written schedule to a program: blocks become memory, steps become operations."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..backends.base import Backend, Message, Transfer, UnboundTransfer
+from ..backends.greeting import Greeted, Greeting, answers_of
+from ..backends.program import Action, Program, Round, Side
+from ..calls.call import Call
+from ..errors import ScheduleError
+from ..operations import Op, divides_first, is_mean
+from ..schedule.contract import COLLECTIVES
+from ..schedule.registry import Algorithm, Choice, Groups
+from ..schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple, segmented
+from ..schedule.unrolled import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise, tags_of
+from ..selection.segmentation import Pipelining
+from .storage import Arena, Memory, Piece, Storage, merge, merge_rows
+
+_WRITTEN = 1024  # schedules, by algorithm, root and segments
+
+
+# What a program's own objects hold, by the growth of a process that kept 1,000 of them (Open MPI
+# 5.0.11 and MPICH 5.0.2): of the program, of each action, of each request.
+_PROGRAM_BYTES, _ACTION_BYTES, _REQUEST_BYTES = 4 << 10, 2 << 10, 1 << 10
+
+
+def held_bytes(program: Program) -> int:
+    """Return the bytes that a program holds: scratch memory, requests, and its own objects.
+
+    Scratch memory that several programs share counts in each.
+    """
+    if not program.held:
+        actions, scratch = [*program.before, *program.finish], program.scratch_bytes
+        _add_actions(program.items, actions)
+        if not program.requests:  # a kernel, whose scratch memory is known by its actions only
+            scratch = sum(_arrays_of(actions).values())
+        program.held = _PROGRAM_BYTES + _ACTION_BYTES * len(actions) + scratch
+        program.held += _REQUEST_BYTES * program.requests
+    return program.held
+
+
+def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
+    """Return the bytes of memory that only these keep alive, by identity."""
+    found, ndarray = {}, np.ndarray
+    for action in actions:
+        for array in action.args if type(action) is partial else ():
+            if type(array) is not ndarray:
+                continue
+            while type(base := array.base) is ndarray:
+                array = base
+            if base is None:  # else the user's memory, which is known by its address only
+                found[id(array)] = array.nbytes
+    return found
+
+
+def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
+    """Add all actions of these rounds."""
+    for item in items:
+        if isinstance(item, Round):
+            actions += item.before
+            actions += item.after
+        else:
+            for strand in item.strands:
+                _add_actions(strand, actions)
+
+
+class _Gone:
+    """The last round of a program with greetings: they have left their memory."""
+
+    __slots__ = ("start", "test")
+
+    def __init__(self, greeting: Greeting):
+        self.start: Action = tuple
+        self.test = greeting.test
+
+
+class Bindable(Protocol):
+    """As much of a backend as binds the messages of a round: all that NCCL needs to be one."""
+
+    rank: int
+    tag_limit: int
+
+    def bind(self, messages: Sequence[Message]) -> Transfer:
+        """Return the transfer of these messages."""
+
+
+class CallBinder:
+    """Binds calls to schedules: each is written down once, and laid into the memory of a call.
+
+    Parameters
+    ----------
+    groups : tuple of tuple of int
+        Which ranks share a node.
+    pipelining : Pipelining
+        How long blocks are cut.
+    """
+
+    def __init__(self, groups: Groups, pipelining: Pipelining):
+        self.groups, self.pipelining = groups, pipelining
+        self._written: dict[Hashable, Written] = {}
+
+    def program(
+        self,
+        backend: Backend | Bindable,
+        memory: Memory,
+        call: Call,
+        choice: Choice,
+        arity: int,
+        persistent: bool = True,
+    ) -> Program:
+        """Return a new program for a call; `persistent` as for :class:`Binder`."""
+        algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
+        count = algorithm.block_count(call.size, groups=self.groups)
+        segments, window = self._segments(call, algorithm, count)
+        written = self._write_down(call, choice, arity, segments, window)
+        if call.counts:
+            each = count // call.size
+            lengths = Lengths.per_rank(call.counts, call.out_counts, each, segments)
+        else:
+            lengths = Lengths.even(call.count, count, segments)
+        x = None if call.x is None else memory.array(call.x)
+        out = x if call.out is call.x else None if call.out is None else memory.array(call.out)
+        if call.collective == "broadcast" and call.rank == call.root and call.in_place:
+            out = None  # the root's array is read, whatever the schedule brings back to it
+        scaled: list[Round | Side] = []
+        finish: list[Action] = []
+        scratch_bytes = 0
+        if divides_first(call.op, call.dtype) and x is not None:
+            brought = x
+            if call.collective == "allreduce" and out is not None:
+                x = out
+            else:
+                x = memory.allocate(brought.size)
+                scratch_bytes = x.nbytes
+            scaled = [Round((memory.divide(brought, x, call.size),), None, ())]
+        elif is_mean(call.op) and out is not None and out.size:
+            finish = [memory.divide(out, out, call.size)]
+        place = (call.rank, call.size, call.root)
+        storage = Storage(contract, place, lengths, x, out, memory)
+        program = Binder(backend, storage, call.op, persistent).program(written, finish)
+        program.items[:0] = scaled
+        program.scratch_bytes += scratch_bytes
+        return program
+
+    def _segments(self, call: Call, algorithm: Algorithm, block_count: int) -> tuple[int, int]:
+        """Return the number of pieces that each block is cut into, and of those in flight."""
+        largest = -(-call.nbytes // max(block_count, 1))
+        if call.counts:
+            per_rank = max(1, block_count // call.size)
+            largest = -(-max(call.counts) * call.dtype.itemsize // per_rank)
+            if not call.even and call.collective == "alltoall":
+                return 1, self.pipelining.window  # no rank knows the largest part of all
+        nodes = len(self.groups)
+        return self.pipelining.of(algorithm, call.size, nodes, block_count, largest)
+
+    def _write_down(
+        self, call: Call, choice: Choice, arity: int, segments: int, window: int
+    ) -> Written:
+        algorithm = choice.algorithm
+        key = (algorithm, arity, call.root, segments, window)
+        if key not in self._written:
+
+            def make() -> Any:
+                return algorithm.schedule(call.rank, call.size, call.root, arity, self.groups)
+
+            if len(self._written) >= _WRITTEN:
+                self._written.clear()
+            schedule = segmented(make, call.size, segments, window)
+            self._written[key] = materialise(schedule)
+        return self._written[key]
+
+
+class Binder:
+    """Walks the rounds of one rank in order and binds each to memory and to the backend.
+
+    Parameters
+    ----------
+    backend : Backend or Bindable
+        What moves the messages.
+    storage : Storage
+        Where the blocks lie.
+    op : Op or None
+        How they are combined.
+    persistent : bool
+        Whether the backend binds the messages of each round, if it can, instead of posting them
+        one by one in each run.
+    """
+
+    def __init__(
+        self, backend: Backend | Bindable, storage: Storage, op: Op | None, persistent: bool
+    ):
+        self.backend, self.storage, self.op = backend, storage, op
+        self.memory = storage.memory
+        self.persistent = persistent and hasattr(backend, "bind")
+        self.messages = self._requests = 0
+        self._slot, (self._space, _) = [0], tags_of(backend.tag_limit)
+        roll_call = getattr(backend, "roll_call", None)
+        self._greeting: Greeting | None = None
+        if roll_call is not None and roll_call.absent:
+            absent, answers = frozenset(roll_call.absent), answers_of(backend)  # type: ignore[arg-type]
+            self._greeting = Greeting(backend.rank, absent, answers, self._slot, self._space)
+
+    def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
+        """Bind a whole schedule; `finish` is done after the result is complete."""
+        self.storage.prepare(written)
+        arena = Arena(self.memory)
+        items, greeting = self._strand(written, arena, 0, set()), self._greeting
+        if greeting is not None and greeting.bind(self._bind):
+            items = [Round((greeting.start,), None, ()), *items, Round((), _Gone(greeting), ())]
+        finishing = (*self.storage.finish(), *finish)
+        elements = arena.total() + self.storage.scratch_elements
+        scratch = elements * self.memory.dtype.itemsize
+        return Program(
+            items,
+            finishing,
+            scratch,
+            self.messages,
+            self._slot,
+            requests=self._requests,
+            greeting=greeting,
+        )
+
+    def _strand(
+        self, written: Written, arena: Arena, tag: int, heard: set[int]
+    ) -> list[Round | Side]:
+        """Bind one strand; `heard` are the peers whose greetings have been compared before."""
+        items: list[Round | Side] = []
+        for item in written:
+            if isinstance(item, Strands):
+                known = [set(heard) for _ in item.strands]
+                strands = [
+                    self._strand(
+                        s, arena.slot(k % item.window), tag * TAGS_PER_LEVEL + k + 1, known[k]
+                    )
+                    for k, s in enumerate(item.strands)
+                ]
+                heard.update(*known)
+                items.append(Side(strands, item.window))
+            else:
+                items.append(self._round(item, arena, tag, heard))
+        return items
+
+    def _round(self, steps: tuple[Step, ...], arena: Arena, tag: int, heard: set[int]) -> Round:
+        """Bind one round: first what is sent, for that is the old value, then what comes in."""
+        arena.taken = 0
+        if tag >= self._space:
+            raise ScheduleError(
+                f"parallel is nested too deep: a strand needs tag {tag}, an operation on this "
+                f"backend has {self._space}"
+            )
+        before: list[Action] = []
+        after: list[Action] = []
+        sends = [self._send(s, arena, tag, before) for s in steps if isinstance(s, Send)]
+        receives: list[Message] = []
+        self._check(steps)
+        for step in steps:
+            if isinstance(step, Copy):
+                after.extend(self._copy(step))
+            elif isinstance(step, Recv):
+                receives.append(self._recv(step, arena, tag, after))
+            elif isinstance(step, Reduce):
+                receives.append(self._reduce(step, arena, tag, after))
+        messages = receives + sends
+        self.messages += len(sends)
+        self._requests += len(messages)
+        transfer: Transfer | None = None
+        if messages:
+            transfer = self._transfer(messages, heard)
+        return Round(tuple(before), transfer, tuple(after))
+
+    def _transfer(self, messages: Sequence[Message], heard: set[int]) -> Transfer:
+        """Bind the messages of a round; those of peers that are not `heard` wait for that."""
+        greeting = self._greeting
+        if greeting is None:
+            return self._bind(messages)
+        for message in messages:
+            greeting.count(message)
+        unheard = ({m.peer for m in messages if m.incoming} & greeting.absent) - heard
+        heard |= unheard
+        return Greeted(greeting, messages, self._bind) if unheard else self._bind(messages)
+
+    def _bind(self, messages: Sequence[Message]) -> Transfer:
+        if self.persistent:
+            return self.backend.bind(messages)  # type: ignore[union-attr]
+        return UnboundTransfer(self.backend, messages, self._slot, self._space)  # type: ignore
+
+    def _check(self, steps: tuple[Step, ...]) -> None:
+        sent = {(s.buffer, b) for s in steps if isinstance(s, Send) for b in block_tuple(s.blocks)}
+        reduced = {
+            (s.buffer, b) for s in steps if isinstance(s, Reduce) for b in block_tuple(s.blocks)
+        }
+        received: set[tuple[str, int]] = set()
+        for step in steps:
+            if not isinstance(step, Copy) and step.peer == self.backend.rank:
+                raise ScheduleError(f"{step!r} with itself; use Copy", rank=self.backend.rank)
+            if isinstance(step, Recv):
+                for b in block_tuple(step.blocks):
+                    place = (step.buffer, b)
+                    if place in sent or place in received or place in reduced:
+                        raise ScheduleError("is sent or received twice in one round", block=b)
+                    received.add(place)
+
+    def _send(self, step: Send, arena: Arena, tag: int, before: list[Action]) -> Message:
+        places, read = _places(step), self.storage.read
+        merged = merge([read(place) for place in places])
+        if len(merged) == 1:
+            return Message(False, step.peer, self.memory.view(merged[0]), tag)
+        packed = arena.take(sum(stop - start for _, start, stop in merged))
+        before += [self._store(part, piece) for piece, part in _cut(packed, merged)]
+        return Message(False, step.peer, self.memory.view(packed), tag)
+
+    def _recv(self, step: Recv, arena: Arena, tag: int, after: list[Action]) -> Message:
+        places, write = _places(step), self.storage.write
+        merged = merge([write(place) for place in places])
+        if len(merged) == 1:
+            return Message(True, step.peer, self.memory.view(merged[0]), tag)
+        packed = arena.take(sum(stop - start for _, start, stop in merged))
+        after += [self._store(piece, part) for piece, part in _cut(packed, merged)]
+        return Message(True, step.peer, self.memory.view(packed), tag)
+
+    def _reduce(self, step: Reduce, arena: Arena, tag: int, after: list[Action]) -> Message:
+        places = _places(step)
+        own = [self.storage.read(place) for place in places]
+        incoming = arena.take(sum(stop - start for _, start, stop in own))
+        rows = [
+            (mine, theirs, self.storage.write(place))
+            for place, (mine, theirs) in zip(places, _cut(incoming, own))
+        ]
+        memory, op = self.memory, self.op
+        lower = step.peer < self.backend.rank
+        for row in merge_rows(rows):
+            assert op is not None  # a barrier has no data
+            mine, theirs, target = (memory.view(piece) for piece in row)
+            operands = (theirs, mine) if lower else (mine, theirs)
+            after.append(memory.combine(op, *operands, target))
+        return Message(True, step.peer, memory.view(incoming), tag)
+
+    def _copy(self, step: Copy) -> list[Action]:
+        sources = [self.storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]
+        targets = [self.storage.write((step.target, b)) for b in block_tuple(step.target_blocks)]
+        if len(sources) != len(targets):
+            raise ScheduleError(f"copies {len(sources)} blocks to {len(targets)}")
+        for source, target, block in zip(sources, targets, block_tuple(step.source_blocks)):
+            if source[2] - source[1] != target[2] - target[1]:
+                raise ScheduleError("is copied to a block of another length", block=block)
+        places = {(step.source, b) for b in block_tuple(step.source_blocks)}
+        pairs = list(zip(targets, sources))
+        if not places.isdisjoint((step.target, b) for b in block_tuple(step.target_blocks)):
+            return self._copy_over_each_other(pairs)
+        return [self._store(*pair) for pair in merge_rows(pairs)]
+
+    def _copy_over_each_other(self, pairs: list[tuple[Piece, Piece]]) -> list[Action]:
+        """Copy blocks among each other: all are read before the first is written."""
+        lengths = [source[2] - source[1] for _, source in pairs]
+        aside = [(self.memory.allocate(n), 0, n) for n in lengths]
+        return [
+            *(self._store(held, source) for held, (_, source) in zip(aside, pairs)),
+            *(self._store(target, held) for held, (target, _) in zip(aside, pairs)),
+        ]
+
+    def _store(self, target: Piece, source: Piece) -> Action:
+        return self.memory.store(self.memory.view(target), self.memory.view(source))
+
+
+def _places(step: Send | Recv | Reduce) -> list[tuple[str, int]]:
+    return [(step.buffer, b) for b in block_tuple(step.blocks)]
+
+
+def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
+    """Pair each piece with its part of a piece that holds all of them, in this order."""
+    array, at, _ = whole
+    pairs: list[tuple[Piece, Piece]] = []
+    for piece in pieces:
+        n = piece[2] - piece[1]
+        pairs.append((piece, (array, at, at + n)))
+        at += n
+    return pairs

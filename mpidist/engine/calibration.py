@@ -1,0 +1,256 @@
+"""The short calibration of a job: α, β and γ within milliseconds, and times predicted from them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..errors import CollectiveTimeout, ConfigError
+from ..measure import add_cost, median, ping_pong
+from ..schedule.registry import Groups
+from ..selection.estimates import Calibration
+
+
+def calibrate(comm: Any, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
+    """Measure α, β and γ by ping-pong between rank 0 and every other rank; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Its ``send`` and ``recv`` are used.  With one rank α and β are 0.
+    nbytes : int
+        Length of the large message, in bytes.
+    repeat : int
+        Round trips counted for each pair and length.
+
+    Returns
+    -------
+    Calibration
+        The same on every rank: medians over the pairs; γ of the slowest rank.
+    """
+    peers = range(1, comm.size)
+    small, large = ([ping_pong(comm, r, n, repeat) for r in peers] for n in (8, nbytes))
+    alpha = median(small) if small else 0.0
+    beta = max(median(large) - alpha, 0.0) / nbytes if large else 0.0
+    alpha, beta = comm.broadcast(np.array([alpha, beta]), root=0).tolist()
+    return Calibration(alpha, beta, float(comm.allreduce(add_cost(), op="max")))
+
+
+SMALL, LARGE = 8, 1 << 20
+TRIPS = 9  # counted, after two that are not
+MOST_PAIRS = 28  # of nodes: all of 8; of more nodes each with the next
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """What was measured between two ranks.
+
+    Attributes
+    ----------
+    first, second : str
+        The hosts; equal inside a node.
+    alpha : float
+        Seconds of an empty message, one way.
+    beta : float
+        Seconds per byte.
+    """
+
+    first: str
+    second: str
+    alpha: float
+    beta: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether both ranks share a node."""
+        return self.first == self.second
+
+
+def pairs_of(groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
+    """Give the pairs of ranks that are measured: two of each node, then one of each two nodes."""
+    inside = [(group[0], group[1]) for group in groups if len(group) > 1]
+    first = [group[0] for group in groups]
+    every = list(itertools.combinations(first, 2))
+    if len(every) > MOST_PAIRS:
+        every = [*zip(first, first[1:]), (first[-1], first[0])]
+    return inside + every
+
+
+def measure_links(comm: Any) -> tuple[list[LinkSpeed], Calibration]:
+    """Measure the links of a communicator; collective.
+
+    Returns
+    -------
+    list of LinkSpeed
+        The same on every rank.
+    Calibration
+        Their medians, inside nodes and between them, as the cost model takes them; γ is that of the
+        slowest rank.
+    """
+    hosts = comm.allgather_object(socket.gethostname())
+    found = [
+        LinkSpeed(hosts[a], hosts[b], *_speed(comm, a, b))
+        for a, b in pairs_of(comm.topology.groups)
+    ]
+    inside = [link for link in found if link.inside] or found
+    across = [link for link in found if not link.inside]
+    gamma = float(comm.allreduce(add_cost(), op="max"))
+    near = _middle(inside) if inside else (0.0, 0.0)
+    if not across or inside == across:
+        return found, Calibration(*near, gamma)
+    return found, Calibration(*near, gamma, *_middle(across))
+
+
+def _middle(links: list[LinkSpeed]) -> tuple[float, float]:
+    return median([link.alpha for link in links]), median([link.beta for link in links])
+
+
+def _speed(comm: Any, first: int, second: int) -> tuple[float, float]:
+    """Give α and β between two ranks, on every rank."""
+    small = _there_and_back(comm, first, second, SMALL)
+    large = _there_and_back(comm, first, second, LARGE)
+    figures = np.array([small, max(large - small, 0.0) / LARGE])
+    alpha, beta = comm.broadcast(figures, root=first).tolist()
+    return alpha, beta
+
+
+def _there_and_back(comm: Any, first: int, second: int, nbytes: int) -> float:
+    """Give the seconds of a message one way; only the first rank's have a meaning."""
+    comm.barrier()
+    if comm.rank not in (first, second):
+        return 0.0
+    data, times = np.zeros(nbytes, np.uint8), []
+    for _ in range(TRIPS + 2):
+        begun = perf_counter()
+        if comm.rank == first:
+            comm.send(data, second)
+            comm.recv(data, second)
+        else:
+            comm.recv(data, first)
+            comm.send(data, first)
+        times.append(perf_counter() - begun)
+    return median(times[2:]) / 2
+
+
+VARIABLE = "MPIDIST_CALIBRATE"
+SECONDS = 0.02  # for all pairs and lengths together; with the rest well below 50 ms
+SMALL, LARGE = 8, 128 << 10
+_MOST_TRIPS = 50
+_LAST = 1  # first byte of the message of the last round trip
+_TAG = 0  # as of blocking collectives: one is under way at a time, in the same order everywhere
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Give what ``MPIDIST_CALIBRATE`` says, or None.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither 0 nor 1.
+    """
+    text = environ.get(VARIABLE, "").strip()
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"{VARIABLE}={text!r}: allowed are 0 and 1")
+    return text == "1" if text else None
+
+
+def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) -> Calibration:
+    """Measure between rank 0, another rank of its node and one of another node; collective.
+
+    Parameters
+    ----------
+    backend : Backend
+        Moves the messages.
+    groups : tuple of tuple of int
+        Which ranks share a node.
+    deadline : float or None
+        Of every wait.
+
+    Returns
+    -------
+    Calibration
+        That of rank 0, on every rank.
+
+    Raises
+    ------
+    CollectiveTimeout
+        If a message did not come before the deadline.
+    """
+    near, far = groups[0][1:2], groups[1][:1] if len(groups) > 1 else ()
+    pairs = [*near, *far]
+    share = SECONDS / max(2 * len(pairs), 1)
+    rates = [_rates(backend, peer, share, deadline) for peer in pairs]
+    gamma = add_cost(LARGE) if backend.rank == 0 else 0.0
+    first = rates[0] if rates else (0.0, 0.0)
+    across = rates[-1] if near and far else (-1.0, -1.0)
+    figures = np.array([*first, gamma, *across])
+    _spread(backend, figures, deadline)
+    alpha, beta, gamma, far_alpha, far_beta = figures.tolist()
+    if far_alpha < 0:
+        return Calibration(alpha, beta, gamma)
+    return Calibration(alpha, beta, gamma, far_alpha, far_beta)
+
+
+def _rates(
+    backend: Backend, peer: int, share: float, deadline: float | None
+) -> tuple[float, float]:
+    """Give α and β between rank 0 and `peer`; only rank 0's have a meaning."""
+    small = _ping_pong(backend, peer, SMALL, share, deadline)
+    large = _ping_pong(backend, peer, LARGE, share, deadline)
+    return small, max(large - small, 0.0) / LARGE
+
+
+def _ping_pong(
+    backend: Backend, peer: int, nbytes: int, share: float, deadline: float | None
+) -> float:
+    """Give the seconds one way; rank 0 says with each message whether it is the last."""
+    if backend.rank not in (0, peer):
+        return 0.0
+    data = np.zeros(nbytes, np.uint8)
+    if backend.rank == peer:
+        while not data[0]:
+            _move(backend, backend.irecv, data, 0, deadline)
+            _move(backend, backend.isend, data, 0, deadline)
+        return 0.0
+    times: list[float] = []
+    begun = perf_counter()
+    while not data[0]:
+        before = perf_counter()
+        if len(times) == _MOST_TRIPS or (len(times) > 1 and before - begun > share):
+            data[0] = _LAST
+        _move(backend, backend.isend, data, peer, deadline)
+        _move(backend, backend.irecv, data, peer, deadline)
+        times.append(perf_counter() - before)
+    return median(times[1:]) / 2  # the first meets what is cold
+
+
+def _spread(backend: Backend, figures: np.ndarray, deadline: float | None) -> None:
+    """Bring rank 0's figures to all."""
+    if backend.rank:
+        _move(backend, backend.irecv, figures, 0, deadline)
+        return
+    for peer in range(1, backend.size):
+        _move(backend, backend.isend, figures, peer, deadline)
+
+
+def _move(
+    backend: Backend,
+    post: Callable[..., object],
+    data: np.ndarray,
+    peer: int,
+    deadline: float | None,
+) -> None:
+    request = post(data, peer, _TAG)
+    if not backend.wait(request.test, deadline):  # type: ignore[attr-defined]
+        raise CollectiveTimeout(
+            f"rank {backend.rank}: the calibration's message with rank {peer} has not come",
+            collective="calibrate",
+        )

@@ -1,0 +1,65 @@
+"""How the ranks of a communicator exchange objects to set something up: by messages over rank 0."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import Backend, Request
+
+Wait = Callable[[Callable[[], bool]], object]
+
+
+def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
+    """Give the values of all ranks to every rank, in rank order; collective.
+
+    It depends on nothing that it could be used to set up: neither on a choice of algorithms, nor on
+    shared memory.
+
+    Parameters
+    ----------
+    backend : Backend
+        Moves the messages.
+    value : object
+        Can be pickled.
+    wait : callable
+        ``wait(test)`` waits until ``test()`` is true, and raises past the deadline.
+    """
+    mine, size = _pickled(value), backend.size
+    if size == 1:
+        return [pickle.loads(mine.data)]
+    tag = min(backend.tag_limit, 2**30) // 4 * 3  # above those of messages
+    if backend.rank:
+        _finish(_send(backend, mine, 0, tag), wait)
+        return pickle.loads(_receive(backend, 0, tag, wait).data)
+    parts = [mine, *(_receive(backend, peer, tag, wait) for peer in range(1, size))]
+    values = [pickle.loads(part.data) for part in parts]
+    told = _pickled(values)
+    for pending in [_send(backend, told, peer, tag) for peer in range(1, size)]:
+        _finish(pending, wait)
+    return values
+
+
+def _pickled(value: Any) -> np.ndarray:
+    return np.frombuffer(pickle.dumps(value, protocol=5), np.uint8)
+
+
+def _send(backend: Backend, data: np.ndarray, peer: int, tag: int) -> list[Request]:
+    length = np.array([data.size])
+    return [backend.isend(length, peer, tag), backend.isend(data, peer, tag)]
+
+
+def _finish(pending: list[Request], wait: Wait) -> None:
+    for request in pending:
+        wait(request.test)
+
+
+def _receive(backend: Backend, peer: int, tag: int, wait: Wait) -> np.ndarray:
+    length = np.empty(1, np.int64)
+    wait(backend.irecv(length, peer, tag).test)
+    data = np.empty(int(length[0]), np.uint8)
+    wait(backend.irecv(data, peer, tag).test)
+    return data

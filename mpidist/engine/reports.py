@@ -1,0 +1,174 @@
+"""What is told of operations: who has not come, who means another one, who has left."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from ..backends.base import Backend
+from ..backends.board import HISTORY, fence
+from ..backends.greeting import answers_of
+from ..errors import CollectiveMismatch, CollectiveTimeout, RankFailed
+from .executors import SharedMemory
+
+_PRINTS = 4096  # kept in words; with the places of arrays, a long job has any number of them
+
+
+class Reports:
+    """Compares what the ranks announce on the arrival board, and words what goes wrong.
+
+    Parameters
+    ----------
+    backend : Backend
+        Whose board it is.
+    shared : SharedMemory
+        In which a rank may be behind.
+    current : callable
+        Gives the number of the last operation begun.
+    """
+
+    def __init__(self, backend: Backend, shared: SharedMemory, current: Callable[[], int]):
+        self._backend, self._shared, self._current = backend, shared, current
+        self._roll_call = getattr(backend, "roll_call", None)
+        self._prints: dict[tuple[str, bool], int] = {}
+
+    def fingerprint(self, what: str, meets: bool = True) -> int:
+        """Give the number that stands for an operation on the arrival board.
+
+        It is odd if the operation `meets`: nothing is done before all ranks have come.
+        """
+        number = self._prints.get((what, meets))
+        if number is None:
+            if len(self._prints) >= _PRINTS:
+                self._prints.clear()
+                self._backend.board.texts.clear()
+            number = self._prints[what, meets] = zlib.crc32(what.encode()) * 2 + meets
+            self._backend.board.texts[number] = what
+        return number
+
+    def alarm(self) -> None:
+        """During a long wait: raise if a rank has left, or is in another operation."""
+        sequence, board, rank = self._current(), self._backend.board, self._backend.rank
+        left = board.left(sequence)
+        if left:
+            told = "; ".join(board.describe(r) for r in left)
+            raise RankFailed(f"rank {rank}: collective #{sequence} waits in vain: {told}")
+        gone = [r for r in self._behind() if board.has_left(r)]
+        if gone:
+            raise RankFailed(
+                f"rank {rank}: collective #{sequence} waits in vain: rank "
+                f"{', '.join(map(str, gone))} came to it and has left in the middle of it"
+            )
+        what = board.texts.get(board.fingerprint(sequence))
+        if sequence and what is not None:
+            self.check_same(sequence, what, board.fingerprint(sequence))
+            self._check_elsewhere(sequence, what)
+
+    def _check_elsewhere(self, sequence: int, what: str) -> None:
+        """Raise if a rank of another node is known to mean another operation; ask one of them."""
+        roll_call = self._roll_call
+        if roll_call is None:
+            return
+        answers_of(self._backend).look()
+        roll_call.ask(sequence)
+        for rank, told in roll_call.notices(sequence).items():
+            raise CollectiveMismatch(
+                f"rank {self._backend.rank}: {what} (collective #{sequence}) cannot end: "
+                f"rank {rank} reports: {told}"
+            )
+        other = roll_call.different(sequence, self._backend.board.fingerprint(sequence))
+        if other:
+            raise self.mismatch(sequence, what, other)
+
+    def mismatch(self, sequence: int, what: str, other: dict[int, str]) -> CollectiveMismatch:
+        """Make the report of ranks that mean another operation, with what they mean."""
+        told = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
+        told = told or "another on a rank of another node"
+        return CollectiveMismatch(
+            f"rank {self._backend.rank}: collective #{sequence} is {what} here and {told}; "
+            "MPIDIST_DEBUG=1 shows who called what where"
+        )
+
+    def notify(self, sequence: int, error: BaseException) -> None:
+        """Tell ranks of other nodes that an operation will not end, for the ranks differ."""
+        if self._roll_call is not None and isinstance(error, CollectiveMismatch):
+            self._roll_call.notify(sequence, str(error))
+
+    def check_first(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Raise as :meth:`check_same` does, after the announcement and before the first message.
+
+        Of two ranks that differ one sees the other, and sends nothing: Open MPI (5.0.11) writes
+        past the end of the receiver's array if a message from the same node is longer.
+        """
+        fence()
+        self.check_same(sequence, what, fingerprint)
+
+    def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Raise CollectiveMismatch if a rank of this node is seen to mean another operation."""
+        other = self._backend.board.different(sequence, fingerprint)
+        if other:
+            raise self.mismatch(sequence, what, dict.fromkeys(other, "another"))
+
+    def check_arrived(self, sequence: int, what: str, everyone: Callable[[str], list[str]]) -> None:
+        """Raise CollectiveMismatch if the ranks, which all have come, mean different operations.
+
+        If nothing is done before all have come, whichever they mean, then all see it, and nothing
+        has happened: the ranks can tell each other which, and go on.
+        """
+        board = self._backend.board
+        fingerprint = board.fingerprint(sequence)
+        other = board.different(sequence, fingerprint)
+        alike = getattr(self._backend, "alike", True)
+        if self._roll_call is not None:
+            answers_of(self._backend).look()
+        if alike and not other:
+            return
+        if not all(board.fingerprint(sequence, rank) % 2 for rank in other):
+            self.check_same(sequence, what, fingerprint)
+        told = dict(enumerate(everyone(what)))
+        error = self.mismatch(sequence, what, {r: t for r, t in told.items() if t != what})
+        error.harmless = True
+        raise error
+
+    def timed_out(
+        self, what: str, sequence: int | None, how: str, seconds: float | None, ask: bool = True
+    ) -> CollectiveTimeout:
+        """Make the report of a deadline that passed, `seconds` after its wait began.
+
+        Without `ask`, by what the board says only: no call of MPI is made.
+        """
+        board, rank = self._backend.board, self._backend.rank
+        missing: tuple[int, ...] = ()
+        other: tuple[int, ...] = ()
+        if sequence is not None:
+            missing = self._backend.missing(sequence) if ask else board.missing(sequence)
+            if board.reached(rank) - sequence < HISTORY:
+                other = board.different(sequence, board.fingerprint(sequence))
+        if missing:
+            told = "; ".join(board.describe(r) for r in missing)
+        elif other:
+            told = f"rank {', '.join(map(str, other))} is in another operation"
+        elif sequence is not None:
+            told = f"all ranks have arrived: {self._inside()}"
+        else:
+            told = "the message has not come"
+        within = f"{seconds} s" if seconds is not None else "its deadline"
+        number = f" (collective #{sequence}, {how})" if sequence is not None else ""
+        return CollectiveTimeout(
+            f"rank {rank}: {what}{number} not finished within {within}: {told}",
+            collective=what.split()[0],
+            sequence=sequence,
+            missing=missing,
+        )
+
+    def _behind(self) -> tuple[int, ...]:
+        heap = self._shared.heap
+        return heap.behind() if heap is not None else ()
+
+    def _inside(self) -> str:
+        """Say what is known about who hangs inside an operation."""
+        behind = self._behind()
+        known = list(self._backend.board.unwell())
+        if behind:
+            known.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
+        return "; ".join(known) or "a message was lost, or a rank hangs inside the operation"

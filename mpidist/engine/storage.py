@@ -1,0 +1,251 @@
+"""Where each block of a schedule lies: in the user's input or result, or in scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..backends.program import Action, store
+from ..calls.arrays import address, view_at
+from ..errors import ScheduleError
+from ..operations import Op, divide_half, is_half
+from ..schedule.contract import Contract
+from ..schedule.rounds import Copy, Recv, Reduce, block_tuple
+from ..schedule.unrolled import Lengths, Strands, Written
+
+Piece = tuple[Any, int, int]  # elements start … stop of a flat array
+
+
+class Memory(Protocol):
+    """The memory that a program is bound to: what differs between the host's and a GPU's.
+
+    Arrays are flat and contiguous.  An action does its work at once, or queues it on a stream: in
+    both cases actions take effect in the order in which they are called.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Of the elements.
+    """
+
+    dtype: np.dtype
+
+    def array(self, data: Any) -> Any:
+        """Return the array by which a program refers to an array of a call."""
+
+    def allocate(self, count: int) -> Any:
+        """Return scratch memory of `count` elements; it lives as long as a program refers to it."""
+
+    def view(self, piece: Piece) -> Any:
+        """Return the elements of a piece."""
+
+    def address(self, piece: Piece) -> int:
+        """Return the address of a piece that is not empty."""
+
+    def store(self, target: Any, source: Any) -> Action:
+        """Return the action that copies `source` to `target`, which has its length."""
+
+    def combine(self, op: Op, left: Any, right: Any, target: Any) -> Action:
+        """Return the action that stores left ∘ right in `target`, which may be one of them."""
+
+    def divide(self, source: Any, target: Any, divisor: int) -> Action:
+        """Return the action that stores the quotient in `target`, which may be `source`."""
+
+
+class HostMemory:
+    """Arrays of numpy; see :class:`Memory`."""
+
+    def __init__(self, dtype: np.dtype):
+        self.dtype = dtype
+
+    def array(self, data: np.ndarray) -> np.ndarray:
+        """Return a view that does not keep the owner alive: the program cache watches that."""
+        return view_at(address(data), data.size, data.dtype)
+
+    def allocate(self, count: int) -> np.ndarray:
+        """Return new memory."""
+        return np.empty(count, self.dtype)
+
+    @staticmethod
+    def view(piece: Piece) -> np.ndarray:
+        """Return a slice."""
+        return piece[0][piece[1] : piece[2]]
+
+    def address(self, piece: Piece) -> int:
+        """Return the address of the first element."""
+        return piece[0].__array_interface__["data"][0] + piece[1] * self.dtype.itemsize
+
+    store = staticmethod(store)
+
+    @staticmethod
+    def combine(op: Op, left: np.ndarray, right: np.ndarray, target: np.ndarray) -> Action:
+        """Return the call of the operation's own function."""
+        return partial(op.function if op.builtin else op.combine, left, right, out=target)
+
+    @staticmethod
+    def divide(source: np.ndarray, target: np.ndarray, divisor: int) -> Action:
+        """Return the call of numpy's division, of half precision in float32."""
+        if is_half(source.dtype):
+            return partial(divide_half, source, divisor, target)
+        return partial(np.true_divide, source, np.asarray(divisor, source.dtype), target)
+
+
+class Storage:
+    """Where each block lies: in the user's input, in the user's result, or in scratch memory."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        place: tuple[int, int, int],
+        lengths: Lengths,
+        x: Any,
+        out: Any,
+        memory: Memory,
+    ):
+        rank, size, root = place
+        self.memory, self.lengths, self.scratch_elements = memory, lengths, 0
+        count = len(lengths.outgoing)
+        self.where: dict[tuple[str, int], Piece] = {}
+        self.results = contract.output_blocks(rank, size, root, count)
+        self._homes: dict[tuple[str, int], Piece] = {}
+        brought = contract.input_blocks(rank, size, root, count)
+        given = lengths.incoming if contract.input_buffer == "in" else lengths.outgoing
+        if x is not None:
+            self._lay(self.where, contract.input_buffer, brought, given, x)
+        if out is not None:
+            self._lay(self._homes, "out", self.results, lengths.outgoing, out)
+
+    @staticmethod
+    def _lay(table: dict, buffer: str, numbers: range, lengths: Sequence[int], array: Any) -> None:
+        at = 0
+        for block in numbers:
+            table[buffer, block] = (array, at, at + lengths[block])
+            at += lengths[block]
+
+    def prepare(self, written: Written) -> None:
+        """Give scratch memory to the blocks that are written but are no part of the result.
+
+        Neighbouring blocks become neighbours in memory, so that a range of blocks is one message.
+        """
+        places = sorted(place for place in _writes(written) if place not in self._homes)
+        sizes = [self._length(place) for place in places]
+        scratch = self.memory.allocate(sum(sizes))
+        self.scratch_elements += scratch.size
+        for place, stop, length in zip(places, accumulate(sizes), sizes):
+            self._homes[place] = (scratch, stop - length, stop)
+
+    def _length(self, place: tuple[str, int]) -> int:
+        buffer, block = place
+        lengths = self.lengths.outgoing  # tmp is cut like out, as the prover has it
+        if buffer == "in" or not 0 <= block < len(lengths):
+            raise ScheduleError(f"{buffer!r} has no such block to be written", block=block)
+        return lengths[block]
+
+    def read(self, place: tuple[str, int]) -> Piece:
+        """Give the memory that holds a block now."""
+        piece = self.where.get(place)
+        if piece is None:
+            raise ScheduleError(
+                f"{place[0]!r} holds nothing there that could be read", block=place[1]
+            )
+        return piece
+
+    def write(self, place: tuple[str, int]) -> Piece:
+        """Give the memory that a block is written to, and from now on lies in."""
+        piece = self.where[place] = self._homes[place]
+        return piece
+
+    def finish(self) -> list[Action]:
+        """Bring to the result what the schedule left elsewhere, for example in the input."""
+        memory = self.memory
+        actions: list[Action] = []
+        pairs = []
+        for block in self.results:
+            home, now = self._homes.get(("out", block)), self.where.get(("out", block))
+            if home is None:
+                continue
+            if now is None:
+                raise ScheduleError("the result is never written", block=block)
+            if home is now or home[1] == home[2]:
+                continue
+            if memory.address(home) != memory.address(now):
+                pairs.append((home, now))
+        for home, now in merge_rows(pairs):
+            actions.append(memory.store(memory.view(home), memory.view(now)))
+        return actions
+
+
+def _writes(written: Written) -> set[tuple[str, int]]:
+    places: set[tuple[str, int]] = set()
+    for item in written:
+        if isinstance(item, Strands):
+            places.update(*(_writes(s) for s in item.strands))
+            continue
+        for step in item:
+            if isinstance(step, (Recv, Reduce)):
+                places.update((step.buffer, b) for b in block_tuple(step.blocks))
+            elif isinstance(step, Copy):
+                places.update((step.target, b) for b in block_tuple(step.target_blocks))
+    return places
+
+
+def merge(pieces: Sequence[Piece]) -> list[Piece]:
+    """Join pieces that follow each other in memory, and leave out empty ones."""
+    merged: list[Piece] = []
+    for array, start, stop in pieces:
+        if start == stop:
+            continue
+        if merged and merged[-1][0] is array and merged[-1][2] == start:
+            merged[-1] = (array, merged[-1][1], stop)
+        else:
+            merged.append((array, start, stop))
+    return merged
+
+
+def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
+    """Join rows of pieces where all columns go on in memory, and leave out empty ones."""
+    merged: list[tuple[Piece, ...]] = []
+    for row in pairs:
+        if row[0][1] == row[0][2]:
+            continue
+        last = merged[-1] if merged else None
+        if last and all(a[0] is b[0] and a[2] == b[1] for a, b in zip(last, row)):
+            merged[-1] = tuple((a[0], a[1], b[2]) for a, b in zip(last, row))
+        else:
+            merged.append(tuple(row))
+    return merged
+
+
+@dataclass(slots=True)
+class Arena:
+    """Scratch memory of one strand for the messages of a round; every round uses it anew."""
+
+    memory: Memory
+    buffers: list[Any] = field(default_factory=list)
+    taken: int = 0
+    elements: int = 0
+    slots: dict[int, Arena] = field(default_factory=dict)
+
+    def take(self, n: int) -> Piece:
+        """Return a piece of `n` elements that no other message of this round uses."""
+        index, self.taken = self.taken, self.taken + 1
+        if index == len(self.buffers):
+            self.buffers.append(self.memory.allocate(0))
+        if self.buffers[index].size < n:
+            # A little more than asked for: blocks of one array differ in length by one element.
+            self.buffers[index] = self.memory.allocate(n + 1)
+            self.elements += n + 1
+        return self.buffers[index], 0, n
+
+    def slot(self, k: int) -> Arena:
+        """Give the arena of the strands that run in slot `k` of the window."""
+        return self.slots.setdefault(k, Arena(self.memory))
+
+    def total(self) -> int:
+        """Give the elements held, those of the slots included."""
+        return self.elements + sum(a.total() for a in self.slots.values())

@@ -1,0 +1,223 @@
+"""Whether the MPI library takes addresses on a GPU: yes, no or unknown, and what says so.
+
+It is asked, never tried: a library that does not take them ends the process by a signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..calls.call import Call
+from ..calls.prepare import apart
+from ..device.array import DeviceArray
+from ..device.base import Device
+from ..engine.bound_calls import Kept
+from ..errors import ConfigError
+from .executor import LIBRARIES, GpuExecutor, GpuProgram
+
+if TYPE_CHECKING:
+    from ..backends.native import NativeCollectives
+
+
+_LIMIT = 16 << 20  # bytes held by bound calls
+
+
+@dataclass
+class _Bound:
+    """A call of the library, bound to addresses."""
+
+    call: Callable[[], Any]
+    used: int
+    nbytes: int = 4 << 10
+
+
+class Direct(GpuExecutor):
+    """Data movement by the library's own collectives, on addresses of the device.
+
+    The library knows nothing of streams: the host waits for what the arrays' streams have queued,
+    once, before the call.  Calls are bound to addresses and kept.
+
+    Parameters
+    ----------
+    device : Device
+        Where the arrays are.
+    native : NativeCollectives
+        The library's calls.
+    taken : dict
+        The path of each collective of arrays in private memory.
+    """
+
+    name = "mpi"
+
+    def __init__(self, device: Device, native: NativeCollectives, taken: dict[str, str]):
+        self.device, self._native, self._taken = device, native, taken
+        self._kept: Kept[_Bound] = Kept(_LIMIT)
+        self._calls = 0
+
+    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
+        """Return whether it was agreed on; non-blocking collectives do not take addresses."""
+        return (
+            not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
+        )
+
+    def why_not(self, call: Call) -> str | None:
+        """Return what the library cannot do."""
+        return self._native.why_not(call)
+
+    def agreed(self, call: Call, algorithm: str) -> str:
+        """Tell it from a call of host memory."""
+        return "on a GPU"
+
+    def bind(self, call: Call, algorithm: str) -> GpuProgram:
+        """Return the library's call, once its arrays hold what their streams have queued."""
+        arrays = [data for data in (call.x, call.out) if data is not None]
+        for data in arrays:
+            self.device.synchronize(data.stream)
+        if call.collective == "broadcast" and call.x is not None and not call.in_place:
+            self._copy(call.out, call.x)  # MPI broadcasts in place
+        stream = arrays[0].stream
+        separate = apart(call, stream)
+        if separate is not call:
+            self.device.synchronize(stream)
+        run = self._call(separate)
+        return GpuProgram(lambda: (run(), separate))  # whose input, if copied, lives until then
+
+    def _copy(self, target: Any, source: DeviceArray) -> None:
+        self.device.copy(target.pointer, source.pointer, source.nbytes, target.stream)
+        self.device.synchronize(target.stream)
+
+    def _call(self, call: Call) -> Callable[[], Any]:
+        """Give the library's call for these addresses, made before if possible."""
+        key = (
+            call.collective,
+            call.root,
+            call.dtype,
+            call.counts,
+            call.out_counts,
+            call.in_place,
+            *((None if a is None else (a.pointer, a.size)) for a in (call.x, call.out)),
+        )
+        self._calls += 1
+        known = self._kept.entries.get(key)
+        if known is None:
+            if call.collective == "broadcast":
+                call = replace(call, x=None)  # it is in `out` by now
+            known = _Bound(self._native.bind(call), self._calls)
+            if self._kept.admits(key, self._calls):
+                self._kept.keep(key, known)
+        known.used = self._calls
+        return known.call
+
+
+VARIABLE = "MPIDIST_GPU_AWARE"
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+_SWITCHES = {"Intel MPI": "I_MPI_OFFLOAD", "Cray MPICH": "MPICH_GPU_SUPPORT_ENABLED"}
+_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
+
+Find = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Awareness:
+    """An answer of "yes", "no" or "unknown", and the reason."""
+
+    answer: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """What is known of the loaded MPI library.
+
+    Attributes
+    ----------
+    vendor : str
+        As mpi4py names it.
+    version : tuple of int
+        Of the library.
+    kinds : str
+        What it says of memory kinds: ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``.
+    find : callable
+        Gives a function of it by name, or None.
+    """
+
+    vendor: str
+    version: tuple[int, ...]
+    kinds: str
+    find: Find
+
+
+def loaded_library() -> Library:
+    """Describe the library that mpi4py runs on; MPI must have been started."""
+    from mpi4py import MPI
+
+    vendor, version = MPI.get_vendor()
+    info = MPI.COMM_WORLD.Get_info()
+    kinds = info.get("mpi_memory_alloc_kinds") or ""
+    info.Free()
+    if "CRAY" in MPI.Get_library_version().upper():
+        vendor = "Cray MPICH"
+    return Library(vendor, version, kinds, _find)
+
+
+def detect(library: Library, environ: Mapping[str, str] = os.environ) -> Awareness:
+    """Say whether the library takes addresses on a CUDA device.
+
+    In this order: ``MPIDIST_GPU_AWARE``; the memory kinds of MPI 4.1; the switch without which
+    Intel's and Cray's libraries do not; ``MPIX_GPU_query_support``; ``MPIX_Query_cuda_support``.
+    """
+    told = environ.get(VARIABLE, "").strip()
+    if told:
+        if told not in ("0", "1"):
+            raise ConfigError(f"{VARIABLE}={told!r}: allowed are 0 and 1")
+        return Awareness(YES if told == "1" else NO, f"{VARIABLE}={told}")
+    name = f"{library.vendor} {'.'.join(map(str, library.version))}"
+    if any(kind.strip().startswith("cuda") for kind in library.kinds.split(",")):
+        return Awareness(YES, f"{name}: mpi_memory_alloc_kinds has cuda ({library.kinds})")
+    switch = _SWITCHES.get(library.vendor)
+    if switch is not None and environ.get(switch, "0") in ("", "0"):
+        return Awareness(NO, f"{name} takes GPU addresses only with {switch}=1")
+    return _ask(library, name)
+
+
+def _ask(library: Library, name: str) -> Awareness:
+    query = library.find("MPIX_GPU_query_support")
+    if query is not None:
+        supported = ctypes.c_int(0)
+        if query(ctypes.c_int(_CUDA), ctypes.byref(supported)) == 0:
+            return _answer(bool(supported.value), f"{name}: MPIX_GPU_query_support")
+    if library.vendor.endswith("MPICH") and library.version < (4,):
+        return Awareness(UNKNOWN, f"{name} has no query that is safe to ask")
+    query = library.find("MPIX_Query_cuda_support")
+    if query is not None:
+        return _answer(bool(query()), f"{name}: MPIX_Query_cuda_support")
+    return Awareness(UNKNOWN, f"{name} has no query for it; {VARIABLE}=1 says that it does")
+
+
+def _answer(supported: bool, who: str) -> Awareness:
+    if supported:
+        return Awareness(YES, f"{who} says that it does")
+    return Awareness(NO, f"{who} says that it does not")
+
+
+def _find(name: str) -> Any:
+    """Find a function among the libraries of MPI that are loaded into this process."""
+    for path in _loaded():
+        try:
+            return getattr(ctypes.CDLL(path), name)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _loaded() -> list[str]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            paths = {line.split(maxsplit=5)[5].strip() for line in lines if ".so" in line}
+    except (OSError, IndexError):
+        return []
+    return sorted(p for p in paths if "libmpi" in os.path.basename(p))

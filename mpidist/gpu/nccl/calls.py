@@ -1,0 +1,129 @@
+"""Collectives of NCCL as free functions, by the names they have in ferrotorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...calls.call import Place
+from ...device.array import DeviceArray
+from ...device.recognise import describe
+from ...errors import InvalidArgument
+from .backend import OPS, NcclBackend
+
+
+def nccl_allreduce(buffer: Any, backend: NcclBackend, op: str = "sum") -> None:
+    """Combine the buffers of all ranks; every one takes the result, in place.
+
+    Parameters
+    ----------
+    buffer : array on a GPU
+        Of the same length and dtype on every rank.
+    backend : NcclBackend
+        Over the ranks.
+    op : {"sum", "mean", "prod", "max", "min"}
+        How.
+
+    Raises
+    ------
+    UnsupportedDtype
+        If NCCL has no such operation, or not of that dtype.
+    InvalidArgument
+        For what is no array on the device.
+    """
+    x = _flat(buffer, backend, "buffer")
+    backend.allreduce(x, x, _op(op, backend))
+
+
+def nccl_allreduce_dtype(buffer: Any, backend: NcclBackend, op: str, dtype: Any) -> None:
+    """Do :func:`nccl_allreduce`, taking the elements for another dtype of the same width."""
+    x = _as(buffer, backend, "buffer", dtype)
+    backend.allreduce(x, x, _op(op, backend))
+
+
+def nccl_broadcast(buffer: Any, backend: NcclBackend, root: int = 0) -> None:
+    """Bring the root's buffer to every rank, in place."""
+    x = _flat(buffer, backend, "buffer")
+    backend.broadcast(None, x, _root(root, backend))
+
+
+def nccl_broadcast_dtype(buffer: Any, backend: NcclBackend, root: int, dtype: Any) -> None:
+    """Do :func:`nccl_broadcast`, taking the elements for another dtype of the same width."""
+    x = _as(buffer, backend, "buffer", dtype)
+    backend.broadcast(None, x, _root(root, backend))
+
+
+def nccl_all_gather(send: Any, recv: Any, backend: NcclBackend) -> None:
+    """Join what every rank sends, in rank order; `recv` has the length of all."""
+    x, out = _pair(send, recv, backend, None)
+    backend.all_gather(x, out)
+
+
+def nccl_all_gather_dtype(send: Any, recv: Any, backend: NcclBackend, dtype: Any) -> None:
+    """Do :func:`nccl_all_gather`, taking the elements for another dtype of the same width."""
+    x, out = _pair(send, recv, backend, dtype)
+    backend.all_gather(x, out)
+
+
+def nccl_reduce_scatter(send: Any, recv: Any, backend: NcclBackend, op: str = "sum") -> None:
+    """Combine what all ranks send; rank r takes part r of it, of the length of `recv`."""
+    x, out = _pair(send, recv, backend, None)
+    backend.reduce_scatter(x, out, _op(op, backend))
+
+
+def nccl_reduce_scatter_dtype(
+    send: Any, recv: Any, backend: NcclBackend, op: str, dtype: Any
+) -> None:
+    """Do :func:`nccl_reduce_scatter`, taking the elements for another dtype of the same width."""
+    x, out = _pair(send, recv, backend, dtype)
+    backend.reduce_scatter(x, out, _op(op, backend))
+
+
+def _flat(buffer: Any, backend: NcclBackend, argument: str) -> DeviceArray:
+    if not isinstance(backend, NcclBackend):
+        raise InvalidArgument(f"backend is a {type(backend).__name__}; expected an NcclBackend")
+    x = describe(buffer, backend.rank, argument).reshape(-1)
+    if x.readonly and argument != "send":
+        raise InvalidArgument(f"rank {backend.rank}: {argument} is read-only; it must be writable")
+    return x
+
+
+def _as(buffer: Any, backend: NcclBackend, argument: str, dtype: Any) -> DeviceArray:
+    x = _flat(buffer, backend, argument)
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        raise InvalidArgument(
+            f"rank {backend.rank}: dtype={dtype!r}: expected a dtype of numpy"
+        ) from None
+    if wanted.itemsize != x.dtype.itemsize:
+        raise InvalidArgument(
+            f"rank {backend.rank}: {argument} has elements of {x.dtype.itemsize} bytes; "
+            f"dtype={wanted} has {wanted.itemsize}: allowed are dtypes of the same width"
+        )
+    return replace(x, dtype=wanted)
+
+
+def _pair(
+    send: Any, recv: Any, backend: NcclBackend, dtype: Any
+) -> tuple[DeviceArray, DeviceArray]:
+    if dtype is not None:
+        return _as(send, backend, "send", dtype), _as(recv, backend, "recv", dtype)
+    x, out = _flat(send, backend, "send"), _flat(recv, backend, "recv")
+    if x.dtype != out.dtype:
+        raise InvalidArgument(
+            f"rank {backend.rank}: send has dtype {x.dtype}, recv has {out.dtype}; they must agree"
+        )
+    return x, out
+
+
+def _op(op: str, backend: NcclBackend) -> str:
+    if not isinstance(op, str):
+        raise InvalidArgument(f"rank {backend.rank}: op={op!r}: expected one of {', '.join(OPS)}")
+    return op
+
+
+def _root(root: int, backend: NcclBackend) -> int:
+    return Place(backend.rank, backend.size).check_root(root)

@@ -1,0 +1,86 @@
+"""A schedule written down for one rank, and how long its blocks are: no buffers yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import ScheduleError
+from .rounds import Parallel, Schedule, Step, blocks, steps_of
+
+TAGS_PER_LEVEL = 256  # strands of one ``parallel``: segments, or the two halves of a double tree
+TAG_SPACE = 1 << 16  # most tags of one operation: two levels of strands
+GREETING_TAG = TAGS_PER_LEVEL  # no strand's: theirs are no multiples of it
+SLOTS = 64  # most operations in the background that have tags of their own
+_FEWEST_SLOTS = 8
+Written = list["tuple[Step, ...] | Strands"]
+
+
+def tags_of(limit: int) -> tuple[int, int]:
+    """Return the tags of one operation, and the number of slots for those in the background.
+
+    Slot 0 is that of blocking calls.  The collectives have the lower half of a backend's tags.
+
+    Examples
+    --------
+    >>> tags_of(2**31 - 1)
+    (65536, 64)
+    >>> tags_of(32767)  # what MPI promises
+    (1820, 8)
+    """
+    half = limit // 2
+    slots = min(SLOTS, max(_FEWEST_SLOTS, half // TAG_SPACE - 1))
+    return min(TAG_SPACE, half // (slots + 1)), slots
+
+
+@dataclass(slots=True)
+class Strands:
+    """A ``parallel`` whose strands are written down."""
+
+    strands: list[Written]
+    window: int
+
+
+def materialise(schedule: Schedule) -> Written:
+    """Write a schedule down, so that it is generated once and bound to many buffers."""
+    written: Written = []
+    for item in schedule:
+        if isinstance(item, Parallel):
+            strands = [materialise(s) for s in item.strands]
+            if len(strands) >= TAGS_PER_LEVEL:
+                raise ScheduleError(f"parallel has {len(strands)} strands; allowed are 255")
+            written.append(Strands(strands, item.window or max(len(strands), 1)))
+        else:
+            written.append(steps_of(item))
+    return written
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many elements each block of ``in`` and ``out`` has on this rank."""
+
+    incoming: tuple[int, ...]
+    outgoing: tuple[int, ...]
+
+    @classmethod
+    def even(cls, n: int, count: int, segments: int) -> Lengths:
+        """Cut `n` elements into `count` blocks, and each block into `segments` pieces."""
+        parts = [s.stop - s.start for s in blocks(n, count)]
+        fine = _pieces(parts, segments)
+        return cls(fine, fine)
+
+    @classmethod
+    def per_rank(
+        cls, sends: Sequence[int], receives: Sequence[int], each: int, segments: int
+    ) -> Lengths:
+        """Cut the part of every rank into `each` blocks, and each block into `segments` pieces."""
+        incoming = _pieces(_pieces(sends, each), segments)
+        if sends is receives:
+            return cls(incoming, incoming)
+        return cls(incoming, _pieces(_pieces(receives, each), segments))
+
+
+def _pieces(parts: Sequence[int], each: int) -> tuple[int, ...]:
+    if each == 1:
+        return tuple(parts)
+    return tuple(s.stop - s.start for part in parts for s in blocks(part, each))

@@ -1,0 +1,1 @@
+"""Which executor and algorithm serves a call, and why; no I/O."""

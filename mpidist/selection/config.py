@@ -1,0 +1,422 @@
+"""The configuration of collectives: strategies, thresholds, counts and the deadline."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..errors import ConfigError, UnknownName
+from .strategy import ALLOWED, Strategy, strategy_for
+
+LEVELS = ("local", "global")
+# What is played on a level whose strategy is left open while the other level's is given.
+OPEN = {
+    "allreduce": ("direct", "ring"),
+    "reduce": ("direct", "binomial"),
+    "broadcast": ("direct", "binomial"),
+}
+Config = TypeVar("Config", bound="Steering")
+
+
+class Steering:
+    """The decisions of a :class:`CollectiveConfig`, which supplies the fields."""
+
+    num_devices: int
+    num_nodes: int | None
+    local_allreduce: str
+    tree_threshold_bytes: int
+    tree_arity: int
+    given: frozenset[str]
+
+    def __init__(self, **values: Any):
+        raise NotImplementedError("the fields come with CollectiveConfig")
+
+    def check_size(self, size: int, rank: int | None = None) -> None:
+        """Raise ConfigError if the counts that were given do not make `size` ranks."""
+        nodes = self.num_nodes or 1
+        who = "" if rank is None else f"rank {rank}: "
+        counts = f"num_devices={self.num_devices}, num_nodes={self.num_nodes}"
+        if "num_devices" in self.given and self.num_devices * nodes != size:
+            needed = self.num_devices * nodes
+            raise ConfigError(f"{who}{counts} needs {needed} ranks, there are {size}")
+        if size % nodes:
+            raise ConfigError(f"{who}{counts}: {size} ranks do not divide into {nodes} nodes")
+
+    def groups(self, natural: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        """Give the ranks by node as the configuration counts them.
+
+        Parameters
+        ----------
+        natural : tuple of tuple of int
+            Ranks by node as they really are (``Topology.groups``).
+
+        Returns
+        -------
+        tuple of tuple of int
+            `natural` if it has `num_nodes` equal nodes or there is one level only; else every
+            ``size / num_nodes`` consecutive ranks count as a node.
+        """
+        size = sum(map(len, natural))
+        self.check_size(size)
+        each = size // (self.num_nodes or 1)
+        fits = len(natural) == self.num_nodes and {*map(len, natural)} == {each}
+        if fits or not self.two_level:
+            return natural
+        return tuple(tuple(range(first, first + each)) for first in range(0, size, each))
+
+    @property
+    def two_level(self) -> bool:
+        """Whether collectives work inside nodes and between nodes."""
+        return self.num_nodes is not None
+
+    def select_allreduce(self, nbytes: int, size: int) -> Strategy:
+        """Give the allreduce strategy for a buffer: the original's rule.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size of the whole buffer in bytes.
+        size : int
+            Number of ranks.
+
+        Returns
+        -------
+        Strategy
+            `local_allreduce` if that is not auto; else a tree for buffers below the threshold or
+            fewer than 4 ranks, and a ring for the others.
+        """
+        if self.local_allreduce != "auto":
+            return Strategy(self.local_allreduce)
+        if nbytes < self.tree_threshold_bytes or size < 4:
+            return Strategy.tree(self.tree_arity)
+        return Strategy("ring")
+
+    def steering(self, collective: str, nbytes: int, size: int) -> str | None:
+        """Give the algorithm that the user's settings ask for on a single level.
+
+        Parameters
+        ----------
+        collective : str
+            Any collective; only allreduce, reduce and broadcast can be configured.
+        nbytes, size : int
+            Bytes of the whole buffer, and number of ranks.
+
+        Returns
+        -------
+        str or None
+            ``"ring"``, ``"tree:k"`` or ``"linear"``; None where nothing that was set speaks about
+            this collective.  A strategy other than auto decides.  Otherwise, with a threshold or an
+            arity set, allreduce follows :meth:`select_allreduce`; with an arity set, reduce and
+            broadcast take that tree below the threshold (above it the original names no rival of
+            the tree, so the choice stays open).
+        """
+        if collective not in ALLOWED:
+            return None
+        strategy = Strategy(getattr(self, f"local_{collective}"))
+        if strategy != "auto":
+            return strategy.algorithm(self.tree_arity)
+        if collective == "allreduce":
+            if self.given & {"tree_threshold_bytes", "tree_arity"}:
+                return self.select_allreduce(nbytes, size).algorithm(self.tree_arity)
+        elif "tree_arity" in self.given and nbytes < self.tree_threshold_bytes:
+            return f"tree:{self.tree_arity}"
+        return None
+
+    def asked(self, collective: str, nbytes: int, size: int, commutes: bool = True) -> str | None:
+        """Give the algorithm that the user's settings ask for, on one level or two.
+
+        Parameters
+        ----------
+        collective, nbytes, size
+            As of :meth:`steering`.
+        commutes : bool
+            Whether the operation does.  One that does not is served on a single level: the ranks of
+            a node need not follow each other.
+        """
+        if not self.given:  # defaults ask for nothing
+            return None
+        if self.two_level and collective in OPEN and commutes:
+            return self.both_levels(collective, nbytes, size)
+        return self.steering(collective, nbytes, size)
+
+    def both_levels(self, collective: str, nbytes: int, size: int) -> str | None:
+        """Give the two-level algorithm that the strategies of both levels make up.
+
+        Parameters
+        ----------
+        collective : {"allreduce", "reduce", "broadcast"}
+            What is to be served.
+        nbytes, size : int
+            Bytes of the whole buffer, and number of ranks on all nodes.
+
+        Returns
+        -------
+        str or None
+            ``"hierarchical/LOCAL/GLOBAL"`` where every local rank carries a slice between the nodes
+            (a ring in the node, or left open), ``"hierarchical_leaders/…"`` where a root gathers in
+            the node (a tree, centralized); None where both levels are left open.
+        """
+        nodes = self.num_nodes or 1
+        local = self.level(collective, "local", nbytes, size // nodes)
+        across = self.level(collective, "global", nbytes, nodes)
+        if local == across == "auto":
+            return None
+        kind = "hierarchical" if local in ("auto", "ring") else "hierarchical_leaders"
+        parts = (p if p != "auto" else o for p, o in zip((local, across), OPEN[collective]))
+        return "/".join((kind, *parts))
+
+    def at_level(self: Config, which: str) -> Config:
+        """Give the single-level configuration inside the nodes or between them.
+
+        Parameters
+        ----------
+        which : {"local", "global"}
+            The level; the result is for a sub-communicator that holds the ranks of that level.
+        """
+        if which not in LEVELS:
+            raise ConfigError(f"level {which!r}: allowed are {' and '.join(LEVELS)}")
+        kept = {n: getattr(self, n) for n in self.given if n.startswith(("tree", "timeout"))}
+        for collective in ALLOWED:
+            name = f"{which}_{collective}"
+            if name in self.given and getattr(self, name) is not None:
+                kept[f"local_{collective}"] = getattr(self, name)
+        return type(self)(**kept)
+
+    def level(self, collective: str, which: str, nbytes: int, size: int) -> str:
+        """Give the algorithm for one of two levels, ``"auto"`` where the user leaves it open.
+
+        Parameters
+        ----------
+        collective : str
+            The collective that runs on that level.
+        which : {"local", "global"}
+            Inside the nodes or between them.
+        nbytes, size : int
+            Bytes, and number of ranks on that level.
+        """
+        return self.at_level(which).steering(collective, nbytes, size) or "auto"
+
+
+ENVIRONMENT_PREFIX = "MPIDIST_"
+
+
+def _remember_given(cls: type) -> type:
+    """Make ``__init__`` note which fields the user gave: only these steer ``auto``."""
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def remembering(self: Any, **values: Any) -> None:
+        object.__setattr__(self, "given", frozenset(values))
+        init(self, **values)
+
+    cls.__init__ = remembering  # type: ignore[misc]
+    return cls
+
+
+@_remember_given
+@dataclass(frozen=True, kw_only=True)
+class CollectiveConfig(Steering):
+    """What the user wants of collectives; immutable, and valid from the moment it exists.
+
+    A field that was given, even with the value of its default, steers ``algorithm="auto"``; a
+    default does not.  Strategies are written as :class:`~mpidist.selection.strategy.Strategy` says.
+
+    Parameters
+    ----------
+    num_devices : int
+        Ranks on each node.  If given, a communicator must have ``num_devices * (num_nodes or 1)``.
+    local_allreduce, local_reduce, local_broadcast : str
+        Strategies on a single level, or inside the node when there are two.
+    num_nodes : int or None
+        Number of nodes; if given, collectives work on two levels and all `global_` strategies are
+        needed.
+    global_allreduce, global_reduce, global_broadcast : str or None
+        Strategies between the nodes.
+    tree_threshold_bytes : int
+        Size in bytes below which a tree is preferred over a ring.
+    tree_arity : int
+        Children of a rank in a tree whose strategy does not say it, ≥ 2.
+    timeout : float or None
+        Deadline of every wait in seconds; None waits forever.
+
+    Attributes
+    ----------
+    given : frozenset of str
+        The fields that the user set.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not allowed or the fields contradict each other.
+
+    Notes
+    -----
+    Fields, defaults and ``select_allreduce`` are those of ``CollectiveConfig`` in the Rust crate
+    pmetal-distributed, where the timeout and the global strategies were accepted but never used.
+    """
+
+    num_devices: int = 1
+    local_allreduce: str = Strategy("auto")
+    local_reduce: str = Strategy("auto")
+    local_broadcast: str = Strategy("auto")
+    num_nodes: int | None = None
+    global_allreduce: str | None = None
+    global_reduce: str | None = None
+    global_broadcast: str | None = None
+    tree_threshold_bytes: int = 1 << 20
+    tree_arity: int = 2
+    timeout: float | None = 60.0
+    given: frozenset[str] = field(init=False, repr=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        for level in LEVELS:
+            for collective in ALLOWED:
+                name = f"{level}_{collective}"
+                text = getattr(self, name)
+                if text is not None or level == "local":
+                    object.__setattr__(self, name, strategy_for(collective, text, name))
+        self.validate()
+
+    @classmethod
+    def single_node(cls, num_devices: int) -> CollectiveConfig:
+        """Configure `num_devices` ranks on one node: allreduce by a ring."""
+        return cls(num_devices=num_devices, local_allreduce="ring")
+
+    @classmethod
+    def multi_node(cls, num_devices: int, num_nodes: int) -> CollectiveConfig:
+        """Configure `num_devices` ranks on each of `num_nodes` nodes."""
+        return cls(
+            num_devices=num_devices,
+            num_nodes=num_nodes,
+            local_allreduce="tree:2",
+            global_allreduce="ring",
+            global_reduce="tree:2",
+            global_broadcast="tree:2",
+        )
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value is not allowed; construction has already done so."""
+        _check_number("num_devices", self.num_devices, 1)
+        _check_number("tree_threshold_bytes", self.tree_threshold_bytes, 0)
+        _check_number("tree_arity", self.tree_arity, 2)
+        if self.num_nodes is not None:
+            _check_number("num_nodes", self.num_nodes, 1)
+            missing = [n for c in ALLOWED if getattr(self, n := f"global_{c}") is None]
+            if missing:
+                names = ", ".join(missing)
+                raise ConfigError(
+                    f"num_nodes={self.num_nodes} needs all global strategies; missing: {names}"
+                )
+        wait = self.timeout
+        number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
+        if wait is not None and not (number and wait > 0):
+            raise ConfigError(f"timeout={wait!r}: allowed are seconds > 0, or None: wait forever")
+
+    def is_set(self, name: str) -> bool:
+        """Tell whether the user set the field `name`."""
+        _check_known([name])
+        return name in self.given
+
+    def replace(self, **changes: Any) -> CollectiveConfig:
+        """Give a copy with `changes`, which count as set by the user."""
+        _check_known(changes)
+        return CollectiveConfig(**{**{n: getattr(self, n) for n in self.given}, **changes})
+
+    def to_json(self) -> str:
+        """Write the fields that were set, and only these, as a JSON object."""
+        values = {n: getattr(self, n) for n in FIELDS if n in self.given}
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str) -> CollectiveConfig:
+        """Read what :meth:`to_json` wrote; ConfigError for anything else."""
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"the configuration is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"the configuration must be a JSON object, not {values!r}")
+        _check_known(values)
+        return cls(**values)
+
+    @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, base: CollectiveConfig | None = None
+    ) -> CollectiveConfig:
+        """Read ``MPIDIST_NUM_DEVICES``, ``MPIDIST_LOCAL_ALLREDUCE``, …: one variable a field.
+
+        Parameters
+        ----------
+        environ : mapping
+            The variables; an empty one counts as not there, ``none`` means None.
+        base : CollectiveConfig, optional
+            What the variables override.
+        """
+        changes = {}
+        for name in FIELDS:
+            text = environ.get(ENVIRONMENT_PREFIX + name.upper(), "").strip()
+            if text:
+                changes[name] = _read(name, text)
+        try:
+            return (base or cls()).replace(**changes)
+        except ConfigError as error:
+            names = ", ".join(ENVIRONMENT_PREFIX + name.upper() for name in changes)
+            raise ConfigError(f"{error} (from the environment: {names})") from None
+
+
+FIELDS = tuple(f.name for f in dataclasses.fields(CollectiveConfig) if f.init)
+"""Names of the fields a user can set."""
+
+
+VARIABLES = (
+    *(ENVIRONMENT_PREFIX + name.upper() for name in FIELDS),
+    *(ENVIRONMENT_PREFIX + name for name in ("DEBUG", "TUNING", "CALIBRATE", "STREAM_BYTES")),
+    *(ENVIRONMENT_PREFIX + name for name in ("RANKS_PER_NODE", "LOG", "LOG_RANKS")),
+    *(ENVIRONMENT_PREFIX + name for name in ("GPU", "GPU_AWARE", "GPU_CHUNK_BYTES", "GPU_DEVICE")),
+    *(ENVIRONMENT_PREFIX + name for name in ("TERMINAL", "RUN_WORD", "RUN_NOTES")),
+)
+"""Every environment variable that is read."""
+_OF_TESTS = tuple(ENVIRONMENT_PREFIX + name for name in ("TEST_", "STRESS_", "MPICH_PYTHON"))
+
+
+def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a sentence for each ``MPIDIST_…`` variable that nothing reads."""
+    found = []
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_OF_TESTS):
+            continue
+        if name not in VARIABLES:
+            near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.0)[0]
+            found.append(f"{name}={environ[name]} has no effect: did you mean {near}?")
+    return found
+
+
+def _read(name: str, text: str) -> Any:
+    """Read the value of one environment variable."""
+    if text.lower() in ("none", "forever") and name != "tree_arity":
+        return None
+    if name not in ("num_devices", "num_nodes", "tree_threshold_bytes", "tree_arity", "timeout"):
+        return text
+    try:
+        return float(text) if name == "timeout" else int(text)
+    except ValueError:
+        kind = "a number" if name == "timeout" else "a whole number"
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        raise ConfigError(f"{variable}={text!r} is not {kind}") from None
+
+
+def _check_known(names: Any) -> None:
+    for name in names:
+        if name not in FIELDS:
+            raise ConfigError(str(UnknownName("configuration field", name, FIELDS)))
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}: allowed are whole numbers >= {least}")

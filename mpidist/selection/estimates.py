@@ -1,0 +1,266 @@
+"""What a communicator knows about the speed of its ways: a tuning table, and a calibration."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..calls.call import Call
+from ..errors import ScheduleError
+from ..schedule.contract import COLLECTIVES
+from ..schedule.cost import Link, cost
+from ..schedule.registry import Choice, Groups
+from .segmentation import Pipelining
+from .tuning import PRIVATE, SYMMETRIC, Entry, Key, TuningTable, kind_for
+
+MOST_RANKS = 16  # above, running through a schedule takes too long for a call to wait for
+_MOST_PIECES = 16
+
+
+def scaled_down(groups: Groups) -> Groups:
+    """Give as many nodes, up to four, with ranks that are few enough to be run through.
+
+    Examples
+    --------
+    >>> many = tuple(tuple(range(9 * k, 9 * k + 9)) for k in range(8))
+    >>> [len(group) for group in scaled_down(many)]
+    [4, 4, 4, 4]
+    """
+    nodes = min(len(groups), 4)
+    each = min(max(map(len, groups)), MOST_RANKS // nodes)
+    return tuple(tuple(range(each * k, each * k + each)) for k in range(nodes))
+
+
+class Model:
+    """Predicts times by the cost model; each figure is worked out once.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The constants.
+    groups : tuple of tuple of int
+        Which ranks share a node.
+    pipelining : Pipelining
+        How long blocks are cut, as in a run.
+    """
+
+    def __init__(self, calibration: Calibration, groups: Groups, pipelining: Pipelining):
+        self.calibration, self.groups = calibration, groups
+        self._size = sum(map(len, groups))
+        self.small = groups if self._size <= MOST_RANKS else scaled_down(groups)
+        self._pipelining = pipelining
+        self._known: dict[tuple[str, str, int], float | None] = {}
+
+    def seconds(self, collective: str, choice: Choice, nbytes: int) -> float | None:
+        """Give the time of an algorithm at the power of two next to `nbytes`; None if too big.
+
+        The schedule of at most 16 ranks is run through, in at most 16 segments.
+        """
+        return None if self._size > MOST_RANKS else self.seconds_of_few(collective, choice, nbytes)
+
+    def seconds_of_few(self, collective: str, choice: Choice, nbytes: int) -> float | None:
+        """Give that time; of more than 16 ranks as if there were fewer, on fewer nodes."""
+        bucket = 1 << round(math.log2(max(nbytes, 1)))
+        key = (collective, choice.name, bucket)
+        if key not in self._known:
+            self._known[key] = self._run_through(collective, choice, bucket)
+        return self._known[key]
+
+    def _run_through(self, collective: str, choice: Choice, nbytes: int) -> float | None:
+        known, groups = self.calibration, self.small
+        size, link = sum(map(len, groups)), None
+        if known.far_alpha is not None and known.far_beta is not None:
+            link = Link(known.far_alpha, known.far_beta)
+        count = max(choice.algorithm.block_count(size, groups=groups), 1)
+        largest, nodes = -(-nbytes // count), len(groups)
+        pieces, window = self._pipelining.of(choice.algorithm, size, nodes, count, largest)
+        try:
+            return cost(
+                collective,
+                choice,
+                size,
+                0 if COLLECTIVES[collective].idempotent else nbytes,
+                alpha=known.alpha,
+                beta=known.beta,
+                gamma=known.gamma,
+                arity=choice.arity or 2,
+                groups=groups,
+                segments=min(pieces, _MOST_PIECES),
+                window=window,
+                link=link,
+            ).seconds
+        except ScheduleError:
+            return None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The cost model's constants for one communicator: a message of n bytes takes α + nβ.
+
+    Attributes
+    ----------
+    alpha : float
+        Seconds of an empty message, one way.
+    beta : float
+        Seconds per byte sent.
+    gamma : float
+        Seconds per byte combined.
+    far_alpha, far_beta : float or None
+        α and β between nodes; None where they were not told apart.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+    far_alpha: float | None = None
+    far_beta: float | None = None
+
+
+log = logging.getLogger("mpidist")
+
+TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
+
+_USUAL = Pipelining()
+
+
+class Advice:
+    """Advises the selection; the same on every rank, for it knows only what the ranks share.
+
+    Parameters
+    ----------
+    library : str
+        The MPI library and its version, as tables name it.
+    groups : tuple of tuple of int
+        Which ranks share a node.
+    calibrates : bool
+        Whether constants may be measured.
+    calibration : Calibration, optional
+        If they are known already.
+    tuning : TuningTable, optional
+        Of this or other communicators.
+    pipelining : Pipelining
+        How long blocks are cut.
+    """
+
+    def __init__(
+        self,
+        library: str,
+        groups: Groups,
+        calibrates: bool = False,
+        calibration: Calibration | None = None,
+        tuning: TuningTable | None = None,
+        pipelining: Pipelining = _USUAL,
+    ):
+        self.library, self.groups, self.table = library, groups, tuning
+        self.ranks_per_node = tuple(map(len, groups))
+        self.calibrates = calibrates and sum(self.ranks_per_node) > 1
+        self._pipelining = pipelining
+        self.calibration, self.model = calibration, None  # type: Calibration | None, Model | None
+        if calibration is not None:
+            self.learn(calibration)
+        self.mute = tuning and tuning.why_not(library, self.ranks_per_node)
+
+    def learn(self, calibration: Calibration) -> None:
+        """Predict with these constants from now on."""
+        self.calibration = calibration
+        self.model = Model(calibration, self.groups, self._pipelining)
+
+    @property
+    def uncalibrated(self) -> bool:
+        """Whether constants are to be measured as soon as a choice needs them."""
+        return self.calibrates and self.calibration is None
+
+    def tell(self, rank: int) -> None:
+        """Log, on rank 0 and once for each table, that it does not apply."""
+        if self.table is None or self.table.told:
+            return
+        self.table.told = True  # parts of the communicator that it was made for need no table
+        if rank == 0 and self.mute:
+            log.warning("%s; the shipped rules choose", self.mute)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The constants of :class:`Calibration` that are still to be measured."""
+        if not self.uncalibrated:
+            return ()
+        far = ("far_alpha", "far_beta") if len(self.groups) > 1 else ()
+        return "alpha", "beta", "gamma", *far
+
+    # -- the table ------------------------------------------------------------------------------
+
+    def entry(self, call: Call, memory: str) -> tuple[Entry | None, str]:
+        """Give the table's entry for a call, or None and why there is none; "" without a table."""
+        if self.table is None:
+            return None, ""
+        if self.mute:
+            return None, self.mute
+        if call.uneven_alltoall:
+            return None, "uneven alltoall is not tuned: no rank knows the others' bytes"
+        if call.op is not None and not call.op.builtin:
+            return None, "a function of the user is not what the table was tuned with"
+        key = self.key(kind_for(call), call.collective, memory)
+        found = self.table.find(key)
+        if found is None:
+            what = f"{call.collective} of kind {key.kind} in {memory} memory"
+            return None, f"the tuning table {self.table.source} has no entry for {what}"
+        return found, ""
+
+    def key(self, kind: str, collective: str, memory: str) -> Key:
+        """Give the key of an entry for this communicator."""
+        return Key(self.library, self.ranks_per_node, kind, collective, memory)
+
+    # -- predicted times ------------------------------------------------------------------------
+
+    def cheapest(self, call: Call, choices: list[Choice]) -> tuple[Choice, str] | None:
+        """Give the algorithm that the cost model predicts to be the fastest; None if unknown."""
+        times = [(self.modelled(call, choice), choice) for choice in choices]
+        known = [(seconds, choice) for seconds, choice in times if seconds is not None]
+        if len(known) < len(times) or len(known) < 2:
+            return None
+        seconds, best = min(known, key=lambda pair: pair[0])
+        others = [f"{c.name} {s * 1e6:.3g} µs" for s, c in known if c is not best]
+        return best, f"cost model: {best.name} {seconds * 1e6:.3g} µs, {', '.join(others)}"
+
+    def modelled(self, call: Call, choice: Choice) -> float | None:
+        """Give the cost model's time in seconds, or None."""
+        if self.model is None or call.uneven_alltoall:
+            return None
+        return self.model.seconds(call.collective, choice, call.nbytes)
+
+    def between_nodes(
+        self, collective: str, choices: list[Choice], nbytes: int
+    ) -> list[float] | None:
+        """Give times by the links that were measured inside of nodes and between them, or None."""
+        if self.model is None or self.model.calibration.far_alpha is None:
+            return None
+        times = [self.model.seconds_of_few(collective, choice, nbytes) for choice in choices]
+        known = [seconds for seconds in times if seconds is not None]
+        return known if len(known) == len(times) else None
+
+    @property
+    def scaled_down(self) -> str:
+        """Say for how many ranks these times are, if for fewer than there are."""
+        if self.model is None or self.model.small == self.groups:
+            return ""
+        small = self.model.small
+        return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
+
+    def predicted(self, call: Call, way: Any, memory: str) -> Any:
+        """Give a way with the time that it is expected to take, if that is known."""
+        entry, _ = self.entry(call, memory)
+        if not way.can:
+            return way
+        if entry is not None:
+            names = (way.name, f"{way.name}:2")
+            times = [entry.seconds(name, call.nbytes) for name in names]
+            seconds = next((s for s in times if s is not None), None)
+            return way if seconds is None else replace(way, seconds=seconds, basis=TABLE)
+        seconds = None if way.choice is None else self.modelled(call, way.choice)
+        return way if seconds is None else replace(way, seconds=seconds, basis=MODEL)
+
+
+def memory_of(symmetric: bool) -> str:
+    """Name the kind of memory as tables do."""
+    return SYMMETRIC if symmetric else PRIVATE

@@ -1,0 +1,215 @@
+"""The shipped rules: which way is the fastest from how many bytes on, as it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..schedule.registry import NATIVE
+
+STAGING_BYTES = 2 << 20  # of each of the two slots of a rank
+MPICH = "MPICH"  # as mpi4py calls the vendor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Below `below` bytes of the whole buffer, on so many ranks and nodes, take `name`."""
+
+    below: float
+    name: str
+    ranks: float = float("inf")
+    one_node: bool = False
+    several_nodes: bool = False
+    two_nodes: bool = False
+    crowded: bool = False  # only with more ranks than cores
+
+    @property
+    def between_nodes(self) -> bool:
+        """Whether it names an algorithm on two levels."""
+        return (self.several_nodes or self.two_nodes) and self.name != NATIVE
+
+    def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
+        """Tell whether the rule speaks about such a call."""
+        small = nbytes < self.below or self.below == float("inf")
+        if (self.one_node and nodes > 1) or (self.several_nodes and nodes == 1):
+            return False
+        if self.crowded and not crowded:
+            return False
+        return small and size <= self.ranks and (nodes == 2 or not self.two_nodes)
+
+
+_ANY = float("inf")
+WITHOUT_NATIVE: dict[str, tuple[Rule, ...]] = {
+    "allreduce": (Rule(32 << 10, "recursive_doubling"), Rule(_ANY, "ring")),
+    "reduce": (Rule(256 << 10, "binomial"), Rule(_ANY, "reduce_scatter_gather")),
+    "broadcast": (Rule(512 << 10, "binomial"), Rule(_ANY, "scatter_allgather")),
+    "allgather": (Rule(64 << 10, "bruck"), Rule(_ANY, "ring")),
+    "reduce_scatter": (Rule(64 << 10, "recursive_halving"), Rule(_ANY, "ring")),
+    "gather": (Rule(_ANY, "binomial"),),
+    "scatter": (Rule(_ANY, "binomial"),),
+    "alltoall": (Rule(4 << 10, "bruck"), Rule(_ANY, "pairwise")),
+    "barrier": (Rule(_ANY, "dissemination"),),
+}
+"""Shipped rules for backends without collectives of their own (Thakur et al. 2005, figures 5–9)."""
+
+_SLICES = 16 << 10  # bytes from which a slice for every lane pays, between nodes
+
+
+def _between_nodes(
+    large: tuple[Rule, ...], small: str = "hierarchical_leaders"
+) -> tuple[Rule, ...]:
+    return (Rule(_SLICES, small, several_nodes=True), *large)
+
+
+_LANES = (
+    Rule(_ANY, "hierarchical", several_nodes=True),
+    Rule(_ANY, "hierarchical_leaders", several_nodes=True),
+)
+WITH_NATIVE: dict[str, tuple[Rule, ...]] = {
+    "allreduce": (
+        *_between_nodes(
+            (Rule(_ANY, "hierarchical/direct/recursive_doubling", two_nodes=True), *_LANES),
+            "hierarchical_leaders/binomial/recursive_doubling",
+        ),
+        Rule(4 << 20, NATIVE),
+        Rule(16 << 20, NATIVE, crowded=True),
+        Rule(_ANY, "direct", ranks=16, one_node=True),
+        Rule(32 << 20, NATIVE),
+        Rule(_ANY, "ring"),
+    ),
+    "reduce": (
+        *_between_nodes((Rule(256 << 10, "hierarchical", several_nodes=True),)),
+        Rule(_ANY, NATIVE),
+    ),
+    "broadcast": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
+    "allgather": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
+    "reduce_scatter": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
+    "barrier": (*_between_nodes(()), Rule(_ANY, NATIVE)),
+}
+"""Shipped rules where the library has its own: ours only where it was measured to be faster.
+
+On one node, direct took 0.57–0.94 of native's time from 4 MB on (Open MPI 5.0.11 and MPICH 5.0.2, 2
+ranks), and from 16 MB on with more ranks than cores (4 on 2; at 4 MB 1.04–1.2 with Open MPI).
+Above 32 MB native allreduce maps a full-size temporary in every call, on any nodes.
+Between nodes see docs/hierarchical.rst: there a native call with a deadline first waits until all
+have come, which costs a round trip that ours does not need.
+"""
+
+
+def levels_for(collective: str) -> list[str]:
+    """List the two-level algorithms that the rules name for a collective between nodes."""
+    rules = WITH_NATIVE.get(collective, ())
+    return [r.name for r in rules if r.between_nodes]
+
+
+Range = tuple[float, float]  # from so many bytes, below so many
+
+WITH_SYMMETRIC: dict[str, tuple[int, int]] = {
+    "allreduce": (0, 0),
+    "reduce": (0, 0),
+    "broadcast": (0, 0),
+    "allgather": (0, 0),
+    "reduce_scatter": (0, 0),
+    "gather": (32 << 10, 128 << 10),
+    "scatter": (64 << 10, 128 << 10),
+    "alltoall": (0, 0),
+    "barrier": (0, 0),
+}
+"""Arrays in symmetric memory: the bytes from which it beat native and staged on both libraries.
+
+The second number is for more ranks than cores, where native with a deadline pays most.  Measured
+with Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2 cores, contenders in an order drawn for
+every iteration.  Native waits, for its deadline, until all ranks have come; after that what is to
+be brought lies one read away.  Gather and scatter meet twice, and
+in slots once.
+"""
+
+_SLOT = (2 << 20) + 1
+_MEBIBYTE = (1 << 20) + 1
+_STAGED: dict[bool, dict[str, int]] = {
+    False: {
+        "allreduce": 768 << 10,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": _SLOT,
+        "broadcast": _SLOT,
+        "alltoall": 768 << 10,
+        "gather": _SLOT,
+        "scatter": _SLOT,
+    },
+    True: {
+        "allreduce": _SLOT,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": _SLOT,
+        "broadcast": _SLOT,
+        "alltoall": 768 << 10,
+        "gather": _SLOT,
+        "scatter": 384 << 10,
+    },
+}
+_STAGED_MPICH: dict[bool, dict[str, int]] = {
+    False: {
+        "allreduce": _SLOT,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": _MEBIBYTE,
+        "broadcast": _SLOT,
+        "alltoall": 768 << 10,
+        "gather": _SLOT,
+        "scatter": _SLOT,
+    },
+    True: {
+        "allreduce": _SLOT,
+        "reduce": _SLOT,
+        "reduce_scatter": _SLOT,
+        "allgather": _SLOT,
+        "broadcast": _SLOT,
+        "alltoall": _MEBIBYTE,
+        "gather": _SLOT,
+        "scatter": _SLOT,
+    },
+}
+"""Private arrays through slots of shared memory: below so many bytes, measured as the above."""
+
+_ABOVE_A_SLOT: dict[str, Range] = dict.fromkeys(
+    ("allreduce", "reduce", "reduce_scatter"), (_SLOT, _ANY)
+)
+_SINGLE_COPY: dict[bool, dict[str, Range]] = {
+    False: {"allreduce": (2 << 20, _ANY), "reduce_scatter": (_SLOT, _ANY)},
+    True: _ABOVE_A_SLOT,
+}
+_SINGLE_COPY_MPICH: dict[bool, dict[str, Range]] = {False: _ABOVE_A_SLOT, True: _ABOVE_A_SLOT}
+"""Private arrays that the ranks read in each other's memory, where that beat what came before.
+
+Measured as the above, from 1 MB to 64 MB.  Allreduce took 0.44–0.90 of native's time apart and
+0.48–1.06 in place (Open MPI at 2 and 4 MB gains nothing there), reduce_scatter 0.20–0.93, reduce
+with MPICH 0.24–0.79; with Open MPI on 2 ranks reduce took 1.0–1.5 times as long up to 16 MB, on 4
+ranks 0.5–0.8.  MPICH's allreduce on 2 ranks, 1.5 and 2 MiB, on a busy machine: slots took 0.1–0.8
+of native's time, and at 2 MiB 0.7–0.8 of single copy's.
+"""
+
+
+def staged_below(collective: str, vendor: str, crowded: bool) -> float:
+    """Give the bytes below which private arrays gain by slots of shared memory.
+
+    Parameters
+    ----------
+    collective : str
+        Which.
+    vendor : str
+        The name of the MPI library, without its version.  MPICH has rules of its own; all others
+        have Open MPI's.
+    crowded : bool
+        Whether there are more ranks than cores.
+    """
+    tables = _STAGED_MPICH if vendor == MPICH else _STAGED
+    return tables[crowded].get(collective, 0)
+
+
+def single_copy_range(collective: str, vendor: str, crowded: bool) -> Range:
+    """Give the bytes for which private arrays gain if the ranks read them in each other's memory.
+
+    See :func:`staged_below`.
+    """
+    tables = _SINGLE_COPY_MPICH if vendor == MPICH else _SINGLE_COPY
+    return tables[crowded].get(collective, (0, 0))

@@ -1,0 +1,17 @@
+"""Memory that the ranks of a node share, and the collectives that take place in it."""
+
+from ..calls.arrays import check_shape
+from .heap import Heap, Place
+from .in_place import NEEDS, place_of, where
+
+__all__ = [
+    "NEEDS",
+    "SINGLE_COPY",
+    "STAGED",
+    "SYMMETRIC",
+    "Heap",
+    "Place",
+    "check_shape",
+    "place_of",
+    "where",
+]

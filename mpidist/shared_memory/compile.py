@@ -1,0 +1,215 @@
+"""What a kernel does in a quick call: by compiled code where there is some, else step by step.
+
+An allreduce of 64 KiB in symmetric memory, in place, takes 3.7 µs instead of 6.5 on 2 ranks, and 21
+instead of 30 on 4 that share 2 cores; of private arrays 12.6 instead of 16, and 36 instead of 77.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
+from ..backends.program import Round
+from ..backends.waiting import SPINS, spin
+from .barrier import Barrier
+from .compiled import vector_width
+from .conditional import Unless
+from .in_place import Kernel
+from .steps import Steps, Words
+
+Serve = Callable[[int], Any]
+"""Does something for operation number so and so."""
+Actions = tuple[Callable[[], Any], ...]
+
+
+class Serving(Protocol):
+    """What serves calls on a communicator, as far as a kernel needs it."""
+
+    backend: Any
+    reports: Any
+    engine: Any
+    timeout: float | None
+    met: int
+
+    def deadline(self) -> float | None:
+        """Return the moment by which a wait that begins now must end; None for never."""
+
+    def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
+        """Wait until every rank has come to operation number `sequence`."""
+
+    def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
+        """Return the report of a deadline that passed."""
+
+
+def body(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
+    """Give what does all of a kernel.
+
+    Parameters
+    ----------
+    service : Serving
+        Of the communicator.
+    what : str
+        The operation, as the ranks compare and report it.
+    how : str
+        The way, for the report of a deadline that passed.
+    kernel : Kernel
+        The kernel.
+    """
+    make = _compiled if vector_width() else _step_by_step
+    return make(service, what, how, kernel)
+
+
+def arrival(service: Serving, what: str) -> Serve:
+    """Make what announces this rank and waits until all have come."""
+    backend, board = service.backend, service.backend.board
+    announce, mark = board.announce, service.reports.fingerprint(what)
+    late = _late(service, what)
+
+    def one_by_one(sequence: int) -> None:
+        announce(sequence, mark)
+        late(sequence)
+
+    if len(board.ranks) < backend.size:  # those on other nodes tell by messages
+        return one_by_one
+    return _compiled_meeting(service, what) if vector_width() else _meeting(service, what)
+
+
+def _late(service: Serving, what: str) -> Serve:
+    """Give what goes on waiting until all have come, and reports."""
+
+    def late(sequence: int) -> None:
+        service.arrive(sequence, what, service.deadline())
+
+    return late
+
+
+def _meeting(service: Serving, what: str) -> Serve:
+    """Make what announces this rank and waits for the others.
+
+    Usually all are here already, or soon: so it looks before it sets up a wait that can report.
+    """
+    board, backend, late = service.backend.board, service.backend, _late(service, what)
+    words, at, mark = board.words, board.base(backend.rank), service.reports.fingerprint(what)
+    patience, others = getattr(backend, "patience", SPINS), board.others
+
+    def all_here(sequence: int, slot: int) -> bool:
+        for other in others:
+            if words[other] < sequence and not spin(words, others, sequence, patience):
+                return False
+        _fence()
+        for other in others:
+            if words[other] != sequence or words[other + slot] != mark:
+                return False
+        return True
+
+    def arrive(sequence: int) -> None:
+        slot = PRINTS + sequence % HISTORY
+        _fence()
+        words[at + slot] = mark
+        words[at] = sequence
+        if all_here(sequence, slot):
+            service.met = sequence
+        else:
+            late(sequence)
+
+    return arrive
+
+
+def _compiled_meeting(service: Serving, what: str) -> Serve:
+    steps = Steps()
+    _add_arrival(steps, service, what)
+    run = steps.bind()
+
+    def arrive(sequence: int) -> None:
+        run(sequence)
+        service.met = sequence
+
+    return arrive
+
+
+def _fence() -> None:
+    if not STORES_KEEP_ORDER:
+        fence()
+
+
+def _phases(kernel: Kernel) -> tuple[Actions, tuple[tuple[Barrier, Actions], ...]]:
+    """Take a kernel apart: what is done when all have come, and what from each barrier on."""
+    rounds = [item for item in kernel.items if isinstance(item, Round)]
+    barriers = [part.transfer for part in rounds[1:] if isinstance(part.transfer, Barrier)]
+    assert len(kernel.items) == len(rounds) <= len(barriers) + 1, "kernels have no strands"
+    first = rounds[0].after if rounds else ()
+    return first, tuple((barrier, part.after) for barrier, part in zip(barriers, rounds[1:]))
+
+
+def _waiting(service: Serving, what: str, how: str, barrier: Barrier) -> Serve:
+    """Make what waits in a barrier, which this rank has come to."""
+    lines = barrier.lines
+    words, mine, everyone = lines.words, lines.mine[0], lines.others[0]
+    patience, awaits = lines.patience, barrier.awaits
+
+    def wait(sequence: int) -> None:
+        others, count = everyone if awaits is None else barrier.awaited(0), words[mine]
+        for other in others:
+            if words[other] < count and not spin(words, others, count, patience):
+                slowly(others, count, sequence)
+        _fence()
+
+    def slowly(others: tuple[int, ...], count: int, sequence: int) -> None:
+        def test() -> bool:
+            return spin(words, others, count, (0, 0))
+
+        if not service.engine.wait(test, service.deadline()):
+            raise service.timed_out(what, sequence, how)
+
+    return wait
+
+
+def _step_by_step(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
+    """Make what does a kernel without any compiled code."""
+    arrive, (first, phases) = arrival(service, what), _phases(kernel)
+    before = kernel.before
+    later = [
+        (barrier.lines, _waiting(service, what, how, barrier), actions)
+        for barrier, actions in phases
+    ]
+
+    def serve(sequence: int) -> None:
+        for action in before:
+            action()
+        arrive(sequence)
+        for action in first:
+            action()
+        for lines, wait, actions in later:
+            lines.come(0)
+            wait(sequence)
+            for action in actions:
+                action()
+
+    return serve
+
+
+def _compiled(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
+    """Make one program of compiled code of a kernel."""
+    steps, (first, phases) = Steps(), _phases(kernel)
+    steps.act(kernel.before)
+    _add_arrival(steps, service, what)
+    steps.act(first)
+    for barrier, actions in phases:
+        lines, awaits = barrier.lines, barrier.awaits
+        wait = _waiting(service, what, how, barrier)
+        others = lines.others[0] if awaits is None else ()
+        steps.meet(Words(lines.words, lines.mine[0], others, lines.patience), wait)
+        if isinstance(awaits, Unless):
+            steps.unless(awaits, wait)
+        elif awaits not in (None, tuple):
+            steps.call(wait)
+        steps.act(actions)
+    return steps.bind()
+
+
+def _add_arrival(steps: Steps, service: Serving, what: str) -> None:
+    backend, board = service.backend, service.backend.board
+    patience = getattr(backend, "patience", SPINS)
+    words = Words(board.words, board.base(backend.rank), board.others, patience)
+    steps.arrive(words, service.reports.fingerprint(what), _late(service, what))

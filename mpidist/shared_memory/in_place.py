@@ -1,0 +1,173 @@
+"""Collectives in symmetric memory: every rank reads and writes the arrays of the others in place.
+
+A kernel is a program that begins when all ranks have come to the call, as the arrival board tells,
+and that has a barrier between its phases; the last is empty where others may still be at work in
+this rank's memory.  Reductions take one pass or are cut into pieces that stay in cache, so the data
+cross the memory bus once to be read and once to be written, whatever the number of ranks.  Each is
+an executor of the ``direct`` schedule of its collective, and so gives the same bits (see
+:mod:`.fold`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..algorithms.relabel import onward
+from ..backends.board import Board
+from ..backends.program import Action, Program, Round, Side, store
+from ..calls.call import Call
+from ..schedule.rounds import blocks
+from . import rooted
+from .barrier import Arrival, Barrier
+from .compiled import streams
+from .fold import fold
+from .heap import Heap, Place
+from .kernel import Body, Phase, copier, divisor, push, slices_of, unowned
+
+NEEDS = {
+    "allreduce": "out",
+    "allgather": "out",
+    "scatter": "out",
+    "broadcast": "out",
+    "reduce": "x",
+    "reduce_scatter": "x",
+    "gather": "x",
+    "alltoall": "x",
+}
+"""Which array of a call must be symmetric, on every rank."""
+BY_PARTS = ("gather", "scatter")
+"""Whose symmetric array is a rank's own part, anywhere in an allocation that all ranks hold."""
+
+
+def place_of(call: Call, heap: Heap | None) -> Place | None:
+    """Give the place of the array that the kernel of this collective needs, or None.
+
+    Numpy gives an empty array no address of its own, so a rank whose part has no elements cannot
+    tell where the others' parts lie.
+    """
+    need = NEEDS.get(call.collective)
+    if heap is None or need is None:
+        return None
+    if call.collective in BY_PARTS and not call.even and 0 in call.counts:
+        return None
+    return heap.find(call.out if need == "out" else call.x)
+
+
+def where(call: Call, place: Place, heap: Heap) -> str:
+    """Name the memory that a call takes place in: it must be the same on every rank.
+
+    In allreduce that is also the input, if it is a symmetric array of its own: the others read it
+    there.  A private one is copied into the result first, where it lies in place as well.
+    """
+    if call.collective in BY_PARTS:
+        return f"@{place.allocation.number}"
+    own = call.collective == "allreduce" and not call.in_place and call.count > 0
+    source = heap.find(call.x) if own else None
+    return place.key if source is None else f"{place.key} from {source.key}"
+
+
+@dataclass(slots=True)
+class Kernel(Program):
+    """A program that begins when every rank has come to the call.
+
+    Attributes
+    ----------
+    slot : int or None
+        Which slot of the staging memory it uses.
+    arrival : Arrival or None
+        In the background, the first round; a blocking call waits for the others by itself.
+    """
+
+    slot: int | None = None
+    arrival: Arrival | None = None
+
+    def in_background(self, board: Board) -> Kernel:
+        """Make it wait for the other ranks in its first round."""
+        self.arrival = Arrival(board)
+        self.items = [Round((), self.arrival, ()), *self.items]
+        return self
+
+
+def kernel(call: Call, place: Place, heap: Heap) -> Kernel:
+    """Bind the kernel of a call to its memory."""
+    base = [0]
+    return assemble(_KERNELS[call.collective](call, place, heap, base), heap, base)
+
+
+def meeting() -> Kernel:
+    """Give the kernel of a barrier: over when every rank has come to the call."""
+    return Kernel([], (), 0, 0, [0])
+
+
+def assemble(body: Body, heap: Heap, base: list[int], slot: int | None = None) -> Kernel:
+    """Put a barrier between the phases."""
+    before, phases = body
+    first, *later = (phase if isinstance(phase, Phase) else Phase(phase) for phase in phases)
+    items: list[Round | Side] = [Round((), None, tuple(first.actions))]
+    for actions, awaits in later:
+        items.append(Round((), Barrier(heap.lines, base, awaits), tuple(actions)))
+    return Kernel(items, (), 0, 0, base, before=tuple(before), slot=slot)
+
+
+def _own_first(views: Sequence[np.ndarray], rank: int) -> list[np.ndarray]:
+    return [views[rank], *(views[peer] for peer in onward(rank, len(views)))]
+
+
+def _allreduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    assert call.x is not None and call.op is not None
+    outs = place.views(call.x.size, call.dtype)
+    source = heap.find(call.x)
+    before: list[Action] = []
+    if source is not None:
+        inputs = source.views(call.x.size, call.dtype)
+    else:
+        inputs = outs
+        before.append(store(outs[call.rank], unowned(call.x)))
+    mine = blocks(call.x.size, call.size)[call.rank]
+    targets = [out[mine] for out in _own_first(outs, call.rank)]
+    # In place, what is stored to has just been read: it is in the cache.
+    streamed = source not in (None, place) and streams(call.nbytes)
+    inputs = [x[mine] for x in inputs]
+    combine = fold(call.op, inputs, call.rank, targets, divisor(call), streamed=streamed)
+    return before, [combine, []]
+
+
+def _reduce_scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    assert call.x is not None and call.op is not None and call.out is not None
+    mine = slices_of(call.counts)[call.rank]
+    inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
+    out, streamed = [unowned(call.out)], streams(call.out.nbytes)
+    return [], [fold(call.op, inputs, call.rank, out, divisor(call), streamed=streamed), []]
+
+
+def _allgather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    assert call.x is not None and call.out is not None
+    mine = slices_of(call.counts)[call.rank]
+    outs = place.views(call.out.size, call.dtype)
+    targets = [out[mine] for out in _own_first(outs, call.rank)]
+    targets = targets[1:] if call.in_place else targets
+    return [], [push(unowned(call.x), targets, copier(call.out)), []]
+
+
+def _alltoall(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+    assert call.x is not None and call.out is not None
+    mine = slices_of(call.counts)[call.rank]
+    views = place.views(call.x.size, call.dtype)
+    out, parts = unowned(call.out), slices_of(call.out_counts)
+    order, copy = [call.rank, *onward(call.rank, call.size)], copier(out)
+    return [], [[copy(out[parts[s]], views[s][mine]) for s in order], []]
+
+
+_KERNELS = {
+    "allreduce": _allreduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce": rooted.reduce,
+    "allgather": _allgather,
+    "broadcast": rooted.broadcast,
+    "gather": rooted.gather,
+    "scatter": rooted.scatter,
+    "alltoall": _alltoall,
+}
