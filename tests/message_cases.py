@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -140,8 +142,11 @@ def check_dropped(comm):
     if comm.rank == 0:
         for work in works:
             work.wait()
+        comm.recv(np.empty(1), 1, 7)
+        time.sleep(0.2)  # rank 1 waits, and takes meanwhile what was dropped
         comm.send(np.ones(90_000), 1, 6)
     elif comm.rank == 1:
+        comm.send(np.ones(1), 0, 7)
         assert (comm.recv(np.empty(90_000), 0, 6) == 1).all()
         assert [int(out.sum()) for out in room] == [3, 100_000, 0, 0]
     assert comm.allreduce(1) == comm.size

@@ -259,7 +259,7 @@ def test_scratch_memory_of_kernels_counts(own):
     for _ in range(3):
         own.allreduce(x, out=x, algorithm="staged")
     (entry,) = caches(own)[0].entries.values()
-    assert entry.nbytes >= (2 * 2 * (256 << 10) if own.size > 1 else 2 * (256 << 10))
+    assert entry.nbytes >= 2 * (256 << 10)
 
 
 def test_windows_of_a_large_array(own):
