@@ -166,6 +166,14 @@ def kind_of(dtype: np.dtype) -> str:
     return "other"
 
 
+def is_numpys(dtype: np.dtype) -> bool:
+    """Return whether a dtype is numpy's own, not one of ml_dtypes.
+
+    Its ``isbuiltin`` does not tell: a dtype that was unpickled has 0 there.
+    """
+    return dtype.char in np.typecodes["All"]
+
+
 def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     """Raise `UnsupportedDtype` where `op` is not defined for `dtype`.
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import InvalidArgument, UnsupportedDtype
+from ..operations import is_numpys
 
 LEGACY = 1  # what the interface calls the default stream, which PyTorch calls 0
 
@@ -93,7 +94,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
     if x.requires_grad:
         x = x.detach()
     try:
-        if dtype.isbuiltin == 1:
+        if is_numpys(dtype):
             return x.numpy()
         return x.view(_WHOLE[dtype.itemsize]).numpy().view(dtype)
     except (RuntimeError, TypeError) as error:  # a tensor of a transform or a tracer has no memory
@@ -102,7 +103,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """Return a tensor on the memory of an array, of a dtype that a tensor has."""
-    if array.dtype.isbuiltin == 1:
+    if is_numpys(array.dtype):
         return torch.from_numpy(array)
     whole = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
     return whole.view(getattr(torch, array.dtype.name))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import Unsupported
+from ..operations import is_numpys
 
 
 def dtype_name(dtype: np.dtype) -> str:
     """Name a dtype so that :func:`find_dtype` finds it."""
-    return dtype.str if dtype.isbuiltin == 1 or dtype.kind in "SU" else dtype.name
+    return dtype.str if is_numpys(dtype) else dtype.name
 
 
 def find_dtype(name: str) -> np.dtype:

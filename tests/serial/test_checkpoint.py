@@ -1,5 +1,6 @@
 """Checkpoints on simulated ranks; and what a kill leaves."""
 
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from training_kits import KITS
 
 from mpidist import CollectiveConfig, run_simulated
 from mpidist.parallel import Checkpoint
+from mpidist.parallel.dtypes import dtype_name
 
 JOB = Path(__file__).parents[1] / "checkpoint_job.py"
 
@@ -130,3 +132,10 @@ def test_killed_at_any_moment(tmp_path):
         run_simulated(2, check)
         moment += 1
     assert moment > 12
+
+
+def test_dtypes_that_came_by_a_message_have_the_same_name():
+    """A dtype that was unpickled does not count as built in."""
+    for dtype in ("complex128", "float32", "int8"):
+        there = pickle.loads(pickle.dumps(np.dtype(dtype)))
+        assert dtype_name(there) == dtype_name(np.dtype(dtype)) == np.dtype(dtype).str
