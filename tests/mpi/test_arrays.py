@@ -178,7 +178,7 @@ def test_tensors_of_other_dtypes(comm):
     assert comm.allreduce(torch.empty(0, 3)).shape == (0, 3)
     eights = torch.ones(3).to(torch.float8_e4m3fn)
     assert comm.allgather(eights).dtype is torch.float8_e4m3fn
-    whole = torch.arange(2 * p, dtype=torch.complex128) if comm.rank == 0 else None
+    whole = torch.arange(2.0 * p).to(torch.complex128) if comm.rank == 0 else None
     got = comm.scatter(whole)  # off the root the dtype has come by a message
     assert got.dtype is torch.complex128 and got.tolist() == [2 * comm.rank, 2 * comm.rank + 1]
     turned = torch.full((3, 2), comm.rank + 1.0).t()
