@@ -83,10 +83,11 @@ stress: $(VENV)/.test $(MPICH_VENV)/.test  ## the long random runs: new examples
 mutation: $(VENV)/.test  ## thousands of broken algorithms: prover and run must agree on each
 	$(BIN)/python tests/mutation.py $(ARGS)
 
-lint: $(VENV)/.lint  ## ruff and mypy
+lint: $(VENV)/.lint  ## ruff, mypy, and that imports go down only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.lint  ## what lint asks for, as far as ruff can do it
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
     "numpydoc",
+    "rooms",  # docs/_ext: draws the layers of setup.cfg
     "catalogue",  # docs/_ext: writes docs/generated from the registry and the commands
 ]
 highlight_language = "none"  # literal blocks are pictures and output

@@ -1,1 +1,1 @@
-"""Who moves the bytes; one file each."""
+"""The transports that move bytes: MPI, simulated ranks, none."""

@@ -1,1 +1,1 @@
-"""The commands of ``mpidist``, one or two a file."""
+"""The commands of ``mpidist``: parse, call, print."""

@@ -68,10 +68,10 @@ def begun(
 class _Beginning:
     """A communicator as :func:`begun` passes it to a collective: calls begin instead of running."""
 
-    __slots__ = ("_comm",)
+    __slots__ = ("_comm", "_place", "rank")
 
     def __init__(self, comm: Communicator):
-        self._comm = comm
+        self._comm, self._place, self.rank = comm, comm._place, comm.rank
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)

@@ -41,6 +41,7 @@ class UnderWay:
         self._service = service
         self.works: set[Work] = set()
         self._begun = 0
+        self._slots = tags_of(service.backend.tag_limit)[1]
         self._natives: deque[_Native] = deque()  # that are not started yet
         self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
 
@@ -58,8 +59,8 @@ class UnderWay:
                 self._take_tags(program, what, way.name)
             for action in program.before if isinstance(program, Kernel) else ():
                 action()
-            service.announce(what, meets=False)
             fingerprint = service.reports.fingerprint(what, meets=False)
+            service.announce(fingerprint)
             service.reports.check_first(sequence, what, fingerprint)
             self.sweep()
             if program is not None and program.greeting is not None:
@@ -124,7 +125,7 @@ class UnderWay:
         """
         service = self._service
         self._begun += 1
-        slot = 1 + self._begun % tags_of(service.backend.tag_limit)[1]
+        slot = 1 + self._begun % self._slots
         before, number = self._in_slot.get(slot, (None, 0))
         if before is not None and not service.engine.wait(before.test, service.deadline(UNSET)):
             raise service.timed_out(what, number, how)

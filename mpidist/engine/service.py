@@ -107,7 +107,8 @@ class Service:
             self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
             return prepared.give()
         meets, program = way.choice is None, None
-        sequence, fingerprint = self.announce(what, meets), self.reports.fingerprint(what, meets)
+        fingerprint = self.reports.fingerprint(what, meets)
+        sequence = self.announce(fingerprint)
         try:
             if way.choice is None:
                 self.arrive(sequence, what, self.deadline())
@@ -174,10 +175,10 @@ class Service:
             )
         return None if seconds is None else time.monotonic() + seconds
 
-    def announce(self, what: str, meets: bool = True) -> int:
-        """Tell the others that this rank has come to its next operation; give the number."""
+    def announce(self, fingerprint: int) -> int:
+        """Announce that this rank has come to its next operation; return the operation's number."""
         self.sequence = sequence = self.sequence + 1
-        self.backend.board.announce(sequence, self.reports.fingerprint(what, meets))
+        self.backend.board.announce(sequence, fingerprint)
         return sequence
 
     def _guard(self) -> None:
@@ -209,7 +210,7 @@ class Service:
         self.check_usable()
         if self.backend.native is None:
             return act()
-        sequence = self.announce(what)
+        sequence = self.announce(self.reports.fingerprint(what))
         try:
             self.arrive(sequence, what, self.deadline())
             self._guard()
@@ -240,7 +241,9 @@ class Service:
         """
         self.check_usable()
         meets = self.backend.native is not None  # other backends keep deadlines themselves
-        sequence, before = self.announce(same or what) if meets else 0, self._setting_up
+        sequence, before = 0, self._setting_up
+        if meets:
+            sequence = self.announce(self.reports.fingerprint(same or what))
         self._setting_up = (what, sequence)
         try:
             if meets:

@@ -1,1 +1,1 @@
-"""Collectives and messages of arrays on a GPU: the ways there are, and which is taken."""
+"""Executors and messages for arrays on a GPU: NCCL, IPC memory, CUDA-aware MPI, staged."""

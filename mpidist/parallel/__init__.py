@@ -1,4 +1,4 @@
-"""Training over many ranks."""
+"""Data-parallel and pipeline-parallel training over a communicator."""
 
 from .bucket import Bucket
 from .checkpoint import Checkpoint

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..framework import library
+from .stage import stage_of
 from .structure import flatten, unflatten
 from .untouched import untouched
 
@@ -29,16 +30,8 @@ def measure(layers: Sequence[Any], example: Any, sequential: Callable[..., Any])
     sequential : callable
         Makes a Sequential: a layer is called as it is within one.
     """
-    name = library(layers[0])
-    if name == "torch":
-        from ...torch.stage import stage as make
-    else:
-        from .plain_stage import PlainStage as make  # type: ignore[assignment]
-    workers: list[Any] = []
-    for k, layer in enumerate(layers):
-        alone = sequential(layer)
-        workers.append(make(alone, alone, f"layer {k}"))
-    with untouched(layers, name):
+    workers = [stage_of(sequential(layer), f"layer {k}") for k, layer in enumerate(layers)]
+    with untouched(layers, library(layers[0])):
         times = [_round(workers, example) for _ in range(ROUNDS)]
     return np.median(times[1:], axis=0).tolist()
 
