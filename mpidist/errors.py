@@ -130,7 +130,7 @@ class CollectiveMismatch(CommunicationError):
     Attributes
     ----------
     harmless : bool
-        Every rank has seen it before anything was sent: the communicator stays usable.
+        The communicator stays usable: nothing was sent, or what was sent was taken and dropped.
     """
 
     harmless = False

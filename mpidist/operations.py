@@ -56,10 +56,9 @@ class Op:
 
     @property
     def identity(self) -> Hashable:
-        """Key of the operation in a cache whose entries keep the operation alive.
+        """Key that is equal for all `Op` of one function.
 
-        It is the same for every `Op` of one function, and holds none: a function that is passed as
-        it is becomes a new `Op` in every call.
+        It holds no reference, so a cache entry must keep the operation itself alive.
         """
         function = self.function
         if isinstance(function, MethodType):  # each look-up of a method makes a new object
@@ -238,7 +237,7 @@ def is_half(dtype: np.dtype) -> bool:
 
 
 def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which values of `dtype` are combined, where they are not sent between."""
+    """Return the dtype to accumulate `dtype` in, where partial results are not sent."""
     wide = op.builtin and op.name in ("sum", "mean", "prod") and is_half(dtype)
     return np.dtype(np.float32) if wide else dtype
 

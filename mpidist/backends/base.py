@@ -11,7 +11,7 @@ import numpy as np
 from .board import Board
 
 SHORT_BYTES = 8704  # of the longest short message: 8 KiB, and what is said about them
-PIECE_BYTES = 1 << 30  # of the longest message: MPI before 4.0 counts bytes in 32 bits
+MAX_MESSAGE_BYTES = 1 << 30  # of the longest message: MPI before 4.0 counts bytes in 32 bits
 
 
 class Request(Protocol):
@@ -53,7 +53,7 @@ class AllOf:
         return True
 
 
-def pieces(data: np.ndarray, most: int = PIECE_BYTES) -> Iterator[np.ndarray]:
+def pieces(data: np.ndarray, most: int = MAX_MESSAGE_BYTES) -> Iterator[np.ndarray]:
     """Cut a flat array into messages of at most so many bytes; an empty one is one message."""
     if data.nbytes <= most:
         yield data
@@ -90,7 +90,8 @@ class Backend(Protocol):
     A backend is used by one thread at a time.  Messages between two ranks with one tag keep their
     order.  ``native`` holds the backend's own collectives, or None; ``hosts`` a key per rank, and
     equal keys share a node.  Optional: ``bind(messages) -> Transfer``, persistent requests;
-    ``roll_call``, which asks the ranks that are not on the board, and ``begin_arrival(sequence)``.
+    ``roll_call``, which asks the ranks that are not on the board; ``begin_arrival(sequence)``;
+    ``patience``, how long a wait spins; ``threads``, whether it may be called by several.
 
     The shipped rules depend on ``vendor``, the name of the MPI library without its version (for
     example "MPICH"; empty without MPI), and on ``crowded``, whether more ranks than cores share a

@@ -70,7 +70,7 @@ class Named(NamedTuple):
 
 
 class Answers:
-    """Greetings of peers that only receive, for which nobody waits; compared when they have come.
+    """Pending greetings of peers that send no data in the call; compared when they arrive.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..errors import CollectiveMismatch, CommunicationError, Unsupported
 from . import memory_file
-from .base import PIECE_BYTES, AllOf, Message, Request, pieces
+from .base import MAX_MESSAGE_BYTES, AllOf, Message, Request, pieces
 from .board import Board, bytes_needed, private_words
 from .mpi_messages import GONE, MpiRequest, MpiShortRequest, MpiTransfer, ShortRoom, as_bytes
 from .native import NativeCollectives
@@ -73,7 +73,7 @@ class Arrival:
             mine, heard = np.zeros(2, np.int64), np.zeros(2, np.int64)
             there, back = (rank + distance) % size, (rank - distance) % size
             messages = [Message(True, back, heard, tag), Message(False, there, mine, tag)]
-            self._rounds.append((MpiTransfer(comm, messages, PIECE_BYTES), mine, heard))
+            self._rounds.append((MpiTransfer(comm, messages, MAX_MESSAGE_BYTES), mine, heard))
             distance *= 2
         self._most, self._least, self._at, self.busy = 0, 0, 0, False
 
@@ -128,7 +128,7 @@ class MpiBackend:
     """
 
     name = "mpi"
-    piece_bytes = PIECE_BYTES
+    piece_bytes = MAX_MESSAGE_BYTES
     alike = True
 
     def __init__(self, comm: MPI.Comm, hosts: Sequence[object] | None = None):

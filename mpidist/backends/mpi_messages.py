@@ -24,7 +24,7 @@ for _memory in (_kept, _rooms):
 
 
 def as_bytes(data: np.ndarray) -> list:
-    """Give a contiguous array as an mpi4py buffer of bytes, of at most `PIECE_BYTES`."""
+    """Give a contiguous array as an mpi4py buffer of bytes, of at most `MAX_MESSAGE_BYTES`."""
     nbytes = data.nbytes
     if nbytes == 0:
         return [None, 0, MPI.BYTE]

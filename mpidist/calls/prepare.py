@@ -31,7 +31,7 @@ Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tens
 def finish(
     call: Call, shape: tuple[int, ...], out: Any, place: Place, part: slice | None = None
 ) -> Prepared:
-    """Provide the memory of the result, as for host memory; see there for `part`."""
+    """Make or check the result of a call on a GPU; `part` as in :func:`_finish`."""
     x = call.x
     if out is None:
         assert isinstance(x, DeviceArray)

@@ -239,8 +239,7 @@ class Communicator:
         CollectiveTimeout
             If the deadline passes; it names the ranks that have not come.
         CollectiveMismatch
-            If the ranks do not make the same call: where it shows, or always with
-            ``MPIDIST_DEBUG=1``.
+            If the ranks do not make the same call; ``MPIDIST_DEBUG=1`` adds who called what where.
 
         Notes
         -----
@@ -486,8 +485,8 @@ class Communicator:
         x : array_like
             On the root, shape (p·n, …); of no meaning elsewhere.
         out : ndarray, tensor or buffer, optional
-            This rank's rows.  To be given on every rank or on none: without it the root first
-            tells the shape, which costs a message.
+            This rank's rows.  To be given on every rank or on none: without it all ranks
+            meet first, and the root tells the shape.
         counts : sequence of int, optional
             Rows for each rank, where they differ; the same on every rank.
         root : int
@@ -875,7 +874,8 @@ class Communicator:
         Returns
         -------
         chosen : Way
-            With the reason in words: the configuration, the tuning table, or the shipped rule.
+            With the reason in words: the configuration, the tuning table, the measured links, the
+            cost model, or the shipped rule.
         every : list of Way
             Whether each can serve, and why not; and the `seconds` that it is expected to take,
             where they are known: measured ones from the tuning table if it holds for such a call,

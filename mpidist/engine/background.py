@@ -1,4 +1,4 @@
-"""Operations in the background: how they begin, and what becomes of those that nobody waits for."""
+"""Background operations: starting them, and completing those that nobody waits for."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class UnderWay:
     def _take_tags(self, program: Program, what: str, how: str) -> None:
         """Give a program tags of its own; every rank counts alike, so all take the same.
 
-        They come before anything is done, for what a kernel notes is told apart by them.
+        Before the kernel's first action: its notes are keyed by the tags.
         """
         service = self._service
         self._begun += 1

@@ -70,7 +70,7 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
 
 
 class _Gone:
-    """The last round of a program with greetings: they have left their memory."""
+    """The last round of a program with greetings: their sends are complete, the buffers free."""
 
     __slots__ = ("start", "test")
 
@@ -246,7 +246,7 @@ class Binder:
         return items
 
     def _round(self, steps: tuple[Step, ...], arena: Arena, tag: int, heard: set[int]) -> Round:
-        """Bind one round: first what is sent, for that is the old value, then what comes in."""
+        """Bind one round; sends come before receives, because they read the old contents."""
         arena.taken = 0
         if tag >= self._space:
             raise ScheduleError(

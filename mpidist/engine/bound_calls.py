@@ -29,7 +29,7 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-class Kept(Generic[E]):
+class BoundCalls(Generic[E]):
     """Bound calls by key, up to a number of bytes.
 
     Once it is full, a call replaces another only if that was not used since the call's own last

@@ -102,7 +102,7 @@ class Chooser:
         return way
 
     def describe(self, call: Call, way: Way, place: Place | None, background: bool = False) -> str:
-        """Say what must be equal on all ranks; so must be the place in symmetric memory."""
+        """Return the text that ranks compare for a call: fingerprint, executor, place in memory."""
         words = [call.fingerprint]
         if way.name in (STAGED, SINGLE_COPY):
             words.append(way.name)

@@ -1,8 +1,8 @@
 """Point-to-point messages and Python objects, over the tags that collectives do not use.
 
-Every message begins with a short one that says what is sent: dtype, shape and number of bytes.  Up
-to 8 KiB its elements are in it; else they follow with a tag of their own, and are received when the
-receiver has compared what it was told with the memory it has.  So no message can overrun memory.
+A user's message begins with a short one that says what is sent: dtype, shape and number of bytes.
+Up to 8 KiB its elements are in it; else they follow with a tag of their own, and are received when
+the receiver has compared what it was told with the memory it has.  So none can overrun memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .work import UNSET, Work, keep
 
 USER_TAGS = 1 << 20
 INLINE_BYTES = 8192
-PIECE_BYTES = 1 << 28  # of what follows; what is dropped takes no more memory than this
+CHUNK_BYTES = 1 << 28  # of what follows; what is dropped takes no more memory than this
 _HEAD = struct.Struct("<QIH")  # bytes of the message, tag of what follows or 0, bytes of the text
 _LONGEST_TEXT = SHORT_BYTES - INLINE_BYTES - _HEAD.size - 16
 _OBJECT = b"object"
@@ -39,7 +39,7 @@ def _nothing() -> None:
 
 
 class Form(NamedTuple):
-    """What is sent, or expected: dtype and shape in words, and the head of such a short message."""
+    """Dtype, shape and size that sender and receiver compare, with their encoding."""
 
     nbytes: int
     text: bytes
@@ -122,7 +122,7 @@ class Messages:
         self._followed = follows = self._followed % self._width + 1
         first = backend.isend_short(_head(form.nbytes, follows, form.text), peer, wire)
         wire = self._following + follows - 1
-        parts = pieces(flat(data), PIECE_BYTES)
+        parts = pieces(flat(data), CHUNK_BYTES)
         return AllOf([first, *(backend.isend(part, peer, wire) for part in parts)]).test
 
     def recv(self, out: Any, peer: Any, tag: Any, timeout: Any = UNSET) -> Any:
@@ -211,7 +211,7 @@ class Messages:
                 yield from self._drop(nbytes, peer, wire)
             raise self._mismatch(form, nbytes, text, peer, tag)
         if follows:
-            parts = pieces(room.memory(nbytes), PIECE_BYTES)
+            parts = pieces(room.memory(nbytes), CHUNK_BYTES)
             rest = AllOf([self.backend.irecv(part, peer, wire) for part in parts])
             while not rest.test():
                 yield
@@ -219,8 +219,8 @@ class Messages:
 
     def _drop(self, nbytes: int, peer: int, wire: int) -> Iterator[None]:
         """Take what nobody can use, or its sender would wait for ever."""
-        memory = np.empty(min(nbytes, PIECE_BYTES), np.uint8)
-        for start in range(0, nbytes, PIECE_BYTES):
+        memory = np.empty(min(nbytes, CHUNK_BYTES), np.uint8)
+        for start in range(0, nbytes, CHUNK_BYTES):
             request = self.backend.irecv(memory[: nbytes - start], peer, wire)
             while not request.test():
                 yield
@@ -388,9 +388,10 @@ class Arrival:
 
 
 class Arrivals:
-    """The messages of a communicator that somebody will wait for: long ones come in two steps.
+    """Pending receives of a communicator, polled in every wait.
 
-    Their senders may wait for the second one while this rank waits for something else.
+    A long message comes in two steps: its sender may wait for the second one while this rank waits
+    for something else.
     """
 
     def __init__(self, engine: Engine):

@@ -14,7 +14,7 @@ from ..selection.segmentation import Pipelining
 from ..shared_memory import Heap, Place, in_place, single_copy, slots, where
 from ..shared_memory.in_place import Kernel
 from .binding import CallBinder, held_bytes
-from .bound_calls import Kept
+from .bound_calls import BoundCalls
 from .storage import HostMemory
 
 LIMIT = 128 << 20  # bytes held by the programs of one communicator
@@ -50,7 +50,7 @@ class ProgramCache:
     def __init__(self, backend: Backend, groups: Groups, pipelining: Pipelining):
         self.backend, self.pipelining = backend, pipelining
         self._binder = CallBinder(groups, pipelining)
-        self._kept: Kept[_Known] = Kept(LIMIT)
+        self._kept: BoundCalls[_Known] = BoundCalls(LIMIT)
         self._uses = 0
 
     def program(self, call: Call, choice: Choice, arity: int, background: bool) -> Program:

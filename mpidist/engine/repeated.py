@@ -1,4 +1,4 @@
-"""The quick way: a call that was made before with the very same arrays needs no checks again."""
+"""Repeated calls: a call made again with the same arrays is replayed without checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..shared_memory import Place, slots
 from ..shared_memory.compile import arrival, body
 from ..shared_memory.in_place import Kernel
 from .binding import held_bytes
-from .bound_calls import Kept
+from .bound_calls import BoundCalls
 from .service import Service
 
 Run = Callable[[], None]
@@ -106,7 +106,7 @@ _KEPT_BYTES = 16 << 20
 
 @dataclass
 class _Kind:
-    """What all calls of a kind go through."""
+    """Arrays and kernels shared by all short calls of one collective, dtype and size."""
 
     x: np.ndarray | None
     out: np.ndarray | None
@@ -121,7 +121,7 @@ class ShortCalls:
 
     def __init__(self, service: Service):
         self._service = service
-        self._kinds: Kept[_Kind] = Kept(_KEPT_BYTES)
+        self._kinds: BoundCalls[_Kind] = BoundCalls(_KEPT_BYTES)
 
     def serve(self, prepared: Prepared, algorithm: str) -> bool:
         """Serve a call, if it is short and goes through the slots; tell whether it was."""
@@ -151,7 +151,7 @@ class ShortCalls:
         self._kinds.clear()
 
     def _kind(self, call: Call) -> _Kind | None:
-        """Give the kind of a call, if it is seen not for the first time: many have no second."""
+        """Return what calls of this kind share, or None the first time."""
         sizes = tuple(None if data is None else data.size for data in (call.x, call.out))
         key = (call.collective, call.dtype, call.root, id(call.op), call.counts, *sizes)
         kinds, now = self._kinds, self._service.sequence
@@ -247,7 +247,7 @@ class QuickCalls:
 
     def __init__(self, service: Service):
         self._service = service
-        self._kept: Kept[QuickCall] = Kept(LIMIT)
+        self._kept: BoundCalls[QuickCall] = BoundCalls(LIMIT)
         self._calls = self._kept.entries
 
     def find(self, key: Hashable, x: Any, out: Any) -> QuickCall | None:

@@ -1,4 +1,4 @@
-"""What is told of operations: who has not come, who means another one, who has left."""
+"""Error reports of operations: missing ranks, mismatched calls, ranks that have left."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Engine:
     def start(self, program: Program) -> Run:
         """Begin to run in the background."""
         run = Run(program)
-        # Whoever never waits long lets nothing be brought forward: what has ended goes here, too.
+        # Finished operations are dropped here too: who never waits long never polls them.
         self.active = [other for other in self.active if not other.done]
         self.attend(run)
         run.test()
@@ -119,11 +119,11 @@ class Engine:
         return wait(deadline)
 
     def background(self) -> Callable[[], None] | None:
-        """Give what brings everything in the background forward, on any communicator, if any."""
+        """Return the function that polls all pending operations, or None if there are none."""
         return self.progress if _under_way.engines else None
 
     def progress(self) -> None:
-        """Bring everything in the background forward; what fails elsewhere is raised there."""
+        """Poll pending operations of all communicators; an error is raised by its own one."""
         for engine in tuple(_under_way.engines):
             if engine is self:
                 self.active = [run for run in self.active if not run.test()]

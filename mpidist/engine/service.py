@@ -38,7 +38,7 @@ from .work import UNSET, keep
 
 
 class Service:
-    """What a communicator has behind its methods.
+    """Serves the calls of one communicator: numbers, deadlines, and whether it is broken.
 
     Attributes
     ----------

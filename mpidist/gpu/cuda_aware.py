@@ -15,7 +15,7 @@ from ..calls.call import Call
 from ..calls.prepare import apart
 from ..device.array import DeviceArray
 from ..device.base import Device
-from ..engine.bound_calls import Kept
+from ..engine.bound_calls import BoundCalls
 from ..errors import ConfigError
 from .executor import LIBRARIES, GpuExecutor, GpuProgram
 
@@ -55,7 +55,7 @@ class Direct(GpuExecutor):
 
     def __init__(self, device: Device, native: NativeCollectives, taken: dict[str, str]):
         self.device, self._native, self._taken = device, native, taken
-        self._kept: Kept[_Bound] = Kept(_LIMIT)
+        self._kept: BoundCalls[_Bound] = BoundCalls(_LIMIT)
         self._calls = 0
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What the paths of collectives have in common: executors, of calls whose arrays are on a GPU."""
+"""The base class of executors for arrays on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GpuProgram:
 
 
 class GpuExecutor:
-    """One path.
+    """One way to serve calls whose arrays are on a GPU.
 
     Attributes
     ----------

@@ -172,7 +172,7 @@ class Checkpoint:
         return objects, names
 
     def _division(self, value: Any, own: bool) -> tuple[str, int] | None:
-        """Return by what a state is divided, and into how many; None for one that all have."""
+        """Return ("rank" or "stage", count) of a divided state, None for a replicated one."""
         if own or source_of(value) is not None:
             return "rank", self._comm.size
         if self._grid is not None and not getattr(value, "by_stage", False):

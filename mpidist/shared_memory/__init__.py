@@ -6,9 +6,6 @@ from .in_place import NEEDS, place_of, where
 
 __all__ = [
     "NEEDS",
-    "SINGLE_COPY",
-    "STAGED",
-    "SYMMETRIC",
     "Heap",
     "Place",
     "check_shape",

@@ -58,7 +58,7 @@ def one_shot(call: Call) -> bool:
 
 
 def divisor(call: Call) -> int:
-    """Give what the sum of a call is divided by in the end; 0 for nothing."""
+    """Return the divisor of a mean, 0 for other operations; half precision is divided first."""
     return call.size if is_mean(call.op) else 0
 
 

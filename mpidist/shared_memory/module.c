@@ -65,7 +65,7 @@ static PyObject *width(PyObject *module, PyObject *nothing)
     return PyLong_FromLong(mpidist_width());
 }
 
-/* What structures.py must have alike. */
+/* The layout that compiled.py must repeat. */
 static PyObject *layout(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;

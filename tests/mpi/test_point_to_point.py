@@ -226,7 +226,7 @@ def test_dropped(pair):
 
 def test_pieces(pair, monkeypatch):
     """Whatever is longer than a piece goes in several, on every path: here a piece is short."""
-    monkeypatch.setattr(messages, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(messages, "CHUNK_BYTES", 10_000)
     backend = MpiBackend(pair.backend.comm)
     backend.piece_bytes = 1_000
     sub = Communicator(backend, pair.config)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...backends.base import PIECE_BYTES, pieces
+from ...backends.base import MAX_MESSAGE_BYTES, pieces
 from ...engine.messages import Posting
 from ...errors import CollectiveMismatch, Unsupported
 from ...pipeline import Message
@@ -175,7 +175,7 @@ class Edges:
 def _messages_of(form: Form) -> int:
     """Count the messages of a parcel."""
     sizes = [prod(shape) * find_dtype(dtype).itemsize for dtype, shape, _ in form.tensors]
-    return sum(-(-nbytes // PIECE_BYTES) for nbytes in sizes) or 1
+    return sum(-(-nbytes // MAX_MESSAGE_BYTES) for nbytes in sizes) or 1
 
 
 def describe(message: Message) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpidist.engine import bound_calls
-from mpidist.engine.bound_calls import Kept
+from mpidist.engine.bound_calls import BoundCalls
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Uses:
     """Makes calls by a cache of bound calls; counts what was found and what was bound."""
 
     def __init__(self, limit, nbytes=1):
-        self.kept, self.nbytes = Kept(limit), nbytes
+        self.kept, self.nbytes = BoundCalls(limit), nbytes
         self.now = self.found = self.bound = 0
 
     def __call__(self, keys):
@@ -78,7 +78,7 @@ def test_calls_made_once_change_nothing():
 
 
 def test_bytes_count():
-    keeps = Kept(100)
+    keeps = BoundCalls(100)
     for key, nbytes in enumerate((60, 30, 10)):
         assert keeps.make_room(None, nbytes)
         keeps.keep(key, Entry(nbytes, 0))
@@ -94,7 +94,7 @@ def test_bytes_count():
 
 def test_one_that_is_larger_than_the_limit():
     """It is kept alone, and beside others if its size is known only once it is bound."""
-    keeps = Kept(100)
+    keeps = BoundCalls(100)
     assert keeps.make_room(None, 500)
     keeps.keep("large", Entry(500, 0))
     assert not keeps.make_room(None, 1) and keeps.make_room(1, 1)
@@ -105,7 +105,7 @@ def test_one_that_is_larger_than_the_limit():
 
 
 def test_calls_are_known_by_their_array():
-    keeps, x = Kept(100), np.zeros(3)
+    keeps, x = BoundCalls(100), np.zeros(3)
     assert keeps.last_use("call", 1, x) is None
     assert keeps.last_use("call", 2, x) == 1
     assert keeps.last_use("call", 3, np.zeros(3)) is None  # another with the same key
@@ -117,7 +117,7 @@ def test_calls_are_known_by_their_array():
 
 def test_what_is_noted_is_bounded(monkeypatch):
     monkeypatch.setattr(bound_calls, "NOTED", 64)
-    keeps, held = Kept(100), [np.zeros(1) for _ in range(300)]
+    keeps, held = BoundCalls(100), [np.zeros(1) for _ in range(300)]
     for key, x in enumerate(held):
         keeps.last_use(key, key, x)
         assert len(keeps._noted) <= 64
