@@ -1,4 +1,4 @@
-"""Measuring: sizes and bandwidths, the speed of memory, latency and bandwidth of a communicator."""
+"""Measuring: sizes, bandwidths, medians, and the speed of memory."""
 
 from __future__ import annotations
 

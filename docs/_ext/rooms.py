@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import re
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def summary(module: str) -> str:
     place = ROOT / "mpidist" / module
     path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     found = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-    return found.split("\n")[0].rstrip(".")
+    return re.sub(r":\w+:`|`", "", found.split("\n")[0]).rstrip(".")
 
 
 def picture() -> str:

@@ -838,7 +838,7 @@ class Communicator:
         if self._service.broken is None:
             if self._debug:
                 self._agreed("free", tuple)
-            self._service.under_way.finish()
+            self._service.background.finish()
             if self._gpu_service is not None:
                 self._gpu_service.close()
             self._quick.clear()
@@ -994,7 +994,7 @@ class Communicator:
         prepared = self._prepared(collective, make, algorithm, background=True)
         if prepared.call.on_device:
             return self._gpu_for(prepared.call.fingerprint).begin(prepared, algorithm)
-        return self._service.under_way.begin(prepared, algorithm)
+        return self._service.background.begin(prepared, algorithm)
 
     def _prepared(
         self,

@@ -7,29 +7,70 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..backends.base import Backend
 from ..backends.program import Program, Round
 from ..calls.call import Call
 from ..calls.prepare import Prepared
+from ..errors import CollectiveTimeout
 from ..schedule.registry import SYMMETRIC
 from ..schedule.unrolled import tags_of
 from ..selection.choose import Way
 from ..shared_memory import Place
 from ..shared_memory.in_place import Kernel
-from .run import Run
+from .chooser import Chooser
+from .executors import SharedMemory
+from .programs import ProgramCache
+from .reports import Reports
+from .run import Engine, Run
 from .work import UNSET, Work
 
 if TYPE_CHECKING:
     from ..backends.mpi import Arrival
-    from .service import Service
 
 log = logging.getLogger("mpidist")
 _TELLING_SECONDS = 1.0
 
 
-class UnderWay:
-    """What one communicator has under way in the background.
+class Serving(Protocol):
+    """What serves the calls of a communicator, as far as background operations need it."""
+
+    backend: Backend
+    cache: ProgramCache
+    chooser: Chooser
+    engine: Engine
+    reports: Reports
+    sequence: int
+    shared: SharedMemory
+
+    @property
+    def background(self) -> Background:
+        """The background operations themselves."""
+
+    def announce(self, fingerprint: int) -> int:
+        """Announce that this rank has come to its next operation; return the operation's number."""
+
+    def arity(self, way: Way) -> int:
+        """Return the arity of a way's tree."""
+
+    def broke(self, error: BaseException, what: str, sequence: int) -> BaseException:
+        """Note that an operation that began did not end; return the error to be raised."""
+
+    def check_usable(self) -> None:
+        """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
+
+    def deadline(self, timeout: Any) -> float | None:
+        """Return the moment by which a wait that begins now must end; None for never."""
+
+    def timed_out(
+        self, what: str, sequence: int | None, how: str, timeout: Any = UNSET
+    ) -> CollectiveTimeout:
+        """Return the report of a deadline that passed."""
+
+
+class Background:
+    """The background operations of one communicator.
 
     Attributes
     ----------
@@ -37,7 +78,7 @@ class UnderWay:
         What has begun and not ended.
     """
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Serving):
         self._service = service
         self.works: set[Work] = set()
         self._begun = 0
@@ -187,7 +228,7 @@ class UnderWay:
 class _Native:
     """A native call between nodes: a round that compares what the ranks mean, then starts it."""
 
-    def __init__(self, arrival: Arrival, call: Call, sequence: int, what: str, service: Service):
+    def __init__(self, arrival: Arrival, call: Call, sequence: int, what: str, service: Serving):
         self.arrival, self._service = arrival, service
         self._call: Call | None = call  # until the library holds its arrays
         self._backend: Any = service.backend
@@ -214,7 +255,7 @@ class _Native:
         """Tell whether the call has ended; raise if the ranks mean different ones."""
         service = self._service
         if self._look is None and self._until is None:
-            service.under_way.advance()
+            service.background.advance()
         if self._until is not None:
             reports, sequence, what = service.reports, self._sequence, self._what
             fingerprint = reports.fingerprint(what, meets=False)

@@ -114,7 +114,7 @@ class Messages:
         """Post what is sent; give the test whether it has gone."""
         wire = self._tag(kind, tag)
         self.service.check_usable()
-        self.service.under_way.sweep()
+        self.service.background.sweep()
         backend = self.backend
         if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
             content = form.head + data.tobytes() if form.nbytes else form.head
@@ -257,7 +257,7 @@ class Messages:
             except Exception as error:
                 raise self.backend.translate(error) from error.__cause__
 
-        return Work(translated, wait, end, self.service.under_way.works)
+        return Work(translated, wait, end, self.service.background.works)
 
     def _wait(self, test: Callable[[], bool], what: str, peer: int, timeout: Any = UNSET) -> None:
         """Wait within the deadline; past it the communicator is broken, and the memory is kept."""

@@ -26,7 +26,7 @@ from ..selection.segmentation import Pipelining
 from ..shared_memory.in_place import Kernel
 from ..topology import Topology
 from . import rendezvous
-from .background import UnderWay
+from .background import Background
 from .calibration import calibrate_shortly
 from .chooser import Chooser
 from .executors import SharedMemory
@@ -72,7 +72,7 @@ class Service:
         self._guarded = False
         self.met = 0  # number of the last operation to which all ranks are known to have come
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
-        self.under_way = UnderWay(self)
+        self.background = Background(self)
 
     def calibrate(self, what: str = "calibrate") -> Calibration:
         """Measure the cost model's constants now; collective.  Choices by them are made anew.
@@ -197,7 +197,7 @@ class Service:
         """
         if not self.engine.patiently(
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
-        ) or not self.under_way.start_natives(deadline):
+        ) or not self.background.start_natives(deadline):
             raise self.timed_out(what, sequence, how)
         self.reports.check_arrived(sequence, what, self.everyone)
         self.met = sequence

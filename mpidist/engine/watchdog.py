@@ -9,13 +9,29 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .service import Service
+from typing import Any, Protocol
 
 log = logging.getLogger("mpidist")
 _TICK = 1.0  # seconds between two looks, or a quarter of the shortest deadline
+
+
+class Watched(Protocol):
+    """What makes native calls on a communicator.
+
+    Attributes
+    ----------
+    timeout : float or None
+        Seconds that a call may take.
+    inside : int
+        Number of the native call that this rank is in; 0 outside of any.
+    backend, reports : Backend, Reports
+        End the job, and say why.
+    """
+
+    timeout: float | None
+    inside: int
+    backend: Any
+    reports: Any
 
 
 class Watchdog:
@@ -26,12 +42,12 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        self._watched: weakref.WeakSet[Service] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._seen: dict[int, tuple[int, float]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def watch(self, service: Service) -> None:
+    def watch(self, service: Watched) -> None:
         """Look at `service` from now on."""
         with self._lock:
             self._watched.add(service)
@@ -53,7 +69,7 @@ class Watchdog:
             del services
             time.sleep(tick)
 
-    def _look(self, service: Service, timeout: float) -> None:
+    def _look(self, service: Watched, timeout: float) -> None:
         inside = service.inside
         if not inside:
             self._seen.pop(id(service), None)
@@ -64,7 +80,7 @@ class Watchdog:
         elif time.monotonic() - since > timeout:
             self._end(service, inside, timeout)
 
-    def _end(self, service: Service, sequence: int, timeout: float) -> None:
+    def _end(self, service: Watched, sequence: int, timeout: float) -> None:
         # The thread that is in the call may be the only one that may call MPI.
         threads = getattr(service.backend, "threads", False)
         error = service.reports.timed_out(

@@ -186,7 +186,7 @@ class Staged(GpuExecutor):
             self._leave(streams)
 
         part = Landing.of(hosted(call, chunk, x, out), end, result)
-        return self._service.under_way.begin(part, algorithm)
+        return self._service.background.begin(part, algorithm)
 
     def _bytes_of(self, call: Call) -> int:
         arrays = [data for data in (call.x, call.out) if data is not None]

@@ -138,10 +138,10 @@ def test_work_that_is_dropped(comm):
     comm.barrier()
     comm.ibarrier().wait()
     comm.barrier(algorithm="linear")
-    works = comm._service.under_way.works
+    works = comm._service.background.works
     end = time.monotonic() + 10
     while works and time.monotonic() < end:  # the others may be waiting for a core
-        comm._service.under_way.sweep()
+        comm._service.background.sweep()
         comm._service.engine.progress()
         os.sched_yield()
     assert not works
