@@ -155,7 +155,9 @@ def _available() -> float:
     """Give the bytes that can be had without swapping, as far as the system tells."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            known = dict(line.split(":") for line in lines)
-        return int(known["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return float("inf")
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return float("inf")

@@ -28,9 +28,10 @@ class Lines:
         self.words, self.rank, self.size, self.patience = words, rank, size, patience
         slots = len(words) // (WORDS * size)
         self.mine = [(slot * size + rank) * WORDS for slot in range(slots)]
+        lower, higher = rank * WORDS, (size - 1 - rank) * WORDS  # words of the ranks on both sides
         self.others = [
-            tuple((slot * size + peer) * WORDS for peer in range(size) if peer != rank)
-            for slot in range(slots)
+            (*range(m - lower, m, WORDS), *range(m + WORDS, m + WORDS + higher, WORDS))
+            for m in self.mine
         ]
 
     def behind(self) -> tuple[int, ...]:
