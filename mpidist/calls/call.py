@@ -97,6 +97,8 @@ class Call:
         `x` and `out` are the same memory (or `x` is this rank's part of `out`, or the reverse).
     even : bool
         All counts are equal.
+    agreed : str
+        What else must be equal on all ranks, in words: a shape, a table of counts.
     """
 
     collective: str
@@ -111,6 +113,7 @@ class Call:
     out_counts: tuple[int, ...] = ()
     in_place: bool = False
     even: bool = True
+    agreed: str = ""
 
     @property
     def count(self) -> int:
@@ -144,7 +147,7 @@ class Call:
         amount = "" if self.collective == "barrier" else f" {count} x {_name(self.dtype)}"
         # Equal sums may hide unequal parts; of alltoall each rank has its own.
         parts = "" if self.even or self.collective == "alltoall" else f" counts={self.counts}"
-        return f"{self.collective}{op}{root}{amount}{parts}"
+        return f"{self.collective}{op}{root}{amount}{parts}{self.agreed}"
 
 
 @lru_cache(maxsize=256)

@@ -156,6 +156,7 @@ def reducing(
     x = as_input(given, place.rank, device=True)
     check_defined(op, x.dtype, place.rank)
     call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None, op)
+    call.agreed = _shaped("shape", x.shape, 2) if x.ndim > 1 else ""
     if collective == "reduce" and place.rank != root:
         return Prepared(call, None)
     return _finish(call, x.shape, out, place, given, scalar=x.ndim == 0)
@@ -176,6 +177,7 @@ def reduce_scatter(
     rows = _rows_of(x, counts, place, "reduce_scatter")
     elements = _elements(rows, x.shape[1:])
     call = Call("reduce_scatter", place.rank, place.size, 0, x.dtype, flat(x), None, op)
+    call.agreed = _shaped("rows", x.shape[1:]) if x.ndim > 1 else ""
     _count(call, elements)
     shape = (rows[place.rank], *x.shape[1:])
     start = sum(elements[: place.rank])
@@ -205,6 +207,7 @@ def gathering(
             )
     elements = _elements(rows, row_shape)
     call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None)
+    call.agreed = _shaped("rows", row_shape) if x.ndim > 1 else ""
     _count(call, elements)
     if collective == "gather" and place.rank != root:
         return Prepared(call, None)
@@ -297,6 +300,7 @@ def alltoall(
     rows = _rows_of(x, sends, place, "alltoall")
     gets = rows if receives is None else check_counts(receives, place)
     call = Call("alltoall", place.rank, place.size, 0, x.dtype, flat(x), None)
+    call.agreed = _shaped("rows", x.shape[1:]) if x.ndim > 1 else ""
     call.counts, call.out_counts = _elements(rows, x.shape[1:]), _elements(gets, x.shape[1:])
     call.even = sends is None
     prepared = _finish(call, (sum(gets), *x.shape[1:]), out, place, given)
@@ -353,6 +357,12 @@ def _split_rows(
             f"counts={counts!r} add up to {sum(rows)}, x has {shape[0]} rows along axis 0"
         )
     return rows
+
+
+def _shaped(what: str, shape: tuple[int, ...], least: int = 1) -> str:
+    """Return the words by which ranks compare a shape of `least` axes that are longer than 1."""
+    axes = tuple(n for n in shape if n != 1)
+    return f" {what}={axes}" if len(axes) >= least else ""
 
 
 def _elements(rows: Sequence[int], row_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -81,6 +81,7 @@ class Chooser:
             call.collective,
             algorithm,
             call.nbytes,
+            call.dtype.itemsize,  # a library's limit is one of elements
             call.even,
             commutes,
             generation(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 
+import numpy as np
+
 from ..backends.base import Backend
 from ..backends.program import Program
 from ..calls.arrays import address, owner
@@ -114,7 +116,15 @@ class ProgramCache:
 
     def _keep(self, call: Call, key: Hashable, program: Program, persistent: bool) -> None:
         """Keep a program until its memory dies, where that can be watched and there is room."""
-        kept = self._kept
+        kept, op = self._kept, call.op
+        if op is not None and not op.builtin and not isinstance(op.function, np.ufunc):
+            # A function may be made anew for every call, with all that it captures: it is kept
+            # from its second call on.
+            try:
+                if kept.last_use(key, self._uses, op.function) is None:
+                    return
+            except TypeError:  # it cannot be watched
+                return
         if not kept.admits(key, self._uses):
             return
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpidist import Communicator
-from mpidist.errors import Unsupported
+from mpidist.errors import CollectiveMismatch, Unsupported
 from mpidist.schedule import algorithms
 
 each_pair = pytest.mark.parametrize(("collective", "name"), cases.PAIRS)
@@ -93,3 +93,29 @@ def test_same_bits_on_every_rank_and_in_every_run(comm, collective):
             if collective == "allreduce":
                 everyone = comm.allgather(first.view("i4"))
                 assert (everyone.reshape(p, -1) == everyone[: x.size]).all(), algorithm.name
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["auto", "native", "pairwise"])
+def test_tables_of_counts_that_differ(comm, algorithm):
+    """Each rank's own part may look right: the ranks compare the whole table."""
+    part = Communicator(comm.backend.split(0, comm.rank))
+    table = np.ones((comm.size, comm.size), int)
+    table[0, 1] = 1 if part.rank else 40_000
+    room = np.full(50_000, -1.0)
+    out = room[: table[:, part.rank].sum()]
+    with pytest.raises(CollectiveMismatch, match="table="):
+        part.alltoall(np.ones(table[part.rank].sum()), out, algorithm, counts=table)
+    assert (room[len(out) :] == -1).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["auto", "native", "ring"])
+@pytest.mark.parametrize("name", ["allreduce", "allgather"])
+def test_shapes_that_differ(comm, name, algorithm):
+    """(2, 3) and (3, 2) have as many elements; axes of length 1 do not count."""
+    part = Communicator(comm.backend.split(0, comm.rank))
+    shape = (3, 2) if part.rank else (2, 3)
+    with pytest.raises(CollectiveMismatch, match=r"\(\d(, \d|,)\)"):
+        getattr(part, name)(np.ones(shape), algorithm=algorithm)
+    assert comm.allreduce(np.ones((1, 3) if comm.rank else (3,))).shape[-1] == 3

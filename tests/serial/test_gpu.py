@@ -328,7 +328,7 @@ def test_detection_refuses_other_values():
 
 
 ASK = """
-import json, os, mpidist.gpu.aware as aware
+import json, os, mpidist.gpu.cuda_aware as aware
 library = aware.loaded_library()
 found = aware.detect(library, json.loads(os.environ.get("PRETENDED") or "{}"))
 print(json.dumps([library.vendor, found.answer, found.why]))
