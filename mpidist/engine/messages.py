@@ -18,6 +18,7 @@ import numpy as np
 
 from ..backends.base import SHORT_BYTES, AllOf, ShortRequest, pieces
 from ..calls.arrays import as_input, as_output, flat
+from ..calls.call import words_of
 from ..calls.prepare import Place
 from ..errors import InvalidArgument, MessageMismatch
 from .run import Engine
@@ -183,7 +184,7 @@ class Messages:
             nbytes = dtype.itemsize
             for length in shape:
                 nbytes *= length
-            text = _cut(f"{dtype} {tuple(n for n in shape if n != 1)}".encode())
+            text = _cut(f"{words_of(dtype)} {tuple(n for n in shape if n != 1)}".encode())
             form = Form(nbytes, text, _head(nbytes, 0, text))
             if len(self._forms) >= 1024:
                 self._forms.clear()
