@@ -1015,12 +1015,12 @@ class Communicator:
         except MpidistError as error:
             check_alike(self._service, collective, error)
             raise
-        call, choose = prepared.call, self._service.chooser.intention
+        call, intention = prepared.call, self._service.chooser.intention
         when = " in the background" * background + " on a GPU" * call.on_device
         check_alike(self._service, f"{call.fingerprint} algorithm={algorithm}{when}")
         # Arrays may be symmetric on some ranks only.
         if self._service.shared.heap is not None and not call.on_device:
-            self._agreed("", lambda: (choose(call, algorithm, background),))
+            self._agreed("", lambda: (intention(call, algorithm, background),))
         return prepared
 
     def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:

@@ -259,7 +259,8 @@ def test_scratch_memory_of_kernels_counts(own):
     for _ in range(3):
         own.allreduce(x, out=x, algorithm="staged")
     (entry,) = caches(own)[0].entries.values()
-    assert entry.nbytes >= 2 * (256 << 10)
+    piece = min(256 << 10, -(-x.size // own.size) * 4)  # of float32: a slice, cut into pieces
+    assert entry.nbytes >= (2 * 2 * piece if own.size > 1 else 2 * piece)
 
 
 def test_windows_of_a_large_array(own):
