@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from .backends.base import SHORT_BYTES, Backend, Message
+from .backends.base import SHORT_BYTES, Backend, Message, Native, complete
 from .communicator.communicator import Communicator
 from .errors import CollectiveMismatch, DeadlockError
 from .schedule import algorithms
 
 _PATIENCE = 20.0  # seconds
-_MEMBERS = [*Backend.__annotations__, *(n for n in vars(Backend) if not n.startswith("_"))]
+_MEMBERS = {*Backend.__annotations__, *(n for n in vars(Backend) if not n.startswith("_"))}
+_NATIVE_MEMBERS = {n for n in vars(Native) if not n.startswith("_")}
 
 
 def check_backend(make_group: Callable[[], Sequence[Backend]], timeout: float = 60.0) -> list[str]:
@@ -40,7 +41,7 @@ def check_backend(make_group: Callable[[], Sequence[Backend]], timeout: float = 
     AssertionError
         Where the backend does something else; the message begins with the check and the rank.
     """
-    backends = list(make_group())
+    backends = [complete(backend) for backend in make_group()]
     assert backends, "make_group() gave no backend"
     if len(backends) == 1:
         _check_rank(backends[0])
@@ -94,8 +95,8 @@ def _neighbours(backend: Backend) -> tuple[int, int]:
 
 
 def _attributes(backend: Backend) -> None:
-    missing = [name for name in _MEMBERS if not hasattr(backend, name)]
-    assert not missing, f"of mpidist.backends.base.Backend is missing: {', '.join(missing)}"
+    missing = sorted(_MEMBERS.difference(dir(backend)))
+    assert not missing, f"members of mpidist.backends.base.Backend missing: {', '.join(missing)}"
     assert 0 <= backend.rank < backend.size
     assert len(backend.hosts) == backend.size, "hosts needs one key for each rank"
     assert backend.tag_limit >= 32767, "MPI promises tags up to 32767"
@@ -148,12 +149,14 @@ def _order_and_tags(backend: Backend) -> None:
 
 
 def _bound_rounds(backend: Backend) -> None:
-    """``bind``, where there is one, moves what the memory holds at each start."""
-    if backend.size == 1 or not hasattr(backend, "bind"):
-        return
+    """A transfer of ``bind``, if it returns one, moves the contents of the memory at each start."""
     right, left = _neighbours(backend)
     data, got = np.empty(50), np.empty(50)
-    transfer = backend.bind([Message(True, left, got, 9), Message(False, right, data, 9)])
+    transfer = None
+    if backend.size > 1:
+        transfer = backend.bind([Message(True, left, got, 9), Message(False, right, data, 9)])
+    if transfer is None:
+        return
     for turn in range(3):
         data[:], got[:] = 100 * turn + backend.rank, -1
         transfer.start()
@@ -235,8 +238,8 @@ def _wrong_lengths(backend: Backend) -> None:
 
 def _native(backend: Backend) -> None:
     if backend.native is not None:
-        for name in ("why_not", "bind", "start"):
-            assert hasattr(backend.native, name), f"native has no {name}"
+        missing = sorted(_NATIVE_MEMBERS.difference(dir(backend.native)))
+        assert not missing, f"members of native missing: {', '.join(missing)}"
 
 
 def _collectives(backend: Backend) -> None:

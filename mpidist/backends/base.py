@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ..calls.call import Call
+from ..errors import Unsupported
 from .board import Board
+from .waiting import SPINS
+
+if TYPE_CHECKING:
+    from .roll_call import RollCall
 
 SHORT_BYTES = 8704  # of the longest short message: 8 KiB, and what is said about them
 MAX_MESSAGE_BYTES = 1 << 30  # of the longest message: MPI before 4.0 counts bytes in 32 bits
@@ -83,31 +90,82 @@ class Transfer(Protocol):
         """Make progress; tell whether every message has moved."""
 
 
-@runtime_checkable
+class Arrival(Protocol):
+    """The ranks' arrival at one operation, in progress."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks mean the same operation, once all have arrived."""
+
+    def test(self) -> bool:
+        """Make progress; return whether all ranks have arrived."""
+
+
+class Native(Protocol):
+    """A backend's own collectives, such as those of an MPI library."""
+
+    def why_not(self, call: Call) -> str | None:
+        """Return why the library cannot serve a call, or None."""
+
+    def bind(self, call: Call) -> Callable[[], Any]:
+        """Return the blocking call, which can be made any number of times."""
+
+    def start(self, call: Call) -> Callable[[], bool]:
+        """Begin the non-blocking call; return the function that tests whether it has ended."""
+
+
 class Backend(Protocol):
-    """Moves bytes between `size` ranks.
+    """The transport between `size` ranks: a backend inherits from this class.
 
     A backend is used by one thread at a time.  Messages between two ranks with one tag keep their
-    order.  ``native`` holds the backend's own collectives, or None; ``hosts`` a key per rank, and
-    equal keys share a node.  Optional: ``bind(messages) -> Transfer``, persistent requests;
-    ``roll_call``, which asks the ranks that are not on the board; ``begin_arrival(sequence)``;
-    ``patience``, how long a wait spins; ``threads``, whether it may be called by several.
+    order.  The attributes with a value and the methods from `bind` on have the defaults given here;
+    :func:`complete` supplies them to a backend whose class does not inherit from this one.
 
-    The shipped rules depend on ``vendor``, the name of the MPI library without its version (for
-    example "MPICH"; empty without MPI), and on ``crowded``, whether more ranks than cores share a
-    node.  A tuning table is for one ``library``: vendor and version, or the backend's name.
+    Attributes
+    ----------
+    name : str
+        Name of the backend, for reports.
+    library : str
+        The library and its version that a tuning table is for; without a library the `name`.
+    rank, size : int
+        This rank, and the number of ranks.
+    tag_limit : int
+        The tags are 0 ... ``tag_limit - 1``; at least 32767, as MPI promises.
+    board : Board
+        The arrival board of the ranks of this node.
+    hosts : sequence
+        A key per rank; ranks with equal keys share a node.
+    vendor : str
+        Name of the MPI library without its version, for example "MPICH"; empty without MPI.  The
+        shipped rules depend on it.
+    crowded : bool
+        Whether more ranks than cores share a node.  The shipped rules depend on it.
+    native : Native or None
+        The backend's own collectives.
+    patience : tuple of int
+        How long a wait in shared memory spins: see :func:`~mpidist.backends.waiting.spin`.
+    threads : bool
+        Whether several threads may call the backend at the same time.
+    roll_call : RollCall or None
+        Questions to the ranks of other nodes, which are not on the board.
+    alike : bool
+        Whether all ranks meant the same operation in the last arrival across nodes.
     """
 
     name: str
-    vendor: str
     library: str
-    crowded: bool
     rank: int
     size: int
     tag_limit: int
     board: Board
-    native: Any
     hosts: Sequence[object]
+    vendor: str = ""
+    crowded: bool = False
+    native: Native | None = None
+    patience: tuple[int, int] = SPINS
+    threads: bool = False
+    roll_call: RollCall | None = None
+    alike: bool = True
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to send a contiguous array."""
@@ -119,7 +177,7 @@ class Backend(Protocol):
         """Begin to send at most `SHORT_BYTES` bytes, for :meth:`irecv_short`."""
 
     def irecv_short(self, peer: int, tag: int) -> ShortRequest:
-        """Begin to receive what :meth:`isend_short` sent, of whatever length."""
+        """Begin to receive a message of :meth:`isend_short`, of any length."""
 
     def wait(
         self,
@@ -129,8 +187,21 @@ class Backend(Protocol):
     ) -> bool:
         """Wait for ``test()``; False if `deadline` (of ``time.monotonic``) passed first.
 
-        `progress` is called now and then: what else is under way must go on meanwhile.
+        `progress` is called now and then, so that other pending operations go on.
         """
+
+    def split(self, color: int | None, key: int) -> Backend | None:
+        """Return a backend over the ranks of one color, ordered by key, or None for color None."""
+
+    def abort(self, code: int) -> None:
+        """End the job on all ranks."""
+
+    def bind(self, messages: Sequence[Message]) -> Transfer | None:
+        """Return persistent requests for the messages of a round, or None to post them each time.
+
+        By default None.
+        """
+        return None
 
     def arrive(
         self,
@@ -140,23 +211,49 @@ class Backend(Protocol):
     ) -> bool:
         """Wait until every rank has announced `sequence`; False if the deadline passed.
 
-        `progress` is called now and then, as in `wait`.
+        `progress` is called now and then, as in `wait`.  By default the board is polled.
         """
+        return self.wait(lambda: self.board.all_reached(sequence), deadline, progress)
+
+    def begin_arrival(self, sequence: int) -> Arrival:
+        """Begin to wait until every rank has announced `sequence`.
+
+        Needed for native collectives in the background between nodes; by default unsupported.
+        """
+        raise Unsupported(
+            f"rank {self.rank}: the {self.name} backend has no non-blocking arrival between nodes, "
+            "which native collectives in the background need"
+        )
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Give the ranks that are known not to have announced operation `sequence`."""
-
-    def split(self, color: int | None, key: int) -> Backend | None:
-        """Give a backend over the ranks of one color, ordered by key, or None for color None."""
+        """Return the ranks known not to have announced `sequence`; by default as on the board."""
+        return self.board.missing(sequence)
 
     def translate(self, error: BaseException) -> BaseException:
-        """Give an error of the library underneath as one of :mod:`mpidist.errors`."""
+        """Return the error of :mod:`mpidist.errors` for one of the library underneath.
+
+        By default the error itself.
+        """
+        return error
 
     def close(self) -> None:
-        """Give back what the backend holds; collective."""
+        """Free the backend's resources; collective.  By default nothing is done."""
+        return None
 
-    def abort(self, code: int) -> None:
-        """End the job on all ranks."""
+
+DEFAULTS = (
+    *("vendor", "crowded", "native", "patience", "threads", "roll_call", "alike"),
+    *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
+)
+"""The members of :class:`Backend` that have a default."""
+
+
+def complete(backend: Backend) -> Backend:
+    """Return the backend; the members that its class does not define are set to their defaults."""
+    for name in set(DEFAULTS).difference(dir(backend)):
+        default = vars(Backend)[name]
+        setattr(backend, name, partial(default, backend) if callable(default) else default)
+    return backend
 
 
 class UnboundTransfer(AllOf):

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..errors import CollectiveMismatch, CommunicationError, Unsupported
 from . import memory_file
-from .base import MAX_MESSAGE_BYTES, AllOf, Message, Request, pieces
+from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Message, Request, pieces
 from .board import Board, bytes_needed, private_words
 from .mpi_messages import GONE, MpiRequest, MpiShortRequest, MpiTransfer, ShortRoom, as_bytes
 from .native import NativeCollectives
@@ -109,7 +109,7 @@ class Arrival:
         return self._most == self._least
 
 
-class MpiBackend:
+class MpiBackend(Backend):
     """A duplicate of an MPI communicator.
 
     Parameters
@@ -129,7 +129,6 @@ class MpiBackend:
 
     name = "mpi"
     piece_bytes = MAX_MESSAGE_BYTES
-    alike = True
 
     def __init__(self, comm: MPI.Comm, hosts: Sequence[object] | None = None):
         self.comm = comm.Dup()

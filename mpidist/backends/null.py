@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .base import Message
+from .base import Backend, Message
 from .board import Board, private_words
 from .waiting import poll
 
@@ -38,13 +38,12 @@ class NullTransfer:
         return True
 
 
-class NullBackend:
+class NullBackend(Backend):
     """Rank `rank` of `size` ranks that do not exist; received data are whatever the memory held."""
 
     name = library = "null"
-    vendor, crowded = "", False
-    native = None
     tag_limit = 2**31
+    threads = True
 
     def __init__(self, size: int, rank: int = 0):
         self.rank, self.size = rank, size
@@ -83,26 +82,6 @@ class NullBackend:
     def split(self, color: int | None, key: int) -> NullBackend | None:
         """Give a null backend of one rank, for nobody answers."""
         return None if color is None else NullBackend(1)
-
-    def arrive(
-        self,
-        sequence: int,
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
-        """Wait until every rank has announced `sequence`; False if the deadline passed."""
-        return self.wait(lambda: self.board.all_reached(sequence), deadline, progress)
-
-    def missing(self, sequence: int) -> tuple[int, ...]:
-        """Give the ranks that have not reached operation `sequence`."""
-        return self.board.missing(sequence)
-
-    def translate(self, error: BaseException) -> BaseException:
-        """Give the error as it is."""
-        return error
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def abort(self, code: int) -> None:
         """End the process."""

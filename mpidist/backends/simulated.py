@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CollectiveMismatch, DeadlockError, InvalidArgument, RankFailed
+from .base import Backend
 from .board import Board, private_words
 
 _NOTHING = np.empty(0, np.uint8)
@@ -153,13 +154,12 @@ class _Sent:
 _SENT = _Sent()
 
 
-class SimulatedBackend:
+class SimulatedBackend(Backend):
     """One rank of a group of threads; see :meth:`create_group`."""
 
     name = library = "simulated"
-    vendor, crowded = "", False
-    native = None
     tag_limit = 2**31
+    threads = True
 
     def __init__(self, group: _Group, rank: int):
         self._group = group
@@ -316,18 +316,7 @@ class SimulatedBackend:
         """Wait until every rank has announced `sequence`; False if the deadline passed."""
         with self._group.condition:
             self._group.wake_all()
-        return self.wait(lambda: self.board.all_reached(sequence), deadline, progress)
-
-    def missing(self, sequence: int) -> tuple[int, ...]:
-        """Give the ranks that have not reached operation `sequence`."""
-        return self.board.missing(sequence)
-
-    def translate(self, error: BaseException) -> BaseException:
-        """Give the error as it is."""
-        return error
-
-    def close(self) -> None:
-        """Do nothing: the group goes when its last rank does."""
+        return super().arrive(sequence, deadline, progress)
 
     def abort(self, code: int) -> None:
         """Note that this rank has failed."""

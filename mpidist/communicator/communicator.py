@@ -14,8 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
-from ..backends.base import Backend
-from ..backends.waiting import SPINS
+from ..backends.base import Backend, complete
 from ..calls import prepare
 from ..calls.arrays import as_input, kind_of_memory
 from ..calls.prepare import Place, Prepared
@@ -133,7 +132,7 @@ class Communicator:
                 )
         config = config or CollectiveConfig()
         config.check_size(backend.size, backend.rank)
-        self._backend, self._place = backend, Place(backend.rank, backend.size)
+        self._backend, self._place = complete(backend), Place(backend.rank, backend.size)
         pipelining = Pipelining(segment_bytes, window, backend.library)
         self._service = Service(backend, config, pipelining)
         self._messages = Messages(self._service)
@@ -152,7 +151,7 @@ class Communicator:
         self._gpu_service: GpuService | None = None
         self.rank, self.size = backend.rank, backend.size
         if backend.native is not None and self.topology.num_nodes == 1:
-            patience = getattr(backend, "patience", SPINS)
+            patience = backend.patience
             everyone = self._service.everyone
             self._service.shared.heap = Heap(self.rank, self.size, everyone, patience)
 

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from ..backends.base import Backend
+from ..backends.base import Arrival, Backend
 from ..backends.program import Program, Round
 from ..calls.call import Call
 from ..calls.prepare import Prepared
@@ -25,9 +25,6 @@ from .programs import ProgramCache
 from .reports import Reports
 from .run import Engine, Run
 from .work import UNSET, Work
-
-if TYPE_CHECKING:
-    from ..backends.mpi import Arrival
 
 log = logging.getLogger("mpidist")
 _TELLING_SECONDS = 1.0
@@ -185,7 +182,8 @@ class Background:
         On one node two ranks that differ see it on the board, and one of them before it starts.
         """
         service = self._service
-        backend: Any = service.backend
+        backend = service.backend
+        assert backend.native is not None
         if len(backend.board.ranks) == backend.size:
             return backend.native.start(call)
         native = _Native(backend.begin_arrival(sequence), call, sequence, what, service)
@@ -231,7 +229,8 @@ class _Native:
     def __init__(self, arrival: Arrival, call: Call, sequence: int, what: str, service: Serving):
         self.arrival, self._service = arrival, service
         self._call: Call | None = call  # until the library holds its arrays
-        self._backend: Any = service.backend
+        assert service.backend.roll_call is not None  # there are other nodes
+        self._roll_call = service.backend.roll_call
         self._sequence, self._what = sequence, what
         self._look: Callable[[], bool] | None = None
         self._until: float | None = None  # when the others have told what they mean, or will not
@@ -240,12 +239,12 @@ class _Native:
         """Start the call; unless the ranks mean different ones, of which all tell each other."""
         service, what = self._service, self._what
         if self.arrival.alike:
-            assert self._call is not None
+            assert self._call is not None and service.backend.native is not None
             self._look = service.backend.native.start(self._call)
             self._call = None
             return
         fingerprint = service.reports.fingerprint(what, meets=False)
-        self._backend.roll_call.tell(self._sequence, fingerprint, what)
+        self._roll_call.tell(self._sequence, fingerprint, what)
         self._until = time.monotonic() + _TELLING_SECONDS
 
     def start(self) -> None:
@@ -259,7 +258,7 @@ class _Native:
         if self._until is not None:
             reports, sequence, what = service.reports, self._sequence, self._what
             fingerprint = reports.fingerprint(what, meets=False)
-            other = self._backend.roll_call.different(sequence, fingerprint)
+            other = self._roll_call.different(sequence, fingerprint)
             if other or time.monotonic() > self._until:
                 raise reports.mismatch(sequence, what, other)
         return self._look is not None and self._look()

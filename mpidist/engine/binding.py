@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from ..schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple, segme
 from ..schedule.unrolled import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise, tags_of
 from ..selection.segmentation import Pipelining
 from .storage import Arena, Memory, Piece, Storage, merge, merge_rows
+
+if TYPE_CHECKING:
+    from ..backends.roll_call import RollCall
 
 _WRITTEN = 1024  # schedules, by algorithm, root and segments
 
@@ -85,7 +88,11 @@ class Bindable(Protocol):
     rank: int
     tag_limit: int
 
-    def bind(self, messages: Sequence[Message]) -> Transfer:
+    @property
+    def roll_call(self) -> RollCall | None:
+        """Questions to the ranks of other nodes; None if there are none, or no greetings."""
+
+    def bind(self, messages: Sequence[Message]) -> Transfer | None:
         """Return the transfer of these messages."""
 
 
@@ -196,13 +203,13 @@ class Binder:
     ):
         self.backend, self.storage, self.op = backend, storage, op
         self.memory = storage.memory
-        self.persistent = persistent and hasattr(backend, "bind")
+        self.persistent = persistent
         self.messages = self._requests = 0
         self._slot, (self._space, _) = [0], tags_of(backend.tag_limit)
-        roll_call = getattr(backend, "roll_call", None)
+        roll_call = backend.roll_call
         self._greeting: Greeting | None = None
         if roll_call is not None and roll_call.absent:
-            absent, answers = frozenset(roll_call.absent), answers_of(backend)  # type: ignore[arg-type]
+            absent, answers = frozenset(roll_call.absent), answers_of(cast(Backend, backend))
             self._greeting = Greeting(backend.rank, absent, answers, self._slot, self._space)
 
     def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
@@ -285,9 +292,11 @@ class Binder:
         return Greeted(greeting, messages, self._bind) if unheard else self._bind(messages)
 
     def _bind(self, messages: Sequence[Message]) -> Transfer:
-        if self.persistent:
-            return self.backend.bind(messages)  # type: ignore[union-attr]
-        return UnboundTransfer(self.backend, messages, self._slot, self._space)  # type: ignore
+        transfer = self.backend.bind(messages) if self.persistent else None
+        if transfer is None:
+            backend = cast(Backend, self.backend)  # NCCL binds all messages
+            transfer = UnboundTransfer(backend, messages, self._slot, self._space)
+        return transfer
 
     def _check(self, steps: tuple[Step, ...]) -> None:
         sent = {(s.buffer, b) for s in steps if isinstance(s, Send) for b in block_tuple(s.blocks)}

@@ -124,7 +124,7 @@ class Chooser:
         """Return the executors' reasons for a call, and the facts that rules depend on."""
         native, shared = self.backend.native, self.shared
         if native is None:
-            no_native = f"the {self.backend.name} backend has no collectives of its own"
+            no_native: str | None = f"the {self.backend.name} backend has no collectives of its own"
         else:
             no_native = native.why_not(call)
         behind = "this is in the background" if background else None

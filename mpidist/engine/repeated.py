@@ -329,6 +329,7 @@ class QuickCalls:
             run = program_run(service, what, way.name, program, held)
             return run, _CALL_BYTES + held_bytes(program)
         if way.name == NATIVE:
+            assert service.backend.native is not None
             nbytes = _CALL_BYTES + scratch_bytes(call.op, call.dtype, call.count)
             return native_run(service, what, service.backend.native.bind(call), held), nbytes
         turns = 2 if way.name == STAGED else 1

@@ -29,7 +29,7 @@ class Reports:
 
     def __init__(self, backend: Backend, shared: SharedMemory, current: Callable[[], int]):
         self._backend, self._shared, self._current = backend, shared, current
-        self._roll_call = getattr(backend, "roll_call", None)
+        self._roll_call = backend.roll_call
         self._prints: dict[tuple[str, bool], int] = {}
 
     def fingerprint(self, what: str, meets: bool = True) -> int:
@@ -118,7 +118,7 @@ class Reports:
         board = self._backend.board
         fingerprint = board.fingerprint(sequence)
         other = board.different(sequence, fingerprint)
-        alike = getattr(self._backend, "alike", True)
+        alike = self._backend.alike
         if self._roll_call is not None:
             answers_of(self._backend).look()
         if alike and not other:

@@ -161,6 +161,7 @@ class Service:
     def _native(self, call: Call) -> None:
         self.inside = self.sequence
         self._guard()
+        assert self.backend.native is not None
         self.backend.native.bind(call)()
         self.inside = 0
 

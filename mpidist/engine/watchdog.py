@@ -9,7 +9,10 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Protocol
+from typing import Protocol
+
+from ..backends.base import Backend
+from .reports import Reports
 
 log = logging.getLogger("mpidist")
 _TICK = 1.0  # seconds between two looks, or a quarter of the shortest deadline
@@ -30,8 +33,8 @@ class Watched(Protocol):
 
     timeout: float | None
     inside: int
-    backend: Any
-    reports: Any
+    backend: Backend
+    reports: Reports
 
 
 class Watchdog:
@@ -82,7 +85,7 @@ class Watchdog:
 
     def _end(self, service: Watched, sequence: int, timeout: float) -> None:
         # The thread that is in the call may be the only one that may call MPI.
-        threads = getattr(service.backend, "threads", False)
+        threads = service.backend.threads
         error = service.reports.timed_out(
             "a native call", sequence, "native, which cannot be interrupted", timeout, ask=threads
         )

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from .executor import LIBRARIES, GpuExecutor, GpuProgram
 
 if TYPE_CHECKING:
-    from ..backends.native import NativeCollectives
+    from ..backends.base import Native
 
 
 _LIMIT = 16 << 20  # bytes held by bound calls
@@ -45,7 +45,7 @@ class Direct(GpuExecutor):
     ----------
     device : Device
         Where the arrays are.
-    native : NativeCollectives
+    native : Native
         The library's calls.
     taken : dict
         The path of each collective of arrays in private memory.
@@ -53,7 +53,7 @@ class Direct(GpuExecutor):
 
     name = "mpi"
 
-    def __init__(self, device: Device, native: NativeCollectives, taken: dict[str, str]):
+    def __init__(self, device: Device, native: Native, taken: dict[str, str]):
         self.device, self._native, self._taken = device, native, taken
         self._kept: BoundCalls[_Bound] = BoundCalls(_LIMIT)
         self._calls = 0

@@ -80,7 +80,7 @@ def candidates(comm: Any, overlap: str, buckets: int, on_device: bool = False) -
     if overlap not in ("auto", *WAYS):
         allowed = ", ".join(map(repr, ("auto", *WAYS)))
         raise InvalidArgument(f"rank {comm.rank}: overlap={overlap!r}: allowed are {allowed}")
-    threads = getattr(comm.backend, "threads", True)
+    threads = comm.backend.threads
     if overlap == "thread" and not threads:
         raise Unsupported(
             f"rank {comm.rank}: overlap='thread': MPI was not started with thread level 'multiple'"

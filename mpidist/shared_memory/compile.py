@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..backends.base import Backend
 from ..backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
 from ..backends.program import Round
-from ..backends.waiting import SPINS, spin
+from ..backends.waiting import spin
 from .barrier import Barrier
 from .compiled import vector_width
 from .conditional import Unless
@@ -26,7 +27,7 @@ Actions = tuple[Callable[[], Any], ...]
 class Serving(Protocol):
     """What serves calls on a communicator, as far as a kernel needs it."""
 
-    backend: Any
+    backend: Backend
     reports: Any
     engine: Any
     timeout: float | None
@@ -91,7 +92,7 @@ def _meeting(service: Serving, what: str) -> Serve:
     """
     board, backend, late = service.backend.board, service.backend, _late(service, what)
     words, at, mark = board.words, board.base(backend.rank), service.reports.fingerprint(what)
-    patience, others = getattr(backend, "patience", SPINS), board.others
+    patience, others = backend.patience, board.others
 
     def all_here(sequence: int, slot: int) -> bool:
         for other in others:
@@ -210,6 +211,5 @@ def _compiled(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
 
 def _add_arrival(steps: Steps, service: Serving, what: str) -> None:
     backend, board = service.backend, service.backend.board
-    patience = getattr(backend, "patience", SPINS)
-    words = Words(board.words, board.base(backend.rank), board.others, patience)
+    words = Words(board.words, board.base(backend.rank), board.others, backend.patience)
     steps.arrive(words, service.reports.fingerprint(what), _late(service, what))

@@ -184,6 +184,7 @@ class StreamBackend:
     """
 
     tag_limit = 1 << 31  # there are no tags
+    roll_call = None
 
     def __init__(self, backend: NcclBackend, stream: int):
         self.rank, self._backend, self._stream = backend.rank, backend, stream
