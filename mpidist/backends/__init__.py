@@ -1,1 +1,1 @@
-"""The transports that move bytes: MPI, simulated ranks, none."""
+"""Backends, which move bytes between ranks: MPI, simulated ranks (threads), and none."""

@@ -1,4 +1,4 @@
-"""What a backend is: the few things that the engine needs to move bytes between ranks."""
+"""The interface of a backend, which moves bytes between ranks, and its default members."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from .waiting import SPINS
 if TYPE_CHECKING:
     from .roll_call import RollCall
 
-SHORT_BYTES = 8704  # of the longest short message: 8 KiB, and what is said about them
-MAX_MESSAGE_BYTES = 1 << 30  # of the longest message: MPI before 4.0 counts bytes in 32 bits
+SHORT_BYTES = 8704  # limit of a short message: 8 KiB of data, and their description
+MAX_MESSAGE_BYTES = 1 << 30  # limit of any message: MPI before 4.0 counts bytes in 32 bits
 
 
 class Request(Protocol):
-    """One message under way."""
+    """One pending message."""
 
     def test(self) -> bool:
-        """Make progress; tell whether the message has moved."""
+        """Make progress; return whether the message is complete."""
 
 
 class ShortRequest(Request, Protocol):
-    """A short message to be received."""
+    """The pending receive of a short message."""
 
     @property
     def content(self) -> bytes | bytearray:
-        """What came, once ``test()`` has told so; it may be followed by other bytes.
+        """The received bytes, once ``test()`` has returned True; other bytes may follow them.
 
-        Nothing at all from a backend that moves nothing.
+        Empty from a backend that moves nothing.
         """
 
     def release(self) -> None:
-        """Let the memory of `content` be used for another message."""
+        """Release the memory of `content`, for another message."""
 
 
 class AllOf:
-    """Several messages under way, as one request."""
+    """Several pending messages as one request."""
 
     __slots__ = ("_requests",)
 
@@ -51,7 +51,7 @@ class AllOf:
         self._requests = list(requests)
 
     def test(self) -> bool:
-        """Tell whether every message has moved."""
+        """Make progress; return whether every message is complete."""
         requests = self._requests
         while requests:
             if not requests[-1].test():
@@ -61,7 +61,7 @@ class AllOf:
 
 
 def pieces(data: np.ndarray, most: int = MAX_MESSAGE_BYTES) -> Iterator[np.ndarray]:
-    """Cut a flat array into messages of at most so many bytes; an empty one is one message."""
+    """Yield a flat array in pieces of at most `most` bytes; an empty array is one piece."""
     if data.nbytes <= most:
         yield data
         return
@@ -72,7 +72,7 @@ def pieces(data: np.ndarray, most: int = MAX_MESSAGE_BYTES) -> Iterator[np.ndarr
 
 @dataclass(slots=True)
 class Message:
-    """One message of a round: a contiguous piece of memory, sent or received."""
+    """One message of a round: a contiguous array to send from or to receive into."""
 
     incoming: bool
     peer: int
@@ -81,17 +81,17 @@ class Message:
 
 
 class Transfer(Protocol):
-    """The messages of one round, bound to their memory; started and waited for again and again."""
+    """The messages of one round, bound to their memory; it can be started any number of times."""
 
     def start(self) -> None:
         """Post every message."""
 
     def test(self) -> bool:
-        """Make progress; tell whether every message has moved."""
+        """Make progress; return whether every message is complete."""
 
 
-class Arrival(Protocol):
-    """The ranks' arrival at one operation, in progress."""
+class PendingArrival(Protocol):
+    """A pending arrival of all ranks at one operation."""
 
     @property
     def alike(self) -> bool:
@@ -185,9 +185,10 @@ class Backend(Protocol):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait for ``test()``; False if `deadline` (of ``time.monotonic``) passed first.
+        """Wait until ``test()`` is true; return False if `deadline` passed first.
 
-        `progress` is called now and then, so that other pending operations go on.
+        `deadline` is a time of ``time.monotonic``.  `progress` is called now and then, so that
+        other pending operations advance.
         """
 
     def split(self, color: int | None, key: int) -> Backend | None:
@@ -209,14 +210,14 @@ class Backend(Protocol):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until every rank has announced `sequence`; False if the deadline passed.
+        """Wait until every rank has announced operation `sequence`; return False past the deadline.
 
         `progress` is called now and then, as in `wait`.  By default the board is polled.
         """
         return self.wait(lambda: self.board.all_reached(sequence), deadline, progress)
 
-    def begin_arrival(self, sequence: int) -> Arrival:
-        """Begin to wait until every rank has announced `sequence`.
+    def begin_arrival(self, sequence: int) -> PendingArrival:
+        """Begin a non-blocking wait until every rank has announced operation `sequence`.
 
         Needed for native collectives in the background between nodes; by default unsupported.
         """
@@ -226,7 +227,10 @@ class Backend(Protocol):
         )
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Return the ranks known not to have announced `sequence`; by default as on the board."""
+        """Return the ranks known not to have announced operation `sequence`.
+
+        By default those of the board.
+        """
         return self.board.missing(sequence)
 
     def translate(self, error: BaseException) -> BaseException:
@@ -257,13 +261,13 @@ def complete(backend: Backend) -> Backend:
 
 
 class UnboundTransfer(AllOf):
-    """A round without persistent requests: posts its messages anew each time.
+    """A round without persistent requests: its messages are posted anew at each start.
 
     Parameters
     ----------
     slot : list of int
-        One number, shared by all rounds of a program: which tags are its own, so that operations
-        that are under way at the same time do not mix.
+        One number, shared by all rounds of a program: the slot whose tags the program uses, so that
+        the messages of concurrent operations do not mix.
     space : int
         Number of tags of a slot.
     """

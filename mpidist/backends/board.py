@@ -1,4 +1,7 @@
-"""The arrival board: every rank writes where it is, so that the missing can be named."""
+"""The arrival board: shared words in which each rank notes its last operation.
+
+A rank that waits reads there which ranks have not arrived, or mean another operation.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ _LOCK = Lock()
 
 
 def fence() -> None:
-    """Keep loads and stores from moving over this point, on processors that would move them.
+    """Keep loads and stores from being reordered across this point: a full memory barrier.
 
-    Twice, because others may move into one critical section from both sides and meet there; but
-    none moves up over the first release, nor down over the second acquire.
+    One critical section is not enough: accesses from both sides may move into it and swap there.
+    With two, none moves up across the first release nor down across the second acquire.
     """
     with _LOCK:
         pass
@@ -39,14 +42,14 @@ class Board:
     Parameters
     ----------
     words : writable memoryview of int64
-        ``8 * size`` words that all ranks of the node see.
+        ``8 * size`` words in memory that all ranks of the node share.
     ranks : sequence of int
-        The ranks that write to it.
+        The ranks that write to the board.
 
     Attributes
     ----------
     texts : dict of int to str
-        What the fingerprints of this rank stand for.
+        The operation that each fingerprint of this rank stands for.
     """
 
     __slots__ = ("words", "ranks", "others", "texts", "_at", "_keep", "__weakref__")
@@ -63,27 +66,30 @@ class Board:
 
     @staticmethod
     def base(rank: int) -> int:
-        """Give the index of the first word of `rank`."""
+        """Return the index of the first word of `rank`."""
         return rank * _WIDTH
 
     def announce(self, sequence: int, fingerprint: int) -> None:
-        """Note that this rank has reached operation number `sequence`, after all it stored."""
+        """Announce that this rank has reached operation number `sequence`.
+
+        Ranks that see the announcement also see all that this rank stored before it.
+        """
         if not STORES_KEEP_ORDER:
             fence()
         self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
         self.words[self._at] = sequence
 
     def fingerprint(self, sequence: int, rank: int | None = None) -> int:
-        """Give what a rank announced with operation number `sequence`, one of the last."""
+        """Return the fingerprint that a rank announced for operation `sequence`, a recent one."""
         base = self._at if rank is None else rank * _WIDTH
         return self.words[base + PRINTS + sequence % HISTORY]
 
     def all_reached(self, sequence: int) -> bool:
-        """Tell whether every rank on the board has reached operation number `sequence`."""
+        """Return whether every rank on the board has reached operation number `sequence`."""
         return self.spin(sequence, (0, 0))
 
     def spin(self, sequence: int, patience: tuple[int, int]) -> bool:
-        """Look for a short time whether every rank has reached an operation."""
+        """Spin for a short time; return whether every rank has reached operation `sequence`."""
         if not spin(self.words, self.others, sequence, patience):
             return False
         if not STORES_KEEP_ORDER:
@@ -91,19 +97,20 @@ class Board:
         return True
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Give the ranks on the board that have not reached operation number `sequence`."""
+        """Return the ranks on the board that have not reached operation number `sequence`."""
         return tuple(r for r in self.ranks if self.words[r * _WIDTH] < sequence)
 
     def reached(self, rank: int) -> int:
-        """Give the number of the last operation that `rank` reached."""
+        """Return the number of the last operation that `rank` reached."""
         return self.words[rank * _WIDTH]
 
     def different(self, sequence: int, fingerprint: int) -> tuple[int, ...]:
-        """Give the ranks whose operation number `sequence` was another, as far as is remembered.
+        """Return the ranks whose operation number `sequence` has another fingerprint.
 
-        Others write meanwhile, first the fingerprint and then the number.  So a fingerprint counts
-        only if the number had been reached before it was read, and if afterwards the rank is not so
-        far ahead that it may be writing over it.
+        Only the last `HISTORY` operations are known.  Other ranks write meanwhile, first the
+        fingerprint and then the number.  So a fingerprint counts only if the number had been
+        reached before it was read, and if afterwards the rank is not so far ahead that it may be
+        overwriting it.
         """
         words, found = self.words, []
         at = PRINTS + sequence % HISTORY
@@ -116,27 +123,27 @@ class Board:
         return tuple(found)
 
     def leave(self) -> None:
-        """Tell the others that this rank's program has ended: it will come to nothing more."""
-        if self.words[self._at + _PID] == os.getpid():  # a forked child leaves nobody alone
+        """Announce that this rank's program has ended: it reaches no further operation."""
+        if self.words[self._at + _PID] == os.getpid():  # not in a forked child
             self.words[self._at + _LEFT] = 1
 
     def left(self, sequence: int) -> tuple[int, ...]:
-        """Give the ranks that left before they reached operation number `sequence`."""
+        """Return the ranks that left before they reached operation number `sequence`."""
         gone = (r for r in self.ranks if self.has_left(r))
         return tuple(r for r in gone if self.words[r * _WIDTH] < sequence)
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether the program of `rank` has ended."""
+        """Return whether the program of `rank` has ended."""
         return bool(self.words[rank * _WIDTH + _LEFT])
 
     def unwell(self) -> tuple[str, ...]:
-        """Name the ranks whose process is stopped or dead."""
+        """Return a text for each rank whose process is stopped or dead."""
         pids = [(r, self.words[r * _WIDTH + _PID]) for r in self.ranks]
         states = [(r, pid, _process_state(pid)) for r, pid in pids]
         return tuple(f"rank {r} is{state} (pid {pid})" for r, pid, state in states if state)
 
     def describe(self, rank: int) -> str:
-        """Say where `rank` is, for the report of a deadline that passed."""
+        """Return the state of a rank that has not arrived, for the report of a passed deadline."""
         if rank not in self.ranks:
             return f"rank {rank} not arrived (on another node)"
         at = self.words[rank * _WIDTH]
@@ -151,13 +158,13 @@ _boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
 def _leave() -> None:
-    """At exit, before MPI ends: mark every board."""
+    """Mark this rank as gone on every board; at exit, before MPI is finalized."""
     for board in _boards:
         board.leave()
 
 
 def _process_state(pid: int) -> str:
-    """Give the state of a process where it is worth a word: stopped, dead."""
+    """Return the state of a process if it is stopped, dead or not found, else an empty text."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
             state = stat.read().rpartition(")")[2].split()[0]
@@ -167,10 +174,10 @@ def _process_state(pid: int) -> str:
 
 
 def private_words(size: int) -> memoryview:
-    """Make the words of a board whose ranks are threads of this process."""
+    """Return the words of a board whose ranks are threads of this process."""
     return memoryview(array("q", bytes(bytes_needed(size))))
 
 
 def bytes_needed(size: int) -> int:
-    """Give the length of a board in bytes."""
+    """Return the length of a board in bytes."""
     return 8 * _WIDTH * size

@@ -1,11 +1,11 @@
-"""Between nodes the first message of a call names it, and is compared before data are taken.
+"""Greetings: between nodes a call's first message names the call, and the receiver compares it.
 
-Ranks of one node see on the arrival board which call the others mean.  Those of other nodes send a
-greeting ahead of their data, which costs no time on the way: a rank posts its receives from a peer
-when it has compared the peer's greeting.  So no call takes the data of another, and no message that
-is longer than its receiver expects is ever taken (Open MPI 5.0.11 would write past the end of the
-receiver's array).  A peer that only receives greets too, so that two roots of a broadcast hear of
-each other; for that nobody waits, and it may be found in a later call.
+Ranks of one node compare their calls on the arrival board.  Ranks of other nodes send a greeting
+ahead of their data, which adds no latency: a rank posts its receives from a peer once it has
+compared the peer's greeting.  So no call receives the data of another call, and no message that is
+longer than expected is ever received (Open MPI 5.0.11 would write past the end of the receiver's
+array).  A peer that only receives greets too, so that two roots of a broadcast detect each other;
+nobody waits for these greetings, and a mismatch may be reported in a later call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Bind = Callable[[Sequence[Message]], Transfer]
 
 
 class _Header:
-    """The memory of one greeting."""
+    """The memory of one greeting: fingerprint, bytes of data, text of the call."""
 
     __slots__ = ("data", "words")
 
@@ -38,14 +38,14 @@ class _Header:
         self.words = self.data[: 8 * _WORDS].view(np.int64).data
 
     def write(self, fingerprint: int, nbytes: int, what: str) -> None:
-        """Name a call."""
+        """Write a call's fingerprint, its bytes for the peer, and its text."""
         self.words[0], self.words[1] = fingerprint, nbytes
         text = np.frombuffer(what.encode()[: NBYTES - 8 * _WORDS], np.uint8)
         self.data[8 * _WORDS :] = 0
         self.data[8 * _WORDS : 8 * _WORDS + len(text)] = text
 
     def compare(self, named: Named, rank: int, peer: int, expected: int) -> None:
-        """Raise CollectiveMismatch if the peer means another call, or another length."""
+        """Raise CollectiveMismatch if the peer's call, or its length, is another."""
         told, nbytes = self.words
         if told == named.fingerprint and nbytes == expected:
             return
@@ -62,7 +62,7 @@ class _Header:
 
 
 class Named(NamedTuple):
-    """A call as the ranks compare it."""
+    """A call as the ranks compare it: its fingerprint, text and number."""
 
     fingerprint: int = 0
     what: str = ""
@@ -75,7 +75,7 @@ class Answers:
     Parameters
     ----------
     backend : Backend
-        Moves them.
+        The backend that receives them.
     """
 
     def __init__(self, backend: Backend):
@@ -83,18 +83,18 @@ class Answers:
         self._pending: deque[tuple[Any, _Header, int, Named]] = deque()
 
     def expect(self, peer: int, tag: int, named: Named) -> None:
-        """Receive a greeting."""
+        """Post the receive of a greeting."""
         header = _Header()
         request = self._backend.irecv(header.data, peer, tag)
         self._pending.append((request, header, peer, named))
 
     def look(self) -> bool:
-        """Compare what has come; tell whether few are left.
+        """Compare the greetings that have arrived; return whether few are pending.
 
         Raises
         ------
         CollectiveMismatch
-            If a peer meant another call, which may be one that this rank has finished.
+            If a peer means another call; this rank's own may have ended already.
         """
         pending = self._pending
         for _ in range(len(pending)):
@@ -106,7 +106,7 @@ class Answers:
         return len(pending) <= _MOST_ANSWERS
 
     def cancel(self) -> None:
-        """Give up on those that have not come: their memory goes when the program ends."""
+        """Cancel the pending receives: their memory is freed when the program ends."""
         while self._pending:
             self._pending.pop()[0].cancel()
 
@@ -115,7 +115,7 @@ _answers: weakref.WeakKeyDictionary[Backend, Answers] = weakref.WeakKeyDictionar
 
 
 def answers_of(backend: Backend) -> Answers:
-    """Return the answers that a communicator expects."""
+    """Return the pending answers of a backend, one object for each."""
     if backend not in _answers:
         _answers[backend] = Answers(backend)
     return _answers[backend]
@@ -128,13 +128,13 @@ def _cancel() -> None:
 
 
 class _Peer:
-    """What a rank of another node sends in a call, and what it should."""
+    """The messages of a call with one rank of another node."""
 
     __slots__ = ("rank", "sent", "expected", "header", "transfer", "heard")
 
     def __init__(self, rank: int):
         self.rank, self.sent, self.heard = rank, 0, False
-        self.expected: int | None = None  # None: it sends nothing
+        self.expected: int | None = None  # bytes of its data; None: it sends nothing
         self.header = _Header()
         self.transfer: Transfer
 
@@ -145,13 +145,13 @@ class Greeting:
     Parameters
     ----------
     rank : int
-        Of the communicator.
+        This rank.
     absent : frozenset of int
-        The ranks that are to be greeted, where the program has messages with them.
+        The ranks of other nodes; those that the program has messages with are greeted.
     answers : Answers
-        Of the communicator.
+        The communicator's pending answers.
     slot : list of int
-        The slot of the program.
+        The slot whose tags the program uses.
     space : int
         Number of tags of a slot.
     """
@@ -167,7 +167,7 @@ class Greeting:
         self._named = Named()
 
     def count(self, message: Message) -> None:
-        """Note a message of the program."""
+        """Add a message of the program to its peer's count of bytes."""
         if message.peer not in self.absent:
             return
         peer = self._peers.setdefault(message.peer, _Peer(message.peer))
@@ -177,7 +177,7 @@ class Greeting:
             peer.sent += message.data.nbytes
 
     def bind(self, bind: Bind) -> bool:
-        """Bind the messages, once all of the program are noted; tell whether there are any."""
+        """Bind the greetings, once all messages are counted; return whether there are any."""
         self._heads = {rank: _Header() for rank in self._peers}
         self._sends = bind(
             [Message(False, rank, head.data, GREETING_TAG) for rank, head in self._heads.items()]
@@ -188,14 +188,14 @@ class Greeting:
         return bool(self._peers)
 
     def name(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Say which call the next run serves."""
+        """Set the call that the next run serves."""
         if self._named.fingerprint != fingerprint:
             for rank, head in self._heads.items():
                 head.write(fingerprint, self._peers[rank].sent, what)
         self._named = Named(fingerprint, what, sequence)
 
     def start(self) -> None:
-        """Send the greetings of this rank, and await the others'."""
+        """Post the greetings of this rank and the receives of the peers' greetings."""
         self._answers.look()
         for peer in self._peers.values():
             peer.heard = False
@@ -207,11 +207,17 @@ class Greeting:
         self._sends.start()
 
     def test(self) -> bool:
-        """Tell whether this rank's greetings have gone."""
+        """Return whether this rank's greetings are sent, and few answers are pending."""
         return self._sends.test() and self._answers.look()
 
     def heard(self, ranks: Sequence[int]) -> bool:
-        """Tell whether the greetings of these peers have come; raise if one means another call."""
+        """Return whether the greetings of these peers have arrived and name this call.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If one of them names another call or length.
+        """
         for rank in ranks:
             peer = self._peers[rank]
             if not peer.heard:
@@ -223,7 +229,7 @@ class Greeting:
 
 
 class Greeted:
-    """A round whose receives are posted when their senders' greetings have been compared."""
+    """A round whose receives are posted once their senders' greetings have been compared."""
 
     __slots__ = ("_greeting", "_ranks", "_sends", "_receives", "_left", "_posted")
 
@@ -234,10 +240,10 @@ class Greeted:
         self._ranks = tuple({m.peer for m in receives} & greeting.absent)
         self._sends = bind(sends) if sends else None
         self._receives, self._posted = bind(receives), False
-        self._left: list[Transfer] = []  # a persistent request is not to be asked once it has ended
+        self._left: list[Transfer] = []  # a complete persistent request must not be tested again
 
     def start(self) -> None:
-        """Post what is sent."""
+        """Post the sends."""
         self._left = []
         if self._sends is not None:
             self._sends.start()
@@ -245,7 +251,7 @@ class Greeted:
         self._posted = False
 
     def test(self) -> bool:
-        """Tell whether every message has moved."""
+        """Post the receives once they may be; return whether every message is complete."""
         if not self._posted:
             if not self._greeting.heard(self._ranks):
                 return False

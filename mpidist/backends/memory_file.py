@@ -1,8 +1,8 @@
-"""Files that exist in memory only: how processes of one node share a piece of it.
+"""Files in memory, by which the processes of one node share a piece of it.
 
-An anonymous file has no name in any folder, so that nothing can be left behind, whenever and
-however the job is killed.  The others open it through the maker's open file in ``/proc``; where
-they see another ``/proc`` (ranks in containers of their own) a file in ``/dev/shm`` serves instead.
+An anonymous file has no name in any folder, so that nothing is left behind however the job is
+killed.  The other processes open it through its creator's file descriptor in ``/proc``; where they
+have another ``/proc`` (ranks in containers of their own) a file in ``/dev/shm`` is used instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-_FILES = {  # of version 2 and 1: limit, use, and what of it can be given up at once
+_FILES = {  # of version 2 and 1: the limit, the usage, and the reclaimable part of the usage
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 }
@@ -29,7 +29,7 @@ _NONE = 1 << 60  # version 1 writes no limit as the largest number of whole page
 def room(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float:
-    """Give the bytes that are left under all limits; infinite where there is none."""
+    """Return the bytes left under the memory limits of all control groups, or infinity."""
     try:
         lines = membership.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -50,13 +50,13 @@ def room(
 
 
 def _left(root: Path, group: Path, version: int) -> float:
-    """Give what one group has left; infinite if it has no limit or cannot be seen from here."""
+    """Return the bytes left in one group; infinity if it has no limit or is not visible."""
     limit, use, spare = _FILES[version]
     folder = (root / limit).parent / group
     try:
         allowed = int((folder / Path(limit).name).read_text())
         if allowed >= _NONE:
-            return float("inf")  # the other files take the kernel much longer
+            return float("inf")  # reading the other files is much slower
         used = int((folder / Path(use).name).read_text())
         known = (folder / "memory.stat").read_text().split()
     except (OSError, ValueError):  # also "max"
@@ -66,16 +66,18 @@ def _left(root: Path, group: Path, version: int) -> float:
 
 ANONYMOUS, NAMED = "anonymous", "named"
 KINDS = (ANONYMOUS, NAMED) if hasattr(os, "memfd_create") else (NAMED,)
-"""The kinds of file, to be tried in this order."""
+"""The kinds of file, in the order in which they are tried."""
 
 
 def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
-    """Make a file of zeros and give what :func:`attach` finds it by; then it is to be removed.
+    """Create a file of zeros and return the name by which :func:`attach` finds it.
+
+    The creator calls :func:`remove` once all processes have attached.
 
     Raises
     ------
     MemoryError
-        If there is not so much free: writing to it would end the process by a signal.
+        If less memory is free: writing to the file would end the process by a signal.
     """
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     free, where = (_available(), "the machine") if kind == ANONYMOUS else (_room(folder), folder)
@@ -84,7 +86,7 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
         free, where = limited, "the memory limit of this job (its control group)"
     if free < nbytes:
         raise MemoryError(
-            f"{nbytes} bytes of shared memory are wanted; {where} has not so much free"
+            f"{nbytes} bytes of shared memory are needed; {where} has only {int(free)} free"
         )
     if kind == ANONYMOUS:
         name = f"mpidist-{purpose}-{secrets.token_hex(8)}"
@@ -98,14 +100,20 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
 
 
 def attach(made: str, nbytes: int) -> np.ndarray:
-    """Map the file, as bytes, until nothing refers to it; OSError if this process cannot reach it.
+    """Map the file as an array of bytes, until nothing refers to the array.
 
-    Not by ``mmap.mmap``: that keeps a file open for each mapping, of which many systems allow 1024.
+    ``mmap.mmap`` is not used: it keeps a file descriptor for each mapping, of which many systems
+    allow 1024.
+
+    Raises
+    ------
+    OSError
+        If this process cannot reach the file.
     """
     path, _, name = made.partition(":")
     handle = os.open(path, os.O_RDWR)
     try:
-        # Another process may have that number here.
+        # In another container the process number may belong to another process.
         if name and f":{name} " not in os.readlink(f"/proc/self/fd/{handle}"):
             raise FileNotFoundError(f"{path} is another file here")
         return _map(handle, nbytes)
@@ -114,15 +122,15 @@ def attach(made: str, nbytes: int) -> np.ndarray:
 
 
 def _map(handle: int, nbytes: int) -> np.ndarray:
-    """Map an open file, which may be closed then."""
+    """Map an open file, which may be closed afterwards."""
     protection, library = mmap.PROT_READ | mmap.PROT_WRITE, _library()
     address = library.mmap(None, nbytes, protection, mmap.MAP_SHARED, handle, 0)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not at the end of the program, when others may still look at it.  What holds `memory` itself,
-    # not an array on it, must be part of no cycle: there it may be gone before the others.
+    # Not at exit, when other processes may still read it.  An object that holds `memory` itself,
+    # not an array on it, must not be part of a cycle: the collector may finalize `memory` first.
     weakref.finalize(memory, library.munmap, address, nbytes).atexit = False
     return np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
 
@@ -138,7 +146,7 @@ def _library() -> Any:
 
 
 def remove(made: str) -> None:
-    """Take the file's name away, on the rank that made it; it lives on while it is mapped."""
+    """Remove the file's name, on the rank that created it; its memory lives while it is mapped."""
     path, _, name = made.partition(":")
     if name:
         os.close(int(path.rpartition("/")[2]))
@@ -152,7 +160,7 @@ def _room(folder: str) -> int:
 
 
 def _available() -> float:
-    """Give the bytes that can be had without swapping, as far as the system tells."""
+    """Return the bytes available without swapping; infinity where the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:

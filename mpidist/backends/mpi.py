@@ -25,14 +25,17 @@ _BEGINNING = "/dev/shm/mpich_shm_"
 
 
 def take_name_away() -> None:
-    """Remove the name of what MPICH has mapped here; to be called when all ranks have started."""
+    """Remove the names of MPICH's shared-memory files; called once all ranks have started.
+
+    A killed job would leave the files behind.
+    """
     for path in _mapped():
-        with suppress(OSError):  # another rank was the first
+        with suppress(OSError):  # another rank has removed it
             os.unlink(path)
 
 
 def _mapped() -> set[str]:
-    """Give the files of MPICH that this process has mapped and that still have a name."""
+    """Return the files of MPICH that this process has mapped and that still have a name."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             paths = {line.split(maxsplit=5)[-1].strip() for line in lines if _BEGINNING in line}
@@ -45,25 +48,25 @@ _ARRIVALS = 2048  # native operations in the background between nodes
 _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
 
 
-class Arrival:
-    """All ranks of several nodes come to an operation, and compare which one they mean.
+class DisseminationArrival:
+    """A barrier between nodes in which the ranks compare the fingerprints of their operations.
 
-    By dissemination: in round k each rank tells the one 2^k further what it has heard, so that
-    after ⌈log₂ size⌉ rounds each has heard of all.  That takes as long as ``Ibarrier``;
-    ``Iallreduce`` takes twice as long (Open MPI 5.0.11: 343 µs instead of 187 between two nodes
-    that are 100 µs apart).
+    By dissemination: in round k each rank sends the extremes of the fingerprints it knows to the
+    rank 2^k further, so that after ⌈log₂ size⌉ rounds each knows those of all ranks.  That takes as
+    long as ``Ibarrier``; ``Iallreduce`` takes twice as long (Open MPI 5.0.11: 343 µs instead of 187
+    between two nodes that are 100 µs apart).
 
     Parameters
     ----------
     comm : MPI.Comm
-        Of the ranks.
+        Communicator of the ranks.
     tag : int
-        Of the messages, for this arrival alone until it has ended.
+        Tag of the messages, which nothing else uses while this is pending.
 
     Attributes
     ----------
     busy : bool
-        Whether it has been started and not ended.
+        Whether it is pending: started and not complete.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int):
@@ -77,20 +80,20 @@ class Arrival:
             distance *= 2
         self._most, self._least, self._at, self.busy = 0, 0, 0, False
 
-    def start(self, fingerprint: int) -> Arrival:
-        """Come to an operation."""
+    def start(self, fingerprint: int) -> DisseminationArrival:
+        """Begin the arrival at the operation with this fingerprint."""
         self._most = self._least = fingerprint
         self._at, self.busy = 0, True
-        self._tell()
+        self._start_round()
         return self
 
-    def _tell(self) -> None:
+    def _start_round(self) -> None:
         transfer, mine, _ = self._rounds[self._at]
         mine[0], mine[1] = self._most, self._least
         transfer.start()
 
     def test(self) -> bool:
-        """Tell whether all have come."""
+        """Make progress; return whether all ranks have arrived."""
         while self.busy:
             transfer, _, heard = self._rounds[self._at]
             if not transfer.test():
@@ -100,12 +103,12 @@ class Arrival:
             self._at += 1
             self.busy = self._at < len(self._rounds)
             if self.busy:
-                self._tell()
+                self._start_round()
         return True
 
     @property
     def alike(self) -> bool:
-        """Whether all ranks mean the same operation, once all have come."""
+        """Whether all ranks mean the same operation, once all have arrived."""
         return self._most == self._least
 
 
@@ -115,14 +118,14 @@ class MpiBackend(Backend):
     Parameters
     ----------
     comm : MPI.Comm
-        It is duplicated, never used bare.
+        The communicator, which is duplicated and not used itself.
     hosts : sequence, optional
-        A key per rank; ranks with equal keys share a node.  By default found by MPI.
+        A key per rank; ranks with equal keys share a node.  By default MPI determines the nodes.
 
     Attributes
     ----------
     roll_call : RollCall or None
-        Where there are ranks on other nodes.
+        Questions to the ranks of other nodes; None if there are none.
     alike : bool
         Whether all ranks meant the same operation in the last arrival across nodes.
     """
@@ -135,7 +138,7 @@ class MpiBackend(Backend):
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self._rooms: list[ShortRoom] = []
-        limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI does not hand it on by a split
+        limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI sets it on no other communicator
         self.tag_limit = int(limit) if limit else 32767
         self.hosts: Sequence[object] = tuple(hosts) if hosts is not None else self._find_hosts()
         self.board = self._make_board()
@@ -149,31 +152,31 @@ class MpiBackend(Backend):
         self.crowded = crowded
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
-        self._arriving: tuple[int, Arrival] | None = None
-        self._arrivals: dict[int, Arrival] = {}
+        self._arriving: tuple[int, DisseminationArrival] | None = None
+        self._arrivals: dict[int, DisseminationArrival] = {}
         self._begun = 0
         self.vendor, version = MPI.get_vendor()
         self.library = f"{self.vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
 
     def _find_hosts(self) -> tuple[int, ...]:
-        """Name each node by the lowest rank on it."""
+        """Return a key per rank: the lowest rank on its node."""
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         lowest = node.allreduce(self.rank, MPI.MIN)
         node.Free()
         return tuple(self.comm.allgather(lowest))
 
     def _cores_here(self) -> int:
-        """Count the cores that the ranks on the board may run on, all together."""
+        """Return the number of cores that the ranks on the board may run on together."""
         allowed = self.comm.allgather(os.sched_getaffinity(0))
         return len(set().union(*(allowed[r] for r in self.board.ranks)))
 
     def _make_board(self) -> Board:
-        """Share the arrival board with the ranks of this node."""
+        """Create the arrival board that the ranks of this node share; collective."""
         here = [r for r in range(self.size) if self.hosts[r] == self.hosts[self.rank]]
         length = bytes_needed(self.size)
         cannot = (MemoryError, OSError, ValueError, OverflowError)
         for kind in memory_file.KINDS:
-            mine = mapping = None  # what goes wrong on one rank must not keep it from the others
+            mine = mapping = None  # a rank that fails must still take part in what follows
             if self.rank == here[0]:
                 with suppress(*cannot):
                     mine = memory_file.create(length, "board", kind)
@@ -213,7 +216,7 @@ class MpiBackend(Backend):
         return GONE if request.Test() else MpiRequest(request, content, self.rank)
 
     def irecv_short(self, peer: int, tag: int) -> MpiShortRequest:
-        """Begin to receive a short message, into memory that none can overrun."""
+        """Begin to receive a short message, into memory for the longest one."""
         free = self._rooms
         room = free.pop() if free else ShortRoom()
         return MpiShortRequest(self.comm.Irecv(room.buffer, peer, tag), room, free)
@@ -228,19 +231,19 @@ class MpiBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait for `test`; False if the deadline passed first."""
+        """Wait until ``test()`` is true; return False if the deadline passed first."""
         return poll(test, deadline, self._meanwhile(progress), self._looks, self._nudge)
 
     def _nudge(self) -> None:
-        """Have MPI move what is under way: a look at flags in memory is no call of the library.
+        """Call MPI so that pending messages advance: reading flags in memory does not do that.
 
-        Without it, a rank that waits here could keep from moving a large message that it has sent,
-        and for which another rank waits before it comes here.
+        Otherwise a rank that waits here might never move a large message that it has sent, and that
+        another rank needs before it can arrive.
         """
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def _meanwhile(self, progress: Callable[[], object] | None) -> Callable[[], object] | None:
-        """Answer other nodes' questions while we wait."""
+        """Return `progress`, extended by answers to the questions of other nodes."""
         roll_call = self.roll_call
         if roll_call is None:
             return progress
@@ -253,7 +256,7 @@ class MpiBackend(Backend):
         return both
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Give the ranks that have not reached operation `sequence`, on this node and elsewhere."""
+        """Return the ranks of all nodes that have not reached operation `sequence`."""
         here = self.board.missing(sequence)
         elsewhere = self.roll_call.missing(sequence) if self.roll_call is not None else ()
         return tuple(sorted((*here, *elsewhere)))
@@ -264,16 +267,16 @@ class MpiBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until every rank has announced operation `sequence`; False if the deadline passed.
+        """Wait until every rank has announced operation `sequence`; return False past the deadline.
 
-        On one node the board tells; across nodes messages do.
+        On one node by the board, between nodes by messages.
         """
         if len(self.board.ranks) == self.size:
             board = self.board
             if board.spin(sequence, self.patience):
                 return True
             return self.wait(lambda: board.all_reached(sequence), deadline, progress)
-        if self._arriving is None or self._arriving[0] != sequence:  # else a wait goes on
+        if self._arriving is None or self._arriving[0] != sequence:  # else continue a wait
             self._arriving = (sequence, self._arrival(0).start(self.board.fingerprint(sequence)))
         arrival = self._arriving[1]
         if not poll(arrival.test, deadline, self._meanwhile(progress)):
@@ -281,25 +284,26 @@ class MpiBackend(Backend):
         self.alike = arrival.alike
         return True
 
-    def begin_arrival(self, sequence: int) -> Arrival:
-        """Begin to wait until every rank has announced operation `sequence`, across nodes."""
+    def begin_arrival(self, sequence: int) -> DisseminationArrival:
+        """Begin a non-blocking wait for the ranks of all nodes to announce operation `sequence`."""
         self._begun += 1
-        number = 1 + self._begun % _ARRIVALS  # the same on every rank
+        number = 1 + self._begun % _ARRIVALS  # equal on all ranks
         if self._arrival(number).busy:
             raise Unsupported(
-                f"rank {self.rank}: {_ARRIVALS} native operations are under way in the background"
+                f"rank {self.rank}: {_ARRIVALS} native operations are pending in the background, "
+                "which is the limit"
             )
         return self._arrival(number).start(self.board.fingerprint(sequence))
 
-    def _arrival(self, number: int) -> Arrival:
-        """Give the arrival of blocking calls, 0, or one of those in the background."""
+    def _arrival(self, number: int) -> DisseminationArrival:
+        """Return arrival `number`: 0 serves blocking calls, the others those in the background."""
         if number not in self._arrivals:
             tag = min(self.tag_limit, 2**30) // 4 * 3 + 1 + number  # above that of the rendezvous
-            self._arrivals[number] = Arrival(self.comm, tag)
+            self._arrivals[number] = DisseminationArrival(self.comm, tag)
         return self._arrivals[number]
 
     def split(self, color: int | None, key: int) -> MpiBackend | None:
-        """Give a backend over the ranks of one color, ordered by key."""
+        """Return a backend over the ranks of one color, ordered by key, or None for color None."""
         colors = self.comm.allgather((color, key, self.rank))
         part = self.comm.Split(MPI.UNDEFINED if color is None else color, key)
         if color is None:
@@ -310,19 +314,18 @@ class MpiBackend(Backend):
         return sub
 
     def translate(self, error: BaseException) -> BaseException:
-        """Give what MPI reported as an error of ours."""
+        """Return the error of :mod:`mpidist.errors` for an exception of MPI."""
         if not isinstance(error, MPI.Exception):
             return error
         if error.Get_error_class() == MPI.ERR_TRUNCATE:
-            ours: CommunicationError = CollectiveMismatch(
+            translated: CommunicationError = CollectiveMismatch(
                 f"rank {self.rank}: a message is longer than expected: the ranks disagree on "
-                "the array's "
-                "length; MPIDIST_DEBUG=1 shows who called what where"
+                "the array's length; MPIDIST_DEBUG=1 shows who called what where"
             )
         else:
-            ours = CommunicationError(f"rank {self.rank}: MPI reports: {error}")
-        ours.__cause__ = error
-        return ours
+            translated = CommunicationError(f"rank {self.rank}: MPI reports: {error}")
+        translated.__cause__ = error
+        return translated
 
     def close(self) -> None:
         """Free the communicator; collective."""
@@ -335,8 +338,8 @@ class MpiBackend(Backend):
     def abort(self, code: int) -> None:
         """End the job on all ranks.
 
-        MPICH's own launcher misses about one in fifty ranks that end by an exit code, as those do
-        that call MPI_Abort, and leaves the others running (5.0.2); it sees a death by a signal.
+        MPICH's own launcher (5.0.2) misses about one in fifty ranks that end by an exit code, as
+        with MPI_Abort, and leaves the others running; it notices every death by a signal.
         """
         if self.vendor == "MPICH" and _HYDRA in os.environ:
             sys.stdout.flush()
@@ -348,7 +351,7 @@ class MpiBackend(Backend):
 
 
 def describe_library() -> dict[str, Any]:
-    """Give the vendor, version, thread level and address of the MPI library."""
+    """Return the vendor, version, standard, description and thread level of the MPI library."""
     levels = {
         MPI.THREAD_SINGLE: "single",
         MPI.THREAD_FUNNELED: "funneled",

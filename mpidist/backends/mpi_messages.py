@@ -1,4 +1,4 @@
-"""Messages of the MPI backend under way: one, and a round of them that is sent again and again."""
+"""Requests of the MPI backend: single messages, and rounds of persistent requests."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .base import SHORT_BYTES, Message, pieces
 _buffer = MPI.buffer.frombuffer
 
 _kept: dict[int, tuple[MPI.Request, object]] = {}
-"""Requests under way that their holders have dropped, each with its memory."""
+"""Pending requests whose owners are gone, each with its memory."""
 _rooms: list[ShortRoom] = []
-# MPI_Finalize, too, lets messages come, and runs after Python has let go of every module.
+# MPI_Finalize may still write into their memory, and runs after Python has cleared all modules.
 for _memory in (_kept, _rooms):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_memory))
 
 
 def as_bytes(data: np.ndarray) -> list:
-    """Give a contiguous array as an mpi4py buffer of bytes, of at most `MAX_MESSAGE_BYTES`."""
+    """Return a contiguous array of at most `MAX_MESSAGE_BYTES` as an mpi4py buffer of bytes."""
     nbytes = data.nbytes
     if nbytes == 0:
         return [None, 0, MPI.BYTE]
     try:
-        memory = _buffer(data)  # a tenth of the time that asking for the address takes
-    except (BufferError, ValueError):  # read-only arrays, and dtypes that buffers do not know
+        memory = _buffer(data)  # ten times faster than by the address
+    except (BufferError, ValueError):  # read-only arrays, and dtypes that buffers do not support
         memory = MPI.buffer.fromaddress(data.__array_interface__["data"][0], nbytes)
     return [memory, nbytes, MPI.BYTE]
 
 
-# The names are bound here, and below, because modules are emptied before the last objects at exit.
+# Defaults bind the names, here and below: at exit modules are cleared before the last objects.
 def _keep(
     request: MPI.Request,
     memory: object,
@@ -43,11 +43,11 @@ def _keep(
     finalized: Callable[[], bool] = MPI.Is_finalized,
     error: type[Exception] = MPI.Exception,
 ) -> None:
-    """Keep the memory of a request that was dropped until it has ended, for ever if need be."""
+    """Keep the memory of a request without owner until it is complete, for ever if need be."""
     if finalized():
         return
     for number, (before, _) in tuple(kept.items()):
-        with suppress(error):  # nobody waits for what it has to say
+        with suppress(error):  # nobody waits for its outcome
             if not before.Test():
                 continue
         kept.pop(number, None)
@@ -55,10 +55,10 @@ def _keep(
 
 
 class Gone:
-    """A message that was sent and has gone at once."""
+    """The request of a message that was complete as soon as it was sent."""
 
     def test(self) -> bool:
-        """Tell that it has gone."""
+        """Return True."""
         return True
 
 
@@ -66,7 +66,7 @@ GONE = Gone()
 
 
 class MpiRequest:
-    """One message under way; its memory stays until it has moved, whoever drops this."""
+    """One pending message; its memory lives until it is complete, even without an owner."""
 
     __slots__ = ("_request", "_data", "_rank", "_status")
 
@@ -76,7 +76,13 @@ class MpiRequest:
         self._request, self._data, self._rank, self._status = request, data, rank, status
 
     def test(self) -> bool:
-        """Make progress; tell whether the message has moved, and see that it has its length."""
+        """Make progress; return whether the message is complete.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If it has not the length of the array.
+        """
         if not self._request.Test(self._status):
             return False
         status, self._status = self._status, None
@@ -89,7 +95,7 @@ class MpiRequest:
         return True
 
     def cancel(self) -> None:
-        """Give up on a message that is to be received."""
+        """Cancel a receive that is not complete."""
         if not self._request.Test():
             self._request.Cancel()
             self._request.Wait()
@@ -100,7 +106,7 @@ class MpiRequest:
 
 
 class ShortRoom:
-    """Memory for a short message, and for another one when that was read; it is never freed."""
+    """Memory for one short message at a time, used again and never freed."""
 
     __slots__ = ("memory", "buffer")
 
@@ -111,7 +117,7 @@ class ShortRoom:
 
 
 class MpiShortRequest:
-    """A short message to be received."""
+    """The pending receive of a short message."""
 
     __slots__ = ("content", "test", "_room", "_free")
 
@@ -120,17 +126,17 @@ class MpiShortRequest:
         self.content, self._room, self._free = room.memory, room, free
 
     def release(self) -> None:
-        """Let the memory be used for another message."""
+        """Release the memory, for another message."""
         self._free.append(self._room)
 
 
 class MpiTransfer:
-    """A round as persistent requests, freed with the transfer."""
+    """The messages of a round as persistent requests, which are freed with this object."""
 
     __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected")
 
     def __init__(self, comm: MPI.Comm, messages: Sequence[Message], most: int):
-        self._messages = [  # keeps scratch memory alive as long as the requests
+        self._messages = [  # keeps the memory alive as long as the requests
             Message(m.incoming, m.peer, piece, m.tag)
             for m in messages
             for piece in pieces(m.data, most)
@@ -149,7 +155,7 @@ class MpiTransfer:
         MPI.Prequest.Startall(self._requests)
 
     def test(self) -> bool:
-        """Tell whether every message has moved."""
+        """Make progress; return whether every message is complete, and check their lengths."""
         if not self._all(self._requests, self._statuses):
             return False
         for status, message in self._expected:

@@ -40,7 +40,7 @@ _LOGICAL = {"and": MPI.LAND, "or": MPI.LOR, "xor": MPI.LXOR, "max": MPI.LOR, "mi
 
 
 def mpi_datatype(dtype: np.dtype) -> MPI.Datatype | None:
-    """Give MPI's type for a numpy dtype, or None where MPI has none."""
+    """Return MPI's type for a numpy dtype, or None where MPI has none."""
     if dtype.kind not in "biufc" or not dtype.isnative or dtype.itemsize == 2 and dtype.kind == "f":
         return None
     try:
@@ -57,19 +57,15 @@ def _standard() -> str:
 
 
 class NativeCollectives:
-    """Calls of one MPI communicator, made ready for given arrays.
-
-    ``why_not`` says what the library cannot do; ``bind`` and ``start`` give blocking and
-    non-blocking calls.
-    """
+    """The MPI library's collectives on one communicator, as :class:`~.base.Native` calls."""
 
     def __init__(self, comm: MPI.Comm):
         self.comm = comm
         self._elements: dict[np.dtype, MPI.Datatype] = {}
-        self._made: dict[tuple[int, np.dtype], MPI.Datatype] = {}  # by who holds the function
+        self._made: dict[tuple[int, np.dtype], MPI.Datatype] = {}  # by the function's owner
 
     def why_not(self, call: Call) -> str | None:
-        """Say why the library cannot serve a call, or give None."""
+        """Return why the library cannot serve a call, or None."""
         if call.count > _COUNT_LIMIT and MPI.Get_version() < (4, 0):
             return f"counts above {_COUNT_LIMIT} need MPI 4; the library is MPI {_standard()}"
         return None
@@ -91,14 +87,14 @@ class NativeCollectives:
         return run
 
     def start(self, call: Call) -> Callable[[], bool]:
-        """Begin the non-blocking call; return what tells whether it has ended."""
+        """Begin the non-blocking call; return the function that tests whether it has ended."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "I")
         for action in before:
             action()
         request = method(*arguments)
 
-        def test(kept: Call = ours) -> bool:  # its memory is MPI's until then
+        def test(kept: Call = ours) -> bool:  # MPI uses the call's memory until then
             if not request.Test():
                 return False
             while after:
@@ -108,7 +104,7 @@ class NativeCollectives:
         return test
 
     def _bound(self, call: Call, form: str) -> tuple:
-        """Give the mpi4py method and its arguments; ``form`` is "" or "I"."""
+        """Return the mpi4py method and its arguments; `form` is "" (blocking) or "I"."""
         arguments = getattr(self, f"_{call.collective}")(call)
         name, *rest = arguments
         return (getattr(self.comm, form + name if not form else form + name.lower()), *rest)
@@ -118,15 +114,15 @@ class NativeCollectives:
     def _operation(self, op: Op | None, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype]:
         """Return the MPI operation and type.
 
-        Where MPI has none, or one of another arithmetic, they are made of our own function.
+        Where MPI has none, or one with another arithmetic, they call our own function.
         """
         assert op is not None
         datatype = mpi_datatype(dtype)
         if op.builtin and datatype is not None and library_agrees(op, dtype):
             table = _LOGICAL if dtype.kind == "b" else _MPI_OPS
             return table[op.name], datatype
-        # Functions that nobody can watch live as long as the operation made of them.
-        holder: Any = op.function if _can_be_watched(op.function) else op
+        # A function without weak references lives as long as the operation made of it.
+        holder: Any = op.function if _allows_weakref(op.function) else op
         key = (id(holder), dtype)
         if key not in self._made:
             # One element must stay one element, however the library cuts the message.
@@ -142,7 +138,7 @@ class NativeCollectives:
         return [MPI.buffer.fromaddress(start, data.nbytes), data.size, datatype]
 
     def _split(self, data: np.ndarray | None, size: int, dtype: np.dtype) -> list:
-        """Give a buffer of one equal part per rank; mpi4py counts the elements of one part."""
+        """Return a buffer of one equal part per rank; mpi4py counts the elements of one part."""
         memory, count, element = self._moved(data, dtype)
         return [memory, count // size, element]
 
@@ -158,14 +154,14 @@ class NativeCollectives:
         return self._elements[dtype]
 
     def _parts(self, data: np.ndarray | None, counts: tuple[int, ...], dtype: np.dtype) -> list:
-        """Give a buffer with counts and displacements, for the v-forms."""
+        """Return a buffer with counts and displacements, for the v-forms."""
         if data is None:
             return [None, 0, self._element(dtype)]
         starts = [0, *accumulate(counts)][:-1]
         memory, _, element = self._moved(data, dtype)
         return [memory, (counts, starts), element]
 
-    # -- one method a collective: (name of the mpi4py method, arguments) --------------------------
+    # -- one method per collective: (name of the mpi4py method, arguments) ------------------------
 
     def _source(self, call: Call, buffer: list) -> Any:
         return MPI.IN_PLACE if call.in_place else buffer
@@ -235,10 +231,10 @@ Actions = list[Callable[[], Any]]
 
 
 def _around(call: Call) -> tuple[Actions, Call, Actions]:
-    """Return what is done before the library's call, that call, and what is done after it.
+    """Return the actions before the library's call, that call, and the actions after it.
 
-    MPI broadcasts in place; a mean is a sum to MPI; and what is accumulated in another dtype than
-    that of the data is converted on the way.
+    They copy the input of a broadcast, which MPI does in place; divide the sum of a mean; and
+    convert data that are accumulated in another dtype.
     """
     op = call.op
     if call.collective == "broadcast" and call.x is not None and not call.in_place:
@@ -261,15 +257,15 @@ def _around(call: Call) -> tuple[Actions, Call, Actions]:
 
 
 def _view(x: np.ndarray) -> np.ndarray:
-    """Return a view that does not keep the array alive: bound calls are remembered."""
+    """Return a view that does not keep the array alive, because bound calls are cached."""
     if not x.nbytes:
         return np.empty(0, x.dtype)
     memory: Any = MPI.buffer.fromaddress(address(x), x.nbytes)
     return np.frombuffer(memory, np.uint8).view(x.dtype)
 
 
-# MPI lets a process make only a few operations.  So one for each value of `commute` serves all of
-# ours: each function has an element type of its own, by which the operation finds it.
+# MPI allows a process only a few operations.  So there is one for each value of `commute`: each
+# function has an element type of its own, by which the operation finds it.
 _FUNCTIONS: dict[int, Callable[[Any, Any], None]] = {}
 _OPERATIONS: dict[bool, MPI.Op] = {}
 
@@ -284,7 +280,7 @@ def _dispatching(commute: bool) -> MPI.Op:
     return _OPERATIONS[commute]
 
 
-def _can_be_watched(function: object) -> bool:
+def _allows_weakref(function: object) -> bool:
     try:
         weakref.ref(function)
     except TypeError:
@@ -293,7 +289,7 @@ def _can_be_watched(function: object) -> bool:
 
 
 def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], None]:
-    """Return the function by which MPI combines; it must not keep a user's function alive."""
+    """Return the function by which MPI combines, which does not keep a user's function alive."""
     held = weakref.ref(holder)
     commute, name, builtin = op.commute, op.name, op.builtin
 
@@ -307,7 +303,7 @@ def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], N
 
 
 def _forget(made: dict, key: tuple[int, np.dtype]) -> None:
-    """Free the element type of a function that died."""
+    """Free the element type of a function that was garbage-collected."""
     element = made.pop(key, None)
     if element is not None and not MPI.Is_finalized():
         _FUNCTIONS.pop(element.handle, None)

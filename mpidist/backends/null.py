@@ -1,4 +1,4 @@
-"""The null backend moves nothing: it measures our own overhead."""
+"""The null backend, which moves no data: it measures the overhead of mpidist itself."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from .waiting import poll
 
 
 class NullRequest:
-    """A message that has moved as soon as it is posted; nothing is in it."""
+    """A message without content, complete as soon as it is posted."""
 
     content = b""
 
     def test(self) -> bool:
-        """Tell that it has moved."""
+        """Return True."""
         return True
 
     def release(self) -> None:
-        """Do nothing: there is no memory."""
+        """Do nothing: there is no memory to release."""
 
 
 _DONE = NullRequest()
 
 
 class NullTransfer:
-    """A round that is over as soon as it is started."""
+    """A round that is complete as soon as it is started."""
 
     def start(self) -> None:
         """Post nothing."""
 
     def test(self) -> bool:
-        """Tell that it is over."""
+        """Return True."""
         return True
 
 
 class NullBackend(Backend):
-    """Rank `rank` of `size` ranks that do not exist; received data are whatever the memory held."""
+    """One rank without any peers: sends and receives are complete at once and move nothing.
+
+    A received array keeps its contents.
+    """
 
     name = library = "null"
     tag_limit = 2**31
@@ -67,7 +70,7 @@ class NullBackend(Backend):
         return _DONE
 
     def bind(self, messages: Sequence[Message]) -> NullTransfer:
-        """Give a transfer that is over at once."""
+        """Return a transfer that is complete as soon as it is started."""
         return NullTransfer()
 
     def wait(
@@ -76,11 +79,11 @@ class NullBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait as every backend does."""
+        """Wait until ``test()`` is true; return False if the deadline passed first."""
         return poll(test, deadline, progress)
 
     def split(self, color: int | None, key: int) -> NullBackend | None:
-        """Give a null backend of one rank, for nobody answers."""
+        """Return a null backend of one rank, since there are no peers to ask."""
         return None if color is None else NullBackend(1)
 
     def abort(self, code: int) -> None:

@@ -1,12 +1,12 @@
-"""The memory of other processes: Linux copies it without their help, where it allows that.
+"""Reading the memory of other processes of the node, where Linux allows it.
 
-``process_vm_readv`` (man 2 process_vm_readv) may be refused: by the Yama security module
-(``/proc/sys/kernel/yama/ptrace_scope``), by seccomp filters, or to another user.  A process number
-may also mean another process, or none, where a peer is in a container of its own.  So before the
-first use every rank reads a random word of each other.
+``process_vm_readv`` (man 2 process_vm_readv) may be forbidden: by the Yama security module
+(``/proc/sys/kernel/yama/ptrace_scope``), by seccomp filters, or for processes of another user.  A
+process number may also belong to another process, or none, where a peer is in a container of its
+own.  So before the first use every rank reads a random word of each other rank.
 
-Nothing is written in this way: a rank that comes late, after the others have given up, would write
-into memory that they have put to another use.
+Memory is only read, never written: a late rank would write into memory that the others, after their
+deadline, may have put to another use.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class _Span(ctypes.Structure):
 
 
 class ProcessMemory:
-    """Reads what other processes have in their memory.
+    """Reads the memory of the other ranks' processes.
 
     Parameters
     ----------
     processes : list of int
-        The process of each rank, as this one sees it.
+        Process number of each rank, as seen by this process.
     """
 
     def __init__(self, processes: list[int]):
@@ -48,7 +48,7 @@ class ProcessMemory:
         Raises
         ------
         OSError
-            If not all of it could be copied, for example since the process has ended.
+            If not all bytes could be copied, for example because the process has ended.
         """
         function, process, moved = _function(), self._processes[peer], 0
         while moved < nbytes:
@@ -66,46 +66,46 @@ class ProcessMemory:
 
 
 def process_number() -> int:
-    """Give the number by which this process knows itself."""
+    """Return the number of this process, as seen by itself."""
     return os.getpid()
 
 
 def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
-    """Reach the memory of all other ranks; collective.
+    """Return a reader of all ranks' memory, once each rank has tried each other; collective.
 
     Parameters
     ----------
     rank : int
-        Of this process.
+        This rank.
     everyone : callable
-        ``everyone(value)`` gives the values of all ranks.
+        ``everyone(value)`` returns the values of all ranks.
 
     Raises
     ------
     Unsupported
-        On every rank, if one of them cannot reach another; it says why.
+        On every rank, if any rank cannot read the memory of another; with the reason.
     """
     word = ctypes.c_uint64(secrets.randbits(64))
-    told = everyone((process_number(), ctypes.addressof(word), word.value))
-    memory = ProcessMemory([process for process, _, _ in told])
-    mine = _try_all(memory, rank, told)
-    # Nobody comes out of this before all have read, so the words are still there.
+    words = everyone((process_number(), ctypes.addressof(word), word.value))
+    memory = ProcessMemory([process for process, _, _ in words])
+    mine = _try_all(memory, rank, words)
+    # This exchange ends when all ranks have read, so no word is freed too early.
     problems = [f"rank {r}: {text}" for r, text in enumerate(everyone(mine)) if text]
     if problems:
         raise Unsupported(f"the ranks cannot read each other's memory: {'; '.join(problems)}")
     return memory
 
 
-def _try_all(memory: ProcessMemory, rank: int, told: list[tuple[int, int, int]]) -> str:
-    """Read the word of every other rank; give what went wrong."""
+def _try_all(memory: ProcessMemory, rank: int, words: list[tuple[int, int, int]]) -> str:
+    """Read the word of every other rank; return the first problem, or an empty text."""
     found = ctypes.c_uint64()
     try:
-        for peer, (process, address, word) in enumerate(told):
+        for peer, (process, address, word) in enumerate(words):
             if peer == rank:
                 continue
             memory.read(peer, address, ctypes.addressof(found), ctypes.sizeof(found))
             if found.value != word:
-                return f"process {process} is here another one than rank {peer}"
+                return f"process {process} is not rank {peer} in this container"
     except OSError as error:
         return str(error.strerror)
     except Unsupported as error:
@@ -118,7 +118,7 @@ def _function() -> Any:
     try:
         function = ctypes.CDLL(None, use_errno=True).process_vm_readv
     except (OSError, TypeError, AttributeError):
-        raise Unsupported("this system has no process_vm_readv") from None
+        raise Unsupported("the C library of this system has no process_vm_readv") from None
     spans, amount = ctypes.POINTER(_Span), ctypes.c_ulong
     function.argtypes = (ctypes.c_int, spans, amount, spans, amount, amount)
     function.restype = ctypes.c_ssize_t

@@ -1,4 +1,4 @@
-"""Programs: the messages and actions of a call, in the order in which they run."""
+"""Programs: the messages and actions of a bound call, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Action = Callable[[], Any]
 
 
 def store(target: np.ndarray, source: np.ndarray) -> Action:
-    """Give the action that copies an array into another of its length and dtype.
+    """Return the action that copies an array into another of its length and dtype.
 
-    An assignment: for a short array ``np.copyto`` takes three times as long, 0.35 µs.
+    It is an assignment: for a short array ``np.copyto`` takes three times as long, 0.35 µs.
     """
     return partial(setitem, target, Ellipsis, source)
 
 
 @dataclass(slots=True)
 class Round:
-    """What the engine does in one round: pack, move, then combine, copy and unpack in order."""
+    """One round: actions that pack, then messages, then actions that combine, copy and unpack."""
 
     before: tuple[Action, ...]
     transfer: Transfer | None
@@ -35,7 +35,7 @@ class Round:
 
 @dataclass(slots=True)
 class Side:
-    """Strands run side by side, `window` at a time."""
+    """Strands that run concurrently, at most `window` at a time."""
 
     strands: list[list[Round | Side]]
     window: int
@@ -48,9 +48,9 @@ class Program:
     Attributes
     ----------
     tags : list of int
-        The number of the slot whose tags the next run has; 0 is that of blocking calls.
+        One number: the slot whose tags the next run uses; slot 0 belongs to blocking calls.
     greeting : Greeting or None
-        Where there are messages with ranks of other nodes: it is to be told what each run serves.
+        The greetings, if there are messages with ranks of other nodes; each run sets their call.
     """
 
     items: list[Round | Side]
@@ -59,7 +59,7 @@ class Program:
     messages: int
     tags: list[int]
     busy: bool = False
-    before: tuple[Action, ...] = ()  # done before this rank is announced: others may read it then
+    before: tuple[Action, ...] = ()  # run before the rank is announced; then others may read it
     requests: int = 0  # messages sent and received
-    held: int = 0  # what `held_bytes` found
+    held: int = 0  # the result of `held_bytes`
     greeting: Greeting | None = None

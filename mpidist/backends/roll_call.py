@@ -1,4 +1,4 @@
-"""The roll call: ranks of other nodes, whose board we cannot see, are asked where they are."""
+"""The roll call: questions to the ranks of other nodes, which are not on this node's board."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from mpi4py import MPI
 
 from .board import HISTORY, Board
 
-_LATER, _NOW, _ANSWER, _NOTICE = 1, 2, 3, 4  # when an answer is expected; what has gone wrong
+# Tags: a question to be answered once its operation is reached, or at once; an answer; a failure.
+_LATER, _NOW, _ANSWER, _NOTICE = 1, 2, 3, 4
 NBYTES = 512
-_WORDS = 2  # a rank's number of an operation, and its fingerprint
+_WORDS = 2  # an operation's number and its fingerprint
 SECONDS = 0.3
 _PAUSE = 0.005
 
 
 class Word(NamedTuple):
-    """What a rank of another node told."""
+    """A question, answer or notice about one operation."""
 
     sequence: int
     fingerprint: int
@@ -32,16 +33,16 @@ class RollCall:
     Parameters
     ----------
     comm : MPI.Comm
-        Duplicated.
+        The communicator, which is duplicated.
     absent : sequence of int
         Ranks that are not on this rank's board.
     board : Board
-        Tells where this rank is.
+        The arrival board of this node, which has this rank's last operation.
 
     Attributes
     ----------
     absent : tuple of int
-        Those ranks.
+        Ranks that are not on this rank's board.
     """
 
     def __init__(self, comm: MPI.Comm, absent: Sequence[int], board: Board):
@@ -50,14 +51,17 @@ class RollCall:
         right = (self._rank + 1) % comm.Get_size()
         self._neighbour = right if right in self.absent else None
         self._asked = 0
-        self._open: list[tuple[int, Word]] = []  # questions about what this rank has not reached
-        self._words: dict[int, Word] = {}  # the last that each rank told of an operation
+        self._open: list[tuple[int, Word]] = []  # questions about operations not yet reached
+        self._words: dict[int, Word] = {}  # the last answer of each rank
         self._notices: dict[int, Word] = {}
         self._sent: list = []
         self._next = 0.0
 
     def answer(self, reached: dict[int, int] | None = None) -> None:
-        """Answer what was asked; note in `reached` what was answered.  Looks every 5 ms."""
+        """Answer the questions that have arrived and take the answers, at most every 5 ms.
+
+        `reached`, if given, gets the operation that each answering rank has reached.
+        """
         now = time.monotonic()
         if now < self._next:
             return
@@ -86,7 +90,10 @@ class RollCall:
         self._sent = [entry for entry in self._sent if not entry[0].Test()]
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Ask, listen for 300 ms, and give the ranks that have not reached operation `sequence`."""
+        """Ask all absent ranks; return those that report, within 300 ms, no operation `sequence`.
+
+        A rank that does not answer counts as missing.
+        """
         reached: dict[int, int] = {}
         for rank in self.absent:
             self._send(rank, _NOW, self._mine(sequence))
@@ -97,17 +104,17 @@ class RollCall:
         return tuple(r for r in self.absent if reached.get(r, -1) < sequence)
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, once for each operation, which one it means.
+        """Ask the next rank, once per operation, which operation it means by this number.
 
-        Around the ring of all ranks, if any two differ, then two neighbours do; those of one node
-        see it on their board.
+        If any two ranks differ, then two neighbours in the ring of all ranks do; neighbours on one
+        node compare on their board.
         """
         if self._neighbour is not None and self._asked != sequence:
             self._asked = sequence
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Give the ranks that are known to mean another operation, and which."""
+        """Return the ranks known to mean another operation, each with that operation."""
         self.answer()
         return {
             rank: word.text
@@ -116,21 +123,21 @@ class RollCall:
         }
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Tell the ranks of other nodes what this one means by an operation."""
+        """Send the ranks of other nodes this rank's meaning of operation `sequence`."""
         for rank in self.absent:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 
     def notify(self, sequence: int, text: str) -> None:
-        """Tell the ranks of other nodes why operation `sequence` will not end."""
+        """Notify the ranks of other nodes why operation `sequence` will not complete."""
         for rank in self.absent:
             self._send(rank, _NOTICE, Word(sequence, 0, text))
 
     def notices(self, sequence: int) -> dict[int, str]:
-        """Give what other ranks told of why operation `sequence`, or one before, will not end."""
+        """Return other ranks' reasons why `sequence`, or an earlier one, cannot complete."""
         return {r: word.text for r, word in self._notices.items() if word.sequence <= sequence}
 
     def _mine(self, sequence: int) -> Word:
-        """Say what this rank means by an operation, one of the last."""
+        """Return this rank's meaning of operation `sequence`, a recent one."""
         fingerprint = self._board.fingerprint(sequence)
         return Word(sequence, fingerprint, self._board.texts.get(fingerprint, "another operation"))
 

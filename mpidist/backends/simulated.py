@@ -1,7 +1,7 @@
-"""The simulated backend: every rank a thread of one process, with faults on demand.
+"""The simulated backend: each rank is a thread of one process, with faults on demand.
 
-Shipped for users' own tests: no MPI is needed, a deadlock is seen at once instead of at a
-deadline, and messages can be delayed, dropped, or their sender killed.
+It serves users' own tests: no MPI is needed, a deadlock is detected at once instead of at a
+deadline, messages can be delayed or dropped, and ranks killed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong in a simulated group.
+    """Faults of a simulated group: delayed and lost messages, killed ranks.
 
     Parameters
     ----------
     delay : callable, optional
-        ``(source, target, number)`` to the seconds by which that message is late; `number` counts
-        the messages from source to target from 0.
+        ``delay(source, target, number)`` returns the seconds by which that message is late;
+        `number` counts the messages from source to target from 0.
     drop : callable, optional
-        ``(source, target, number)`` to True if the message is lost.
+        ``drop(source, target, number)`` returns whether that message is lost.
     kill : dict of int to int
-        Rank to the number of messages after which it dies: its next send raises `RankFailed`.
+        Number of messages after which a rank dies, by rank: its next send raises `RankFailed`.
     """
 
     delay: Callable[[int, int, int], float] | None = None
@@ -43,7 +43,7 @@ class Faults:
 
 
 class _Group:
-    """What the ranks of one group share: mailboxes, and who waits."""
+    """The state that the ranks of one group share: mailboxes, waiting ranks, ended ranks."""
 
     def __init__(self, size: int, faults: Faults, nodes: Sequence[object]):
         self.size, self.faults, self.nodes = size, faults, tuple(nodes)
@@ -56,50 +56,50 @@ class _Group:
         self.words = private_words(size)
         self.splits: dict[int, list] = defaultdict(list)
         self.created: dict[tuple[int, object], _Group] = {}
-        self.under_way: dict[tuple[int, int, int], deque[_Late]] = defaultdict(deque)
-        self.late = 0  # messages under way that are not yet there, or lost
+        self.pending: dict[tuple[int, int, int], deque[_Pending]] = defaultdict(deque)
+        self.late = 0  # messages that are delayed or lost
 
-    def deliver(self, key: tuple[int, int, int], payload: bytes, late: bool = False) -> _Late:
-        """Put a message into its mailbox, behind those that are still under way to it."""
-        message = _Late(payload, late)
+    def deliver(self, key: tuple[int, int, int], payload: bytes, late: bool = False) -> _Pending:
+        """Put a message into its mailbox, behind the pending messages to it."""
+        message = _Pending(payload, late)
         with self.condition:
-            self.under_way[key].append(message)
+            self.pending[key].append(message)
             self.late += late
             self._arrive(key)
         return message
 
     def wake_all(self) -> None:
-        """Have every rank that waits look again: something has changed that is no message."""
+        """Wake all waiting ranks, after a change that is not a message."""
         self.version = [v + 1 for v in self.version]
         self.waiting.clear()
         self.condition.notify_all()
 
-    def arrive(self, key: tuple[int, int, int], message: _Late) -> None:
-        """Note that a message which was late is there."""
+    def arrive(self, key: tuple[int, int, int], message: _Pending) -> None:
+        """Put a delayed message into its mailbox."""
         with self.condition:
             message.late = False
             self.late -= 1
             self._arrive(key)
 
     def _arrive(self, key: tuple[int, int, int]) -> None:
-        under_way = self.under_way[key]
-        while under_way and not under_way[0].late:
-            self.boxes[key].append(under_way.popleft().payload)
+        pending = self.pending[key]
+        while pending and not pending[0].late:
+            self.boxes[key].append(pending.popleft().payload)
         self.version[key[1]] += 1
         self.waiting.discard(key[1])
         self.condition.notify_all()
 
 
 @dataclass(slots=True)
-class _Late:
-    """A message under way; one that is lost is late for ever, and holds up those behind it."""
+class _Pending:
+    """A pending message; a lost one is late for ever, and delays the messages behind it."""
 
     payload: bytes
     late: bool
 
 
 class SimulatedRequest:
-    """A message of a simulated group to be received."""
+    """The pending receive of a message of a simulated group."""
 
     __slots__ = ("_group", "_key", "_data", "_done", "_queue")
 
@@ -109,7 +109,10 @@ class SimulatedRequest:
         queue.append(self)
 
     def test(self) -> bool:
-        """Take the message if it is there; receives are served in the order they were posted."""
+        """Receive the message if it has arrived; return whether it has.
+
+        Receives are served in the order in which they were posted.
+        """
         while not self._done and self._queue:
             with self._group.condition:
                 box = self._group.boxes[self._key]
@@ -131,7 +134,7 @@ class SimulatedRequest:
 
 
 class SimulatedShortRequest(SimulatedRequest):
-    """A short message to be received, of whatever length."""
+    """The pending receive of a short message of any length."""
 
     __slots__ = ("content",)
 
@@ -144,10 +147,10 @@ class SimulatedShortRequest(SimulatedRequest):
 
 
 class _Sent:
-    """A message that was sent: it was copied into the mailbox of the receiver."""
+    """The request of a sent message, complete since the receiver's mailbox has a copy."""
 
     def test(self) -> bool:
-        """Tell that it has gone."""
+        """Return True."""
         return True
 
 
@@ -155,7 +158,7 @@ _SENT = _Sent()
 
 
 class SimulatedBackend(Backend):
-    """One rank of a group of threads; see :meth:`create_group`."""
+    """One rank of a simulated group of threads; :meth:`create_group` creates a group."""
 
     name = library = "simulated"
     tag_limit = 2**31
@@ -182,19 +185,21 @@ class SimulatedBackend(Backend):
         size : int
             Number of ranks, ≥ 1.
         faults : Faults, optional
-            What goes wrong.
+            Faults of the group; by default none.
         nodes : sequence, optional
             A key per rank; ranks with equal keys share a node.  By default all do.
         """
         if not isinstance(size, int) or size < 1:
-            raise InvalidArgument(f"size={size!r}: a group needs at least 1 rank")
+            raise InvalidArgument(f"size={size!r}: expected a whole number of ranks >= 1")
         if nodes is not None and len(nodes) != size:
-            raise InvalidArgument(f"nodes has {len(nodes)} keys for {size} ranks")
+            raise InvalidArgument(
+                f"nodes={nodes!r}: expected one key for each of the {size} ranks, not {len(nodes)}"
+            )
         group = _Group(size, faults or Faults(), nodes if nodes is not None else (0,) * size)
         return [cls(group, rank) for rank in range(size)]
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> _Sent:
-        """Copy the data and put them into the mailbox of `peer`."""
+        """Put a copy of the data into the mailbox of `peer`."""
         return self._send(data.tobytes(), peer, tag)
 
     def isend_short(self, content: bytes, peer: int, tag: int) -> _Sent:
@@ -220,12 +225,12 @@ class SimulatedBackend(Backend):
         return _SENT
 
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> SimulatedRequest:
-        """Post a receive of exactly the data's length."""
+        """Post a receive into `data`, of exactly its length."""
         key = (peer, self.rank, tag)
         return SimulatedRequest(self._group, key, data, self._posted[key])
 
     def irecv_short(self, peer: int, tag: int) -> SimulatedShortRequest:
-        """Post a receive of a short message."""
+        """Post the receive of a short message."""
         key = (peer, self.rank, tag)
         return SimulatedShortRequest(self._group, key, _NOTHING, self._posted[key])
 
@@ -235,7 +240,13 @@ class SimulatedBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait for `test`; `DeadlockError` once every rank waits and no message is under way."""
+        """Wait until ``test()`` is true; return False if the deadline passed first.
+
+        Raises
+        ------
+        DeadlockError
+            If every rank waits and no message is pending.
+        """
         group, rank = self._group, self.rank
         while True:
             seen = group.version[rank]
@@ -257,23 +268,23 @@ class SimulatedBackend(Backend):
                 group.waiting.discard(rank)
 
     def _stuck(self) -> None:
-        """Raise what is the matter when every rank waits or is gone; the others find the same."""
+        """Raise the reason why every rank waits or has ended; each of them raises the same."""
         group = self._group
         waits = ", ".join(map(str, sorted(group.waiting)))
-        group.waiting.discard(self.rank)  # it may catch the error and go on
+        group.waiting.discard(self.rank)  # the user may catch the error and continue
         failed = {r: why for r, why in group.gone.items() if why != "finished"}
         if failed:
-            told = "; ".join(f"rank {r}: {why}" for r, why in sorted(failed.items()))
-            error = RankFailed(f"rank {self.rank} waits for ranks that are gone: {told}")
+            reasons = "; ".join(f"rank {r}: {why}" for r, why in sorted(failed.items()))
+            error = RankFailed(f"rank {self.rank} waits for ranks that have failed: {reasons}")
             error.echo = True
             raise error
         ended = ", ".join(map(str, sorted(group.gone))) or "none"
         raise DeadlockError(
-            f"deadlock: ranks {waits} wait for messages that nobody will send (ended: {ended})"
+            f"deadlock: ranks {waits} wait for messages that no rank will send (ended: {ended})"
         )
 
     def split(self, color: int | None, key: int) -> SimulatedBackend | None:
-        """Give a backend over the ranks of one color, ordered by key; every rank must call it."""
+        """Return a backend over the ranks of one color, ordered by key; collective."""
         group, number = self._group, self._splits
         self._splits += 1
         with group.condition:
@@ -293,12 +304,12 @@ class SimulatedBackend(Backend):
         return self._parts[-1]
 
     def unreceived(self) -> list[tuple[int, int, int]]:
-        """Give (source, target, messages) of what was sent in the group and never received."""
+        """Return (source, target, count) of the messages sent in the group and never received."""
         left = [(s, t, len(box)) for (s, t, _), box in self._group.boxes.items() if box]
         return sorted(left)
 
     def leave(self, why: str = "finished") -> None:
-        """Note that this rank takes no further part."""
+        """Mark this rank as ended, with the reason."""
         group = self._group
         with group.condition:
             group.gone[self.rank] = why
@@ -313,13 +324,13 @@ class SimulatedBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until every rank has announced `sequence`; False if the deadline passed."""
+        """Wait until every rank has announced `sequence`; return False past the deadline."""
         with self._group.condition:
             self._group.wake_all()
         return super().arrive(sequence, deadline, progress)
 
     def abort(self, code: int) -> None:
-        """Note that this rank has failed."""
+        """Mark this rank as failed."""
         self.leave(f"aborted with {code}")
 
 
@@ -330,12 +341,12 @@ def _echo(error: BaseException) -> int:
 def run_group(
     backends: Sequence[SimulatedBackend], fn: Callable[[SimulatedBackend], Any], timeout: float
 ) -> list[Any]:
-    """Run ``fn(backend)`` for every rank, each in a thread; used by ``run_simulated``.
+    """Run ``fn(backend)`` for every rank, each in a thread, and return the results by rank.
 
     Raises
     ------
     Exception
-        Of the lowest rank that failed on its own account, with a note that names the rank.
+        The error of the lowest rank that failed by itself, with the rank in front of its text.
     """
     size = len(backends)
     results: list[Any] = [None] * size
@@ -356,12 +367,12 @@ def run_group(
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
     if errors:
-        # Those that only found out that another rank was gone come last: they are not the cause.
+        # Errors of ranks that only noticed another rank's failure come last: they are no cause.
         first = min(errors, key=lambda r: (_echo(errors[r]), r))
         error = errors[first]
-        told = str(error.args[0]) if error.args else repr(error)
-        if not told.startswith(f"rank {first}"):
-            error.args = (f"rank {first}: {told}", *error.args[1:])
+        text = str(error.args[0]) if error.args else repr(error)
+        if not text.startswith(f"rank {first}"):
+            error.args = (f"rank {first}: {text}", *error.args[1:])
         raise error
     alive = [b.rank for b, thread in zip(backends, threads) if thread.is_alive()]
     if alive:

@@ -1,8 +1,8 @@
-"""How to wait: a few looks, then yielding the core, then short sleeps; never past the deadline.
+"""Waiting: a few polls in a row, then polls that yield the core, then short sleeps.
 
-Measured on 2 cores: pure spinning with more ranks than cores costs 5–20 ms a collective;
-``time.sleep(0)`` costs 37–190 µs and is no yield; sleeping from the start stalls large messages,
-which only move while someone looks.
+No wait outlasts its deadline.  Measured on 2 cores: pure spinning with more ranks than cores costs
+5–20 ms per collective; ``time.sleep(0)`` costs 37–190 µs and does not yield; sleeping from the
+start stalls large messages, which advance only while a rank polls.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable
 
 LOOKS = 64
-SPINS, SPINS_CROWDED = (400, 0), (2, 200)  # looks at words of shared memory: 20 µs; then yields
-LOOKS_CROWDED = 4  # with more ranks than cores, whom we wait for may need this core
+SPINS, SPINS_CROWDED = (400, 0), (2, 200)  # reads of shared memory in a row (20 µs), then yields
+LOOKS_CROWDED = 4  # with more ranks than cores, the awaited rank may need this core
 YIELD_SECONDS = 0.05
 SLEEP_SECONDS = 200e-6
 GENTLE_SLEEP_SECONDS = 50e-6
 
 
 class _Manners(threading.local):
-    """How this thread waits.
+    """The manner in which this thread waits.
 
     Attributes
     ----------
     gentle : bool
         Whether another thread of this process computes meanwhile: then this one sleeps between
-        looks from the start, for one that only yields keeps Python's lock for up to 5 ms.
+        polls from the start, because a thread that only yields keeps Python's lock for up to 5 ms.
     """
 
     gentle = False
@@ -37,20 +37,20 @@ MANNERS = _Manners()
 
 
 def spin(words: memoryview, bases: tuple[int, ...], least: int, patience: tuple[int, int]) -> bool:
-    """Look for a short time whether words in shared memory have reached a number.
+    """Spin for a short time; return whether words in shared memory have reached a number.
 
-    This is quicker to see it than :func:`poll`, and nothing else makes progress meanwhile.
+    Faster than :func:`poll`, but no other operation advances meanwhile.
 
     Parameters
     ----------
     words : memoryview of int64
-        The memory.
+        The shared memory.
     bases : tuple of int
-        Which words.
+        Indices of the words.
     least : int
-        What each of them must have reached.
+        The number that each of them must reach.
     patience : tuple of int
-        Looks in a row, then looks that give the core away between.
+        Number of reads in a row, then of reads that yield the core in between.
     """
     looks, yields = patience
     for base in bases:
@@ -72,11 +72,20 @@ def poll(
     looks: int = LOOKS,
     nudge: Callable[[], object] | None = None,
 ) -> bool:
-    """Wait until ``test()`` is true; False if `deadline` (of ``time.monotonic``) passed first.
+    """Wait until ``test()`` is true; return False if `deadline` passed first.
 
-    `progress` is called between looks: whatever else is under way must go on while we wait.  The
-    first `looks` are made without giving the core away.  `nudge` is called less often, about every
-    20 µs at first: what only has to be done now and then.
+    Parameters
+    ----------
+    test : callable
+        The condition to poll.
+    deadline : float or None
+        A time of ``time.monotonic``; None waits for ever.
+    progress : callable, optional
+        Called between polls, so that other pending operations advance.
+    looks : int
+        Number of polls before the core is yielded for the first time.
+    nudge : callable, optional
+        Called less often than `progress`, at first about every 20 µs.
     """
     gentle = MANNERS.gentle
     for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
@@ -109,7 +118,7 @@ def _sleep(
     nudge: Callable[[], object] | None,
     seconds: float,
 ) -> bool:
-    """Wait with a sleep of so many seconds between looks."""
+    """Wait as :func:`poll` does, with a sleep of `seconds` between polls."""
     while True:
         if test():
             return True

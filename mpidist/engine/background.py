@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ..backends.base import Arrival, Backend
+from ..backends.base import Backend, PendingArrival
 from ..backends.program import Program, Round
 from ..calls.call import Call
 from ..calls.prepare import Prepared
@@ -226,7 +226,9 @@ class Background:
 class _Native:
     """A native call between nodes: a round that compares what the ranks mean, then starts it."""
 
-    def __init__(self, arrival: Arrival, call: Call, sequence: int, what: str, service: Serving):
+    def __init__(
+        self, arrival: PendingArrival, call: Call, sequence: int, what: str, service: Serving
+    ):
         self.arrival, self._service = arrival, service
         self._call: Call | None = call  # until the library holds its arrays
         assert service.backend.roll_call is not None  # there are other nodes
