@@ -23,7 +23,7 @@ from merge import merge
 from plan import FULL, MAIN, QUICK, Launch, plan
 from tables import Group, page, without_paths
 
-from mpidist.bench.records import Results
+from mpidist.bench.results import Results
 
 _VENDOR = (
     "import mpi4py; mpi4py.rc.initialize = False\n"

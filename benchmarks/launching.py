@@ -13,7 +13,7 @@ from pathlib import Path
 
 from plan import Launch
 
-from mpidist.bench.records import Results
+from mpidist.bench.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCH_LIMIT = 400.0  # seconds after which a launch has failed

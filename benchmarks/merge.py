@@ -10,8 +10,7 @@ from typing import Any
 
 from plan import MAIN
 
-from mpidist.bench.records import Row
-from mpidist.bench.stream import bound_percent
+from mpidist.bench.results import Row, bound_percent
 
 K, M = 1 << 10, 1 << 20
 ANY = 1 << 62

@@ -21,8 +21,8 @@ from merge import (
 )
 from plan import VARIANTS
 
-from mpidist.bench.stream import describe_stream
-from mpidist.bench.table import microseconds
+from mpidist.bench.memory import describe_stream
+from mpidist.bench.results import microseconds
 from mpidist.measure import round_size
 
 MEAN_FROM, MEAN_TO = 64 << 10, 64 << 20

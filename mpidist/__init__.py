@@ -2,9 +2,11 @@
 
 from . import algorithms  # registers the shipped algorithms
 from .backends.simulated import Faults, SimulatedBackend
+from .checkpoint.checkpoint import Checkpoint
 from .communicator.communicator import Communicator
 from .communicator.launch import get_communicator, init
 from .communicator.simulation import run_simulated
+from .data import shard
 from .engine.work import Work
 from .errors import (
     CheckpointError,
@@ -22,8 +24,10 @@ from .errors import (
     UnsupportedDtype,
 )
 from .operations import Op
-from .parallel import DDP, Checkpoint, Pipeline, StopRequest, ZeroOptimizer, partition, shard
+from .parallel import DDP, ZeroOptimizer
+from .pipeline import Pipeline, partition
 from .selection.config import CollectiveConfig
+from .stop import StopRequest
 from .topology import Grid
 
 __version__ = "0.1.0"

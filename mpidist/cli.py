@@ -7,7 +7,7 @@ import click
 from . import __version__
 from .commands.bench import bench_command
 from .commands.catalogue import list_command, show_command
-from .commands.common import examples
+from .commands.console import examples
 from .commands.demo import demo_command
 from .commands.explain import explain_command
 from .commands.info import info_command

@@ -5,7 +5,7 @@ from itertools import islice
 
 import mpidist as md
 from mpidist.demo.digits import load_digits
-from mpidist.demo.learner import fingerprint
+from mpidist.demo.training import fingerprint
 from mpidist.nn import Adam, CrossEntropy, Linear, ReLU, Sequential
 
 EVERY = 20  # steps from checkpoint to checkpoint: what is lost if the job is killed without a word

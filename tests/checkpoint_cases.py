@@ -11,10 +11,10 @@ from training_cases import SMALL, train
 from training_kits import KITS, fingerprint, torch
 from zero_cases import HOOKS
 
+from mpidist.checkpoint.format import Part
 from mpidist.errors import CheckpointError, InvalidArgument
 from mpidist.nn import SGD, Adam, Linear, Module, ReLU, Sequential
 from mpidist.parallel import DDP, Checkpoint, Pipeline, ZeroOptimizer, shard
-from mpidist.parallel.pieces import Part
 from mpidist.topology import Grid
 
 

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 
 from mpidist import run_simulated
-from mpidist.parallel import Checkpoint, disk
+from mpidist.checkpoint import files
+from mpidist.parallel import Checkpoint
 
 folder, moment = sys.argv[1], int(sys.argv[2])
 calls = saved = 0
@@ -39,7 +40,7 @@ def half(file, data):
 
 
 class Disk:
-    """The functions of os that mpidist.parallel.disk uses, counted."""
+    """The functions of os that mpidist.checkpoint.files uses, counted."""
 
     rename, fsync = staticmethod(counted(os.rename)), staticmethod(counted(os.fsync))
     open, close, O_RDONLY = os.open, os.close, os.O_RDONLY
@@ -65,7 +66,7 @@ class Files:
         return self.file.fileno()
 
 
-disk.os, disk.open = Disk, Files
+files.os, files.open = Disk, Files
 
 
 def job(comm):

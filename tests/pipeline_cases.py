@@ -14,7 +14,7 @@ from pipeline_refusals import (
 import mpidist
 from mpidist.errors import InvalidArgument, ScheduleError
 from mpidist.nn import Linear
-from mpidist.pipeline import B, F, as_schedule, schedules
+from mpidist.pipeline.schedules import B, F, as_schedule, schedules
 
 ALL = [schedule.name for schedule in schedules()]
 TOLERANCE = 1e-12

@@ -6,7 +6,7 @@ Each rank is on a node of its own.  Prints what a thread, and what "auto" hid, i
 import sys
 
 import mpidist
-from mpidist.bench.overlapping import overlaps, waiting
+from mpidist.bench.training import overlaps, waiting
 
 
 def main():

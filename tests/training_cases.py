@@ -14,7 +14,7 @@ from training_kits import batch, fingerprint
 from mpidist.errors import InvalidArgument, ReplicasDiffer, UnknownName
 from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.parallel.hooks import Compress, TopK
-from mpidist.parallel.progress import Average
+from mpidist.parallel.transport import Average
 from mpidist.topology import Grid
 
 STEPS = 50

@@ -10,8 +10,7 @@ from training_kits import batch, torch
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.nn import SGD
 from mpidist.parallel import DDP, ZeroOptimizer
-from mpidist.parallel.hooks import Compress, TopK
-from mpidist.parallel.powersgd import PowerSGD
+from mpidist.parallel.hooks import Compress, PowerSGD, TopK
 
 
 def zero_equals_one_process(comm, kit, optimizer_name, overlap="none"):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import mpidist  # noqa: F401  registers the algorithms
 from mpidist.commands.catalogue import describe
-from mpidist.pipeline import PipelineSchedule, schedules
-from mpidist.pipeline.show import svg as pipeline_svg
+from mpidist.pipeline.schedules import PipelineSchedule, schedules
+from mpidist.pipeline.schedules.show import svg as pipeline_svg
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
 from mpidist.schedule.show import svg, text
 from mpidist.selection.rules import single_copy_range, staged_below
@@ -175,7 +175,7 @@ def pipeline_sections() -> str:
     """Give a section for each shipped pipeline schedule: its words, its code, its picture."""
     lines: list[str] = []
     for schedule in schedules():
-        if schedule.function.__module__.startswith("mpidist.pipeline."):
+        if schedule.function.__module__.startswith("mpidist.pipeline.schedules."):
             lines += pipeline_section(schedule)
     return "\n".join(lines) + "\n"
 

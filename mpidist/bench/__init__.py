@@ -1,8 +1,7 @@
 """Measuring collectives: every algorithm beside the bare mpi4py call, every result checked."""
 
 from .cases import Case, Workload
-from .records import Refusal, Results, Row
-from .runner import measure, steps
-from .series import Settings
+from .results import Refusal, Results, Row
+from .runner import Settings, measure, steps
 
 __all__ = ["Case", "Refusal", "Results", "Row", "Settings", "Workload", "measure", "steps"]

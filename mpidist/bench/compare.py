@@ -12,8 +12,7 @@ from rich.table import Table
 
 from ..errors import InvalidArgument
 from ..measure import round_size
-from .records import Results, Row
-from .table import MakeTable, microseconds
+from .results import MakeTable, Results, Row, microseconds
 
 NOISE = 0.10  # medians of two launches differ by as much on a quiet machine
 _IGNORED = ("date", "command", "iterations")  # of a header: they differ between any two runs

@@ -11,10 +11,8 @@ import numpy as np
 
 from ..errors import InvalidArgument, MpidistError, Unsupported
 from ..schedule.registry import find
-from .cases import Case
-from .records import PRIVATE, SYMMETRIC
+from .cases import BARE, PRIVATE, SYMMETRIC, Case
 
-BARE = "mpi4py"
 _OPERATIONS = {
     "sum": "SUM",
     "prod": "PROD",

@@ -14,7 +14,7 @@ from ..backends.null import NullBackend
 from ..communicator.communicator import Communicator
 from ..errors import Unsupported
 from ..measure import median
-from .contenders import BARE
+from .cases import BARE
 
 RANKS = 33
 CALLS, BLOCKS = 200, 30

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from ..parallel import Pipeline
+from ..pipeline import Pipeline
 from .pipelines import MICROBATCHES, THEIRS
 from .training import Contender, Row, race
 from .training_torch import gloo

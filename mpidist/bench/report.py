@@ -8,12 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from ..measure import round_size
-from .contenders import BARE
-from .crossovers import crossovers
-from .plot import as_svg, draw, draw_training
-from .records import Results, Row
-from .stream import BOUND_NOTE, bound_percent, describe_stream
-from .table import microseconds, percent
+from .cases import BARE
+from .memory import describe_stream
+from .plots import as_svg, crossovers, draw, draw_training
+from .results import BOUND_NOTE, Results, Row, bound_percent, microseconds, percent
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #f6f7f9; margin: 0; }

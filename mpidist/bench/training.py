@@ -1,8 +1,9 @@
-"""``mpidist bench ddp``: steps of training, and the communication in them, by several means."""
+"""Steps of data-parallel training, and how much communication backward hides."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..nn import Parameter
+from ..nn import Module, Parameter
 from ..parallel import DDP
+from ..parallel.autotune import candidates
 
 WARM_ROUNDS = 3
 OURS = "mpidist DDP"
@@ -113,3 +115,100 @@ def communication(comm: Any, rounds: int, count: int = 240, elements: int = 1000
     ]
     work = f"communication, {count} gradients of {elements} float32"
     return race(comm, work, contenders, rounds)
+
+
+ALONE = "communication alone"
+AUTOS = 3  # wrappers that choose for themselves
+NOTEWORTHY = 0.1  # share of a step; what is hidden of less cannot be told from noise
+LAYERS, ELEMENTS, SECONDS = 40, 25_000, 4e-3  # of the backward that waits
+
+Make = Callable[[Any, str], tuple[Callable[[], object], DDP]]
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """What a step took in one way.
+
+    Attributes
+    ----------
+    work, name : str
+        What was done, and how it was overlapped.
+    seconds, least : float
+        Median and least over the rounds of the time on the slowest rank.
+    share : float
+        Median over the rounds of the time relative to the one without overlap, of the same round.
+    hidden : float or None
+        (Tsync - T) / min(Tcommunication, Tbackward), of the least times, as other work on the
+        machine only adds; None where communication is too short, and without overlap.
+    """
+
+    work: str
+    name: str
+    seconds: float
+    least: float
+    share: float
+    hidden: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as a dict."""
+        return asdict(self)
+
+
+class Waiting(Module):
+    """Layers whose gradients take a given time, and no core."""
+
+    def __init__(self) -> None:
+        self.weights = [Parameter(np.zeros(ELEMENTS, np.float32)) for _ in range(LAYERS)]
+        self._gradient = np.ones(ELEMENTS, np.float32)
+
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """List the layers."""
+        return [(str(k), p) for k, p in enumerate(self.weights)]
+
+    def forward(self, x: Any) -> Any:
+        """Give `x`."""
+        return x
+
+    def backward(self, grad: Any) -> Any:
+        """Wait before each gradient."""
+        for p in reversed(self.weights):
+            time.sleep(SECONDS)
+            p.accumulate(self._gradient)
+        return grad
+
+
+def waiting(comm: Any, overlap: str) -> tuple[Callable[[], object], DDP]:
+    """Give a step of a model whose backward waits on a timer, and its wrapper."""
+    nbytes = 4 * ELEMENTS
+    model = DDP(Waiting(), comm, nbytes, nbytes, overlap=overlap)
+
+    def step() -> None:
+        model.zero_grad()
+        model.backward(model(1))
+        model.sync_gradients()
+
+    return step, model
+
+
+def overlaps(comm: Any, rounds: int, work: str, make: Make, autos: int = AUTOS) -> list[Overlapped]:
+    """Measure steps in every way that there is, and with "auto" some times, in turns."""
+    ways = candidates(comm, "auto", 2)
+    models = {name: make(comm, name) for name in ways}
+    models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}
+    sizes = [bucket.starts[-1] for bucket in models["none"][1].buckets]
+    alone = DDP(Arrays(sizes), comm, 1, 1, overlap="none")
+    contenders = [Contender(name, act, model) for name, (act, model) in models.items()]
+    contenders.append(Contender(ALONE, alone.sync_gradients, alone))
+    times = take_turns(comm, contenders, rounds)
+    least = dict(zip((contender.name for contender in contenders), times.min(axis=0), strict=True))
+    bound = min(least[ALONE], max(least["none"] - least[ALONE], 0.0))
+    told = []
+    for contender, column in zip(contenders, times.T, strict=True):
+        name = contender.name
+        hides = name not in ("none", ALONE) and bound > NOTEWORTHY * least["none"]
+        hidden = float((least["none"] - least[name]) / bound) if hides else None
+        if name.startswith("auto"):
+            name += f" ({models[name][1].reducer.name})"
+        seconds, share = map(float, np.median([column, column / times[:, 0]], axis=1))
+        told.append(Overlapped(work, name, seconds, float(column.min()), share, hidden))
+    return told

@@ -2,22 +2,193 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
+from ..bench.results import knobs, versions
 from ..errors import InvalidArgument
-from .bench_checks import check_alone, check_files, check_scaling, make_settings
-from .bench_collectives import print_collectives
-from .bench_compare import print_comparison
-from .bench_ddp import check_not_for_collectives, print_training
-from .bench_device import device_option, print_on_device
-from .bench_overhead import print_overhead
-from .bench_pipeline import print_pipelines
-from .bench_scaling import print_scaling
-from .catalogue import check_collectives
-from .common import examples
-from .options import Names, Sizes, load_option
+from ..measure import round_size
+from .bench_training import (
+    check_not_for_collectives,
+    device_option,
+    print_on_device,
+    print_pipelines,
+    print_training,
+)
+from .console import examples, make_console, make_table, measuring, show
+from .options import (
+    Names,
+    Sizes,
+    check_alone,
+    check_collectives,
+    check_files,
+    check_scaling,
+    load_option,
+    make_settings,
+)
+
+
+def print_collectives(
+    collectives: tuple[str, ...],
+    settings: Any,
+    stream: bool | None,
+    json_file: str | None,
+    plot: str | None,
+    report: str | None,
+) -> int:
+    """Measure, print, and write what was asked for; 1 if any result was wrong.
+
+    `stream` says whether the speed of memory is measured too; None: with symmetric memory.
+    """
+    import mpidist
+
+    from ..bench import measure, steps
+    from ..bench.memory import measure_stream
+
+    comm = mpidist.init()
+    with measuring(steps(collectives, settings)) as step:
+        results = measure(comm, collectives, settings, step)
+    results.header = header(comm, results)
+    if settings.memory != "private" if stream is None else stream:
+        results.header["stream"] = measure_stream(comm).as_header()
+    if comm.rank == 0:
+        print_results(results)
+        write(results, json_file, plot, report)
+    return 0 if results.correct else 1
+
+
+def header(comm: Any, results: Any) -> dict[str, Any]:
+    """Give the header of results."""
+    from ..bench.results import make_header
+
+    return {**make_header(comm, versions(), knobs()), "iterations": results.iterations}
+
+
+def print_results(results: Any, console: Console | None = None) -> None:
+    """Print the tables."""
+    from ..bench.memory import describe_stream
+    from ..bench.results import BOUND_NOTE, bound_percent, tabulate
+
+    console = console or make_console()
+    speed = describe_stream(results.header)
+    if speed:
+        console.print(f"{speed}")
+    make, narrow = partial(make_table, console), console.width < 90
+    for heading, table in tabulate(results, make, console.is_terminal, narrow):
+        console.print(f"\n[bold]{heading}[/]" if heading else "")
+        show(console, table)
+    if any(bound_percent(row, results.header) is not None for row in results.rows):
+        console.print(f"{BOUND_NOTE}, {results.header['stream']['gbs']:.1f} GB/s")
+
+
+def write(results: Any, json_file: str | None, plot: str | None, report: str | None) -> None:
+    """Write what was asked for."""
+    if json_file:
+        results.save(json_file)
+    if plot:
+        from ..bench.plots import save
+
+        save(results, plot)
+    if report:
+        from ..bench.report import bench_page
+
+        Path(report).write_text(bench_page(results), encoding="utf-8")
+
+
+def print_comparison(first: str, second: str) -> int:
+    """Print two runs beside each other; needs no MPI."""
+    from ..bench.compare import NOISE, compare, read, tabulate
+
+    console = make_console()
+    comparison = compare(read(first), read(second))
+    console.print(f"first: {first}\nsecond: {second}")
+    narrow = console.width < 110
+    for heading, table in tabulate(comparison, partial(make_table, console), narrow):
+        console.print(f"\n[bold]{heading}[/]")
+        show(console, table)
+    verdicts = [pair.verdict.partition(",")[0] for pair in comparison.pairs]
+    console.print(
+        f"\n{len(verdicts)} in both: {verdicts.count('better')} better, "
+        f"{verdicts.count('worse')} worse, beyond {100 * NOISE:.0f} % or the spread of the "
+        "iterations; ratio: time of the first over that of the second, above 1 it is faster now"
+    )
+    return 0
+
+
+def print_overhead() -> int:
+    """Print the engine's cost of a round and native's beside the bare call."""
+    import mpidist
+
+    from ..bench.overhead import engine_overhead, native_overhead
+
+    comm = mpidist.init()
+    costs = [*(engine_overhead() if comm.rank == 0 else []), *native_overhead(comm)]
+    console = make_console()
+    table = make_table(console, "what", ">deadline", ">µs", ">more than bare µs")
+    bare = next(c.microseconds for c in costs if c.what.startswith("mpi4py"))
+    for cost in costs:
+        more = f"{cost.microseconds - bare:.2f}" if cost.what.startswith("native") else ""
+        deadline = "none" if cost.timeout is None else f"{cost.timeout:g} s"
+        table.add_row(cost.what, deadline, f"{cost.microseconds:.2f}", more)
+    show(console, table)
+    return 0
+
+
+def print_scaling(
+    collectives: tuple[str, ...], settings: Any, json_file: str | None, plot: str | None
+) -> int:
+    """Measure, print a table, write the JSON and the plot; 1 if any result was wrong."""
+    import mpidist
+
+    from ..bench import steps
+    from ..bench.plots import draw_scaling
+    from ..bench.results import make_header
+    from ..bench.runner import measure_scaling, node_counts
+
+    comm = mpidist.init()
+    turns = len(node_counts(comm.topology.num_nodes))
+    with measuring(turns * steps(collectives, settings)) as step:
+        results = measure_scaling(comm, collectives, settings, step)
+    about = make_header(comm, versions(), knobs())
+    results.header = {**about, **results.header, "iterations": results.iterations}
+    right = all(comm.allgather_object(results.correct))
+    if comm.rank == 0:
+        _print_scaling(results)
+        if json_file:
+            results.save(json_file)
+        if plot:
+            draw_scaling(results).savefig(plot, dpi=130)
+    return 0 if right else 1
+
+
+def _print_scaling(results: Any) -> None:
+    console, nodes = make_console(), results.header["nodes"]
+    for collective in dict.fromkeys(row.collective for row in results.rows):
+        heads = [f">{count} node{'s' * (count > 1)}\nµs" for count in nodes.values()]
+        table = make_table(console, ">bytes", "=by", *heads)
+        rows = [row for row in results.rows if row.collective == collective]
+        for name in dict.fromkeys(row.algorithm for row in rows):
+            columns = [_column(rows, int(ranks), name) for ranks in nodes]
+            for cells in zip_longest(*columns):
+                nbytes = next(row.bytes for row in cells if row is not None)
+                table.add_row(round_size(nbytes), name, *map(_cell, cells))
+        console.print(f"\n[bold]{collective}[/]")
+        show(console, table)
+
+
+def _column(rows: list[Any], ranks: int, name: str) -> list[Any]:
+    """Give the rows of one number of ranks by size: bytes are rounded to multiples of the ranks."""
+    found = [row for row in rows if row.ranks == ranks and row.algorithm == name]
+    return sorted(found, key=lambda row: row.bytes)
+
+
+def _cell(row: Any) -> str:
+    return "" if row is None else f"{row.time_us:,.0f}" + " WRONG" * (not row.correct)
 
 
 @click.command(

@@ -10,14 +10,12 @@ import click
 import numpy as np
 from rich.console import Console
 
-from ..bench.contenders import BARE
+from ..bench.cases import BARE
 from ..errors import InvalidArgument
 from ..measure import format_size
-from .bench_checks import check_files
-from .bench_collectives import header, print_results
-from .common import examples, make_console
-from .options import Names, Size, load_option
-from .progress import measuring
+from .bench import header, print_results
+from .console import examples, make_console, measuring
+from .options import Names, Size, check_files, load_option
 
 NATIVE = (BARE, "native")  # whose bits are reported, not promised
 

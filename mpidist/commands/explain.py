@@ -10,7 +10,7 @@ import click
 from ..measure import format_size
 from ..selection.estimates import MODEL
 from ..selection.tuning import MEMORIES, PRIVATE
-from .common import examples, make_console, make_table, show
+from .console import examples, make_console, make_table, show
 from .options import Size, load_option
 
 

@@ -2,63 +2,53 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import re
 import shutil
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from ..bench.results import knobs, versions
+from ..device.find import find_device, why_no_device
+from ..gpu.paths import CLASSES, Path, table, this_rank
+from ..launcher.allocation import cores
 from ..measure import format_size
 from ..schedule.contract import COLLECTIVES
-from .common import examples, make_console, make_table, show
-from .info_gpu import show_paths
+from .console import examples, make_console, make_table, show
+
+
+def show_paths(comm: Any, console: Any) -> None:
+    """Show what arrays on a GPU would take on this communicator; collective."""
+    native = comm.backend.native is not None
+    reasons = comm.allgather_object(why_no_device())
+    paths = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
+    console.print(f"\narrays on a GPU: {_device(reasons)}", markup=False)
+    show(console, tabulate(paths, console))
+
+
+def _device(reasons: list[str | None]) -> str:
+    """Say on which device, or why on none; of the ranks that have none the first counts."""
+    without = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
+    if not without:
+        return find_device().describe() + (" (rank 0)" if len(reasons) > 1 else "")
+    rank, reason = without[0]
+    return f"none on rank {rank}: {reason}.  With one:"
+
+
+def tabulate(paths: list[Path], console: Any) -> Any:
+    """Tabulate every path that could serve a class, the one that is taken marked."""
+    made = make_table(console, "=operations", "=path", "=taken", "why")
+    for operations, names in CLASSES.items():
+        first = f"{operations}: {', '.join(names)}"
+        for path in (p for p in paths if p.operations == operations):
+            made.add_row(first, path.name, "yes" if path.taken else "", path.why)
+            first = ""
+    return made
+
 
 SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
-_KNOBS = re.compile(
-    r"(MPIDIST|OMPI_MCA|PRTE_MCA|PMIX_MCA|MPIR_CVAR|UCX|FI|I_MPI|MALLOC|OMP|OPENBLAS|MKL)_[A-Z]"
-)
-_NOT_KNOBS = (
-    "OMPI_MCA_ess",
-    "OMPI_MCA_orte",
-    "OMPI_MCA_PREFIXES",
-    "PMIX_MCA_mca_base",
-    "MPIDIST_TERMINAL",
-)
-
-
-def knobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Give the variables of the environment that steer us, MPI, its transports and threads."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if _KNOBS.match(name) and not name.startswith(_NOT_KNOBS)
-    }
-
-
-def versions() -> dict[str, str]:
-    """Give the versions of what is at work."""
-    import mpi4py
-    import numpy
-
-    from .. import __version__
-
-    return {
-        "mpidist": __version__,
-        "mpi4py": mpi4py.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def cores() -> int:
-    """Give the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def gpus() -> list[str]:
@@ -92,7 +82,7 @@ def info_command(links: bool) -> None:
     import mpidist
 
     from ..backends.mpi import describe_library
-    from ..bench.records import cores_here
+    from ..bench.results import cores_here
     from ..shared_memory import compiled
 
     comm = mpidist.init()
@@ -131,8 +121,8 @@ def info_command(links: bool) -> None:
 
 def surroundings(comm: Any, hosts: list[str]) -> dict[str, str]:
     """Tell of the allocation, and of the network between the hosts as rank 0 sees it."""
-    from .allocation import Allocation
-    from .interfaces import adapters, addresses, describe, towards
+    from ..launcher.allocation import Allocation
+    from ..launcher.connections import adapters, addresses, describe, towards
 
     found = {}
     allocation = Allocation.find()

@@ -10,13 +10,11 @@ from typing import Any
 
 import click
 
+from ..bench.results import knobs, versions
 from ..errors import ConfigError, InvalidArgument
 from ..measure import format_size, round_size
-from .catalogue import check_collectives
-from .common import examples, make_console, make_table, show
-from .info import knobs, versions
-from .options import Seconds, Sizes, check_writable, load_option
-from .progress import measuring
+from .console import examples, make_console, make_table, measuring, show
+from .options import Seconds, Sizes, check_collectives, check_writable, load_option
 
 DEFAULT_SIZES = "8-64M"
 
@@ -69,8 +67,8 @@ def tune_command(
     """
     import mpidist
 
-    from ..bench.data import find_dtype
-    from ..bench.rounds import Wish
+    from ..bench.cases import find_dtype
+    from ..bench.tuner import Wish
 
     if (output is None) == (table is None):
         raise InvalidArgument("one of -o FILE and --verify FILE must be given")
@@ -86,8 +84,7 @@ def tune_command(
 
 
 def _tune(comm: Any, wish: Any, output: str) -> int:
-    from ..bench.rounds import Stop, count_cells
-    from ..bench.tune import tune
+    from ..bench.tuner import Stop, count_cells, tune
 
     old = _table_there(comm, output)
 
@@ -135,9 +132,8 @@ def _table_there(comm: Any, output: str) -> Any:
 
 
 def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
-    from ..bench.regret import summarise
-    from ..bench.rounds import Stop, count_cells
-    from ..bench.verify import between, verify
+    from ..bench.regret import between, summarise, verify
+    from ..bench.tuner import Stop, count_cells
 
     wish = dataclasses.replace(wish, sizes=between(wish.sizes))
     stop = Stop()
@@ -181,7 +177,7 @@ def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
 
 def _about(comm: Any) -> dict[str, Any]:
     """Describe the run."""
-    from ..bench.records import make_header
+    from ..bench.results import make_header
 
     return make_header(comm, versions(), knobs())
 

@@ -1090,3 +1090,11 @@ def _pickled(value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
         return as_bytes(value), None
     except InvalidArgument as error:
         return _NOTHING, error
+
+
+def check_communicator(comm: Any) -> None:
+    """Raise InvalidArgument for what is none, such as one of mpi4py."""
+    if not isinstance(getattr(comm, "rank", None), int) or not hasattr(comm, "allgather_object"):
+        raise InvalidArgument(
+            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
+        )

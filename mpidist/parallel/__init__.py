@@ -1,26 +1,40 @@
-"""Data-parallel and pipeline-parallel training over a communicator."""
+"""Data parallelism: DDP and ZeRO; gradients are averaged in buckets, while backward computes."""
 
+import sys
+from importlib import import_module
+from typing import Any
+
+from .. import data
+from ..checkpoint.checkpoint import Checkpoint
+from ..data import shard
+from ..stop import StopRequest
+from . import hooks, transport
 from .bucket import Bucket
-from .checkpoint import Checkpoint
+from .bucketing import assign_buckets
 from .ddp import DDP
-from .layout import assign_buckets
-from .pipe import Partition, Pipeline, PipelineStats, partition
-from .shard import shard
 from .stats import Stats
-from .stop import StopRequest
 from .zero import ZeroOptimizer
 
 __all__ = [
     "DDP",
     "Bucket",
     "Checkpoint",
-    "Partition",
-    "Pipeline",
-    "PipelineStats",
     "Stats",
     "StopRequest",
     "ZeroOptimizer",
     "assign_buckets",
-    "partition",
     "shard",
 ]
+
+# Documented paths of earlier versions: modules and names that lie elsewhere now.
+sys.modules[f"{__name__}.chain"] = transport
+sys.modules[f"{__name__}.powersgd"] = hooks
+sys.modules[f"{__name__}.shard"] = data
+_PIPELINES = ("Partition", "Pipeline", "PipelineStats", "partition")
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of :mod:`mpidist.pipeline`, which stands above this room."""
+    if name in _PIPELINES:
+        return getattr(import_module("mpidist.pipeline"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

@@ -1,30 +1,197 @@
-"""Data parallelism: every rank holds the whole model and a part of the batch."""
+"""DDP: wraps a module, and averages its gradients over the ranks."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from ..checkpoint.format import Divided, Led, read_all
+from ..communicator.communicator import check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
+from ..frameworks.base import Weakly, framework_of
 from .bucket import Bucket
-from .claims import Claim
+from .bucketing import Grouping
+from .buffers import BufferSync, broadcast, find_unlike, told
 from .clip import clip_by_norm
-from .framework import framework_of
-from .frozen import Frozen
-from .grouping import Grouping
+from .consistency import Claim, Frozen, Uncopied, Unused, check_alike
 from .join import Join
-from .pieces import Divided, Led
-from .progress import Average
 from .reducer import Reducer
-from .replicas import BufferSync, broadcast, check_alike, find_unlike, told
-from .resume import give_to_hook, kept_by_hook, send_so, sending_of
 from .stats import Stats
-from .tree import read_all
-from .unused import Unused
-from .weakly import Weakly
-from .wrapper import Wrapper, check_arguments, check_ready
+from .transport import Average
+
+log = logging.getLogger("mpidist")
+
+
+def sending_of(model: Any) -> dict[str, Any]:
+    """Give the buckets of a :class:`~mpidist.parallel.DDP`, and how all that it sends is added."""
+    grouping = model.reducer.grouping
+    return {
+        "ranks": model.comm.size,
+        "observed": model.reducer.observed,
+        "buckets": grouping.names(),
+        "algorithms": [bucket.algorithm for bucket in grouping.buckets],
+        "buffers": model.buffer_sync.algorithms,
+    }
+
+
+def send_so(model: Any, sending: Mapping[str, Any]) -> None:
+    """Send like the run that gave :func:`sending_of`; collective.
+
+    On another number of ranks algorithms are chosen anew.
+    """
+    reducer = model.reducer
+    layout = reducer.grouping.layout_of(sending["buckets"])
+    if layout is None:
+        return
+    same = sending["ranks"] == model.comm.size
+    algorithms = sending["algorithms"] if same else None
+    reducer.regroup(layout, algorithms, sending.get("observed", True))
+    if same:
+        model.buffer_sync.algorithms = sending.get("buffers", {})
+
+
+def kept_by_hook(model: Any) -> dict[int, Any]:
+    """Give what the hook keeps on this rank, by the rank; nothing if it keeps nothing."""
+    save = getattr(model.reducer.hook, "save", None)
+    return {} if save is None else Divided({model.comm.rank: save(model.buckets)})
+
+
+def give_to_hook(model: Any, kept: Mapping[int, Any], ranks: int) -> None:
+    """Give the hook what ranks kept; of one that was alone with its state, its own.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is not for these buckets.
+    """
+    restore, comm = getattr(model.reducer.hook, "restore", None), model.comm
+    if restore is None or not kept:
+        if kept and comm.rank == 0:
+            log.warning("what a communication hook kept is not used: there is no such hook now")
+        return
+    wrong = [rank for rank, states in kept.items() if len(states) != len(model.buckets)]
+    if wrong:
+        raise InvalidArgument(
+            f"rank {comm.rank}: the state of rank {wrong[0]}'s hook is for {len(kept[wrong[0]])} "
+            f"buckets, there are {len(model.buckets)}"
+        )
+    if len(kept) == ranks:
+        restore(model.buckets, [kept[rank] for rank in range(ranks)], comm.rank, comm.size)
+    elif ranks == comm.size and comm.rank in kept:
+        restore(model.buckets, [kept[comm.rank]], 0, 1)
+    else:
+        log.warning("rank %d: the state has nothing of what this rank's hook kept", comm.rank)
+
+
+class Wrapper(Uncopied):
+    """What a wrapper has of its module.
+
+    Attributes
+    ----------
+    module : object
+        What is wrapped.
+    framework : Framework
+        Of its parameters.
+    reducer : Reducer
+        Who is told before each forward.
+    """
+
+    module: Any
+    framework: Any
+    reducer: Any
+    _remove: Any = None  # of the module's own hook before forward, if it has hooks
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Call the module."""
+        if self._remove is None:
+            self.reducer.prepare()
+        return self.module(*inputs, **options)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say where an attribute is that only the module has."""
+        said = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not name.startswith("_") and hasattr(self.__dict__.get("module"), name):
+            said += f", its module has: write model.module.{name}"
+        raise AttributeError(said, name=name, obj=self)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Call the module's forward."""
+        self.reducer.prepare()
+        return self.module.forward(*inputs, **options)
+
+    def backward(self, grad: Any) -> Any:
+        """Call the module's backward."""
+        return self.module.backward(grad)
+
+    def parameters(self) -> list[Any]:
+        """List the module's parameters."""
+        return list(self.module.parameters())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or (False) fill them with zeros where they are."""
+        for p in self.parameters():
+            if set_to_none:
+                p.grad = None
+            elif p.grad is not None:
+                self.framework.clear(p)
+
+    def train(self, mode: bool = True) -> Any:
+        """Switch the module to training, or (False) to evaluation."""
+        if mode:
+            self.module.train()
+        else:
+            self.module.eval()
+        return self
+
+    def eval(self) -> Any:
+        """Switch the module to evaluation."""
+        return self.train(False)
+
+    @property
+    def training(self) -> bool:
+        """Whether the module is in training."""
+        return self.module.training
+
+
+def check_arguments(
+    module: Any, comm: Any, hook: Any, bucket_bytes: Any, first_bucket_bytes: Any
+) -> None:
+    """Raise InvalidArgument if a module cannot be wrapped so."""
+    check_communicator(comm)
+    sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}
+    for argument, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgument(
+                f"rank {comm.rank}: {argument}={value!r}: allowed are whole numbers > 0"
+            )
+    if hook is not None and not callable(hook):
+        raise InvalidArgument(
+            f"rank {comm.rank}: hook={hook!r}: allowed are functions of a bucket, such as "
+            "hooks.Compress('float16')"
+        )
+    if isinstance(hook, type):
+        raise InvalidArgument(
+            f"rank {comm.rank}: hook={hook.__name__} is a class: allowed are functions of a "
+            f"bucket, such as {hook.__name__}()"
+        )
+    if isinstance(module, Wrapper) or not callable(getattr(module, "parameters", None)):
+        raise InvalidArgument(
+            f"rank {comm.rank}: module is of {type(module).__name__}: allowed are modules of "
+            "PyTorch and mpidist.nn, and other objects with parameters(), not wrapped yet"
+        )
+
+
+def check_ready(unready: list[str], rank: int) -> None:
+    """Raise InvalidArgument if there are parameters or buffers without a shape."""
+    if unready:
+        raise InvalidArgument(
+            f"rank {rank}: {', '.join(unready)}: no shape yet, as in a lazy module; call the "
+            "module once, on an input like those to come, then wrap it"
+        )
+
 
 MIB = 1 << 20
 

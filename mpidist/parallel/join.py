@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
-from .replicas import told
+from .buffers import told
 
 log = logging.getLogger("mpidist")
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
+from ..frameworks.base import Weakly
+from .autotune import FirstSteps, candidates
 from .bucket import Bucket
-from .grouping import Grouping, Layout
-from .learning import FirstSteps
-from .overlap import candidates
-from .progress import WAYS, Polls, Way
+from .bucketing import Grouping, Layout
 from .stats import Clock, Stats
-from .weakly import Weakly
+from .transport import WAYS, Polls, Way
 
 log = logging.getLogger("mpidist")
 

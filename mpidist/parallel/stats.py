@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from .progress import Spans
+from .transport import Spans
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,216 @@
-"""ZeRO, stage 1 (Rajbhandari et al., SC 2020): each rank keeps a part of the optimizer's state."""
+"""ZeRO-1: each rank optimizes, and keeps the optimizer's state of, its shard of the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..checkpoint.format import Divided, Part, is_divided
 from ..errors import InvalidArgument, Unsupported
+from ..frameworks.base import Framework, Weakly, library
+from ..schedule import blocks
+from .bucket import Bucket
 from .clip import clip_by_norm
-from .division import Division
-from .elementwise import check_elementwise
-from .framework import library
-from .pieces import Divided, Part, Piece, part_of
-from .progress import Average
-from .scatter import Scatter
-from .weakly import Weakly
-from .wrapper import Uncopied
+from .consistency import Uncopied
+from .transport import Average
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some elements of a parameter, flat, as an optimizer sees them.
+
+    Attributes
+    ----------
+    name : str
+        Of the parameter.
+    parameter, made : object
+        The parameter, and the flat one that holds elements `start` to `stop` of it.
+    shape : tuple of int
+        Of the parameter.
+    """
+
+    name: str
+    parameter: Any
+    made: Any
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+    def is_like(self, value: Any) -> bool:
+        """Tell whether an entry of the state has an element for each of the piece's."""
+        return tuple(getattr(value, "shape", ())) == (self.stop - self.start,)
+
+
+def part_of(value: Any, start: int, stop: int) -> Any:
+    """Give elements `start` to `stop` of an array that is stored; another value as it is."""
+    read = getattr(value, "read", None)
+    return value if read is None else read(start, stop)
+
+
+class Division:
+    """One slice of each bucket for each rank; the parameters' memory moves into buckets.
+
+    Parameters
+    ----------
+    buckets : sequence of Bucket
+        Of the model.
+    allocate : callable
+        As buckets take it.
+    comm : Communicator
+        The ranks.
+
+    Attributes
+    ----------
+    slices : list of slice
+        This rank's, of each bucket.
+    counts : list of tuple of int
+        Elements of every rank's slice, of each bucket.
+    values : list of array, 1-D
+        The parameters of each bucket.
+    pieces : list of Piece
+        What this rank has of the parameters.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], allocate: Callable[..., Any], comm: Any):
+        cuts = [blocks(bucket.starts[-1], comm.size) for bucket in buckets]
+        self.slices = [slice(cut[comm.rank].start, cut[comm.rank].stop) for cut in cuts]
+        self.counts = [tuple(block.stop - block.start for block in cut) for cut in cuts]
+        self._buckets = buckets
+        self.values = [self._adopt(bucket, allocate, comm) for bucket in buckets]
+        self.pieces = [piece for k in range(len(buckets)) for piece in self._cut(k)]
+
+    def _adopt(self, bucket: Bucket, allocate: Callable[..., Any], comm: Any) -> Any:
+        """Move the parameters of a bucket into one flat array."""
+        flat = allocate(bucket.parameters[0], bucket.starts[-1], comm)
+        for start, p in zip(bucket.starts, bucket.parameters):
+            view = bucket.framework.view(flat, start, p)
+            bucket.framework.copy(view, p.data)
+            p.data = view
+        return flat
+
+    def _cut(self, k: int) -> list[Piece]:
+        """Give this rank's pieces of the parameters of a bucket."""
+        bucket, mine, values = self._buckets[k], self.slices[k], self.values[k]
+        found = []
+        for i, (name, p) in enumerate(zip(bucket.names, bucket.parameters, strict=True)):
+            begin = bucket.starts[i]
+            start, stop = max(mine.start, begin), min(mine.stop, bucket.starts[i + 1])
+            if start < stop:
+                made = bucket.framework.piece(values, bucket.flat, start, stop)
+                found.append(Piece(name, p, made, start - begin, stop - begin, bucket.shapes[i]))
+        return found
+
+    def nothing(self) -> Any:
+        """Give a piece without elements: optimizers refuse to have nothing to do."""
+        return self._buckets[0].framework.piece(self.values[0], self._buckets[0].flat, 0, 0)
+
+
+class Scatter:
+    """The hook with which each rank gets the mean of its slice of a bucket, and of nothing else.
+
+    Parameters
+    ----------
+    slices : sequence of slice
+        Of each bucket that of this rank.
+    counts : sequence of tuple of int
+        Of each bucket the elements of every rank's slice.
+    algorithms : list of str
+        Of the reduce_scatter of each bucket.
+    """
+
+    lossless = True
+    divides = True
+
+    def __init__(
+        self, slices: Sequence[slice], counts: Sequence[tuple[int, ...]], algorithms: list[str]
+    ):
+        self._slices, self._counts, self.algorithms = slices, counts, algorithms
+
+    def _arguments(self, bucket: Bucket) -> dict[str, Any]:
+        return {
+            "op": "mean",
+            "out": bucket.flat[self._slices[bucket.index]],
+            "counts": self._counts[bucket.index],
+            "algorithm": self.algorithms[bucket.index],
+        }
+
+    def __call__(self, bucket: Bucket) -> Any:
+        """Begin in the background."""
+        return bucket.comm.ireduce_scatter(bucket.flat, **self._arguments(bucket))
+
+    def blocking(self, bucket: Bucket) -> None:
+        """Do it at once."""
+        bucket.comm.reduce_scatter(bucket.flat, **self._arguments(bucket))
+
+
+SHAPE = (4, 3)
+CUT = 5  # within a row
+STEPS = 2
+
+
+def check_elementwise(
+    framework: Framework, optimizer: Any, group: Mapping[str, Any], options: Any, rank: int
+) -> None:
+    """Try it on a small matrix, and on two flat pieces of the same.
+
+    Raises
+    ------
+    Unsupported
+        If the elements do not come out alike, or it cannot make such steps.
+    """
+    name = getattr(optimizer, "__name__", type(optimizer).__name__)
+
+    def refuse(why: str) -> Unsupported:
+        return Unsupported(
+            f"rank {rank}: ZeroOptimizer: {name} {why}; allowed are optimizers that treat every "
+            "element for itself, such as SGD and Adam"
+        )
+
+    count = SHAPE[0] * SHAPE[1]
+    values, gradients = np.linspace(-1.0, 1.0, 2 * count).reshape(2, count)
+    changes = []
+    for parts in (((0, count),), ((0, CUT), (CUT, count))):
+        data, grad = values.copy(), gradients.copy()
+        pieces = [framework.piece(data, grad, *part) for part in parts]
+        if len(parts) == 1:
+            _shape(pieces[0])
+        made = [_make(optimizer, group, options, piece, len(parts) > 1, refuse) for piece in pieces]
+        _step(made, grad, refuse)
+        changes.append(data - values)
+    if not np.allclose(changes[1], changes[0], rtol=1e-4, atol=1e-13, equal_nan=True):
+        raise refuse("changes a piece of a parameter in another way than the whole")
+
+
+def _shape(p: Any) -> None:
+    """Make a matrix of a flat parameter."""
+    grad, p.grad = p.grad, None
+    p.data = p.data.reshape(SHAPE)
+    p.grad = grad.reshape(SHAPE)
+
+
+def _make(
+    optimizer: Any, group: Mapping[str, Any], options: Any, p: Any, cut: bool, refuse: Any
+) -> Any:
+    """Make an optimizer; what it says of its options is the user's to see."""
+    try:
+        return optimizer([{**group, "params": [p]}] if group else [p], **options)
+    except Exception as error:
+        if cut:
+            raise refuse(f"does not take a piece of a parameter ({error})") from error
+        raise
+
+
+def _step(optimizers: Sequence[Any], grad: np.ndarray, refuse: Any) -> None:
+    try:
+        for _ in range(STEPS):
+            for one in optimizers:
+                one.step()
+            grad *= 0.5
+    except Exception as error:
+        raise refuse(f"cannot make the steps of one ({error})") from error
 
 
 class ZeroOptimizer(Uncopied):
@@ -45,6 +239,8 @@ class ZeroOptimizer(Uncopied):
         The one of this rank, for a scheduler of learning rates for instance.
     takes_parts : bool
         True: of a checkpoint it reads what it needs, not whole arrays.
+    takes_slices : bool
+        True: it loads what was saved by slices, on any number of ranks.
 
     Raises
     ------
@@ -61,6 +257,7 @@ class ZeroOptimizer(Uncopied):
     """
 
     takes_parts = True
+    takes_slices = True
 
     def __init__(
         self,
@@ -228,9 +425,3 @@ class ZeroOptimizer(Uncopied):
             if sending["ranks"] == self._comm.size:
                 self._scatter.algorithms[:] = sending["scatters"]
                 self._gathers[:] = sending["gathers"]
-
-
-def is_divided(state: Any) -> bool:
-    """Return whether this is the state of a :class:`ZeroOptimizer`, from a checkpoint."""
-    needed, known = {"state", "options"}, {"state", "options", "sending"}
-    return isinstance(state, Mapping) and needed <= set(state) <= known

@@ -1,16 +1,39 @@
-"""The meaning of pipelines: schedules, messages, proofs, times and pictures; no I/O, no MPI."""
+"""Pipeline parallelism: microbatches pass through stages, in the order that a schedule gives."""
 
-from . import shipped  # registers the shipped schedules
-from .actions import Action, B, F, I, W
-from .automatic import automatic
-from .costs import Costs
-from .messages import Message, Step, derive
-from .placement import Placement
-from .proof import PipelineProof
-from .prove import prove
-from .schedule import PipelineSchedule, as_schedule, find_schedule, pipeline_schedule, schedules
-from .simulate import simulate
-from .timeline import Span, Timeline
+import sys
+
+from .partition import Partition, partition
+from .pipeline import Pipeline
+from .schedules import (
+    Action,
+    B,
+    Costs,
+    F,
+    I,
+    Message,
+    PipelineProof,
+    PipelineSchedule,
+    Placement,
+    Span,
+    Step,
+    Timeline,
+    W,
+    as_schedule,
+    automatic,
+    derive,
+    find_schedule,
+    pipeline_schedule,
+    prove,
+    schedules,
+    show,
+    simulate,
+    trace,
+)
+from .stats import PipelineStats
+
+# The documented paths of these two modules, which lie in schedules/.
+sys.modules[f"{__name__}.show"] = show
+sys.modules[f"{__name__}.trace"] = trace
 
 __all__ = [
     "Action",
@@ -19,8 +42,11 @@ __all__ = [
     "F",
     "I",
     "Message",
+    "Partition",
+    "Pipeline",
     "PipelineProof",
     "PipelineSchedule",
+    "PipelineStats",
     "Placement",
     "Span",
     "Step",
@@ -30,6 +56,7 @@ __all__ = [
     "automatic",
     "derive",
     "find_schedule",
+    "partition",
     "pipeline_schedule",
     "prove",
     "schedules",

@@ -11,8 +11,24 @@ import torch
 
 from ..device import tensors
 from ..errors import MpidistError, Unsupported
-from ..parallel.framework import Remove
-from . import cuda
+from ..frameworks.base import Remove
+
+DEVICE = "cuda"  # the current one
+
+
+def is_there(x: Any) -> bool:
+    """Tell whether a tensor is on a GPU."""
+    return x.is_cuda
+
+
+def stream_of(x: Any) -> int:
+    """Give the stream that PyTorch queues work of this thread on now."""
+    return torch.cuda.current_stream(x.device).cuda_stream
+
+
+def tensor_on(array: Any, x: Any) -> Any:
+    """Give a tensor of `x`'s dtype on the memory of another library's array of bytes."""
+    return torch.from_dlpack(array).view(x.dtype)
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:
@@ -43,7 +59,7 @@ def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 def _array(x: torch.Tensor) -> Any:
     """Give what communicators take: a numpy array, or a tensor on a GPU."""
-    return x.detach() if cuda.is_there(x) else as_array(x)
+    return x.detach() if is_there(x) else as_array(x)
 
 
 def _tensor(flat: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -51,7 +67,7 @@ def _tensor(flat: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Torch:
-    """Parameters of a :class:`torch.nn.Module` (see :class:`~mpidist.parallel.framework`)."""
+    """Parameters of a :class:`torch.nn.Module` (see :class:`~mpidist.frameworks.base`)."""
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
         """List the parameters that require a gradient, each once."""
@@ -85,11 +101,11 @@ class Torch:
 
     def kind(self, p: Any) -> Hashable:
         """Tell dtypes apart, and the host from a GPU, whose number may differ between ranks."""
-        return f"{p.dtype} on {p.device.type}" if cuda.is_there(p) else str(p.dtype)
+        return f"{p.dtype} on {p.device.type}" if is_there(p) else str(p.dtype)
 
     def like(self, p: Any, count: int) -> Any:
         """Make an array of numpy, or a tensor on the GPU."""
-        if cuda.is_there(p):
+        if is_there(p):
             return torch.zeros(count, dtype=p.dtype, device=p.device)
         return np.zeros(count, as_array(p).dtype)
 
@@ -111,11 +127,11 @@ class Torch:
 
     def stream(self, p: Any) -> int | None:
         """Ask PyTorch."""
-        return cuda.stream_of(p) if cuda.is_there(p) else None
+        return stream_of(p) if is_there(p) else None
 
     def on_device(self, array: Any, p: Any) -> Any:
         """Give a tensor on the same memory."""
-        return cuda.tensor_on(array, p)
+        return tensor_on(array, p)
 
     def placed(self, value: Any, p: Any) -> Any:
         """Copy to the GPU, if the parameter is there."""

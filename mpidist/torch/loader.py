@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
+from ..data import Order
 from ..errors import Unsupported
-from ..parallel.shard import Order
 
 
 class Loader:

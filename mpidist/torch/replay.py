@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..parallel.pipe.attributes import Attributes, attributes_of, put_back
-from ..parallel.pipe.random_states import States, drawn_again, random_states
+from ..pipeline.state import (
+    Attributes,
+    States,
+    attributes_of,
+    drawn_again,
+    put_back,
+    random_states,
+    without_gradients,
+)
 
 BESIDE = frozenset(vars(torch.nn.Module()))
 """What PyTorch itself keeps in a module."""
@@ -136,3 +143,29 @@ def _changed_unseen(module: Any) -> set[int]:
     """Find the buffers that are changed without a new version: running statistics."""
     norms = (m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase))
     return {id(b) for m in norms for b in m.buffers(recurse=False)}
+
+
+@contextmanager
+def untouched(layers: Sequence[Any]) -> Iterator[None]:
+    """Give back buffers, attributes, gradients and random states; graphs are made within it."""
+    known = [layer for layer in layers if not _lazy(layer)]  # those are made in their first forward
+    attributes = [kept_by(layer) for layer in known]
+    copies = [(b, b.detach().clone()) for layer in known for b in layer.buffers()]
+    with ExitStack() as stack:
+        stack.enter_context(without_gradients(known))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.enable_grad())
+        for layer in layers:
+            stack.enter_context(drawn_again(random_states(layer)))
+        try:
+            yield
+        finally:
+            for kept in attributes:
+                put_back(kept, BESIDE)
+            for buffer, values in copies:
+                restore(buffer, values)
+
+
+def _lazy(layer: Any) -> bool:
+    every = [*layer.parameters(), *layer.buffers()]
+    return any(torch.nn.parameter.is_lazy(x) for x in every)

@@ -7,7 +7,7 @@ import pytest
 from gpu_cases import OnDevice
 from gpu_needed import cupy
 
-from mpidist.bench.on_device import forced
+from mpidist.bench.gpu import forced
 from mpidist.device.find import find_device
 from mpidist.device.recognise import describe
 from mpidist.errors import InvalidArgument, Unsupported

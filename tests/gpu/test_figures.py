@@ -4,8 +4,7 @@ import gpu_needed
 import numpy as np
 import pytest
 
-from mpidist.bench.device_case import measure_copies
-from mpidist.bench.on_device import measure_paths
+from mpidist.bench.gpu import measure_copies, measure_paths
 from mpidist.device.find import find_device
 
 pytestmark = gpu_needed.MARK

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from training_kits import NEEDS_TORCH, torch
 
-from mpidist.bench import overlapping
+from mpidist.bench import training
 from mpidist.bench.training import OURS, communication
-from mpidist.commands.bench_ddp import describe
+from mpidist.commands.bench_training import describe
 
 
 def check(comm, rows, names):
@@ -25,8 +25,8 @@ def test_communication(comm):
 
 def test_overlap(comm, monkeypatch):
     for name, value in (("LAYERS", 3), ("ELEMENTS", 10), ("SECONDS", 1e-4)):
-        monkeypatch.setattr(overlapping, name, value)
-    rows = overlapping.overlaps(comm, 3, "waits", overlapping.waiting, autos=1)
+        monkeypatch.setattr(training, name, value)
+    rows = training.overlaps(comm, 3, "waits", training.waiting, autos=1)
     ways = ["none", "polls", "thread"] if comm.size > 1 else ["none"]
     assert [row.name for row in rows[:-2]] == ways
     assert rows[-2].name in [f"auto 1 ({way})" for way in ways]
@@ -42,10 +42,10 @@ def test_what_was_hidden(comm, monkeypatch):
     times = np.array([[10.0, 9.0, 8.0, 11.0, 4.0], [12.0, 10.0, 6.0, 10.0, 5.0]])
     names = ["none", "polls", "thread"] if comm.size > 1 else ["none"]
     chosen = [names.index(name) for name in names] + [3, 4]
-    monkeypatch.setattr(overlapping, "take_turns", lambda *_: times[:, chosen])
+    monkeypatch.setattr(training, "take_turns", lambda *_: times[:, chosen])
     rows = {
         row.name.partition(" (")[0]: row
-        for row in overlapping.overlaps(comm, 2, "waits", overlapping.waiting, autos=1)
+        for row in training.overlaps(comm, 2, "waits", training.waiting, autos=1)
     }
     assert rows["auto 1"].hidden == 0 and rows["auto 1"].share == (11 / 10 + 10 / 12) / 2
     if comm.size > 1:

@@ -31,14 +31,14 @@ def test_the_engine_is_fast(comm):
 
 def test_averaging_is_behind_the_cool_down(comm, monkeypatch):
     """The replicas of the last stage average while the first one goes back; else it is longer."""
-    from mpidist.bench import pipelines_replicas, training
+    from mpidist.bench import pipelines, training
 
     if comm.size != 4:
         pytest.skip("needs exactly 4 ranks")
     monkeypatch.setattr(training, "WARM_ROUNDS", 1)
-    rows = pipelines_replicas.replicas(comm, 3)
+    rows = pipelines.replicas(comm, 3)
     within, after, _ = (row.seconds for row in rows)
-    assert within < after - pipelines_replicas.AVERAGING / 2
+    assert within < after - pipelines.AVERAGING / 2
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)

@@ -212,8 +212,7 @@ def test_debug_tells_a_gpu_from_a_host(make, comm):
 
 def test_bench_of_every_path(comm, monkeypatch):
     """What can be is measured and right, and what cannot be says why; as `bench --device cuda`."""
-    from mpidist.bench.device_case import measure_copies
-    from mpidist.bench.on_device import COLLECTIVES, measure_paths
+    from mpidist.bench.gpu import COLLECTIVES, measure_copies, measure_paths
 
     monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
     copies = measure_copies(comm, 4096)

@@ -11,8 +11,8 @@ from pipeline_kits import KITS
 import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.nn import Module
-from mpidist.pipeline import Costs, as_schedule, pipeline_schedule, simulate
-from mpidist.pipeline.schedule import unregister_schedule
+from mpidist.pipeline.schedules import Costs, as_schedule, pipeline_schedule, simulate
+from mpidist.pipeline.schedules.schedule import unregister_schedule
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import pytest
 
-from mpidist.commands import slurm_facts, slurm_line, starting
-from mpidist.commands.allocation import Allocation, per_node
-from mpidist.commands.launchers import Library, read_knobs
-from mpidist.commands.run import own_environment
-from mpidist.commands.run_checks import check_log_dir, check_not_nested
-from mpidist.commands.slurm_line import choose_launcher, place, slurm_command
+from mpidist.commands.run import check_log_dir, check_not_nested, own_environment
 from mpidist.engine.calibration import pairs_of
 from mpidist.errors import InvalidArgument, LaunchError
+from mpidist.launcher import allocation, command_line, slurm
+from mpidist.launcher.allocation import Allocation, per_node
+from mpidist.launcher.mpi import Library, read_knobs
+from mpidist.launcher.slurm import choose_launcher, place, slurm_command
 
 JOB = {
     "SLURM_JOB_ID": "7",
@@ -56,7 +55,7 @@ def test_what_does_not_fit():
 
 
 def test_lines(monkeypatch):
-    monkeypatch.setattr(slurm_line, "find_launcher", lambda vendor: "mpiexec")
+    monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
     threads = Allocation.find({**JOB, "SLURM_CPUS_PER_TASK": "2"})
     srun = slurm_command("Open MPI", "pmix", place(threads, None, None))
     assert srun[:3] == ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
@@ -74,7 +73,7 @@ UNEVEN = {**JOB, "SLURM_TASKS_PER_NODE": "1,3", "SLURM_JOB_CPUS_PER_NODE": "1,3"
 
 def test_the_layout_of_slurm_is_kept(monkeypatch):
     """One task on the first node, three on the second; with -n or --ranks-per-node as asked."""
-    monkeypatch.setattr(slurm_line, "find_launcher", lambda vendor: "mpiexec")
+    monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
     found = Allocation.find(UNEVEN)
     placed = place(found, None, None)
     assert (placed.ranks, placed.nodes, placed.uneven, placed.crowded) == (4, 2, True, False)
@@ -91,7 +90,7 @@ def test_the_layout_of_slurm_is_kept(monkeypatch):
 
 def test_hardware_threads_are_not_cores(monkeypatch):
     """Four CPUs a node are two cores of two threads each: four ranks share them."""
-    monkeypatch.setattr(slurm_line, "find_launcher", lambda vendor: "mpiexec")
+    monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
     found = Allocation.find(JOB)
     four = place(found, None, 4, threads=2)
     assert four.halved and not four.crowded and not place(found, None, 2, threads=2).halved
@@ -114,22 +113,22 @@ def test_hardware_threads_are_not_cores(monkeypatch):
     ],
 )
 def test_what_slurm_counts(monkeypatch, node, threads):
-    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: node)
-    assert slurm_facts.threads_per_core(Allocation.find(JOB)) == threads
-    assert slurm_facts.kill_wait() == slurm_facts.KILL_WAIT
+    monkeypatch.setattr(allocation, "_scontrol", lambda *_: node)
+    assert allocation.threads_per_core(Allocation.find(JOB)) == threads
+    assert allocation.kill_wait() == allocation.KILL_WAIT
 
 
 def test_a_heterogeneous_job_is_refused():
     parts = Allocation.find({**JOB, "SLURM_HET_SIZE": "2"})
     with pytest.raises(LaunchError, match="job 7 is heterogeneous, in 2 parts"):
-        starting.allocated("MPICH", "pmi2", parts, None, None)
+        command_line.allocated("MPICH", "pmi2", parts, None, None)
 
 
 def test_the_environment_goes_along(monkeypatch):
     """As of sbatch --export=NONE, which every srun of the job would inherit."""
-    monkeypatch.setattr(starting, "threads_per_core", lambda _: 1)
+    monkeypatch.setattr(command_line, "threads_per_core", lambda _: 1)
     monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
-    found = starting.allocated("MPICH", "pmi2", Allocation.find(JOB), None, None)
+    found = command_line.allocated("MPICH", "pmi2", Allocation.find(JOB), None, None)
     assert found.settings["SLURM_EXPORT_ENV"] == "ALL"
 
 
@@ -142,17 +141,17 @@ def test_requeues_have_a_bound(monkeypatch):
         asked.append(command)
         raise LaunchError("no SLURM here")
 
-    monkeypatch.setattr(starting, "ask", ask)
-    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: "")
+    monkeypatch.setattr(command_line, "ask", ask)
+    monkeypatch.setattr(allocation, "_scontrol", lambda *_: "")
     with pytest.raises(LaunchError, match=r"requeued 4 times already: allowed are 4 "):
-        starting.start_again(found, 4)
+        command_line.start_again(found, 4)
     with pytest.raises(LaunchError, match="no SLURM here"):
-        starting.start_again(found, 5)
+        command_line.start_again(found, 5)
     assert asked == [["scontrol", "requeue", "7_3"]]
     # SLURM knows better than a variable that came from the job in which this one was submitted.
-    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: "JobId=8 Requeue=1 Restarts=0")
+    monkeypatch.setattr(allocation, "_scontrol", lambda *_: "JobId=8 Requeue=1 Restarts=0")
     with pytest.raises(LaunchError, match="no SLURM here"):
-        starting.start_again(found, 1)
+        command_line.start_again(found, 1)
     array["SLURM_ARRAY_JOB_ID"] = "5"  # its other jobs have numbers of their own, and so has a job
     assert Allocation.find({**JOB, **array}).job == "7"  # that was submitted from one of them
 
@@ -192,17 +191,17 @@ def test_a_shell_of_one_task_is_no_job(more, refused):
 )
 def test_a_shell_of_one_task_starts_all_ranks_of_the_job(monkeypatch, said, tasks):
     """``srun -n1 --pty bash`` has its own number of tasks in the environment."""
-    monkeypatch.setattr(slurm_facts, "_scontrol", lambda *_: f"JobId=7 {said}")
+    monkeypatch.setattr(allocation, "_scontrol", lambda *_: f"JobId=7 {said}")
     own = {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "5"}
     environ = {**JOB, **PTY, **own, "SLURM_JOB_CPUS_PER_NODE": "2,1"}
     found = Allocation.find(environ)
-    assert found.tasks == (1,) and slurm_facts.whole_job(found, environ).tasks == tasks
-    assert slurm_facts.whole_job(found, JOB) == found
-    monkeypatch.setattr(starting, "threads_per_core", lambda _: 1)
-    monkeypatch.setattr(slurm_line, "find_launcher", lambda _: "mpiexec")
+    assert found.tasks == (1,) and allocation.whole_job(found, environ).tasks == tasks
+    assert allocation.whole_job(found, JOB) == found
+    monkeypatch.setattr(command_line, "threads_per_core", lambda _: 1)
+    monkeypatch.setattr(slurm, "find_launcher", lambda _: "mpiexec")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    launch = starting.allocated("MPICH", None, slurm_facts.whole_job(found, environ), None, None)
+    launch = command_line.allocated("MPICH", None, allocation.whole_job(found, environ), None, None)
     assert launch.ranks == sum(tasks)
     assert launch.settings["SLURM_TASKS_PER_NODE"] == ",".join(map(str, tasks))
     assert "SLURM_DISTRIBUTION" not in own_environment({**environ, "SLURM_DISTRIBUTION": "cyclic"})
@@ -221,14 +220,14 @@ def test_a_shell_of_one_task_starts_all_ranks_of_the_job(monkeypatch, said, task
     ],
 )
 def test_silent_singletons_are_refused(monkeypatch, vendor, launcher, plugin, offered, told):
-    monkeypatch.setattr(slurm_line, "srun_plugins", lambda: offered)
+    monkeypatch.setattr(slurm, "srun_plugins", lambda: offered)
     with pytest.raises(LaunchError, match=told):
         choose_launcher(Library(vendor), launcher, plugin)
 
 
 def test_other_libraries_are_not_refused(monkeypatch):
     """How an MPICH was configured, and whose it is, decides what it can be started by."""
-    monkeypatch.setattr(slurm_line, "srun_plugins", lambda: ["cray_shasta", "pmi2", "pmix_v4"])
+    monkeypatch.setattr(slurm, "srun_plugins", lambda: ["cray_shasta", "pmi2", "pmix_v4"])
     with_pmix = Library("MPICH", "MPICH configure: --with-pmix=/usr --with-pm=none")
     assert choose_launcher(with_pmix, "auto", None) == "pmix_v4"
     assert choose_launcher(with_pmix, "auto", "pmi2") == "pmi2"
@@ -239,11 +238,11 @@ def test_other_libraries_are_not_refused(monkeypatch):
 
 
 def test_srun_where_it_can_start_this_mpi(monkeypatch):
-    monkeypatch.setattr(slurm_line, "srun_plugins", lambda: ["none", "pmi2", "pmix_v4"])
+    monkeypatch.setattr(slurm, "srun_plugins", lambda: ["none", "pmi2", "pmix_v4"])
     assert choose_launcher(Library("Open MPI"), "auto", None) == "pmix_v4"
     assert choose_launcher(Library("MPICH"), "auto", None) == "pmi2"
     assert choose_launcher(Library("MPICH"), "mpiexec", None) is None
-    monkeypatch.setattr(slurm_line, "srun_plugins", lambda: ["none"])
+    monkeypatch.setattr(slurm, "srun_plugins", lambda: ["none"])
     assert choose_launcher(Library("MPICH"), "auto", None) is None
 
 
@@ -257,7 +256,7 @@ def test_knobs(tmp_path, monkeypatch):
     with pytest.raises(InvalidArgument, match=r"there is no slurm/env in .*: call it where this"):
         read_knobs("slurm/env", "MPICH")
     with pytest.raises(InvalidArgument, match=r"no such script in .*folder in which sbatch was"):
-        starting.as_command(("slurm/train.py",))
+        command_line.as_command(("slurm/train.py",))
     (tmp_path / "env.mpich").write_text("export A\n")
     with pytest.raises(InvalidArgument, match="line 1: 'export A'"):
         read_knobs(str(tmp_path), "MPICH")

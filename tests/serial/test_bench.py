@@ -8,12 +8,12 @@ import pytest
 
 from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, steps
+from mpidist.bench.cases import find_dtype, rounded_total
 from mpidist.bench.contenders import Contender, contenders
-from mpidist.bench.data import find_dtype, rounded_total
 from mpidist.bench.overhead import engine_overhead
-from mpidist.bench.plot import as_svg, draw
+from mpidist.bench.plots import as_svg, draw
 from mpidist.bench.report import bench_page
-from mpidist.bench.series import Series
+from mpidist.bench.runner import Series
 from mpidist.engine.calibration import calibrate
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.measure import (

@@ -11,17 +11,10 @@ from click.testing import CliRunner
 from mpidist import run_simulated
 from mpidist.bench import Results, Row
 from mpidist.bench.compare import compare
-from mpidist.bench.crossovers import crossovers
-from mpidist.bench.plot import draw
+from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
+from mpidist.bench.plots import crossovers, draw
 from mpidist.bench.report import bench_page
-from mpidist.bench.stream import (
-    array_bytes,
-    bound_percent,
-    bound_us,
-    describe_stream,
-    last_level_cache,
-    measure_stream,
-)
+from mpidist.bench.results import bound_percent, bound_us
 from mpidist.cli import main
 from mpidist.measure import spread
 

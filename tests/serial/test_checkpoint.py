@@ -12,8 +12,8 @@ from processes import environment, run
 from training_kits import KITS
 
 from mpidist import CollectiveConfig, run_simulated
+from mpidist.frameworks.base import dtype_name
 from mpidist.parallel import Checkpoint
-from mpidist.parallel.dtypes import dtype_name
 
 JOB = Path(__file__).parents[1] / "checkpoint_job.py"
 

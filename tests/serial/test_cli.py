@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from processes import environment
 
 from mpidist.cli import main
-from mpidist.commands.common import launched_rank
-from mpidist.commands.launchers import settings_for
-from mpidist.commands.run_checks import check_not_nested
-from mpidist.commands.spans import spans
+from mpidist.commands.console import launched_rank
+from mpidist.commands.prove import spans
+from mpidist.commands.run import check_not_nested
 from mpidist.communicator import launch
 from mpidist.errors import LaunchError
-from mpidist.pipeline import schedules
+from mpidist.launcher.mpi import settings_for
+from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import unregister
 

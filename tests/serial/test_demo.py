@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from mpidist import run_simulated
-from mpidist.demo import job, learner, load_digits, train
-from mpidist.demo.progress import progress
+from mpidist.demo import load_digits, train, training
+from mpidist.demo.training import progress
 from mpidist.errors import InvalidArgument, Unsupported
 
 
@@ -36,11 +36,11 @@ def test_digits():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_mean_of_means_is_noticed(monkeypatch, dtype):
-    class MeanOfMeans(learner.CrossEntropy):
+    class MeanOfMeans(training.CrossEntropy):
         def backward(self, scale):
             return super().backward(1 / len(self._labels))
 
-    monkeypatch.setattr(learner, "CrossEntropy", MeanOfMeans)
+    monkeypatch.setattr(training, "CrossEntropy", MeanOfMeans)
     settings = {**demo_cases.SMALL, "batch": 7}
     result = run_simulated(3, lambda comm: train(comm, dtype=dtype, **settings), timeout=80)[0]
     assert result.identical and not result.matches and not result.passed
@@ -48,7 +48,7 @@ def test_a_mean_of_means_is_noticed(monkeypatch, dtype):
 
 
 def test_unlike_replicas_are_noticed(monkeypatch):
-    monkeypatch.setattr(job.DDP, "broadcast_parameters", lambda self, root=0: None)
+    monkeypatch.setattr(training.DDP, "broadcast_parameters", lambda self, root=0: None)
     result = run_simulated(2, lambda comm: train(comm, **demo_cases.SMALL), timeout=80)[0]
     assert not result.identical and not result.passed
 

@@ -9,7 +9,7 @@ from doc_pages import NOT_RUN, ROOT, files_and_commands
 from processes import environment, mpiexec, run
 from training_kits import NEEDS_TORCH, torch
 
-from mpidist.pipeline import schedules
+from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES
 from mpidist.selection.config import ENVIRONMENT_PREFIX, FIELDS
 

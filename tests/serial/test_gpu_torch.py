@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def on_gpu(monkeypatch):
     """Takes every tensor for one of a GPU from here on; gives the names of what was staged."""
     from mpidist.device.tensors import interface_of
-    from mpidist.torch import cuda
+    from mpidist.torch import framework
 
     staged = []
 
@@ -30,9 +30,9 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr(
             torch.Tensor, "__cuda_array_interface__", property(interface_of), raising=False
         )
-        monkeypatch.setattr(cuda, "is_there", lambda x: True)
-        monkeypatch.setattr(cuda, "stream_of", lambda x: find.find_device().current_stream())
-        monkeypatch.setattr(cuda, "DEVICE", "cpu")
+        monkeypatch.setattr(framework, "is_there", lambda x: True)
+        monkeypatch.setattr(framework, "stream_of", lambda x: find.find_device().current_stream())
+        monkeypatch.setattr(framework, "DEVICE", "cpu")
         monkeypatch.setattr(EmulatedDevice, "owns", lambda self, pointer: True)
 
         def put(self, action):

@@ -9,10 +9,9 @@ from mpidist import run_simulated
 from mpidist.errors import CommunicationError
 from mpidist.nn import Linear, Sequential
 from mpidist.parallel import DDP, assign_buckets
-from mpidist.parallel.chain import DONE, Chain, chained
-from mpidist.parallel.overlap import GAIN, ROUNDS, Trial
-from mpidist.parallel.progress import WAYS, Polls, Thread
+from mpidist.parallel.autotune import GAIN, ROUNDS, Trial
 from mpidist.parallel.stats import Clock
+from mpidist.parallel.transport import DONE, WAYS, Chain, Polls, Thread, chained
 
 NAMES = tuple(WAYS)
 
@@ -191,7 +190,7 @@ def test_spans_of_works_are_taken():
 
 
 def test_a_dead_thread_is_noticed(monkeypatch):
-    monkeypatch.setattr("mpidist.parallel.progress.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("mpidist.parallel.transport.LOOK_SECONDS", 0.01)
 
     def leaves(bucket):
         raise SystemExit  # kills a thread quietly

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 import mpidist
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.nn import Identity
-from mpidist.parallel.pipe import measuring
-from mpidist.pipeline import B, Costs, F, as_schedule, automatic, prove, schedules, simulate
-from mpidist.pipeline.schedule import pipeline_schedule, unregister_schedule
+from mpidist.pipeline import plan
+from mpidist.pipeline.schedules import (
+    B,
+    Costs,
+    F,
+    as_schedule,
+    automatic,
+    prove,
+    schedules,
+    simulate,
+)
+from mpidist.pipeline.schedules.schedule import pipeline_schedule, unregister_schedule
 
 # A language model on 4 ranks, cut into 8 parts: six alike; the first is the embedding, which has no
 # gradient of its input, the last one the head over the vocabulary with the loss.
@@ -94,7 +103,7 @@ def test_ranks_that_would_compute_different_plans_run_one(monkeypatch):
             assert pipe.step(x, x, lambda y, t: (float(y.sum()), y)) == 4.0
         return [step.action for part in pipe._runner.plan.steps for step in part]
 
-    monkeypatch.setattr(measuring, "automatic", moody)
+    monkeypatch.setattr(plan, "automatic", moody)
     first, *others = mpidist.run_simulated(3, job)
     assert len(calls) == 2 and all(plan == first for plan in others)
 
@@ -107,7 +116,7 @@ def test_ranks_that_would_compute_different_plans_run_one(monkeypatch):
             mpidist.Pipeline(Identity(), comm, 3, "auto")
         comm.barrier()
 
-    monkeypatch.setattr(measuring, "automatic", fails)
+    monkeypatch.setattr(plan, "automatic", fails)
     mpidist.run_simulated(3, refused)
 
 

@@ -8,9 +8,7 @@ from training_kits import NEEDS_TORCH, torch
 
 import mpidist
 from mpidist.nn import Linear, ReLU, Sequential
-from mpidist.parallel.pipe.live import Sizes
-from mpidist.parallel.pipe.recompute import Recomputing
-from mpidist.parallel.pipe.stage import stage_of
+from mpidist.pipeline.stage import Recomputing, Sizes, stage_of
 
 ROWS, COUNT, WIDE, NARROW = 2, 5, 6, 4
 ENTRY, MIDDLE, OUT = (ROWS * width * 8 for width in (NARROW, WIDE, NARROW))

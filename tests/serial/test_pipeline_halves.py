@@ -54,7 +54,7 @@ GRAPHS = (
 )
 def test_halves(graph, inputs):
     """Together they add what one backward adds; the first gives all of the inputs' gradient."""
-    from mpidist.torch.halves import Halves
+    from mpidist.torch.backward import Halves
 
     def make():
         torch.manual_seed(0)
@@ -81,7 +81,7 @@ def test_halves(graph, inputs):
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_the_second_half_computes_nothing_twice():
     """A node is run once in each half: what comes after it is not computed again."""
-    from mpidist.torch.halves import Halves
+    from mpidist.torch.backward import Halves
 
     done = []
 
@@ -112,7 +112,7 @@ def test_the_second_half_computes_nothing_twice():
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_halves_are_found_where_gradients_are_turned_off():
     """Asked for the first time under no_grad or inference_mode, the answer is the same."""
-    from mpidist.torch.halves import can_halve
+    from mpidist.torch.backward import can_halve
 
     for off in (torch.no_grad, torch.inference_mode):
         can_halve.cache_clear()

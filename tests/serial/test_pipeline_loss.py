@@ -9,7 +9,7 @@ from training_kits import NEEDS_TORCH, torch
 import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.nn import CrossEntropy, Linear
-from mpidist.parallel.pipe.batch_loss import BatchLoss
+from mpidist.pipeline.loss import BatchLoss
 
 needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 ROWS, CLASSES = 9, 4

@@ -11,8 +11,7 @@ from training_kits import NEEDS_TORCH, torch
 import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.nn import Identity, Linear, Module, ReLU, Sequential
-from mpidist.parallel.pipe.divided import Partition, divide
-from mpidist.parallel.pipe.partition import partition
+from mpidist.pipeline.partition import Partition, divide, partition
 
 KINDS = [
     "plain",

@@ -6,9 +6,9 @@ import pytest
 import mpidist
 from mpidist.errors import InvalidArgument, RankFailed, Unsupported
 from mpidist.nn import Identity, Linear, Module
-from mpidist.parallel.pipe.keeper import Keeper
-from mpidist.parallel.pipe.microbatches import bounds, cut_gradients, shape_of
-from mpidist.parallel.pipe.structure import flatten, select, unflatten
+from mpidist.pipeline.array_stage import Keeper
+from mpidist.pipeline.microbatches import bounds, cut_gradients, shape_of
+from mpidist.pipeline.values import flatten, select, unflatten
 
 
 def test_the_remainder_goes_to_the_last():

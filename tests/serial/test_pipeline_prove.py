@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpidist.errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
-from mpidist.pipeline import (
+from mpidist.pipeline.schedules import (
     B,
     F,
     I,
@@ -19,10 +19,10 @@ from mpidist.pipeline import (
     prove,
     schedules,
 )
-from mpidist.pipeline.messages import attach
-from mpidist.pipeline.prove import prove_parts
-from mpidist.pipeline.schedule import unregister_schedule
-from mpidist.pipeline.walk import walk
+from mpidist.pipeline.schedules.messages import attach
+from mpidist.pipeline.schedules.prove import prove_parts
+from mpidist.pipeline.schedules.schedule import unregister_schedule
+from mpidist.pipeline.schedules.walk import walk
 
 SHIPPED = ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"]
 

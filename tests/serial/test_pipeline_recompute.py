@@ -19,7 +19,7 @@ from mpidist.errors import (
     InvalidArgument,
 )
 from mpidist.nn import Linear, Module, Sequential
-from mpidist.parallel.pipe.recompute import Recomputing
+from mpidist.pipeline.stage import Recomputing
 
 
 @needs_torch
@@ -122,7 +122,7 @@ class Noise(Module):
 
 
 def test_recomputation_draws_the_same_numbers_of_numpy():
-    from mpidist.parallel.pipe.plain_stage import PlainStage
+    from mpidist.pipeline.array_stage import PlainStage
 
     grads = []
     for wrap in (lambda s: s, Recomputing):

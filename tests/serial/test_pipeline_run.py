@@ -8,7 +8,7 @@ import pytest
 from pipeline_kits import KITS
 
 import mpidist
-from mpidist.pipeline import find_schedule
+from mpidist.pipeline.schedules import find_schedule
 
 THREE_CHUNKS = replace(find_schedule("interleaved"), name="three chunks", chunks=3)
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from mpidist.cli import main
 from mpidist.errors import InvalidArgument, ScheduleError
-from mpidist.pipeline import Costs, Span, Timeline, schedules, simulate
-from mpidist.pipeline.gantt import COLOURS
-from mpidist.pipeline.show import comparison, picture, svg, text
-from mpidist.pipeline.trace import Trace, mean_costs, read, write
+from mpidist.pipeline.schedules import Costs, Span, Timeline, schedules, simulate
+from mpidist.pipeline.schedules.gantt import COLOURS
+from mpidist.pipeline.schedules.show import comparison, picture, svg, text
+from mpidist.pipeline.schedules.trace import Trace, mean_costs, read, write
 
 ONE_F_ONE_B = """\
 1f1b on 3 ranks, 4 microbatches: F 1, I 1, W 1

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.errors import InvalidArgument
-from mpidist.pipeline import Costs, F, schedules, simulate
+from mpidist.pipeline.schedules import Costs, F, schedules, simulate
 
 EQUAL, LONG_BACKWARD, UNEQUAL = (1, 1, 1), (2, 3, 1), (5, 4, 3)  # F, I, W; W <= F, I
 STRESS = os.environ.get("MPIDIST_TEST_PROFILE") == "stress"

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from mpidist import CollectiveConfig, run_simulated
-from mpidist.bench import race, rounds
-from mpidist.bench.regret import Regret, score, summarise
-from mpidist.bench.rounds import Stop, Wish, count_cells
-from mpidist.bench.tune import settle, tune
-from mpidist.bench.verify import between, verify
+from mpidist.bench import tuner
+from mpidist.bench.regret import Regret, between, score, summarise, verify
+from mpidist.bench.tuner import Stop, Wish, count_cells, settle, tune
 from mpidist.commands.options import Seconds
 from mpidist.selection.tuning import TuningTable
 
@@ -45,7 +43,7 @@ def test_what_auto_takes_between_nodes_is_in_the_race():
 
     def work(comm):
         chosen = comm.explain("allreduce", 1 << 20)[0].name
-        return chosen, *race.candidates(comm, "allreduce", 1 << 20, "private")
+        return chosen, *tuner.candidates(comm, "allreduce", 1 << 20, "private")
 
     config = CollectiveConfig.multi_node(2, 2)
     for chosen, names, usual in run_simulated(4, work, config=config, nodes="aabb"):
@@ -63,13 +61,13 @@ def named(**seconds):
 
 def test_the_slower_half_drops_out_but_not_who_is_close():
     def left(*kept, **seconds):
-        return [entry.name for entry in race.faster_half(*kept)(named(**seconds))]
+        return [entry.name for entry in tuner.faster_half(*kept)(named(**seconds))]
 
     assert left(a=1, b=2, c=3, d=4) == ["a", "b"]
     assert left(a=1, b=2, c=3) == ["a", "b"]
     assert left(a=1.0, b=1.01, c=1.05, d=4) == ["a", "b", "c"]
     assert left("d", a=1, b=2, c=3, d=4) == ["a", "b", "d"]
-    keep = race.all_but_the_slow("d")
+    keep = tuner.all_but_the_slow("d")
     assert [e.name for e in keep(named(a=1, b=1.4, c=2, d=9))] == ["a", "b", "d"]
 
 
@@ -135,13 +133,13 @@ def test_stopping_keeps_what_was_measured():
 
 
 def test_a_way_with_wrong_results_is_not_taken(monkeypatch):
-    call = race.Race._call
+    call = tuner.Race._call
 
     def mistaken(self, entry):
         seconds, wrong, *rest = call(self, entry)
         return seconds, wrong or entry.name == "binomial", *rest
 
-    monkeypatch.setattr(race.Race, "_call", mistaken)
+    monkeypatch.setattr(tuner.Race, "_call", mistaken)
     wish = Wish(["gather"], [8], "float32", 1.0)
     found = run_simulated(2, lambda comm: tune(comm, wish, {}))[0]
     (entry,) = found.table.entries.values()
@@ -154,7 +152,7 @@ def test_every_collective_in_every_memory_is_counted(monkeypatch):
     )
     assert count_cells(comm, Wish(["allreduce", "barrier"], [8, 32, 128])) == 7
     comm.topology.num_nodes = 2
-    assert rounds.memories(comm, "allreduce") == ("private",)
+    assert tuner.memories(comm, "allreduce") == ("private",)
 
 
 def test_times_of_the_document_are_numbers():

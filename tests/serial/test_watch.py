@@ -15,12 +15,10 @@ import pytest
 from processes import environment, run
 
 from mpidist.commands import run as running
-from mpidist.commands import watch as watching
-from mpidist.commands.interfaces import addresses_v6
-from mpidist.commands.watch import Watch
-from mpidist.commands.watch_lines import Rank, enough_files
-from mpidist.commands.watch_signals import Signals
 from mpidist.errors import LaunchError
+from mpidist.launcher import watch as watching
+from mpidist.launcher.connections import Rank, addresses_v6, enough_files
+from mpidist.launcher.watch import Signals, Watch
 
 RANK = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
 
@@ -137,7 +135,7 @@ print(f"heard {count}", flush=True)
 """
 WATCHED = """
 import os, sys
-from mpidist.commands.watch import Watch
+from mpidist.launcher.watch import Watch
 Watch(0).run(sys.argv[1:], os.environ)
 """
 

@@ -5,8 +5,7 @@ import zero_cases as cases
 from training_kits import KITS
 
 from mpidist import run_simulated
-from mpidist.parallel.hooks import Compress, TopK
-from mpidist.parallel.powersgd import PowerSGD
+from mpidist.parallel.hooks import Compress, PowerSGD, TopK
 
 
 @pytest.mark.parametrize("size", (1, 3))

@@ -1,0 +1,381 @@
+"""Plots: times over bytes, training, scaling over nodes, pipelines; needs matplotlib."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidArgument, Unsupported
+from ..measure import format_size, round_size
+from ..pipeline.schedules.gantt import Sheet
+from .cases import BARE, PRIVATE
+from .results import Results, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+MARGIN = 0.03  # a new one must be faster by so much: what is less is noise
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From `bytes` on `after` is faster than `before`, which was the fastest up to there."""
+
+    bytes: float
+    before: str
+    after: str
+
+
+def crossovers(rows: Sequence[Row], margin: float = MARGIN) -> list[Crossover]:
+    """Find where the fastest contender of one collective changes.
+
+    The one that was the fastest remains so until another is faster by `margin`; the place is where
+    their two curves cross, straight lines between the sizes on log axes.  ``auto`` is left out: it
+    is one of the others at every size.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of one collective; wrong results are not looked at.
+    margin : float
+        Part of the time.
+
+    Returns
+    -------
+    list of Crossover
+        By size.
+    """
+    times: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row.correct and row.algorithm != "auto" and row.bytes > 0 and row.time_us > 0:
+            times.setdefault(row.bytes, {})[row.label] = row.time_us
+    sizes = sorted(times)
+    found: list[Crossover] = []
+    fastest = ""
+    for k, nbytes in enumerate(sizes):
+        here = times[nbytes]
+        best = min(here, key=lambda name: here[name])
+        if not fastest:
+            fastest = best
+        elif fastest not in here or here[best] < here[fastest] * (1 - margin):
+            if best != fastest:
+                found.append(Crossover(_place(times, sizes, k, fastest, best), fastest, best))
+            fastest = best
+    return found
+
+
+def _place(
+    times: dict[int, dict[str, float]], sizes: list[int], k: int, before: str, after: str
+) -> float:
+    """Give the size at which the curves of two contenders cross for the last time up to sizes[k].
+
+    Where one of them was not measured, it is the middle between two sizes.
+    """
+
+    def lead(n: int) -> float | None:
+        here = times[n]
+        return log(here[after] / here[before]) if before in here and after in here else None
+
+    right = lead(sizes[k])
+    while k > 0:
+        left = lead(sizes[k - 1])
+        low, high = log(sizes[k - 1]), log(sizes[k])
+        if left is None or right is None:
+            return exp((low + high) / 2)
+        if left >= 0:
+            part = left / (left - right) if left > right else 0.5
+            return exp(low + part * (high - low))
+        k, right = k - 1, left
+    return float(sizes[0])
+
+
+_MARKERS = "osD^vP*Xh<>pd8"
+# Those of matplotlib that differ most, dark ones first.
+_COLOURS = (
+    *("tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown", "tab:pink"),
+    *("tab:olive", "tab:cyan", "tab:gray", "navy", "darkgreen", "goldenrod", "orchid"),
+)
+
+
+def check_matplotlib(option: str) -> None:
+    """Raise Unsupported, with the cure, where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Unsupported(
+            f"{option} needs matplotlib, which is not installed: pip install 'mpidist[bench]'"
+        )
+
+
+def check_format(option: str, path: str) -> None:
+    """Raise InvalidArgument where matplotlib cannot write a file of that ending."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    ending = Path(path).suffix.removeprefix(".").lower()
+    if ending not in known:
+        raise InvalidArgument(f"{option} {path}: allowed endings are {', '.join(known)}")
+
+
+def draw(results: Results) -> Figure:
+    """Draw time and bus bandwidth over the bytes, a row for each collective.
+
+    The bare call and native are black; everything hand-written has a colour.  A vertical line is
+    where the fastest one changes.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row.collective for row in results.rows))
+    if not names:
+        raise Unsupported("nothing was measured, so there is nothing to draw")
+    parts = [[row for row in results.rows if row.collective == name] for name in names]
+    heights = [max(4.6, 0.8 + 0.19 * len({row.label for row in rows})) for rows in parts]
+    figure = Figure(figsize=(13.5, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(names), 2, squeeze=False, height_ratios=heights)
+    for (left, right), name, rows in zip(grid, names, parts):
+        ranks = f"{rows[0].ranks} rank{'s' * (rows[0].ranks > 1)}"
+        place = ", in place" if rows[0].in_place else ""
+        _curves(left, rows, "time_us")
+        left.set(title=f"{name}, {ranks}, {rows[0].dtype}{place}", ylabel="time (µs)")
+        _curves(right, rows, "busbw_gbs")
+        right.set(title=f"{name}: bus bandwidth", ylabel="busbw (GB/s)")
+        _mark_crossovers((left, right), rows)
+        _legend(right, rows)
+    return figure
+
+
+def _curves(axes: Any, rows: list[Row], value: str) -> None:
+    sizes = sorted({row.bytes for row in rows})
+    for label, style in _styles(rows).items():
+        points = sorted((row.bytes, getattr(row, value)) for row in rows if row.label == label)
+        points = [(x, y) for x, y in points if y > 0]
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
+    axes.set_yscale("log")
+    if sizes[0] > 0:
+        axes.set_xscale("log", base=2)
+    shown = sizes if len(sizes) <= 10 else sizes[:: -(-len(sizes) // 10)]
+    axes.set_xticks(shown, [format_size(n) for n in shown])
+    axes.minorticks_off()
+    axes.set_xlabel("bytes of the whole buffer")
+    axes.grid(True, which="major", alpha=0.3)
+
+
+def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
+    """Give each curve its style: a colour for an algorithm, hollow and dashed in other memory.
+
+    The bare call and native are thick and black; auto, which is one of the others, is thin and so.
+    """
+    names = list(dict.fromkeys(row.algorithm for row in rows))
+    own = [name for name in names if name not in (BARE, "native", "auto")]
+    styles: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        style: dict[str, Any] = {"linewidth": 1.3, "markersize": 5, "zorder": 2}
+        if row.algorithm in (BARE, "native"):
+            style |= {"color": "black", "linewidth": 3.2, "zorder": 1, "marker": "o"}
+            style |= {"linestyle": "-" if row.algorithm == BARE else ":"}
+        elif row.algorithm == "auto":
+            style |= {"color": "black", "linewidth": 1, "marker": "x", "linestyle": "-."}
+        else:
+            k = own.index(row.algorithm)
+            style |= {"color": _COLOURS[k % len(_COLOURS)], "marker": _MARKERS[k % len(_MARKERS)]}
+        if row.memory != PRIVATE:
+            style |= {"markerfacecolor": "white", "linestyle": (0, (5, 2))}
+        if row.algorithm == row.memory:
+            style |= {"linewidth": 2.6, "linestyle": "-", "zorder": 3}
+        styles[row.label] = style
+    return styles
+
+
+def _legend(axes: Any, rows: list[Row]) -> None:
+    """Name the curves beside the panel, the fastest at the largest size first, as they end."""
+    last = max(row.bytes for row in rows)
+    speed = {row.label: row.busbw_gbs for row in rows if row.bytes == last}
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(zip(handles, labels), key=lambda pair: -speed.get(pair[1], 0.0))
+    axes.legend(
+        [handle for handle, _ in order],
+        [label for _, label in order],
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
+        fontsize=8,
+        frameon=False,
+        title=f"by speed at {format_size(last)}",
+        title_fontsize=8,
+        alignment="left",
+        handlelength=3.5,
+        labelspacing=0.35,
+    )
+
+
+def _mark_crossovers(panels: tuple[Any, Any], rows: list[Row]) -> None:
+    """Set a thin vertical line where the fastest contender changes, with its size and the names.
+
+    Names stand at the top of the left panel and at the foot of the right one: curves rise in both.
+    """
+    for place in crossovers(rows):
+        text = f"{round_size(round(place.bytes))}: {place.before} → {place.after}"
+        for axes, y, side in zip(panels, (0.98, 0.02), ("top", "bottom")):
+            axes.axvline(place.bytes, color="0.45", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+            axes.text(
+                place.bytes,
+                y,
+                text,
+                transform=axes.get_xaxis_transform(),
+                rotation=90,
+                fontsize=7,
+                color="0.25",
+                ha="right",
+                va=side,
+                zorder=5,
+                bbox={"boxstyle": "square,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75},
+            )
+
+
+def draw_training(result: Any) -> Figure:
+    """Draw loss and accuracy of the demo, epoch by epoch, beside those of one process.
+
+    Parameters
+    ----------
+    result : DemoResult
+        What ``mpidist.demo.train`` gave.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    epochs = range(1, len(result.losses) + 1)
+    together = f"{result.ranks} rank{'s' * (result.ranks > 1)} together"
+    left.plot(epochs, result.losses, "C0-", linewidth=2.4, label=together)
+    right.plot(epochs, [100 * a for a in result.accuracies], "C0-", linewidth=2.4, label=together)
+    if result.reference_losses:
+        alone = {"color": "black", "marker": "o", "markersize": 4, "linestyle": "none"}
+        left.plot(epochs, result.reference_losses, label="one process", **alone)
+        accuracies = [100 * a for a in result.reference_accuracies]
+        right.plot(epochs, accuracies, label="one process", **alone)
+    left.set(title="loss", yscale="log", xlabel="epoch", ylabel="cross-entropy")
+    right.set(title="test accuracy", xlabel="epoch", ylabel="%")
+    for axes in (left, right):
+        axes.grid(True, alpha=0.3)
+        axes.legend(frameon=False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def save(results: Results, path: str) -> None:
+    """Write the curves to a file; its ending says in which format.
+
+    Raises
+    ------
+    Unsupported
+        If matplotlib does not know the format.
+    """
+    try:
+        draw(results).savefig(path, dpi=130)
+    except ValueError as error:
+        raise Unsupported(f"--plot {path}: {error}") from error
+
+
+def as_svg(figure: Figure) -> str:
+    """Give a figure as SVG to stand inside of a page."""
+    target = io.StringIO()
+    figure.savefig(target, format="svg", metadata={"Date": None})
+    text = target.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return text[text.index("<svg") :]
+
+
+DOTS = 100  # an inch, of what the sheet calls pixels
+
+
+def draw_pipeline(sheet: Sheet) -> Figure:
+    """Draw the boxes and labels of a sheet.
+
+    Parameters
+    ----------
+    sheet : Sheet
+        What :meth:`mpidist.pipeline.show.Picture.sheet` gave.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    figure = Figure(figsize=(sheet.width / DOTS, sheet.height / DOTS))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, sheet.width), ylim=(sheet.height, 0))
+    axes.set_axis_off()
+    for x, y, width, height in sheet.ground:
+        axes.add_patch(Rectangle((x, y), width, height, facecolor="#eef0f2"))
+    for box in sheet.boxes:
+        place, border = ((box.x, box.y), box.width, box.height), 0.75 * box.border
+        axes.add_patch(Rectangle(*place, facecolor=box.colour, edgecolor="white", linewidth=border))
+        middle = box.x + box.width / 2, box.y + box.height / 2
+        colour = "white" if box.dark else "#222222"
+        axes.text(*middle, box.text, size=7.9, color=colour, ha="center", va="center_baseline")
+    for word in sheet.labels:
+        title = word.style == "title"
+        axes.text(
+            word.x,
+            word.y,
+            word.text,
+            size=11.5 if title else 8.6,
+            weight="bold" if word.style in ("title", "bold") else "normal",
+            ha="right" if word.style == "right" else "left",
+            va="baseline",
+            color="#222222",
+        )
+    return figure
+
+
+def save_pipeline(sheet: Sheet, path: str) -> None:
+    """Write a sheet to a PNG file, with two dots for each pixel of the sheet."""
+    draw_pipeline(sheet).savefig(path, format="png", dpi=2 * DOTS)
+
+
+_STYLES = {"mpi4py": "--", "auto": "-"}
+
+
+def draw_scaling(results: Results) -> Figure:
+    """Draw time over bytes, a panel for each collective, a colour for each number of nodes."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row.collective for row in results.rows))
+    if not names:
+        raise Unsupported("nothing was measured, so there is nothing to draw")
+    across = min(3, len(names))
+    down = -(-len(names) // across)
+    figure = Figure(figsize=(5 * across, 3.8 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).ravel()
+    for axes, name in zip(panels, names):
+        _panel(axes, [row for row in results.rows if row.collective == name], results)
+        axes.set_title(name)
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    panels[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _panel(axes: Any, rows: list[Any], results: Results) -> None:
+    nodes = results.header["nodes"]
+    for colour, (ranks, count) in enumerate(nodes.items()):
+        for algorithm in dict.fromkeys(row.algorithm for row in rows):
+            line = [r for r in rows if r.ranks == int(ranks) and r.algorithm == algorithm]
+            axes.plot(
+                [row.bytes for row in line],
+                [row.time_us for row in line],
+                linestyle=_STYLES.get(algorithm, ":"),
+                marker="o",
+                markersize=4,
+                color=f"C{colour}",
+                label=f"{count} node{'s' * (count > 1)}, {ranks} ranks, {algorithm}",
+            )
+    sizes = sorted({row.bytes for row in rows})
+    axes.set(xlabel="bytes of the whole buffer", ylabel="time (µs)", yscale="log")
+    if sizes[0] > 0:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [format_size(n) for n in sizes])
+        axes.minorticks_off()
+    axes.grid(True, alpha=0.3)

@@ -1,0 +1,417 @@
+"""``mpidist tune``: the cases to be timed, races of candidates, and the tuning table."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..calls.prepare import Place
+from ..communicator.explain import example_call
+from ..measure import median
+from ..operations import find_op
+from ..selection.tuning import MEMORIES, PRIVATE, Entry, Key, TuningTable, kind_for
+from .cases import Workload
+from .contenders import Contender
+from .runner import Entrant, Field, Settings, in_turn
+
+ROOT_WEIGHT = 1 << 20  # bytes whose size needs twice the time of an empty one
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be gone through.
+
+    Parameters
+    ----------
+    collectives : sequence of str
+        Which.
+    sizes : sequence of int
+        Bytes of the whole buffer, ascending.
+    dtype : dtype
+        Of the elements.
+    budget : float
+        Seconds for all together.
+    """
+
+    collectives: Sequence[str]
+    sizes: Sequence[int]
+    dtype: Any = "float32"
+    budget: float = 60.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One collective at one size in one kind of memory, and when its time is over."""
+
+    collective: str
+    memory: str
+    nbytes: int
+    works: dict[str, Workload]
+    until: float
+
+
+class Stop:
+    """Whether the user wants it to end: Ctrl-C, or a launcher that ends the job."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __call__(self) -> bool:
+        """Tell whether it was asked for."""
+        return self.wanted
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Note SIGINT and SIGTERM instead of dying of them; a second one ends the process."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def note(number: int, frame: Any) -> None:
+            self.wanted = True
+            signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def memories(comm: Any, collective: str) -> tuple[str, ...]:
+    """Give the kinds of memory that a collective can have its arrays in, here."""
+    possible = comm.topology.num_nodes == 1 and comm.backend.native is not None
+    return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
+
+
+def count_cells(comm: Any, wish: Wish) -> int:
+    """Give the number of cells of a wish."""
+    sizes = {c: 1 if c == "barrier" else len(wish.sizes) for c in wish.collectives}
+    return sum(len(memories(comm, c)) * sizes[c] for c in wish.collectives)
+
+
+def cells(
+    comm: Any, wish: Wish, stopped: Callable[[], bool], cost: Callable[[Cell], float]
+) -> Iterator[Cell]:
+    """Give one cell after the other, each with its share of the budget; the same on every rank.
+
+    Collectives and kinds of memory share the budget equally, sizes by the root of their bytes.
+    What one leaves goes to the others.  What there is no time for any more is left out.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Collective.
+    wish : Wish
+        What and how long.
+    stopped : callable
+        Tells on rank 0 whether to end.
+    cost : callable
+        Gives the seconds that a cell takes at the least; rank 0's counts.
+    """
+    end = perf_counter() + wish.budget
+    groups = [(c, memory) for c in wish.collectives for memory in memories(comm, c)]
+    work: Workload | None = None
+    for index, (collective, memory) in enumerate(groups):
+        share = perf_counter() + (end - perf_counter()) / (len(groups) - index)
+        sizes = [0] if collective == "barrier" else sorted(wish.sizes)
+        if work is None or work.collective != collective:
+            work = Workload(collective, comm.rank, comm.size, 0, max(sizes), wish.dtype)
+        place = work if memory == PRIVATE else work.elsewhere(comm.empty)
+        weights = [1 + (nbytes / ROOT_WEIGHT) ** 0.5 for nbytes in sizes]
+        for k, nbytes in enumerate(sizes):
+            now = perf_counter()
+            until = now + max(share - now, 0.0) * weights[k] / sum(weights[k:])
+            cell = Cell(collective, memory, nbytes, {memory: place}, until)
+            if _agree(comm, stopped() or now + cost(cell) > end):
+                break
+            yield cell
+
+
+def _agree(comm: Any, value: bool) -> bool:
+    """Bring rank 0's verdict to all."""
+    return bool(comm.broadcast(np.array([value], np.int8), root=0)[0])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep the collection of garbage out of the times."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+LEAST = 2  # iterations before anyone drops out
+MOST = 200  # iterations
+CHECKED = 1 << 20  # above, only the first two results of each contender are looked at
+FROM = 64 << 10  # bytes from which a way that is behind by HOPELESS does not catch up
+HOPELESS = 3.0
+CLOSE = 1.1  # whoever is so near to the fastest stays in
+
+Keep = Callable[[list[tuple[float, Entrant]]], list[Entrant]]
+
+
+def candidates(comm: Any, collective: str, nbytes: int, memory: str) -> tuple[list[str], str]:
+    """Give every way that can serve, trees in two arities, and the one that "auto" takes now.
+
+    That one may be named with its parts (``hierarchical/direct/ring``): it takes part as it is.
+    """
+    chosen, every = comm.explain(collective, nbytes, memory=memory)
+    names: list[str] = []
+    for way in every:
+        if way.can:
+            tree = way.choice is not None and "arity" in way.choice.algorithm.uses
+            names += [f"{way.name}:2", f"{way.name}:4"] if tree else [way.name]
+    name = chosen.name
+    if f"{name}:2" in names:
+        name = f"{name}:2"
+    return (names if name in names else [*names, name]), name
+
+
+def faster_half(*kept: str) -> Keep:
+    """Make a rule that keeps the faster half, whoever is close to the fastest, and some others."""
+
+    def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
+        half, limit = -(-len(ranking) // 2), ranking[0][0] * CLOSE
+        return [
+            entry
+            for place, (seconds, entry) in enumerate(ranking)
+            if place < half or seconds <= limit or entry.name in kept
+        ]
+
+    return keep
+
+
+def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
+    """Make a rule that drops who takes more than `limit` times the least, but for some."""
+
+    def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
+        least = ranking[0][0]
+        return [e for seconds, e in ranking if seconds <= limit * least or e.name in kept]
+
+    return keep
+
+
+class Race(Field):
+    """Contenders of one collective, size and kind of memory.
+
+    Parameters
+    ----------
+    comm, works, nbytes
+        See :class:`~mpidist.bench.runner.Field`.
+    memory : str
+        Where the arrays of all are.
+    until : float
+        When it ends, of ``time.perf_counter``; rank 0's counts.
+    stopped : callable
+        Tells on rank 0 whether the user wants it to end.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        works: Mapping[str, Workload],
+        nbytes: int,
+        memory: str,
+        until: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ):
+        super().__init__(comm, {memory: works[memory]}, nbytes, Settings(limit=float("inf")))
+        self.memory, self.until, self.stopped = memory, until, stopped
+        self.cycle_seconds = 0.0  # of the last one, everything included
+        self.complete = True  # everyone was called
+
+    def must_end(self) -> bool:
+        """Tell, on rank 0, whether this part of the race is over."""
+        return self.stopped() or perf_counter() > self.until
+
+    def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:
+        """Race; give the times of those that were in it to the end, iteration by iteration.
+
+        Who dropped out is still in `entries`, with fewer times.
+        """
+        end, begun = self.until, perf_counter()
+        for name in names:
+            self.admit(Contender(name, self.memory))
+            if self.over and self.entries:
+                self.complete = name == names[-1]
+                break
+        self._time(self.entries)  # the second call with an array is the first that is bound
+        self.checking = self.case.nbytes <= CHECKED
+        alive = list(self.entries)
+        for entry in alive:
+            if not self.over:
+                entry.times.clear()
+        while not self.over and alive and len(alive[0].times) < MOST:
+            alive = [entry for entry in self._heat(alive, end) if not entry.wrong]
+            if not alive:
+                break
+            alive = keep(sorted(((median(e.times), e) for e in alive), key=lambda pair: pair[0]))
+        self.spent = perf_counter() - begun
+        return {entry.name: entry.times for entry in alive}
+
+    def _heat(self, alive: list[Entrant], end: float) -> list[Entrant]:
+        """Let all that are in have their share of the time that is left."""
+        heats = max(len(alive).bit_length() - 1, 1)
+        now = perf_counter()
+        self.until = end if heats == 1 else now + (end - now) / heats
+        for k in range(MOST):
+            self._time(in_turn(alive, len(alive[0].times)))
+            if self.over and k + 1 >= LEAST or len(alive[0].times) >= MOST:
+                break
+        self.until = end
+        self._time([])
+        return alive
+
+    def _time(self, order: list[Entrant]) -> None:
+        begun = perf_counter()
+        for entry, seconds in zip(order, self.cycle(order)):
+            entry.times.append(seconds)
+        self.cycle_seconds = perf_counter() - begun
+
+    @property
+    def wrong(self) -> list[str]:
+        """Who gave a wrong result, on any rank."""
+        return [entry.name for entry in self.entries if entry.wrong]
+
+
+class History:
+    """What the sizes before of one collective and kind of memory have shown."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}  # of the last size at which each was measured
+        self.hopeless: set[str] = set()
+        self.nbytes, self.cycle = 1, 0.0
+
+    def order(self, names: list[str], usual: str) -> list[str]:
+        """Put who was fast first: if time is short, the others are not called."""
+        left = [n for n in names if n not in self.hopeless or n == usual]
+        return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
+
+    def cost(self, nbytes: int) -> float:
+        """Give the seconds that the fastest few will take at the least."""
+        return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
+
+    def learn(self, race: Race) -> dict[str, float]:
+        """Take in a race; give the medians."""
+        medians = {e.name: median(e.times) for e in race.entries if e.times}
+        self.seconds.update(medians)
+        self.nbytes, self.cycle = max(race.case.nbytes, 1), race.cycle_seconds
+        if race.case.nbytes >= FROM and medians:
+            limit = HOPELESS * min(medians.values())
+            self.hopeless |= {name for name, s in medians.items() if s > limit}
+        return medians
+
+
+MARGIN = 1.03  # what is not faster by more than this is noise: no reason to leave a choice
+
+Step = Callable[[str, int], Any]
+
+
+@dataclass
+class Tuned:
+    """What a run of the tuner found.
+
+    Attributes
+    ----------
+    table : TuningTable
+        Grows as sizes are done.
+    wrong : list of str
+        Who gave a wrong result, where.
+    measured, left_out : int
+        Sizes that were measured, and that there was no time for.
+    """
+
+    table: TuningTable
+    wrong: list[str] = field(default_factory=list)
+    measured: int = 0
+    left_out: int = 0
+
+
+def tune(
+    comm: Any,
+    wish: Wish,
+    about: Mapping[str, Any],
+    on_step: Step = lambda collective, nbytes: None,
+    on_table: Callable[[TuningTable], Any] = lambda table: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Tuned:
+    """Find the fastest way for each call; collective, with the same arguments on every rank.
+
+    Parameters
+    ----------
+    comm : Communicator
+        On which.
+    wish : Wish
+        What, and for how long.
+    about : mapping
+        Goes into the table.
+    on_step : callable
+        Called with collective and bytes before each size.
+    on_table : callable
+        Called with the table whenever an entry has changed.
+    stopped : callable
+        Tells on rank 0 whether to end: what was measured so far is kept.
+
+    Returns
+    -------
+    Tuned
+        The same on every rank.
+    """
+    found = Tuned(TuningTable((), about))
+    histories: dict[tuple[str, str], History] = {}
+    chosen: dict[Key, dict[int, str]] = {}
+    times: dict[Key, dict[int, dict[str, float]]] = {}
+
+    def history(cell: Cell) -> History:
+        return histories.setdefault((cell.collective, cell.memory), History())
+
+    with undisturbed():
+        for cell in cells(comm, wish, stopped, lambda c: history(c).cost(c.nbytes)):
+            on_step(cell.collective, cell.nbytes)
+            before = history(cell)
+            race = Race(comm, cell.works, cell.nbytes, cell.memory, cell.until, stopped)
+            nbytes = race.case.nbytes
+            names, usual = candidates(comm, cell.collective, nbytes, cell.memory)
+            finalists = race.run(before.order(names, usual), faster_half(usual))
+            found.wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
+            right = {n: t for n, t in finalists.items() if n not in race.wrong and t}
+            if not right:
+                continue
+            key = key_of(comm, cell.collective, cell.memory, wish.dtype)
+            ways = chosen.setdefault(key, {})
+            previous = ways[max(ways)] if ways else usual
+            ways[nbytes] = settle(right, usual, previous)
+            times.setdefault(key, {})[nbytes] = before.learn(race)
+            found.table.entries[key] = Entry.from_points(key, ways, times[key])
+            found.measured += 1
+            on_table(found.table)
+    found.left_out = count_cells(comm, wish) - found.measured
+    return found
+
+
+def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> str:
+    """Choose: the usual way, or that of the size before, unless another is faster by a margin."""
+    medians = {name: median(seconds) for name, seconds in finalists.items()}
+    best = min(medians, key=lambda name: medians[name])
+    for name in (usual, previous):
+        if name in medians and medians[name] <= MARGIN * medians[best]:
+            return name
+    return best
+
+
+def key_of(comm: Any, collective: str, memory: str, dtype: Any) -> Key:
+    """Give the key that calls of a collective on arrays of `dtype` look up."""
+    call = example_call(Place(comm.rank, comm.size), collective, 8, find_op("sum"))
+    call.dtype = np.dtype(dtype)
+    library = comm.backend.library
+    return Key(library, tuple(map(len, comm.topology.groups)), kind_for(call), collective, memory)

@@ -1,0 +1,1 @@
+"""Checkpoints: saved by all ranks, in files that need no pickle."""

@@ -1,0 +1,425 @@
+"""Checkpoints: each rank writes a part; a kill at any moment leaves the last complete one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..communicator.communicator import check_communicator
+from ..errors import CheckpointError, InvalidArgument, MpidistError
+from ..frameworks.base import digest, dtype_name
+from ..frameworks.generators import source_of
+from ..topology import Grid
+from . import files
+from .format import (
+    Divided,
+    Leaf,
+    Manifest,
+    Segment,
+    damaged,
+    is_divided,
+    merge,
+    state_of,
+    take_apart,
+    write_shares,
+)
+
+_NAME = re.compile(r"step-(\d+)\.(\d+)")
+_SHOWN = 5  # of the entries that differ, in an error message
+
+Entry = tuple[str, tuple[int, ...], bool, int, int, int | None]
+"""Of an array on a rank: dtype, shape, whether it is whole, first element, number, digest."""
+
+
+class Checkpoint:
+    """The checkpoints of a training, in a folder that all ranks see.
+
+    Parameters
+    ----------
+    folder : path
+        Is made if need be.
+    comm : Communicator or Grid
+        The ranks; :meth:`save` and :meth:`load` are collective.  With a :class:`~mpidist.Grid`
+        everything is saved and restored by stage, and the same on the replicas of a stage.
+    keep : int
+        How many checkpoints stay, > 0; the oldest are removed.
+
+    Notes
+    -----
+    What is saved are objects with ``state_dict()``, such as models, optimizers and shards, and
+    plain states of arrays, numbers, strings, lists, tuples and dicts.  Nothing is pickled.
+
+    A state is the same on all ranks, which is checked, each writes a part of it, and it loads on
+    any number of ranks.  What differs is declared:
+
+    - ``save(…, per_rank=…)``: each rank saves its own, and gets it back.
+    - Sources of random numbers are per rank by themselves: a Generator or RandomState of numpy, a
+      Generator of PyTorch, a Random of Python, and the modules ``random``, ``numpy.random``,
+      ``torch`` and ``torch.cuda``.
+    - A :class:`~mpidist.Pipeline` is saved by stage, a :class:`~mpidist.ZeroOptimizer` by slices.
+    - Buffers of a :class:`~mpidist.DDP` follow its `buffers`: those of rank 0 for "broadcast",
+      every rank's for "keep" (on another number of ranks those of rank 0).
+
+    The files are complete on the disk before their folder gets its name ``step-….0``; the manifest
+    holds the SHA-256 of every piece, which :meth:`load` checks.  Waiting for slow ranks is subject
+    to the deadline of the communicator.
+    """
+
+    def __init__(self, folder: Any, comm: Any, keep: int = 3):
+        self._grid = comm if isinstance(comm, Grid) else None
+        comm = comm if self._grid is None else self._grid.comm
+        check_communicator(comm)
+        if not isinstance(folder, (str, PathLike)):
+            raise InvalidArgument(f"rank {comm.rank}: folder={folder!r}: allowed are paths")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise InvalidArgument(f"rank {comm.rank}: keep={keep!r}: allowed are whole numbers > 0")
+        self.folder, self.keep, self._comm = Path(folder), keep, comm
+
+    # -- saving -----------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        *,
+        per_rank: Mapping[str, Any] | Iterable[str] | str = (),
+        **objects: Any,
+    ) -> Path:
+        """Write a checkpoint; return its folder.
+
+        Parameters
+        ----------
+        step : int
+            ≥ 0.  If there is a checkpoint of that step, this one takes its place.
+        per_rank : mapping of str to object, or iterable of str
+            What differs from rank to rank, by name; or the names of those of `objects` that do.
+        **objects
+            What is saved, by name.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, if any could not write, or has what cannot be saved, or if a state
+            differs that was not declared; the message names what differs, and the ranks.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InvalidArgument(
+                f"rank {self._comm.rank}: step={step!r}: allowed are whole numbers >= 0"
+            )
+        objects, own = self._declared(per_rank, objects)
+        divided = {name: self._division(value, name in own) for name, value in objects.items()}
+        leaves: dict[str, Leaf] = {}
+        alone: set[str] = set()  # paths that no other rank has
+        rank, size = self._comm.rank, self._comm.size
+
+        def gather() -> dict[str, str]:
+            trees = {}
+            for name, value in objects.items():
+                before = len(leaves)
+                source = source_of(value)
+                state = state_of(value) if source is None else source.get_state()
+                by = divided[name]
+                if by is not None:
+                    state = Divided({self._key(by[0]): state})
+                trees[name] = json.dumps(take_apart(state, name, leaves))
+                if size == 1 or (by is not None and by[0] == "rank"):
+                    alone.update(list(leaves)[before:])
+            return trees
+
+        def describe() -> dict[str, Entry]:
+            return {path: _entry(leaf, path not in alone) for path, leaf in leaves.items()}
+
+        self._same("save(step, names)", (step, sorted(objects)))
+        self._same("save(per_rank)", sorted((name, by) for name, by in divided.items() if by))
+        trees = self._agree("save", gather)
+        tables = self._agree("save", describe)
+        # Rank 0 for all: it has to read the trees of every rank.
+        joined, wrong = ({}, "") if rank else _compare(trees, tables)
+        wrong = self._comm.broadcast_object(wrong)
+        if wrong:
+            raise CheckpointError(f"rank {rank}: save: {wrong}")
+        made = self._agree("save", lambda: rank or files.make_folder(self.folder, str(step)))[0]
+        holders = {
+            path: [r for r, held in enumerate(tables) if path in held]
+            for table in tables
+            for path in table
+        }
+        holders |= {path: holders[path][:1] for path, leaf in leaves.items() if leaf.led}
+        written = self._agree("save", lambda: write_shares(made, leaves, holders, rank))
+
+        def finish() -> Path | None:
+            if rank:
+                return None
+            kept = {name: by for name, by in divided.items() if by}
+            manifest = Manifest(step, size, joined, _join(tables, written), kept)
+            manifest.save(made)
+            return self._publish(step, made)
+
+        return self._agree("save", finish)[0]
+
+    def _declared(self, per_rank: Any, objects: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+        """Return all objects, and the names of those that differ from rank to rank."""
+        where = f"rank {self._comm.rank}: per_rank={per_rank!r}"
+        if isinstance(per_rank, Mapping):
+            twice = sorted(set(per_rank) & set(objects))
+            if twice:
+                raise InvalidArgument(f"{where}: {', '.join(twice)} is also given by keyword")
+            return {**objects, **per_rank}, set(per_rank)
+        names = {per_rank} if isinstance(per_rank, str) else set(per_rank)
+        if not names <= set(objects):
+            raise InvalidArgument(
+                f"{where}: allowed are names of what is saved, {', '.join(objects)}, and a mapping "
+                "of names to objects"
+            )
+        return objects, names
+
+    def _division(self, value: Any, own: bool) -> tuple[str, int] | None:
+        """Return ("rank" or "stage", count) of a divided state, None for a replicated one."""
+        if own or source_of(value) is not None:
+            return "rank", self._comm.size
+        if self._grid is not None and not getattr(value, "by_stage", False):
+            return "stage", self._grid.shape[1]
+        return None
+
+    def _key(self, by: str) -> int:
+        """Return this rank's entry of a divided state."""
+        return self._grid.pipe_index if by == "stage" and self._grid else self._comm.rank
+
+    def _publish(self, step: int, made: Path) -> Path:
+        """Give the checkpoint its name, then remove those that it replaces."""
+        there = self._found()
+        newer = [generation for other, generation, _ in there if other == step]
+        final = self.folder / f"step-{step:08d}.{max(newer, default=-1) + 1}"
+        files.publish(made, final)
+        steps = sorted({other for other, _, _ in there} | {step})
+        kept = set(steps[-self.keep :]) | {step}
+        for other, _, path in there:
+            if other not in kept or other == step:
+                files.remove(path)
+        return final
+
+    # -- loading ----------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """List the steps of which there are complete checkpoints, ascending."""
+        return sorted({step for step, _, _ in self._found()})
+
+    def load(
+        self, step: int | None = None, *, skip: Iterable[str] | str = (), **objects: Any
+    ) -> dict[str, Any] | None:
+        """Read a checkpoint; on any number of ranks, but for what was saved per rank.
+
+        Parameters
+        ----------
+        step : int, optional
+            Which; by default the last.
+        skip : iterable of str
+            Names of what is not to be read, such as what ranks that are no more have saved.
+        **objects
+            What is to take its state, by name, by ``load_state_dict()``; and sources of random
+            numbers.
+
+        Returns
+        -------
+        dict or None
+            The other states that were saved, and "step"; None if there is no checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, if the checkpoint is damaged, lacks what is asked for, or has for other
+            numbers of ranks or stages what was saved by those.
+        """
+        rank, size = self._comm.rank, self._comm.size
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise InvalidArgument(
+                f"rank {rank}: step={step!r}: allowed are whole numbers >= 0, and None for the last"
+            )
+        for name, value in objects.items():
+            if not callable(getattr(value, "load_state_dict", None)) and source_of(value) is None:
+                raise InvalidArgument(
+                    f"rank {rank}: load: {name} is of {type(value).__name__}: allowed are objects "
+                    "with load_state_dict(); load() gives what else there is"
+                )
+        skipped = {skip} if isinstance(skip, str) else set(skip)
+        if skipped & set(objects):
+            raise InvalidArgument(
+                f"rank {rank}: load: skip={skip!r}: {', '.join(sorted(skipped & set(objects)))} is "
+                "also to be loaded"
+            )
+        path = self._agree("load", lambda: None if rank else self._find(step))[0]
+        if path is None:
+            return None
+        manifest = self._agree("load", lambda: None if rank else Manifest.load(path))[0]
+        wanted = [name for name in manifest.trees if name not in skipped]
+
+        def check() -> dict[str, int | None]:
+            missing = sorted({*objects, *skipped} - set(manifest.trees))
+            if missing:
+                raise CheckpointError(
+                    f"{path} has no {', '.join(missing)}, but {', '.join(manifest.trees)}"
+                )
+            keys = {name: self._mine(name, manifest.divided.get(name)) for name in wanted}
+            mine = manifest.segments()[rank::size]
+            wrong = damaged(path, mine, manifest.itemsizes())
+            if wrong:
+                raise CheckpointError(f"{wrong}; there are steps {self.steps()}")
+            return keys
+
+        keys = self._agree("load", check)[rank]
+        for name, value in objects.items():
+            source = source_of(value)
+            state = manifest.state(name, path, not getattr(value, "takes_parts", False), keys[name])
+            if is_divided(state) and not getattr(value, "takes_slices", False):
+                raise InvalidArgument(
+                    f"rank {rank}: load: {name} was saved of a ZeroOptimizer, by slices, and is "
+                    "to be loaded into one (on any number of ranks), not into "
+                    f"{type(value).__name__}"
+                )
+            if source is None:
+                value.load_state_dict(state)
+            else:
+                source.set_state(state)
+        others = [name for name in wanted if name not in objects]
+        loaded = {name: manifest.state(name, path, True, keys[name]) for name in others}
+        return {**loaded, "step": manifest.step}
+
+    def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
+        """Return this rank's entry of what was saved by a name; None if it was not divided."""
+        if divided is None:
+            return None
+        by, count = divided
+        there = self._grid.shape[1] if by == "stage" and self._grid else self._comm.size
+        said = f"{name} was saved per {by}, for {count} {by}s"
+        if by == "stage" and self._grid is None:
+            raise CheckpointError(f"{said}: give a grid with as many, Checkpoint(folder, grid)")
+        if count != there:
+            raise CheckpointError(
+                f"{said}, and there are {there}: load(…, skip=[{name!r}]) loads the rest"
+            )
+        return self._key(by)
+
+    def _find(self, step: int | None) -> Path | None:
+        there = sorted(self._found())
+        wanted = [path for other, _, path in there if step is None or other == step]
+        if step is not None and not wanted:
+            raise CheckpointError(f"no checkpoint of step {step}: there are {self.steps()}")
+        return wanted[-1] if wanted else None
+
+    def _found(self) -> list[tuple[int, int, Path]]:
+        """List step, generation and folder of complete checkpoints."""
+        try:
+            entries = list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        named = [(path, _NAME.fullmatch(path.name)) for path in entries]
+        return [(int(name[1]), int(name[2]), path) for path, name in named if name]
+
+    def _same(self, what: str, mine: Any) -> None:
+        """Raise CheckpointError on every rank if not all have the same."""
+        every = self._comm.allgather_object(mine)
+        for rank, other in enumerate(every):
+            if other != every[0]:
+                raise CheckpointError(
+                    f"rank {self._comm.rank}: {what}: rank {rank} has {other} where rank 0 has "
+                    f"{every[0]}; all must save the same"
+                )
+
+    def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
+        """Do something on every rank; give all results, or raise everywhere if any failed."""
+        result, wrong = None, ""
+        try:
+            result = act()
+        except (OSError, MpidistError, MemoryError) as error:
+            wrong = f"{type(error).__name__}: {error}"
+        found = self._comm.allgather_object((result, wrong))
+        ranks: dict[str, list[str]] = {}
+        for rank, (_, text) in enumerate(found):
+            if text:
+                ranks.setdefault(text, []).append(str(rank))
+        if ranks:
+            errors = [f"on rank {', '.join(those)}: {text}" for text, those in ranks.items()]
+            raise CheckpointError(f"rank {self._comm.rank}: {what}: {'; '.join(errors)}")
+        return [value for value, _ in found]
+
+
+def _compare(
+    trees: list[dict[str, str]], tables: list[dict[str, Entry]]
+) -> tuple[dict[str, Any], str]:
+    """Return the trees that ranks have in common, and what is wrong if they do not have all."""
+    wrong: dict[str, str] = {}
+
+    def unlike(path: str, ranks: Sequence[int]) -> None:
+        wrong.setdefault(path, f"{path} differs on rank {', '.join(map(str, ranks))}")
+
+    joined = {}
+    for name in trees[0]:
+        # Most states are the same text on all ranks: then one tree stands for all.
+        alike = all(other[name] == trees[0][name] for other in trees)
+        chosen = trees[:1] if alike else trees
+        of_ranks = {rank: json.loads(other[name]) for rank, other in enumerate(chosen)}
+        joined[name] = merge(of_ranks, name, unlike)
+    held: dict[str, dict[int, Entry]] = {}
+    for rank, table in enumerate(tables):
+        for path, entry in table.items():
+            held.setdefault(path, {})[rank] = entry
+    for path, entries in held.items():
+        text = _unlike(path, entries)
+        if text:
+            wrong.setdefault(path, text)
+    if not wrong:
+        return joined, ""
+    texts = list(wrong.values())
+    more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    names = sorted({path.partition("/")[0] for path in wrong})
+    return joined, (
+        f"not the same on all ranks: {'; '.join(texts[:_SHOWN])}{more}. Declare what differs: "
+        f"save(…, per_rank={names}); save a Pipeline as such, and the stages of a grid with "
+        "Checkpoint(folder, grid)"
+    )
+
+
+def _entry(leaf: Leaf, shared: bool) -> Entry:
+    """Return what a rank tells the others of an array of its state."""
+    checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.led else None
+    return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, checksum
+
+
+def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
+    """Return what is wrong with an array that some ranks have; nothing if it is the same on all."""
+    lowest = min(entries)
+    dtype, shape, whole, *_ = first = entries[lowest]
+    if whole and all(entry == first for entry in entries.values()):
+        return ""
+    for rank, (other, there, *_) in entries.items():
+        if (other, there) != (dtype, shape):
+            return f"{path} is {other} {there} on rank {rank} and {dtype} {shape} on rank {lowest}"
+    others = [rank for rank, e in entries.items() if e[2] != whole or (whole and e != first)]
+    if others:
+        return f"{path} differs on rank {', '.join(map(str, others))}"
+    stop = 0
+    for start, count in sorted((entry[3], entry[4]) for entry in entries.values() if entry[4]):
+        if start != stop:
+            break
+        stop += count
+    if stop == math.prod(shape):
+        return ""
+    return (
+        f"{path}, of which ranks {', '.join(map(str, entries))} have parts that do not make up the "
+        "whole"
+    )
+
+
+def _join(
+    tables: list[dict[str, Any]], written: list[dict[str, list[Segment]]]
+) -> dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]:
+    """Join what all ranks wrote."""
+    joined = {}
+    for path, (dtype, shape, *_) in {p: t for table in tables for p, t in table.items()}.items():
+        segments = [segment for shares in written for segment in shares.get(path, ())]
+        joined[path] = (dtype, shape, tuple(sorted(segments, key=lambda s: s.start)))
+    return joined

@@ -1,0 +1,1 @@
+"""Which library a model is written in: one adapter each."""

@@ -1,0 +1,155 @@
+"""Adapters for the library that a model is written in: parameters, gradients, hooks, dtypes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, Protocol
+from weakref import WeakMethod
+from zlib import crc32
+
+import numpy as np
+
+from ..device.recognise import on_host
+from ..errors import Unsupported
+from ..operations import is_numpys
+
+
+def digest(array: Any) -> int:
+    """Return the CRC-32 of the bytes of an array of any library."""
+    host, name = on_host(array), library(array)
+    if name is not None:
+        host = importlib.import_module(ADAPTERS[name]).as_array(host)
+    return crc32(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """Name a dtype so that :func:`find_dtype` finds it."""
+    return dtype.str if is_numpys(dtype) else dtype.name
+
+
+def find_dtype(name: str) -> np.dtype:
+    """Give the dtype of a name.
+
+    Raises
+    ------
+    Unsupported
+        If it needs a package that is not there.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise Unsupported(f"dtype {name} needs the package ml_dtypes") from None
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+class Weakly:
+    """A form of a method for hooks: these must not keep alive what a user has dropped.
+
+    A copy of it does nothing, in this process or another: who copies a module with its hooks gets
+    one that nobody has wrapped.
+    """
+
+    def __init__(self, method: Callable[..., object]):
+        self._reference = WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the method, if there is still somebody to do that for."""
+        act = self._reference()
+        if act is not None:
+            act(*arguments)
+
+    def __reduce__(self) -> Any:
+        return partial, (nothing,)
+
+
+ADAPTERS = {"torch": "mpidist.torch.framework"}
+"""Where the adapter of a library is: a module with an object ``FRAMEWORK``."""
+
+Remove = Callable[[], object]
+
+
+class Framework(Protocol):
+    """One library's parameters, gradients and hooks.
+
+    A parameter has ``data`` and ``grad``; what differs between libraries is here.
+    """
+
+    def parameters(self, module: Any) -> list[tuple[str, Any]]:
+        """List the parameters that are learnt, with their names, each once."""
+
+    def refusal(self, module: Any) -> str:
+        """Return why a module cannot be wrapped; nothing if it can."""
+
+    def unready(self, module: Any) -> list[str]:
+        """Name parameters and buffers that have no shape yet."""
+
+    def places(self, module: Any) -> list[Any]:
+        """List the dicts that hold the module's parameters and modules, if they are in such."""
+
+    def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
+        """List arrays that are part of the model and not learnt; they share memory with it."""
+
+    def values(self, p: Any) -> Any:
+        """Give a parameter's values as an array that communicators take; it shares memory."""
+
+    def kind(self, p: Any) -> Hashable:
+        """Give what must be equal in a bucket."""
+
+    def like(self, p: Any, count: int) -> Any:
+        """Make a flat array of private memory, as communicators take it, for data like `p`'s."""
+
+    def view(self, flat: Any, start: int, p: Any) -> Any:
+        """Give the part of a flat array from `start` on that can be `p`'s data or gradient."""
+
+    def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
+        """Give a flat parameter whose data and gradient are parts of two flat arrays."""
+
+    def stream(self, p: Any) -> int | None:
+        """Give the stream that `p`'s library queues work on now; None for host memory."""
+
+    def on_device(self, array: Any, p: Any) -> Any:
+        """Give a flat array of a GPU, of `p`'s dtype or its bytes, as the library has arrays."""
+
+    def placed(self, value: Any, p: Any) -> Any:
+        """Give an array of a state that was read, in the memory where `p` is."""
+
+    def copy(self, view: Any, gradient: Any) -> None:
+        """Copy a gradient into a view."""
+
+    def clear(self, p: Any) -> None:
+        """Fill the gradient that there is with zeros."""
+
+    def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
+        """Have `act` called after something was added to `p.grad`; None if that cannot be."""
+
+    def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
+        """Have `act` called before each forward; None if who calls forward must do that."""
+
+    def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
+        """Give what an optimizer keeps for a parameter, to be read and changed."""
+
+    def hand_over(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
+        """Have an optimizer change other parameters, by groups, and forget what it kept."""
+
+
+def library(x: Any) -> str | None:
+    """Name the library of :data:`ADAPTERS` that an object, or a class it is derived from, is of."""
+    roots = (kind.__module__.partition(".")[0] for kind in type(x).__mro__)
+    return next((root for root in roots if root in ADAPTERS), None)
+
+
+def framework_of(module: Any) -> Framework:
+    """Give the adapter for a module; the library is not imported unless the module is of it."""
+    name = library(module)
+    where = "mpidist.frameworks.arrays" if name is None else ADAPTERS[name]
+    return importlib.import_module(where).FRAMEWORK

@@ -1,0 +1,1 @@
+"""What ``mpidist run`` does: find the MPI, start the ranks, monitor them, report how they ended."""

@@ -1,0 +1,168 @@
+"""The SLURM allocation of this job: from the environment, and from what SLURM answers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import LaunchError
+from .mpi import ask
+
+
+def cores() -> int:
+    """Give the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+_GROUP = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What SLURM granted to a job.
+
+    Attributes
+    ----------
+    job : str
+        Its number; where that is the number of an array too, ARRAY_INDEX, by which SLURM knows this
+        job alone.
+    node_list : str
+        Its nodes as SLURM writes them, for example ``n[1-4]``.
+    cpus : tuple of int
+        On each node, as SLURM counts: cores, or their hardware threads.
+    tasks : tuple of int
+        Tasks on each node; empty where the job asked for none.
+    cpus_per_task : int or None
+        As the job asked for; None where it did not.
+    partition : str
+        Where it runs.
+    restarts : int
+        How often SLURM has started the job again, as the environment says: it may have been
+        inherited from the job in which this one was submitted.
+    parts : int
+        Of a heterogeneous job; 1 for others.
+    """
+
+    job: str
+    node_list: str
+    cpus: tuple[int, ...]
+    tasks: tuple[int, ...] = ()
+    cpus_per_task: int | None = None
+    partition: str = ""
+    restarts: int = 0
+    parts: int = 1
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> Allocation | None:
+        """Give the allocation of this process; None outside of one."""
+        job = environ.get("SLURM_JOB_ID", "")
+        cpus = per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        if not job or not cpus:
+            return None
+        array = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+        asked = any(environ.get(f"SLURM_NTASKS{kind}") for kind in ("", "_PER_NODE"))
+        return cls(
+            "_".join(array) if all(array) and array[0] == job else job,
+            environ.get("SLURM_JOB_NODELIST", ""),
+            cpus,
+            per_node(environ.get("SLURM_TASKS_PER_NODE", "")) if asked else (),
+            _number(environ, "SLURM_CPUS_PER_TASK") or None,
+            environ.get("SLURM_JOB_PARTITION", ""),
+            _number(environ, "SLURM_RESTART_COUNT"),
+            max(_number(environ, "SLURM_HET_SIZE"), 1),
+        )
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.cpus)
+
+
+def per_node(text: str) -> tuple[int, ...]:
+    """Read numbers by node as SLURM writes them.
+
+    Examples
+    --------
+    >>> per_node("2(x3),1")
+    (2, 2, 2, 1)
+    """
+    found = [_GROUP.fullmatch(part) for part in text.split(",")]
+    if not text or not all(found):
+        return ()
+    return tuple(int(m[1]) for m in found if m for _ in range(int(m[2] or 1)))
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+def in_step(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether srun started this process (a batch script and salloc's shell it did not)."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdigit() and "SLURM_STEP_NUM_TASKS" in environ
+
+
+ANSWER_SECONDS = 5.0  # a controller that is slower is not waited for: there are usual values
+KILL_WAIT = 30.0  # SLURM's own default
+
+
+def threads_per_core(allocation: Allocation) -> int:
+    """Give how many of the CPUs that SLURM counts are one core; 1 if it does not answer."""
+    node = os.environ.get("SLURMD_NODENAME") or allocation.node_list
+    threads = 1
+    for line in _scontrol("-o", "show", "node", node).splitlines():
+        found = dict(re.findall(r"\b(\w+)=(\d+)", line))
+        names = ("Boards", "Sockets", "CoresPerSocket", "ThreadsPerCore", "CPUTot")
+        boards, sockets, cores, each, cpus = (int(found.get(name, 1)) for name in names)
+        if cpus >= max(boards, 1) * sockets * cores * each:  # else SLURM counts cores
+            threads = max(threads, each)
+    return threads
+
+
+def kill_wait() -> float:
+    """Give the seconds from SLURM's SIGTERM, as at a job's time limit, to its SIGKILL."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", _scontrol("show", "config"), re.M)
+    return float(found[1]) if found else KILL_WAIT
+
+
+def whole_job(allocation: Allocation, environ: Mapping[str, str] = os.environ) -> Allocation:
+    """Give the allocation with the tasks of the job, also to a shell of ``srun --pty``.
+
+    There the environment has the one task of the shell in their place.
+    """
+    if not in_step(environ):
+        return allocation
+    said = about_job(allocation.job)
+    asked = said.get("NtasksPerN:B:S:C", "0").partition(":")[0]
+    if "NumTasks" not in said:
+        asked = environ.get("SLURM_NTASKS_PER_NODE", "")
+    if asked.isdigit() and int(asked):
+        return replace(allocation, tasks=(int(asked),) * allocation.nodes)
+    count, each = (said.get(name, "") for name in ("NumTasks", "CPUs/Task"))
+    if not count.isdigit() or not int(count):
+        return allocation
+    share = int(each) if each.isdigit() and int(each) else 1
+    tasks = [max(1, cpus // share) for cpus in allocation.cpus]
+    if sum(tasks) != int(count):  # more than fit, or fewer: as evenly as can be
+        whole, more = divmod(int(count), allocation.nodes)
+        tasks = [whole + (node < more) for node in range(allocation.nodes)]
+    return replace(allocation, tasks=tuple(tasks))
+
+
+def about_job(job: str) -> dict[str, str]:
+    """Give what SLURM says of a job; nothing if it does not answer.
+
+    The environment may be that of another job: one that is submitted inherits it.
+    """
+    words = _scontrol("-o", "show", "job", job).split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _scontrol(*arguments: str) -> str:
+    try:
+        return ask(["scontrol", *arguments], ANSWER_SECONDS).stdout
+    except LaunchError:
+        return ""

@@ -1,0 +1,241 @@
+"""The launch line in a SLURM allocation: srun where it can start this MPI, else its mpiexec."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument, LaunchError
+from .allocation import Allocation
+from .mpi import ANSWERED_WITHIN, CRAY, INTEL, MPICH, OPEN_MPI, Library, ask, find_launcher
+
+LAUNCHERS = ("auto", "srun", "mpiexec")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How many ranks on how many nodes.
+
+    Attributes
+    ----------
+    ranks, nodes, per_node : int
+        Ranks, the nodes that they take, and how many each holds at most.
+    cpus : int
+        For each rank, as SLURM counts.
+    cores : int
+        For each rank, at least 1; fewer than `cpus` where these are hardware threads.
+    crowded : bool
+        Whether a node holds more ranks than it has CPUs for.
+    slots : int
+        Tasks that SLURM grants to a node.
+    halved : bool
+        Whether ranks share cores, each with hardware threads of its own.
+    uneven : bool
+        Whether they are to stand as SLURM placed the tasks of the job, not as many on each node.
+    """
+
+    ranks: int
+    nodes: int
+    per_node: int
+    cpus: int
+    cores: int
+    crowded: bool
+    slots: int
+    halved: bool
+    uneven: bool
+
+
+def place(
+    allocation: Allocation, ranks: int | None, per_node: int | None, threads: int = 1
+) -> Placement:
+    """Place ranks on the nodes: as SLURM placed the tasks, else node after node.
+
+    Parameters
+    ----------
+    allocation : Allocation
+        What SLURM granted.
+    ranks, per_node : int or None
+        As the user asks for.
+    threads : int
+        CPUs of SLURM in a core: more than 1 where it counts hardware threads.
+
+    Raises
+    ------
+    InvalidArgument
+        If neither the user nor the allocation says how many, or they do not fit.
+    """
+    nodes, tasks = allocation.nodes, allocation.tasks
+    if ranks is None and per_node is None and not tasks:
+        raise InvalidArgument(
+            f"-n is missing: job {allocation.job} has {nodes} nodes, but no number of tasks: give "
+            "-n or --ranks-per-node, or ask SLURM for --ntasks-per-node"
+        )
+    uneven = len(set(tasks)) > 1 and ranks is not None and ranks < sum(tasks)
+    if per_node is None and tasks and ranks in (None, sum(tasks)):
+        return _placed(allocation, tasks, threads)
+    if per_node is None and uneven:
+        assert ranks is not None
+        return _placed(allocation, _filled(tasks, ranks), threads)
+    usual = max(tasks or allocation.cpus)
+    if ranks is None:
+        assert per_node is not None
+        ranks = per_node * nodes
+    if per_node is None:
+        per_node = usual if ranks <= usual * nodes else -(-ranks // nodes)
+    needed = -(-ranks // per_node)
+    if needed > nodes:
+        raise InvalidArgument(
+            f"-n {ranks} --ranks-per-node {per_node} needs {needed} nodes; job {allocation.job} "
+            f"has {nodes}: {allocation.node_list}"
+        )
+    full = [per_node] * (ranks // per_node) + [ranks % per_node] * bool(ranks % per_node)
+    return _placed(allocation, tuple(full), threads, False)
+
+
+def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Fill node after node, each with as many ranks as it has tasks."""
+    before = [sum(tasks[:k]) for k in range(len(tasks))]
+    return tuple(min(n, ranks - first) for n, first in zip(tasks, before) if first < ranks)
+
+
+def _placed(
+    allocation: Allocation, layout: tuple[int, ...], threads: int, as_slurm: bool = True
+) -> Placement:
+    asked = allocation.cpus_per_task or 1
+    if not as_slurm:  # the user's own number of ranks shares what the tasks would have had
+        asked = max(1, min(asked, *(c // n for n, c in zip(layout, allocation.cpus))))
+    crowded = any(n * asked > cpus for n, cpus in zip(layout, allocation.cpus))
+    cores = -(-asked // threads)
+    halved = threads > 1 and any(
+        n * cores > cpus // threads for n, cpus in zip(layout, allocation.cpus)
+    )
+    return Placement(
+        sum(layout),
+        len(layout),
+        max(layout),
+        1 if crowded else asked,
+        1 if crowded else cores,
+        crowded,
+        max(allocation.tasks or allocation.cpus),
+        halved and not crowded,
+        as_slurm and len(set(layout)) > 1,
+    )
+
+
+def plugins_for(library: Library) -> tuple[str, ...]:
+    """Name the plugins of srun by which this library learns of the other ranks, best first.
+
+    By any other it starts singletons.  How an MPICH was configured, it says itself.
+    """
+    if library.vendor == MPICH:
+        return ("pmix", "pmi2") if "pmix" in library.about.lower() else ("pmi2",)
+    known = {OPEN_MPI: ("pmix",), CRAY: ("cray_shasta", "pmi2"), INTEL: ("pmi2", "pmix")}
+    return known.get(library.vendor, ())
+
+
+def choose_launcher(library: Library, launcher: str, plugin: str | None) -> str | None:
+    """Give the plugin of srun that is to start this MPI, or None: its own mpiexec is to.
+
+    Parameters
+    ----------
+    library : Library
+        That mpi4py loads.
+    launcher : {"auto", "srun", "mpiexec"}
+        What the user asks for.
+    plugin : str or None
+        The ``--mpi`` that the user asks for.
+
+    Raises
+    ------
+    LaunchError
+        If what is asked for would start every rank alone, or not at all.
+    """
+    vendor, wanted = library.vendor, plugins_for(library)
+    if plugin is not None and launcher == "mpiexec":
+        raise LaunchError(f"--mpi {plugin} is for srun, not for --launcher mpiexec")
+    if plugin is not None and plugin.split("_v")[0] not in wanted:
+        cure = "use --launcher mpiexec"
+        if wanted:
+            cure = f"use --mpi {wanted[0]}, or --launcher mpiexec"
+        raise LaunchError(
+            f"--mpi {plugin}: {vendor} would start every rank alone, without a word, or not at all "
+            f"under srun --mpi={plugin}; {cure}"
+        )
+    if launcher == "mpiexec" or (vendor == INTEL and launcher == "auto" and plugin is None):
+        return None  # Intel's library needs to be told of SLURM's (I_MPI_PMI_LIBRARY) for srun
+    if vendor == INTEL and not os.environ.get("I_MPI_PMI_LIBRARY"):
+        raise LaunchError(
+            "srun would start every rank of Intel MPI alone: set I_MPI_PMI_LIBRARY to SLURM's "
+            "libpmi2.so, or use --launcher mpiexec"
+        )
+    offered = srun_plugins()
+    best = plugin or _first(wanted, offered)
+    if best is not None and best in offered:
+        return best
+    if launcher == "srun" or plugin is not None:
+        asked = plugin or " or --mpi=".join(wanted) or "any plugin for it"
+        raise LaunchError(
+            f"srun cannot start {vendor}: it needs --mpi={asked}, and this SLURM has "
+            f"{', '.join(offered) or 'no srun'}; use --launcher mpiexec"
+        )
+    return None
+
+
+def _first(wanted: tuple[str, ...], offered: list[str]) -> str | None:
+    """Give the best plugin that there is; pmix_v4 is a pmix."""
+    fitting = ((w, o) for w in wanted for o in offered if o.split("_v")[0] == w)
+    return next((offer for _, offer in fitting), None)
+
+
+def srun_plugins() -> list[str]:
+    """List the values of srun's ``--mpi`` on this machine."""
+    srun = shutil.which("srun")
+    if srun is None:
+        return []
+    done = ask([srun, "--mpi=list"], ANSWERED_WITHIN)
+    return re.findall(r"\b(?:none|pmi2|pmix\w*|cray_shasta|openmpi)\b", done.stdout + done.stderr)
+
+
+def slurm_command(vendor: str, plugin: str | None, placed: Placement) -> list[str]:
+    """Give the launch line without the program."""
+    if plugin is not None:
+        return _srun(plugin, placed)
+    launcher = [find_launcher(vendor), "-n", str(placed.ranks)]
+    if vendor == OPEN_MPI:
+        return [*launcher, *_mapped(placed)]
+    unit = f"hwthread:{placed.cpus}" if placed.halved else f"core:{placed.cores}"
+    bound = ["-bind-to", unit] * (not placed.crowded and vendor == MPICH)
+    # Without -ppn Hydra places as many ranks on each node as SLURM says it has tasks.
+    return [*launcher, *(["-ppn", str(placed.per_node)] * (not placed.uneven)), *bound]
+
+
+def _mapped(placed: Placement) -> list[str]:
+    """Give the options of Open MPI's mpirun."""
+    share, bind = (placed.cores, "core") if not placed.halved else (placed.cpus, "hwthread")
+    how = f":PE={share}" * (share > 1) + ":HWTCPUS" * placed.halved
+    how += ":oversubscribe" * (placed.crowded or placed.per_node > placed.slots)
+    by = "slot" if placed.uneven else f"ppr:{placed.per_node}:node"
+    return ["--map-by", f"{by}{how}", "--bind-to", "none" if placed.crowded else bind]
+
+
+def _srun(plugin: str, placed: Placement) -> list[str]:
+    """Give the line of srun: a rank that fails ends the step.
+
+    The environment goes along even if the job was submitted with ``--export=NONE``.  Ranks fill
+    node after node, or stand as SLURM placed the tasks of the job.
+    """
+    even = [f"--ntasks-per-node={placed.per_node}", "--distribution=block"]
+    bind = "threads" if placed.halved else "cores"
+    return [
+        "srun",
+        f"--mpi={plugin}",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        f"--nodes={placed.nodes}",
+        f"--ntasks={placed.ranks}",
+        *(even * (not placed.uneven)),
+        *([f"--cpus-per-task={placed.cpus}"] * (placed.cpus > 1)),
+        *(["--overcommit", "--cpu-bind=none"] if placed.crowded else [f"--cpu-bind={bind}"]),
+    ]

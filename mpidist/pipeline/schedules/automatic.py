@@ -1,0 +1,279 @@
+"""``automatic``: a schedule computed for what the stages really take, under a cap on memory."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from numbers import Integral
+from typing import Any
+
+from ...errors import InvalidArgument, ScheduleError, UnknownName
+from .actions import SHAPES, Action, B, F, I, Placement, W
+from .messages import attach
+from .schedule import PipelineSchedule, check_count, schedules
+from .simulate import Costs, Timeline, Times, as_costs, run
+from .walk import check
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a free rank chooses.
+
+    Attributes
+    ----------
+    order : str
+        Kinds of actions, the most urgent first.
+    patience : float
+        A less urgent action is not begun if a more urgent one is on its way and would then wait for
+        longer than this part of it; 1 waits for nothing.
+    lead : int or None
+        Stage s goes at most ``lead * (p - s)`` microbatches ahead of its backward; None: no limit.
+    """
+
+    order: str = "IFW"
+    patience: float = 1.0
+    lead: int | None = None
+
+
+class Planner:
+    """Simulates the ranks, and writes down what they choose.
+
+    Parameters
+    ----------
+    placement : Placement
+        Where the virtual stages lie.
+    microbatches : int
+        Number of microbatches.
+    costs : Costs
+        Times of the actions.
+    caps : sequence of int
+        For each rank how many activations may be alive, ≥ the chunks it holds.
+    splits : bool
+        Backward in halves; else as B.
+    rule : Rule
+        How a free rank chooses.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        microbatches: int,
+        costs: Costs,
+        caps: Sequence[int],
+        splits: bool,
+        rule: Rule,
+    ):
+        self.placement, self.microbatches = placement, microbatches
+        self.caps, self.rule = caps, rule
+        self.splits, self.delay = splits, costs.message
+        times = costs.table(placement.stages)
+        self.times = {"F": times["F"], "I": times["I" if splits else "B"], "W": times["W"]}
+        self.orders: list[list[Action]] = [[] for _ in range(placement.ranks)]
+        self.live = [0] * placement.ranks
+        # For each virtual stage the next microbatch of each kind: in order, so that messages are.
+        self.next = {kind: [0] * placement.stages for kind in "FIW"}
+        self.arrived: dict[tuple[str, int, int], float] = {}
+        self.events: list[tuple[float, int]] = [(0.0, rank) for rank in range(placement.ranks)]
+        self.free = [0.0] * placement.ranks
+
+    def run(self) -> list[list[Action]]:
+        """Give the actions of each rank."""
+        while self.events:
+            now, rank = heapq.heappop(self.events)
+            if now >= self.free[rank]:
+                self._choose(now, rank)
+        return self.orders
+
+    def _choose(self, now: float, rank: int) -> None:
+        """Begin the most urgent action that can begin, unless it is worth to wait."""
+        soonest = float("inf")
+        # Later chunks first: what is nearer to the loss frees memory sooner.
+        for kind, chunk in product(self.rule.order, reversed(range(self.placement.chunks))):
+            stage = self.placement.stage(rank, chunk)
+            at = self._possible_at(kind, rank, stage, chunk)
+            took = self.times[kind][stage]
+            if at > now:
+                soonest = min(soonest, at)
+            elif now + took - soonest <= self.rule.patience * took:
+                self._begin(now, kind, rank, stage, chunk, took)
+                return
+        # Else it is woken when a message comes.
+
+    def _possible_at(self, kind: str, rank: int, stage: int, chunk: int) -> float:
+        """Give when the next action of a kind can begin, as far as is known; else infinity."""
+        microbatch, never = self.next[kind][stage], float("inf")
+        if microbatch >= self.microbatches:
+            return never
+        if kind == "W":
+            return 0.0 if self.splits and microbatch < self.next["I"][stage] else never
+        if kind == "I":
+            if microbatch >= self.next["F"][stage]:
+                return never
+            if stage == self.placement.stages - 1:
+                return 0.0
+            return self.arrived.get(("I", stage, microbatch), never)
+        # Room is kept for the later chunks of microbatches on their way: none can be stuck.
+        if self.live[rank] + (self.placement.chunks - 1 - chunk) >= self.caps[rank]:
+            return never
+        lead = self.rule.lead
+        ahead = microbatch - self.next["I"][stage]
+        if lead is not None and ahead >= lead * (self.placement.ranks - rank):
+            return never
+        return 0.0 if stage == 0 else self.arrived.get(("F", stage, microbatch), never)
+
+    def _begin(self, now: float, kind: str, rank: int, stage: int, chunk: int, took: float) -> None:
+        """Write an action down, with what follows from it."""
+        microbatch = self.next[kind][stage]
+        self.next[kind][stage] += 1
+        made: Action
+        if kind == "F":
+            made = F(microbatch, chunk)
+            self.live[rank] += 1
+        elif kind == "W" or not self.splits:
+            made = W(microbatch, chunk) if self.splits else B(microbatch, chunk)
+            self.live[rank] -= 1
+        else:
+            made = I(microbatch, chunk)
+        self.orders[rank].append(made)
+        end = self.free[rank] = now + took
+        heapq.heappush(self.events, (end, rank))
+        target = stage + 1 if kind == "F" else stage - 1
+        if kind != "W" and 0 <= target < self.placement.stages:
+            owner = self.placement.owner(target)[0]
+            at = end if owner == rank else end + self.delay
+            self.arrived[kind, target, microbatch] = at
+            heapq.heappush(self.events, (at, owner))
+
+
+RULES = tuple(
+    Rule(order, patience, lead)
+    for order, patience, lead in product(("IFW", "FIW"), (1.0, 0.5, 0.0), (None, 1))
+)
+"""The ways to choose that :func:`automatic` tries."""
+
+
+def automatic(
+    size: int,
+    microbatches: int,
+    costs: Costs | Sequence[Times],
+    cap: int | Sequence[int] | None = None,
+    chunks: int = 1,
+    placement: str = "loop",
+    splits: bool = True,
+) -> PipelineSchedule:
+    """Compute a schedule for given times of F, I and W, stage by stage, under a memory cap.
+
+    List scheduling: all ranks are simulated, and whenever one is free it takes the most urgent
+    action that can begin and that the cap allows.  What is urgent, and for how long it pays to wait
+    for something more urgent, is tried in a dozen ways; the registered schedules that fit the cap
+    and the layout take part.  The shortest wins, of equals the one that needs least memory: so it
+    is never longer than one of those.  The same arguments give the same schedule on every rank.
+
+    Parameters
+    ----------
+    size, microbatches : int
+        Ranks and microbatches, each ≥ 1.
+    costs : Costs or sequence
+        Times of F, I and W for each virtual stage, and of a message.
+    cap : int or sequence of int, optional
+        Activations that may be alive on a rank, one for each chunk and microbatch, for all or for
+        each; at least `chunks`.  By default ``size * chunks``, what 1F1B and ZB-H1 need (for one
+        chunk) and ZB-V (for two).
+    chunks : int
+        Virtual stages on every rank.
+    placement : {"loop", "v"}
+        Where they lie.
+    splits : bool
+        Allow I and W; else only B.
+
+    Returns
+    -------
+    PipelineSchedule
+        Named ``"auto"``; it serves this size, number of microbatches and chunks only.
+    """
+    for name, value in (("size", size), ("microbatches", microbatches), ("chunks", chunks)):
+        check_count(value, name)
+    if placement not in SHAPES:
+        raise UnknownName("placement", placement, SHAPES)
+    place = Placement(size, chunks, placement)
+    known, caps = as_costs(costs), check_caps(cap, size, chunks)
+    best: tuple[float, int] | None = None
+    chosen: list[list[Action]] = []
+    for parts in _candidates(place, microbatches, known, caps, splits):
+        steps = attach(parts, place)
+        try:
+            check(steps, place, microbatches)
+            line = Timeline("auto", place, microbatches, run(steps, place, known))
+        except ScheduleError:
+            continue  # somebody registered a wrong one, and did not ask for it here
+        if any(peak > most for peak, most in zip(line.peak, caps)):
+            continue
+        rating = line.makespan, sum(line.peak)
+        if best is None or rating < best:
+            best, chosen = rating, parts
+    return _schedule(chosen, place, microbatches)
+
+
+def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
+    """Give each rank's cap, of one number for all, of one for each, or of None.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is something else; the message begins with `name`.
+    """
+    caps = cap if isinstance(cap, (list, tuple)) else [size * chunks if cap is None else cap] * size
+    for value in caps:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < chunks:
+            raise InvalidArgument(
+                f"{name}={cap!r}: allowed are whole numbers >= {chunks}, the chunks of a rank"
+            )
+    if len(caps) != size:
+        raise InvalidArgument(
+            f"{name}={cap!r}: allowed are one number, or one for each of {size} ranks"
+        )
+    return list(caps)
+
+
+def _candidates(
+    place: Placement, microbatches: int, costs: Costs, caps: list[int], splits: bool
+) -> Iterator[list[list[Action]]]:
+    """Give the actions of all ranks in every way that is tried."""
+    size, chunks = place.ranks, place.chunks
+    # To go less far ahead than the cap allows can be shorter.
+    lower = [min(cap, size * chunks) for cap in caps]
+    for most in (caps, lower) if lower != caps else (caps,):
+        for rule in RULES:
+            yield Planner(place, microbatches, costs, most, splits, rule).run()
+    for known in schedules():
+        fits = known.any_chunks or known.chunks == chunks
+        fits = fits and (known.placement == place.shape or chunks == 1)
+        fits = fits and (splits or known.splits is False)
+        if not fits or known.unsupported(size, microbatches, chunks) is not None:
+            continue
+        try:
+            parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
+        except Exception:  # somebody registered a wrong one, and did not ask for it here
+            continue
+        yield parts
+
+
+def _schedule(parts: list[list[Action]], place: Placement, microbatches: int) -> PipelineSchedule:
+    """Give orders that were computed as a schedule."""
+
+    def requires(size: int, number: int, chunks: int) -> str | None:
+        if (size, number) == (place.ranks, microbatches):
+            return None
+        return (
+            f"it was computed for {place.ranks} ranks and {microbatches} microbatches, "
+            f"not for {size} and {number}"
+        )
+
+    def auto(rank: int, size: int, microbatches: int) -> Iterable[Action]:
+        """Computed by list scheduling, for the times that the stages really take."""
+        return parts[rank]
+
+    splits = any(action.kind == "I" for part in parts for action in part)
+    return PipelineSchedule("auto", auto, place.chunks, place.shape, splits, requires)

@@ -1,0 +1,170 @@
+"""The textbook figure of a pipeline on paper: boxes and labels, for SVG and PNG alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from .actions import MEANINGS
+from .simulate import Timeline
+
+COLOURS = {"F": "#1f6fb4", "B": "#2a8a57", "I": "#0f9b9b", "W": "#d98a1c"}
+_LOOKS = {
+    "title": 'font-size="16" font-weight="bold" fill="#222"',
+    "bold": 'font-size="12" font-weight="bold" fill="#222"',
+    "plain": 'font-size="12" fill="#222"',
+    "right": 'font-size="12" text-anchor="end" fill="#222"',
+}
+_LEFT, _RIGHT, _TOP, _ROW, _NOTE = 70, 20, 84, 26, 18
+_NARROWEST, _WIDEST, _PAGE = 18.0, 30.0, 1500.0  # pixels: of a usual action, of the picture
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One timeline with what is to stand over and under it."""
+
+    timeline: Timeline
+    heading: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Box:
+    """An action: a coloured rectangle with the microbatch's number where there is room."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: str
+    text: str
+    dark: bool
+
+    @property
+    def border(self) -> float:
+        """How wide the white line around it is; it leaves half of a thin box at least."""
+        return min(0.8, self.width / 4)
+
+
+@dataclass(frozen=True)
+class Label:
+    """Words at a place; `style` is ``title``, ``bold``, ``plain`` or ``right`` (they end there)."""
+
+    x: float
+    y: float
+    text: str
+    style: str = "plain"
+
+
+@dataclass
+class Sheet:
+    """What is on the paper, in pixels from the upper left corner."""
+
+    title: str
+    width: float = 0.0
+    height: float = 0.0
+    boxes: list[Box] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    ground: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+
+def sheet(title: str, panels: Sequence[Panel]) -> Sheet:
+    """Lay timelines out one under the other, on one scale of time.
+
+    Parameters
+    ----------
+    title : str
+        What stands on top.
+    panels : sequence of Panel
+        The timelines.
+    """
+    whole = max((panel.timeline.makespan for panel in panels), default=0.0)
+    spans = [s for panel in panels for part in panel.timeline.spans for s in part]
+    lengths = sorted(span.end - span.begin for span in spans if span.end > span.begin)
+    usual = lengths[len(lengths) // 4] if lengths else 1.0
+    scale = _NARROWEST / usual
+    if whole:
+        scale = min(max(scale, min(_WIDEST / usual, 700 / whole)), _PAGE / whole)
+    made = Sheet(title)
+    words = [len(title) * 9.0] + [7.0 * len(note) for panel in panels for note in panel.notes]
+    made.width = max(_LEFT + whole * scale + _RIGHT, 32 + max(words), 420)
+    made.labels.append(Label(16, 28, title, "title"))
+    _legend(made, {span.action.kind for span in spans}, panels)
+    y = float(_TOP)
+    for panel in panels:
+        y = _panel(made, panel, y, scale, whole)
+    made.height = y
+    return made
+
+
+def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
+    """Say what the colours mean."""
+    x = 16.0
+    for kind in (kind for kind in MEANINGS if kind in kinds):
+        made.boxes.append(Box(x, 42, 18, 16, COLOURS[kind], kind, True))
+        made.labels.append(Label(x + 24, 55, MEANINGS[kind]))
+        x += 46 + 6.8 * len(MEANINGS[kind])
+    if any(panel.timeline.placement.chunks > 1 for panel in panels):
+        made.labels.append(Label(x, 55, "the lighter, the later the chunk"))
+        made.width = max(made.width, x + 230)
+
+
+def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> float:
+    """Lay one timeline out from `y` on; give where it ends."""
+    line = panel.timeline
+    room = 7 * len(str(line.microbatches - 1)) + 3  # all numbers in boxes of a width, or none
+    if panel.heading:
+        made.labels.append(Label(16, y + 10, panel.heading, "bold"))
+        y += 22
+    for rank, part in enumerate(line.spans):
+        made.ground.append((_LEFT, y + 1, whole * scale, _ROW - 2))
+        made.labels.append(Label(_LEFT - 8, y + 17, f"rank {rank}", "right"))
+        for action, begin, end in part:
+            x, width = _LEFT + (begin - line.begin) * scale, (end - begin) * scale
+            share = action.chunk / max(1, line.placement.chunks - 1)
+            text = str(action.microbatch) if width >= room else ""
+            colour = _lighter(COLOURS[action.kind], 0.55 * share)
+            made.boxes.append(Box(x, y + 1, width, _ROW - 2, colour, text, share < 0.5))
+        y += _ROW
+    for note in panel.notes:
+        y += _NOTE
+        made.labels.append(Label(16, y, note))
+    return y + 22
+
+
+def _lighter(colour: str, share: float) -> str:
+    """Mix a colour with white."""
+    parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+
+
+def svg(made: Sheet) -> str:
+    """Give a sheet as a self-contained ``<svg>`` element without scripts and references."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{made.width:.0f}" '
+        f'height="{made.height:.0f}" viewBox="0 0 {made.width:.0f} {made.height:.0f}" role="img">',
+        f"<title>{escape(made.title)}</title>",
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for x, y, width, height in made.ground:
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="#eef0f2"/>'
+        )
+    for box in made.boxes:
+        parts.append(
+            f'<rect x="{box.x:.2f}" y="{box.y:.1f}" width="{box.width:.2f}" height="{box.height}" '
+            f'fill="{box.colour}" stroke="#fff" stroke-width="{box.border:.2g}"/>'
+        )
+        if box.text:
+            colour = "#fff" if box.dark else "#222"
+            look = f'text-anchor="middle" font-size="11" fill="{colour}"'
+            parts.append(_text(box.x + box.width / 2, box.y + box.height / 2 + 4, box.text, look))
+    for word in made.labels:
+        parts.append(_text(word.x, word.y, word.text, _LOOKS[word.style]))
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _text(x: float, y: float, text: str, look: str) -> str:
+    # Attributes, no style sheet: there are viewers that read none.
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-family="sans-serif" {look}>{escape(text)}</text>'

@@ -1,0 +1,304 @@
+"""A pipeline schedule: a generator of actions, and what it declares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
+
+from ...errors import InvalidArgument, MpidistError, ScheduleError, UnknownName, Unsupported
+from ...schedule.registry import Registered, check_made, check_name
+from .actions import KINDS, SHAPES, Action, Placement
+
+_KNOWN = frozenset(KINDS.values())
+
+
+@dataclass(frozen=True)
+class Yielded:
+    """Looks at the actions of one rank.
+
+    Attributes
+    ----------
+    name : str
+        The schedule.
+    rank, placement, microbatches
+        Which rank, where the virtual stages lie, how many microbatches.
+    splits : bool or None
+        Whether there may be I and W, as of :class:`~mpidist.pipeline.PipelineSchedule`.
+    """
+
+    name: str
+    rank: int
+    placement: Placement
+    microbatches: int
+    splits: bool | None
+
+    def of(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
+        """List what a generator yields: what can be actions of this pipeline, and not for ever.
+
+        What is yielded twice is left to the prover, which says where it was before.
+
+        Raises
+        ------
+        ScheduleError
+            With rank, step and reason; with the virtual stage, where the action or the placement
+            says which it is.
+        """
+        most = 2 * 3 * self.microbatches * self.placement.chunks
+        actions: list[Action] = []
+        try:
+            made = make()
+            check_made(made, f"pipeline schedule {self.name}", "actions", self.rank)
+            for action in made:
+                wrong = self._wrong(action)
+                if len(actions) == most:
+                    wrong = f"yields more than {most} actions, {self._usual()}: does it end?"
+                if wrong:
+                    raise self._error(wrong, len(actions), action)
+                actions.append(action)
+        except MpidistError:
+            raise
+        except Exception as error:
+            told = f"the generator failed: {type(error).__name__}: {error}"
+            raise self._error(told, len(actions)) from error
+        return actions
+
+    def _wrong(self, action: Action) -> str | None:
+        if type(action) not in _KNOWN:
+            return f"yields {action!r}; it must yield F, B, I or W of mpidist.pipeline"
+        if not _among(action.microbatch, self.microbatches):
+            return f"{action}: there are microbatches 0 … {self.microbatches - 1}"
+        if not _among(action.chunk, self.placement.chunks):
+            return f"{action}: there are chunks 0 … {self.placement.chunks - 1}"
+        if self.splits is False and action.kind in "IW":
+            return f"{action}, but the schedule declares splits=False: it has F and B only"
+        return None
+
+    def _usual(self) -> str:
+        """Say how many are the most that could make sense."""
+        chunks = self.placement.chunks
+        of = f" in {chunks} chunks" if chunks > 1 else ""
+        return f"twice F, I and W of each of {self.microbatches} microbatches{of}"
+
+    def _error(self, wrong: str, step: int, action: object = None) -> ScheduleError:
+        chunk = getattr(action, "chunk", None)
+        if not _among(chunk, self.placement.chunks):
+            chunk = 0 if self.placement.chunks == 1 else None
+        stage = None if chunk is None else self.placement.stage(self.rank, chunk)
+        return ScheduleError(wrong, rank=self.rank, stage=stage, step=step)
+
+
+def _among(value: object, count: int) -> bool:
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
+        return False
+    return 0 <= value < count  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class PipelineSchedule(Registered):
+    """One pipeline schedule: a generator and what it declares.
+
+    Attributes
+    ----------
+    name : str
+        What it is called by.
+    function : callable
+        The generator ``(rank, size, microbatches, *, chunks)``; it yields the actions of one rank,
+        and takes `chunks` only if it serves any number of them.
+    chunks : int
+        Virtual stages on every rank: the only number it serves, or the default where it takes one.
+    placement : {"loop", "v"}
+        Where the virtual stages lie, see :class:`~mpidist.pipeline.Placement`.
+    splits : bool or None
+        It splits B into I and W; None where nothing was declared, and the actions must be looked
+        at.
+    requires : callable, optional
+        Gets size, microbatches and chunks; gives the reason why they cannot be served, or None.
+    """
+
+    name: str
+    function: Callable[..., Iterable[Action]]
+    chunks: int = 1
+    placement: str = "loop"
+    splits: bool | None = None
+    requires: Callable[[int, int, int], str | None] | None = None
+
+    @property
+    def any_chunks(self) -> bool:
+        """It serves any number of chunks a rank."""
+        return "chunks" in inspect.signature(self.function).parameters
+
+    def count_chunks(self, chunks: int | None = None) -> int:
+        """Give the number of chunks a rank: `chunks` if it can be served, the default for None.
+
+        Raises
+        ------
+        InvalidArgument
+            If it is no whole number ≥ 1.
+        Unsupported
+            If the schedule does not serve it.
+        """
+        if chunks is None:
+            return self.chunks
+        check_count(chunks, "chunks")
+        if chunks != self.chunks and not self.any_chunks:
+            pass
+
+            able = [s.name for s in schedules() if s.any_chunks or s.chunks == chunks]
+            raise Unsupported(
+                f"pipeline schedule {self.name}: chunks={chunks}, but it has {self.chunks} a rank; "
+                f"served by {', '.join(able)}"
+            )
+        return chunks
+
+    def place(self, size: int, chunks: int | None = None) -> Placement:
+        """Give where the virtual stages lie on `size` ranks."""
+        check_count(size, "size")
+        return Placement(size, self.count_chunks(chunks), self.placement)
+
+    def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:
+        """Give the reason why it cannot serve these numbers, or None if it can."""
+        if self.requires is None:
+            return None
+        return self.requires(size, microbatches, self.count_chunks(chunks))
+
+    def actions(
+        self, rank: int, size: int, microbatches: int, chunks: int | None = None
+    ) -> list[Action]:
+        """Give the actions of one rank.
+
+        Raises
+        ------
+        Unsupported
+            If the schedule does not serve these numbers; the message says why.
+        ScheduleError
+            If it yields something that is no action, or none of this pipeline.
+        """
+        check_count(size, "size")
+        check_count(microbatches, "microbatches")
+        chunks = self.count_chunks(chunks)
+        reason = self.unsupported(size, microbatches, chunks)
+        if reason is not None:
+            raise Unsupported(f"pipeline schedule {self.name}: {reason}")
+        keywords = {"chunks": chunks} if self.any_chunks else {}
+        made = partial(self.function, rank, size, microbatches, **keywords)
+        place = self.place(size, chunks)
+        return Yielded(self.name, rank, place, microbatches, self.splits).of(made)
+
+
+def check_count(value: object, name: str) -> None:
+    """Raise InvalidArgument if a number is not whole and ≥ 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InvalidArgument(f"{name}={value!r}: allowed are whole numbers >= 1")
+
+
+RESERVED = ("auto",)
+"""Names of choices that are no schedules of their own."""
+
+
+_registry: dict[str, PipelineSchedule] = {}
+
+
+def pipeline_schedule(
+    name: str,
+    *,
+    chunks: int = 1,
+    placement: str = "loop",
+    splits: bool | None = None,
+    requires: Callable[[int, int, int], str | None] | None = None,
+) -> Callable[[Callable[..., Iterable[Action]]], Callable[..., Iterable[Action]]]:
+    """Register a generator of actions as a pipeline schedule.
+
+    Parameters
+    ----------
+    name : str
+        What users write in ``schedule=``; registering a name again replaces the older one.
+    chunks, placement, splits, requires
+        See :class:`PipelineSchedule`.
+
+    Returns
+    -------
+    callable
+        A decorator that returns the generator unchanged.
+    """
+    check_name(name, "a pipeline schedule", RESERVED)
+    check_count(chunks, "chunks")
+    if placement not in SHAPES:
+        raise UnknownName("placement", placement, SHAPES)
+
+    def register(function: Callable[..., Iterable[Action]]) -> Callable[..., Iterable[Action]]:
+        _registry[name] = PipelineSchedule(name, function, chunks, placement, splits, requires)
+        return function
+
+    return register
+
+
+def schedules() -> list[PipelineSchedule]:
+    """List the registered schedules, in order of registration."""
+    return list(_registry.values())
+
+
+def find_schedule(name: str) -> PipelineSchedule:
+    """Look a schedule up by name.
+
+    Raises
+    ------
+    UnknownName
+        With the nearest names, if there is none.
+    """
+    if name not in _registry:
+        raise UnknownName("pipeline schedule", name, _registry)
+    return _registry[name]
+
+
+def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule:
+    """Give the schedule: by its name, as it is, or made from a generator function.
+
+    A function that is not registered has the default of its keyword ``chunks`` as number of chunks,
+    1 if it takes none, laid out as a loop.
+
+    Raises
+    ------
+    UnknownName
+        If nothing is registered under the name.
+    InvalidArgument
+        If it is none of these.
+    """
+    if isinstance(schedule, PipelineSchedule):
+        return schedule
+    if isinstance(schedule, str):
+        return find_schedule(schedule)
+    if not callable(schedule):
+        raise InvalidArgument(
+            f"schedule={schedule!r}: allowed are a name ({', '.join(_registry)}), "
+            "a PipelineSchedule, or a generator function (rank, size, microbatches)"
+        )
+    for known in _registry.values():
+        if known.function is schedule:
+            return known
+    signature = _signature(schedule)
+    keyword = signature.parameters.get("chunks")
+    name = getattr(schedule, "__name__", "schedule")
+    chunks = keyword.default if keyword and keyword.default is not keyword.empty else 1
+    check_count(chunks, f"schedule={name}: its default of chunks")
+    return PipelineSchedule(name, schedule, chunks)
+
+
+def _signature(function: Callable) -> inspect.Signature:
+    """Give a generator's signature; InvalidArgument if it cannot take what it will get."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(0, 1, 1)
+    except (TypeError, ValueError):
+        name = getattr(function, "__name__", function)
+        raise InvalidArgument(
+            f"schedule={name}: it must take (rank, size, microbatches), and chunks= if it will"
+        ) from None
+    return signature
+
+
+def unregister_schedule(name: str) -> None:
+    """Forget a schedule, for example one that a test registered."""
+    _registry.pop(name, None)

@@ -1,0 +1,303 @@
+"""Pictures of pipeline schedules: ``text`` for the terminal, ``svg`` for documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from . import gantt
+from .actions import MEANINGS, Action
+from .messages import derive
+from .prove import PipelineProof, prove_parts
+from .schedule import PipelineSchedule, as_schedule
+from .simulate import Costs, Span, Timeline, Times, as_costs, run
+from .trace import Trace
+
+Piece = tuple[str, str]
+"""Characters, and the kind of action that they show; an empty kind between actions."""
+FINEST = 4  # slots of the shortest action; with more of them, times are rounded to columns
+COARSE = 160  # columns at most of a figure whose times are rounded
+
+
+def figure(timeline: Timeline, columns: int | None = None, end: float | None = None) -> str:
+    """Draw a timeline as text: a line for each rank.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        What is to be drawn.
+    columns : int, optional
+        Room for a line; by default as much as it takes.
+    end : float, optional
+        What the right end is to be, to compare timelines; by default the makespan.
+
+    Returns
+    -------
+    str
+        Lines without blanks at their ends.
+    """
+    lines = ("".join(text for text, _ in line) for line in pieces(timeline, columns, end))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def pieces(
+    timeline: Timeline, columns: int | None = None, end: float | None = None
+) -> list[list[Piece]]:
+    """Give the lines of :func:`figure` in pieces, for those who colour them."""
+    heads = [f"rank {rank}" for rank in range(len(timeline.spans))]
+    margin = max(map(len, heads)) + 2
+    whole = timeline.makespan if end is None else end
+    longest = max((len(label(s.action, timeline)) for p in timeline.spans for s in p), default=1)
+    slot = _slot(timeline)
+    room = None if columns is None else columns - margin
+    if slot and (room is None or whole / slot * (longest + 1) <= room):
+        per_time = (longest + 1) / float(slot)
+        idle = "." + " " * longest
+    else:
+        fitting = (longest + 1) / _shortest(timeline) * whole if whole else 0.0
+        per_time = min(fitting, room or COARSE) / whole if whole else 0.0
+        idle = "."
+    lines = []
+    for head, part in zip(heads, timeline.spans):
+        line: list[Piece] = [(head.ljust(margin), "")]
+        line += _rank(part, timeline, per_time, idle, round(whole * per_time))
+        lines.append(line)
+    return lines
+
+
+def label(action: Action, timeline: Timeline) -> str:
+    """Give what stands for an action: kind, microbatch, and a letter for the chunk if several."""
+    chunk = chr(ord("a") + action.chunk % 26) if timeline.placement.chunks > 1 else ""
+    return f"{action.kind}{action.microbatch}{chunk}"
+
+
+def _slot(timeline: Timeline) -> Fraction | None:
+    """Give the longest time that all begins and ends are multiples of, if there are few of them."""
+    slot = Fraction(0)
+    for part in timeline.spans:
+        for span in part:
+            for time in (span.begin - timeline.begin, span.end - timeline.begin):
+                exact = Fraction(time).limit_denominator(1000)
+                if abs(exact - Fraction(time)) > Fraction(1, 10**9):
+                    return None
+                slot = _common(slot, exact)
+    return slot if slot and _shortest(timeline) / slot <= FINEST else None
+
+
+def _shortest(timeline: Timeline) -> float:
+    """Give how long the shortest action takes, of those that take any time."""
+    times = (span.end - span.begin for part in timeline.spans for span in part)
+    return min((time for time in times if time > 0), default=1.0)
+
+
+def _common(a: Fraction, b: Fraction) -> Fraction:
+    """Give the greatest common divisor of two fractions."""
+    below = math.lcm(a.denominator, b.denominator)
+    return Fraction(math.gcd(int(a * below), int(b * below)), below)
+
+
+def _rank(
+    part: Sequence[Span], timeline: Timeline, per_time: float, idle: str, width: int
+) -> list[Piece]:
+    """Give the pieces of one rank's line."""
+    line: list[Piece] = []
+    at = 0
+    begins = [round((span.begin - timeline.begin) * per_time) for span in part]
+    for (action, begin, end), start, following in zip(part, begins, [*begins[1:], width]):
+        first = max(at, start)
+        last = max(first, round((end - timeline.begin) * per_time))
+        if end > begin:  # what is short is seen where there is room for it
+            last = max(last, min(first + 1, following))
+        line.append((_idle(idle, at, first), ""))
+        text = label(action, timeline)
+        free = last - first
+        if free > len(text):
+            text += "-" * (free - len(text) - 1) + " "
+        line.append((text[:free], action.kind))
+        at = last
+    line.append((_idle(idle, at, width), ""))
+    return [piece for piece in line if piece[0]]
+
+
+def _idle(idle: str, first: int, last: int) -> str:
+    """Give what stands for waiting, in step with the slots of the whole figure."""
+    return "".join(idle[k % len(idle)] for k in range(first, last))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A title, and timelines with what there is to say of them."""
+
+    title: str
+    panels: tuple[gantt.Panel, ...]
+
+    def text(self, columns: int | None = None) -> str:
+        """Give it as lines of text, at most `columns` wide where that is given."""
+        lines = ("".join(text for text, _ in line) for line in self.lines(columns))
+        return "\n".join(line.rstrip() for line in lines)
+
+    def lines(self, columns: int | None = None) -> list[list[Piece]]:
+        """Give the lines of :meth:`text` in pieces with their kinds, for those who colour them."""
+        lines: list[list[Piece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
+        whole = max(panel.timeline.makespan for panel in self.panels)
+        for panel in self.panels:
+            lines.append([])
+            if panel.heading:
+                lines.append([(panel.heading, "title")])
+            drawn = pieces(panel.timeline, columns, whole)
+            lines += drawn
+            lines += [[(note, "")] for note in (*panel.notes, *_left_out(panel.timeline, drawn))]
+        return lines
+
+    def svg(self) -> str:
+        """Give it as a self-contained ``<svg>`` element."""
+        return gantt.svg(self.sheet())
+
+    def sheet(self) -> gantt.Sheet:
+        """Give it as boxes and labels, for those who draw them."""
+        return gantt.sheet(self.title, self.panels)
+
+
+def picture(
+    schedule: str | PipelineSchedule | Callable,
+    size: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Times] | None = None,
+) -> Picture:
+    """Give the picture of a schedule, proved and simulated.
+
+    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+    """
+    known, times = as_schedule(schedule), as_costs(costs)
+    parts = derive(known, size, microbatches, chunks)
+    place = known.place(size, chunks)
+    proof = prove_parts(known.name, parts, place, microbatches)
+    line = Timeline(known.name, place, microbatches, run(parts, place, times))
+    panel = gantt.Panel(line, "", (*notes(line, "{:.4g}".format), outstanding(proof)))
+    return Picture(f"{describe(line)}: {_words(times)}", (panel,))
+
+
+def comparison(trace: Trace, costs: Costs | None = None) -> Picture:
+    """Give the picture of a measured run under what its own order and costs predict.
+
+    Parameters
+    ----------
+    trace : Trace
+        What a run recorded.
+    costs : Costs, optional
+        Other costs to predict with.
+    """
+    measured = trace.measured
+    predicted = trace.predict(costs)
+    below = list(notes(measured, _seconds))
+    if trace.peak != measured.peak:
+        below[-1] += f"; counted by the run: {_numbers(trace.peak)}"
+    over = gantt.Panel(predicted, "predicted", notes(predicted, _seconds))
+    return Picture(describe(measured), (over, gantt.Panel(measured, "measured", tuple(below))))
+
+
+def text(
+    schedule: str | PipelineSchedule | Callable,
+    size: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Times] | None = None,
+) -> str:
+    """Draw a schedule as text: a line for each rank, time from left to right.
+
+    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+
+    Returns
+    -------
+    str
+        Lines without a newline at the end; under the figure makespan, bubble, the peak of live
+        activations and of outstanding messages.
+    """
+    return picture(schedule, size, microbatches, chunks, costs).text()
+
+
+def svg(
+    schedule: str | PipelineSchedule | Callable,
+    size: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Times] | None = None,
+) -> str:
+    """Draw a schedule as a self-contained SVG.
+
+    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+    """
+    return picture(schedule, size, microbatches, chunks, costs).svg()
+
+
+def describe(line: Timeline) -> str:
+    """Give the numbers of a timeline in words."""
+    ranks, chunks, count = line.placement.ranks, line.placement.chunks, line.microbatches
+    of = f", {chunks} chunks each" if chunks > 1 else ""
+    return (
+        f"{line.name} on {ranks} rank{'s' * (ranks > 1)}{of}, "
+        f"{count} microbatch{'es' * (count > 1)}"
+    )
+
+
+def legend(panels: Sequence[gantt.Panel]) -> str:
+    """Give what the letters mean."""
+    kinds = {span.action.kind for p in panels for part in p.timeline.spans for span in part}
+    marks = [f"{kind} {words}" for kind, words in MEANINGS.items() if kind in kinds]
+    if any(panel.timeline.placement.chunks > 1 for panel in panels):
+        marks.append("a, b, … chunks")
+    return "   ".join([*marks, ". waits"])
+
+
+def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
+    """Give bubble and peak of a timeline in two lines."""
+    rounding = 1e-9 * line.makespan  # of sums of times
+    idle = ", ".join(write(time if time > rounding else 0.0) for time in line.idle)
+    of = "chunks of microbatches" if line.placement.chunks > 1 else "microbatches"
+    return (
+        f"makespan {write(line.makespan)}, bubble {100 * line.bubble:.1f} % of all ranks' time; "
+        f"within a rank's own span: {idle}",
+        f"peak live activations by rank: {_numbers(line.peak)} ({of})",
+    )
+
+
+def _left_out(line: Timeline, drawn: Sequence[Sequence[Piece]]) -> list[str]:
+    """Say how many actions have no column of their own in a figure, if there are any."""
+    spans = [span for part in line.spans for span in part if span.end > span.begin]
+    missing = len(spans) - sum(bool(kind) for row in drawn for _, kind in row)
+    return [f"{missing} actions are too short to be drawn here: see --png or --svg"] * (missing > 0)
+
+
+def outstanding(proof: PipelineProof) -> str:
+    """Give the bound on messages in a line."""
+    return (
+        f"{proof.messages} messages; outstanding at most, to each rank: "
+        f"{_numbers(proof.outstanding)}; on one edge: {proof.outstanding_edge}"
+    )
+
+
+def _words(costs: Costs) -> str:
+    """Give costs briefly."""
+
+    def write(time: Times) -> str:
+        if isinstance(time, float):
+            return f"{time:g}"
+        return "/".join(f"{t:g}" for t in time)
+
+    message = f", message {costs.message:g}" if costs.message else ""
+    return f"F {write(costs.F)}, I {write(costs.I)}, W {write(costs.W)}{message}"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _seconds(time: float) -> str:
+    """Give a time in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if time >= size:
+            return f"{time / size:.3g} {unit}"
+    return f"{time * 1e6:.3g} µs" if time else "0"

@@ -1,0 +1,218 @@
+"""``simulate``: when each action of a schedule runs, from the times of F, I and W."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import NamedTuple
+
+from ...errors import InvalidArgument
+from .actions import Action, Placement
+from .messages import Message, Step, derive
+from .schedule import PipelineSchedule, as_schedule
+from .walk import check, peak_live, walk
+
+Times = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of the actions, in seconds or in any other unit.
+
+    Attributes
+    ----------
+    F, I, W : float or sequence of float
+        Forward and the two halves of backward: one number, or one for each virtual stage, ≥ 0.
+        B takes I + W.
+    message : float
+        From the end of an action to when its message is at hand on another rank, ≥ 0.  It occupies
+        nobody.  What stays on its rank is at hand at once.
+    """
+
+    F: Times = 1.0
+    I: Times = 1.0  # noqa: E741
+    W: Times = 1.0
+    message: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("F", "I", "W"):
+            given = getattr(self, name)
+            if isinstance(given, Sequence) and not isinstance(given, str):
+                times = tuple(_time(t, f"{name}[{stage}]") for stage, t in enumerate(given))
+                object.__setattr__(self, name, times)
+            else:
+                object.__setattr__(self, name, _time(given, name))
+        object.__setattr__(self, "message", _time(self.message, "message"))
+
+    def table(self, stages: int) -> dict[str, list[float]]:
+        """Give the times of each virtual stage, by the letters of the actions.
+
+        Raises
+        ------
+        InvalidArgument
+            If a sequence has another length than there are virtual stages.
+        """
+        times = {name: self._spread(name, stages) for name in ("F", "I", "W")}
+        times["B"] = [i + w for i, w in zip(times["I"], times["W"])]
+        return times
+
+    def _spread(self, name: str, stages: int) -> list[float]:
+        given = getattr(self, name)
+        if isinstance(given, float):
+            return [given] * stages
+        if len(given) != stages:
+            raise InvalidArgument(
+                f"costs: {name} has {len(given)} times; allowed are one, or one for each of the "
+                f"{stages} virtual stages"
+            )
+        return list(given)
+
+
+def as_costs(costs: Costs | Sequence[Times] | None) -> Costs:
+    """Give costs: as they are, made from (F, I, W) or (F, I, W, message), or 1 for each action."""
+    if costs is None:
+        return Costs()
+    if isinstance(costs, Costs):
+        return costs
+    if not isinstance(costs, Sequence) or isinstance(costs, str) or len(costs) not in (3, 4):
+        raise InvalidArgument(f"costs={costs!r}: allowed are Costs, or (F, I, W[, message])")
+    return Costs(*costs)  # type: ignore[arg-type]
+
+
+def _time(value: object, name: str) -> float:
+    if isinstance(value, Real) and not isinstance(value, bool):
+        time = float(value)
+        if math.isfinite(time) and time >= 0:
+            return time
+    raise InvalidArgument(f"costs: {name}={value!r}: allowed are finite numbers >= 0")
+
+
+class Span(NamedTuple):
+    """One action of one rank, from `begin` to `end`."""
+
+    action: Action
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each action of each rank runs.
+
+    Attributes
+    ----------
+    name : str
+        The schedule.
+    placement : Placement
+        Where the virtual stages lie.
+    microbatches : int
+        Number of microbatches.
+    spans : tuple of tuple of Span
+        For each rank its actions, in the order of their beginning.
+    """
+
+    name: str
+    placement: Placement
+    microbatches: int
+    spans: tuple[tuple[Span, ...], ...]
+
+    @cached_property
+    def begin(self) -> float:
+        """When the first action begins."""
+        return min((part[0].begin for part in self.spans if part), default=0.0)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Time from the begin of the first action to the end of the last."""
+        return max((part[-1].end for part in self.spans if part), default=0.0) - self.begin
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """Time that each rank computes."""
+        return tuple(sum(span.end - span.begin for span in part) for part in self.spans)
+
+    @cached_property
+    def idle(self) -> tuple[float, ...]:
+        """Time that each rank waits between its own first and last action."""
+        own = [part[-1].end - part[0].begin if part else 0.0 for part in self.spans]
+        return tuple(span - busy for span, busy in zip(own, self.busy))
+
+    @property
+    def bubble(self) -> float:
+        """Part of all ranks' time, from 0 to 1, in which they do not compute."""
+        whole = self.makespan * len(self.spans)
+        return 1 - sum(self.busy) / whole if whole else 0.0
+
+    @cached_property
+    def peak(self) -> tuple[int, ...]:
+        """Activations, one for each chunk and microbatch, that are alive at most on each rank."""
+        return tuple(peak_live(span.action for span in part) for part in self.spans)
+
+
+def simulate(
+    schedule: str | PipelineSchedule | Callable,
+    size: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Times] | None = None,
+) -> Timeline:
+    """Give the time of each action, if each begins as soon as its rank and its message are there.
+
+    Parameters
+    ----------
+    schedule : str, PipelineSchedule or callable
+        A name, a schedule, or a generator function of your own.
+    size, microbatches : int
+        Ranks and microbatches, each ≥ 1.
+    chunks : int, optional
+        Virtual stages on every rank; by default what the schedule declares.
+    costs : Costs or sequence, optional
+        Times of F, I and W, or of F, I, W and a message; by default 1, 1, 1 and 0.
+
+    Returns
+    -------
+    Timeline
+        With makespan, bubble and peak live activations.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule is wrong; as of :func:`~mpidist.pipeline.prove`.
+    """
+    known = as_schedule(schedule)
+    parts = derive(known, size, microbatches, chunks)
+    placement = known.place(size, chunks)
+    check(parts, placement, microbatches)
+    return Timeline(known.name, placement, microbatches, run(parts, placement, as_costs(costs)))
+
+
+def run(
+    parts: Sequence[Sequence[Step]], placement: Placement, costs: Costs
+) -> tuple[tuple[Span, ...], ...]:
+    """Give the spans of steps that are known to be complete; see :func:`simulate`."""
+    table = costs.table(placement.stages)
+    times = [
+        {
+            (kind, chunk): table[kind][placement.stage(rank, chunk)]
+            for kind in table
+            for chunk in range(placement.chunks)
+        }
+        for rank in range(placement.ranks)
+    ]
+    clock = [0.0] * len(parts)
+    arrival: dict[Message, float] = {}
+    spans: list[list[Span]] = [[] for _ in parts]
+    for rank, _, step in walk(parts, placement):
+        action = step.action
+        begin = clock[rank]
+        if step.receive is not None:
+            begin = max(begin, arrival[step.receive])
+        end = begin + times[rank][action.kind, action.chunk]
+        spans[rank].append(Span(action, begin, end))
+        clock[rank] = end
+        for message in step.sends:
+            arrival[message] = end if message.local else end + costs.message
+    return tuple(map(tuple, spans))
