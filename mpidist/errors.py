@@ -1,4 +1,4 @@
-"""Every exception a user can catch: one tree under :class:`MpidistError`."""
+"""The exceptions that mpidist raises: one tree under :class:`MpidistError`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class MpidistError(Exception):
 
 
 class ScheduleError(MpidistError):
-    """A schedule does not do what its collective, or the pipeline, promises.
+    """A schedule violates the contract of its collective, or of the pipeline.
 
     Attributes
     ----------
     rank, round, block : int or None
-        Where it goes wrong; None where the fault has no such place.
+        Place of the fault; None where it has no such place.
     stage, step : int or None
-        The same for pipelines: the virtual stage, and the action of that rank, counted from 0.
+        Place of a fault in a pipeline: virtual stage, and number of the rank's action, from 0.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ScheduleError(MpidistError):
 
 
 class Unsupported(MpidistError):
-    """The algorithm or backend cannot serve this call; the message names what can."""
+    """The algorithm or backend cannot serve this call; the message names alternatives."""
 
 
 class UnsupportedDtype(Unsupported, TypeError):
@@ -47,7 +47,7 @@ class UnsupportedDtype(Unsupported, TypeError):
 
 
 class InvalidArgument(MpidistError, ValueError):
-    """An argument is wrong; the message gives rank, argument, value and what is allowed."""
+    """An argument is wrong; the message names rank, argument, value and allowed values."""
 
 
 class InvalidRank(InvalidArgument):
@@ -56,7 +56,7 @@ class InvalidRank(InvalidArgument):
     Attributes
     ----------
     rank, size : int
-        The rank that was given, and the size of the communicator.
+        The given rank, and the size of the communicator.
     """
 
     def __init__(self, rank: object, size: int, argument: str = "rank", caller: int | None = None):
@@ -66,7 +66,7 @@ class InvalidRank(InvalidArgument):
 
 
 class UnknownName(InvalidArgument):
-    """A name that nothing is registered under; the message gives the nearest ones."""
+    """A name that is not registered; the message gives the most similar ones."""
 
     def __init__(self, kind: str, name: object, known: Iterable[str]):
         known = sorted(known)
@@ -80,32 +80,32 @@ class ConfigError(InvalidArgument):
 
 
 class LaunchError(MpidistError):
-    """The processes were started in a way that cannot work; the message says how to start them."""
+    """The processes were started wrongly; the message says how to start them."""
 
 
 class CheckpointError(MpidistError):
-    """A checkpoint could not be written, or is damaged; what was complete before is still there."""
+    """A checkpoint could not be written, or is damaged; earlier complete ones are kept."""
 
 
 class ReplicasDiffer(MpidistError):
-    """Ranks have other parameters; the message names these and the ranks (`check_replicas`)."""
+    """Replicas of the parameters differ; the message names parameters and ranks."""
 
 
 class CommunicationError(MpidistError):
-    """Base class of what goes wrong between ranks while they communicate."""
+    """Base class of errors in the communication between ranks."""
 
 
 class CollectiveTimeout(CommunicationError, TimeoutError):
-    """A deadline passed before every rank had arrived or every message had come.
+    """A deadline passed before every rank or message had arrived.
 
     Attributes
     ----------
     collective : str
-        The operation that was waited for.
+        Name of the operation that did not complete.
     sequence : int or None
-        Its number among the communicator's collectives, counted from 1.
+        Number of that operation among the communicator's collectives, from 1.
     missing : tuple of int
-        Ranks that had not reached it; empty where all had, or nothing is known.
+        Ranks that had not reached the operation; empty if all had, or if that is unknown.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class CollectiveTimeout(CommunicationError, TimeoutError):
 
 
 class CommunicatorBroken(CommunicationError):
-    """The communicator was left with an operation that can neither finish nor be cancelled."""
+    """The communicator has an operation that can neither complete nor be cancelled."""
 
 
 class CollectiveMismatch(CommunicationError):
@@ -130,21 +130,21 @@ class CollectiveMismatch(CommunicationError):
     Attributes
     ----------
     harmless : bool
-        The communicator stays usable: nothing was sent, or what was sent was taken and dropped.
+        Whether the communicator stays usable: no message was sent, or it was received and dropped.
     """
 
     harmless = False
 
 
 class MessageMismatch(CollectiveMismatch):
-    """A message is not of the dtype and shape of the array that is to receive it.
+    """A message has another dtype or shape than the array it should be received into.
 
-    It is taken and dropped, so the communicator stays usable.
+    It is received and dropped, so the communicator stays usable.
 
     Attributes
     ----------
     sender, tag : int
-        Who sent it, and with which tag.
+        Sending rank and tag of the message.
     sent, expected : str
         Dtype and shape of the message, and of the array.
     """
@@ -166,7 +166,7 @@ class RankFailed(CommunicationError):
     Attributes
     ----------
     echo : bool
-        This rank only found out: the cause is elsewhere.
+        Whether this error only follows from that of another rank.
     """
 
     echo = False

@@ -20,35 +20,35 @@ RANGE_FACTOR = 4
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes: ``"8"``, ``"64K"``, ``"1.5M"``, ``"1GiB"``; units are powers of 1024.
+    """Return the bytes of a size: ``"8"``, ``"64K"``, ``"1.5M"``, ``"1GiB"``, in powers of 1024.
 
     Raises
     ------
     InvalidArgument
-        If it is no size, or no whole number of bytes.
+        If the text is not a size, or not a whole number of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     nbytes = float(match[1]) * UNITS[match[2].upper()] if match else 0.5
     if nbytes != int(nbytes):
         raise InvalidArgument(
-            f"{text!r} is not a size: allowed are whole numbers of bytes, with K, M or G for 1024, "
-            "1024² or 1024³, for example 8, 64K or 1.5M"
+            f"{text!r} is not a size: expected a whole number of bytes, with K, M or G for 1024, "
+            "1024² or 1024³, such as 8, 64K or 1.5M"
         )
     return int(nbytes)
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Read sizes in bytes: ``"8,64K,1M"``; ``"8-64M"`` is 8, 32, 128, … 64M."""
+    """Return the bytes of a list of sizes: ``"8,64K,1M"``; ``"8-64M"`` is 8, 32, 128, … 64M."""
     sizes: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not dash or not first.strip():  # no range: a size, or one below zero
+        if not dash or not first.strip():  # a single size, perhaps a negative one
             sizes.append(parse_size(part))
             continue
         low, high = parse_size(first), parse_size(last)
         if not 0 < low <= high:
             raise InvalidArgument(
-                f"{part!r} is no range of sizes: allowed is FROM-TO, 0 < FROM <= TO"
+                f"{part!r} is not a range of sizes: expected FROM-TO with 0 < FROM <= TO"
             )
         while low < high:
             sizes.append(low)
@@ -58,7 +58,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def format_size(nbytes: int) -> str:
-    """Write a number of bytes so that :func:`parse_size` reads the same: ``"64K"``, ``"1.5M"``."""
+    """Return a number of bytes as text that :func:`parse_size` reads: ``"64K"``, ``"1.5M"``."""
     for unit in ("G", "M", "K"):
         if nbytes >= UNITS[unit] and nbytes * 4 % UNITS[unit] == 0:
             return f"{nbytes / UNITS[unit]:.10g}{unit}"
@@ -66,7 +66,7 @@ def format_size(nbytes: int) -> str:
 
 
 def round_size(nbytes: int) -> str:
-    """Write a number of bytes for people, to three digits: ``"653K"``."""
+    """Return a number of bytes as text, rounded to three digits: ``"653K"``."""
     exact = format_size(nbytes)
     if not exact.isdigit() or nbytes < UNITS["K"]:
         return exact
@@ -90,12 +90,12 @@ _BUS_FACTOR: dict[str, Callable[[int], float]] = {
 
 
 def algbw(nbytes: int, seconds: float) -> float:
-    """Give the algorithm bandwidth in GB/s (10⁹ bytes): the whole buffer over the time."""
+    """Return the algorithm bandwidth in GB/s (10⁹ bytes): the whole buffer over the time."""
     return nbytes / seconds / 1e9 if seconds > 0 else 0.0
 
 
 def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
-    """Give the bus bandwidth in GB/s: what a link must carry, comparable for every rank count.
+    """Return the bus bandwidth in GB/s: the load of a link, comparable between rank counts.
 
     The formulas are those of nccl-tests (doc/PERFORMANCE.md); `nbytes` is the whole buffer.
     """
@@ -106,12 +106,12 @@ def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Give the median."""
+    """Return the median."""
     return statistics.median(values)
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Give half of the range of the middle half, as a part of the median; None for fewer than 4."""
+    """Return half the interquartile range over the median; None for fewer than 4 values."""
     if len(values) < 4 or statistics.median(values) <= 0:
         return None
     low, middle, high = statistics.quantiles(values, n=4)
@@ -119,7 +119,7 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def time_call(call: Callable[[], Any], repeat: int = 5) -> float:
-    """Give the median time of a call in seconds, after one call that is not counted."""
+    """Return the median time of a call in seconds, after one warm-up call."""
     call()
     times = [perf_counter()]
     for _ in range(repeat):
@@ -129,23 +129,23 @@ def time_call(call: Callable[[], Any], repeat: int = 5) -> float:
 
 
 def copy_rate(nbytes: int = 64 << 20) -> float:
-    """Give the speed of memory in GB/s, as STREAM's copy: `nbytes` read plus `nbytes` written."""
+    """Return the memory bandwidth in GB/s, as STREAM's copy: bytes read plus bytes written."""
     source = np.ones(max(nbytes // 8, 1))
     target = np.zeros_like(source)
     return algbw(2 * source.nbytes, time_call(lambda: np.copyto(target, source)))
 
 
 def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
-    """Give γ: the seconds per byte of combining two arrays of `nbytes` by ``np.add``."""
+    """Return γ: the seconds per byte of combining two arrays of `nbytes` by ``np.add``."""
     left = np.ones(max(nbytes // np.dtype(dtype).itemsize, 1), dtype)
     right = left.copy()
     return time_call(lambda: np.add(left, right, right)) / left.nbytes
 
 
 def ping_pong(comm: Any, peer: int, nbytes: int, repeat: int) -> float:
-    """Give the seconds that a message of `nbytes` takes one way between rank 0 and `peer`.
+    """Return the one-way time in seconds of a message of `nbytes` between rank 0 and `peer`.
 
-    Collective; only rank 0's result has a meaning.
+    Collective; only the result on rank 0 is meaningful.
     """
     data = np.zeros(nbytes, np.uint8)
     comm.barrier()

@@ -1,11 +1,11 @@
-"""Reduction operations: which there are, for which dtypes they are defined, how they combine.
+"""Reduction operations: their names, the dtypes they are defined for, and their arithmetic.
 
-The rule of arithmetic, which every path reads here: a result is what numpy gives of the arrays of
-all ranks.  Integers wrap; "max" and "min" of NaN are NaN.  Sums, means and products of half
-precision are accumulated in :func:`accumulator` and rounded once, unless partial results travel
-between the ranks; a mean of half precision divides before it adds (:func:`divides_first`), so that
-no partial sum exceeds the largest input but by rounding.  :func:`library_agrees` tells which
-operations a library's own code may serve.
+All executors follow one rule of arithmetic: the result is that of numpy on the arrays of all ranks.
+Integers wrap; "max" and "min" of NaN are NaN.  Sums, means and products of half precision are
+accumulated in :func:`accumulator` and rounded once, unless partial results are sent between ranks;
+a mean of half precision divides before it adds (:func:`divides_first`), so that no partial sum
+exceeds the largest input except by rounding.  :func:`library_agrees` returns whether a library's
+own code follows this rule for an operation.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ class Op:
     Parameters
     ----------
     function : callable
-        ``f(a, b)`` gives the combination of two arrays of one shape, elementwise, without changing
-        them.
+        ``f(a, b)`` returns the elementwise combination of two arrays of one shape, and does not
+        change them.
     commute : bool
         Whether ``f(a, b)`` equals ``f(b, a)``.  If not, only algorithms that combine in rank order
-        serve it.
+        serve the operation.
     name : str
-        For messages.
+        Name of the operation, for messages.
     kinds : frozenset of str, optional
-        The kinds of dtype ("bool", "int", "float", "complex") it is defined for; None for any.
+        Kinds of dtype ("bool", "int", "float", "complex") that the operation is defined for; None
+        for any.
     """
 
     function: Callable[..., Any]
@@ -51,35 +52,34 @@ class Op:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InvalidArgument(
-                f"op function={self.function!r}: allowed is a function of two arrays"
+                f"op function={self.function!r}: expected a function of two arrays"
             )
 
     @property
     def identity(self) -> Hashable:
-        """Key that is equal for all `Op` of one function.
+        """A key that is equal for all `Op` of one function.
 
-        It holds no reference, so a cache entry must keep the operation itself alive.
+        It holds no reference to the function: a cache entry must keep the operation alive.
         """
         function = self.function
-        if isinstance(function, MethodType):  # each look-up of a method makes a new object
+        if isinstance(function, MethodType):  # each attribute access makes a new method object
             who = id(function.__func__), id(function.__self__)
         else:
             who = id(function), 0
         return self.name, self.commute, self.builtin, *who
 
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-        """Store left ∘ right in `out`, which may be one of them."""
+        """Store left ∘ right in `out`, which may be one of the operands."""
         if self.builtin:
             self.function(left, right, out=out)
             return
         left, right = left.view(), right.view()
-        left.flags.writeable = right.flags.writeable = False  # they may be the users' inputs
+        left.flags.writeable = right.flags.writeable = False  # they may be the user's inputs
         result = np.asarray(self.function(left, right))
         if result.shape != out.shape:
             raise InvalidArgument(
                 f"op {self.name!r} returned shape {result.shape} for operands of shape "
-                f"{out.shape}; "
-                "it must combine elementwise"
+                f"{out.shape}; expected an elementwise function"
             )
         np.copyto(out, result, casting="same_kind")
 
@@ -110,7 +110,7 @@ UFUNCS: dict[np.ufunc, Op] = _NAMED | {u: Op(u, name=u.__name__) for u in _COMMU
 
 
 def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = None) -> Op:
-    """Return the operation that the caller means.
+    """Return the operation for a name, an `Op` or a function.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = Non
         return op
     if not callable(op):
         raise InvalidArgument(
-            f"op={op!r}: allowed are {', '.join(OPS)}, an Op or a function f(a, b)"
+            f"op={op!r}: expected one of {', '.join(OPS)}, an Op or a function f(a, b)"
         )
     if isinstance(op, np.ufunc):
         if op in UFUNCS and commute is not False:
@@ -136,19 +136,19 @@ def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = Non
         _check_ufunc(op)
     if commute is None:
         raise InvalidArgument(
-            f"op={op!r}: say whether your function is commutative: Op(function, commute=True "
-            "or False)"
+            f"op={op!r}: expected also whether the function is commutative: Op(function, "
+            "commute=True or False)"
         )
     return Op(op, commute=commute, name=getattr(op, "__name__", "user"))
 
 
 def _check_ufunc(op: np.ufunc) -> None:
-    """Raise for a function of numpy that is no reduction: ``subtract``, ``matmul``, ``sin``."""
-    ours = op in UFUNCS or getattr(np, op.__name__, None) is not op  # or not numpy's own
-    if not ours or (op.nin, op.nout, op.signature) != (2, 1, None):
+    """Raise for a function of numpy that is not a reduction: ``subtract``, ``matmul``, ``sin``."""
+    reduces = op in UFUNCS or getattr(np, op.__name__, None) is not op  # or not numpy's own
+    if not reduces or (op.nin, op.nout, op.signature) != (2, 1, None):
         raise InvalidArgument(
-            f"op=np.{op.__name__}: not an associative function of two elements; allowed functions "
-            f"of numpy are {', '.join(u.__name__ for u in UFUNCS)}"
+            f"op=np.{op.__name__}: not an associative function of two elements; expected one of "
+            f"numpy's {', '.join(u.__name__ for u in UFUNCS)}"
         )
 
 
@@ -168,15 +168,15 @@ def kind_of(dtype: np.dtype) -> str:
 def is_numpys(dtype: np.dtype) -> bool:
     """Return whether a dtype is numpy's own, not one of ml_dtypes.
 
-    Its ``isbuiltin`` does not tell: a dtype that was unpickled has 0 there.
+    ``dtype.isbuiltin`` does not show it: it is 0 for an unpickled dtype.
     """
     return dtype.char in np.typecodes["All"]
 
 
 def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
-    """Raise `UnsupportedDtype` where `op` is not defined for `dtype`.
+    """Raise `UnsupportedDtype` if `op` is not defined for `dtype`.
 
-    A user's function is tried on two ones: inside of MPI it would be too late for an error.
+    A user's function is tried on an array of ones: inside of MPI an error could not be raised.
     """
     if not op.builtin:
         _try(op, dtype, rank)
@@ -184,21 +184,21 @@ def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     if op.kinds is None or kind_of(dtype) in op.kinds:
         return
     able = [name for name, known in OPS.items() if known.kinds and kind_of(dtype) in known.kinds]
-    advice = f"defined for it: {', '.join(able)}" if able else "no named operation is"
+    advice = f"expected one of {', '.join(able)}" if able else "no named operation is"
     raise UnsupportedDtype(
         f"rank {rank}: op={op.name!r} is not defined for dtype {dtype}; {advice}"
     )
 
 
 _outcomes: WeakKeyDictionary[Any, dict[np.dtype, np.dtype | None]] = WeakKeyDictionary()
-"""What users' functions returned for two ones, as long as the functions live."""
+"""Dtypes that users' functions returned for two ones, as long as the functions live."""
 
 
 def _outcome(op: Op, dtype: np.dtype) -> np.dtype | None:
-    """Return the dtype that a user's function gives for two ones; None for a wrong shape."""
+    """Return the dtype of a user function's result for two ones; None for a wrong shape."""
     try:
         known = _outcomes.setdefault(op.function, {})
-    except TypeError:  # cannot be hashed, or watched
+    except TypeError:  # not hashable, or without weak references
         known = {}
     if dtype not in known:
         one = np.ones(2, dtype)
@@ -209,7 +209,7 @@ def _outcome(op: Op, dtype: np.dtype) -> np.dtype | None:
 
 def _try(op: Op, dtype: np.dtype, rank: int) -> None:
     if kind_of(dtype) == "other":
-        return  # there is no one of it
+        return  # such a dtype has no number one
     try:
         found = _outcome(op, dtype)
     except TypeError as error:
@@ -220,11 +220,12 @@ def _try(op: Op, dtype: np.dtype, rank: int) -> None:
         ) from None
     if found is None:
         raise InvalidArgument(
-            f"rank {rank}: op={op.name!r} must combine elementwise: its result has another shape"
+            f"rank {rank}: op={op.name!r} returned another shape than that of its operands; "
+            "expected an elementwise function"
         )
     if not np.can_cast(found, dtype, "same_kind"):
         raise UnsupportedDtype(
-            f"rank {rank}: op={op.name!r} gives {found} for dtype {dtype}, which cannot hold it"
+            f"rank {rank}: op={op.name!r} returned {found} for dtype {dtype}, which cannot hold it"
         )
 
 
@@ -237,32 +238,32 @@ def is_half(dtype: np.dtype) -> bool:
 
 
 def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
-    """Return the dtype to accumulate `dtype` in, where partial results are not sent."""
+    """Return the dtype in which `dtype` is accumulated, where partial results are not sent."""
     wide = op.builtin and op.name in ("sum", "mean", "prod") and is_half(dtype)
     return np.dtype(np.float32) if wide else dtype
 
 
 def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
-    """Return the bytes of an accumulator for `count` values; 0 where they are combined as is."""
+    """Return the bytes of an accumulator for `count` values; 0 if it has their own dtype."""
     wide = dtype if op is None else accumulator(op, dtype)
     return 0 if wide == dtype else count * wide.itemsize
 
 
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
-    """Return whether each input is divided before they are added: a mean of half precision."""
+    """Return whether each input is divided before the sum: for a mean of half precision."""
     return is_mean(op) and is_half(dtype)
 
 
 def loses_nan(op: Op, dtype: np.dtype) -> bool:
-    """Return whether libraries are free to give a number for "max" or "min" of NaN: MPI, NCCL."""
+    """Return whether MPI and NCCL may return a number for the "max" or "min" of NaN."""
     return op.name in ("max", "min") and kind_of(dtype) == "float"
 
 
 def library_agrees(op: Op, dtype: np.dtype) -> bool:
-    """Return whether an MPI library's own operation gives what numpy does.
+    """Return whether an MPI library's own operation has numpy's results.
 
-    Found by trial: sums of 8 and 16 bits saturate (Open MPI), "max" and "min" drop NaN, a complex
-    product with an infinite factor is infinite (both libraries), where numpy's is NaN.
+    Found by trial: sums of 8 and 16 bits saturate (Open MPI), "max" and "min" drop NaN, and a
+    complex product with an infinite factor is infinite (both libraries) where numpy's is NaN.
     """
     kind = kind_of(dtype)
     saturates = op.name == "sum" and kind == "int" and dtype.itemsize < 4
@@ -270,7 +271,7 @@ def library_agrees(op: Op, dtype: np.dtype) -> bool:
 
 
 def is_mean(op: Op | None) -> bool:
-    """Return whether an operation is a sum that is divided by the number of ranks."""
+    """Return whether an operation is "mean": a sum divided by the number of ranks."""
     return op is not None and op.builtin and op.name == "mean"
 
 
@@ -280,19 +281,19 @@ def division(total: np.ndarray, size: int) -> Callable[[], Any]:
 
 
 def divide_half(x: np.ndarray, size: int, out: np.ndarray) -> None:
-    """Store `x` of half precision divided by `size`, which need not be exact in half precision."""
+    """Store `x / size` in `out`, in half precision; `size` need not be exact in half precision."""
     divisor = np.float32(size)
     np.true_divide(x, divisor, out=out, dtype=np.float32, casting="unsafe")
 
 
 def widen(half: np.ndarray, out: np.ndarray, divisor: int = 0) -> None:
-    """Store half precision as float32 in `out`, which is exact; divided, if there is a divisor."""
+    """Store an array of half precision in `out` as float32, exactly, or divided by `divisor`."""
     np.copyto(out, half)
     if divisor:
         np.true_divide(out, np.float32(divisor), out)
 
 
 def narrow(value: np.ndarray, out: np.ndarray) -> None:
-    """Round float32 to nearest even into `out`; what is too large becomes infinite."""
+    """Store float32 in `out` in half precision, rounded to nearest even; overflow is infinite."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         np.copyto(out, value, casting="unsafe")

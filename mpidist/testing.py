@@ -1,4 +1,4 @@
-"""For those who write a backend of their own: check that it does what mpidist expects of one."""
+"""A conformance check for backends: it tests a backend against the interface of `Backend`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _NATIVE_MEMBERS = {n for n in vars(Native) if not n.startswith("_")}
 
 
 def check_backend(make_group: Callable[[], Sequence[Backend]], timeout: float = 60.0) -> list[str]:
-    """Check a backend against everything that mpidist expects of one.
+    """Check that a backend fulfils the interface :class:`~mpidist.backends.base.Backend`.
 
     Parameters
     ----------
     make_group : callable
-        Gives the backends of those ranks that live in this process: all of them where ranks are
-        threads (each is then run in a thread), one where every process is a rank.  Called once;
+        Returns the backends of this process's ranks: all ranks where ranks are threads (each
+        backend is then run in a thread), one where every process is a rank.  It is called once;
         every process must call this function.
     timeout : float
-        Seconds that all the checks together may take where the ranks are threads.
+        Limit in seconds for all checks together, where the ranks are threads.
 
     Returns
     -------
     list of str
-        What was checked.
+        The names of the checks.
 
     Raises
     ------
     AssertionError
-        Where the backend does something else; the message begins with the check and the rank.
+        If a check fails; the message begins with the check and the rank.
     """
     backends = [complete(backend) for backend in make_group()]
-    assert backends, "make_group() gave no backend"
+    assert backends, "make_group() returned no backend"
     if len(backends) == 1:
         _check_rank(backends[0])
     else:
@@ -68,7 +68,7 @@ def _in_threads(backends: Sequence[Backend], timeout: float) -> None:
             thread.join(0.05)
     if errors:
         raise errors[0]
-    assert not any(t.is_alive() for t in threads), f"the checks have not ended within {timeout} s"
+    assert not any(t.is_alive() for t in threads), f"the checks did not end within {timeout} s"
 
 
 def _check_rank(backend: Backend) -> None:
@@ -84,10 +84,10 @@ def _wait(backend: Backend, *requests: Any) -> None:
     deadline = time.monotonic() + _PATIENCE
 
     def test() -> bool:
-        moved = [request.test() for request in requests]  # every one of them makes progress
-        return all(moved)
+        complete = [request.test() for request in requests]  # test all: each makes progress
+        return all(complete)
 
-    assert backend.wait(test, deadline), f"messages have not moved within {_PATIENCE} s"
+    assert backend.wait(test, deadline), f"messages are not complete within {_PATIENCE} s"
 
 
 def _neighbours(backend: Backend) -> tuple[int, int]:
@@ -98,13 +98,13 @@ def _attributes(backend: Backend) -> None:
     missing = sorted(_MEMBERS.difference(dir(backend)))
     assert not missing, f"members of mpidist.backends.base.Backend missing: {', '.join(missing)}"
     assert 0 <= backend.rank < backend.size
-    assert len(backend.hosts) == backend.size, "hosts needs one key for each rank"
-    assert backend.tag_limit >= 32767, "MPI promises tags up to 32767"
+    assert len(backend.hosts) == backend.size, "hosts: expected one key for each rank"
+    assert backend.tag_limit >= 32767, f"tag_limit={backend.tag_limit}: expected >= 32767"
     assert backend.name and isinstance(backend.name, str)
 
 
 def _data_arrive(backend: Backend) -> None:
-    """Whatever the length and the dtype, both ways at once; sends do not wait for receives."""
+    """Data of any length and dtype arrive, both ways at once; sends do not wait for receives."""
     if backend.size == 1:
         return
     right, left = _neighbours(backend)
@@ -118,7 +118,7 @@ def _data_arrive(backend: Backend) -> None:
 
 
 def _short_messages(backend: Backend) -> None:
-    """Of any length up to the limit, which only the sender knows."""
+    """Short messages of any length up to the limit arrive; the receiver knows no length."""
     if backend.size == 1:
         return
     right, left = _neighbours(backend)
@@ -133,7 +133,7 @@ def _short_messages(backend: Backend) -> None:
 
 
 def _order_and_tags(backend: Backend) -> None:
-    """Messages of one tag keep their order; those of another tag do not disturb them."""
+    """Messages of one tag keep their order, whatever messages of other tags come between."""
     if backend.size == 1:
         return
     right, left = _neighbours(backend)
@@ -165,7 +165,7 @@ def _bound_rounds(backend: Backend) -> None:
 
 
 def _waits_end(backend: Backend) -> None:
-    """At the deadline, or at once where it is known that nothing will come; progress is made."""
+    """Waits call `progress` and end at the deadline, or at once if no message can arrive."""
     alone = backend.split(backend.rank, 0)
     assert alone is not None and alone.size == 1
     assert alone.wait(lambda: True, None)
@@ -181,22 +181,22 @@ def _waits_end(backend: Backend) -> None:
     begin = time.monotonic()
     try:
         assert alone.wait(later, begin + _PATIENCE, progress)
-        assert called[0], "progress was never made"
+        assert called[0], "progress was never called"
         begin = time.monotonic()
         assert not alone.wait(lambda: False, begin + 0.05)
         assert 0.04 < time.monotonic() - begin < 5, "the deadline was not kept"
     except DeadlockError:
-        pass  # it knows that nobody will send anything
+        pass  # the backend knows that no rank will send anything
 
 
 def _in_step(backend: Backend, sequence: int) -> None:
     backend.board.announce(sequence, 1)
     deadline = time.monotonic() + _PATIENCE
-    assert backend.arrive(sequence, deadline), "arrive: some rank is not seen on the board"
+    assert backend.arrive(sequence, deadline), "arrive: a rank is missing on the board"
 
 
 def _arrivals(backend: Backend) -> None:
-    """Who has announced an operation has arrived at it, and at all before it."""
+    """A rank that has announced an operation has arrived at it and at all earlier ones."""
     for sequence in range(1, 8):
         _in_step(backend, sequence)
         assert backend.missing(sequence) == ()
@@ -204,13 +204,13 @@ def _arrivals(backend: Backend) -> None:
 
 
 def _splits(backend: Backend) -> None:
-    """Ranks of one colour, in the order of the key; their messages are their own."""
+    """`split` groups the ranks of one color by key; the groups' messages do not mix."""
     sub = backend.split(backend.rank % 2, -backend.rank)
     assert sub is not None
     mine = range(backend.rank % 2, backend.size, 2)
     assert (sub.size, sub.rank) == (len(mine), len(mine) - 1 - mine.index(backend.rank))
     none = backend.split(None if backend.rank == 0 else 1, 0)
-    assert (none is None) == (backend.rank == 0), "split(None) must give None"
+    assert (none is None) == (backend.rank == 0), "split(None) must return None"
     if sub.size > 1:
         right, left = _neighbours(sub)
         got = np.empty(1, int)
@@ -220,7 +220,7 @@ def _splits(backend: Backend) -> None:
 
 
 def _wrong_lengths(backend: Backend) -> None:
-    """A message that is longer or shorter than its receive is an error, and nothing else."""
+    """A message longer or shorter than its receive raises CollectiveMismatch."""
     if backend.size == 1 or backend.rank > 1:
         return
     for tag, n in ((20, 5), (21, 3)):
@@ -230,10 +230,10 @@ def _wrong_lengths(backend: Backend) -> None:
         try:
             _wait(backend, backend.irecv(np.empty(4), 0, tag))
         except Exception as error:
-            told = backend.translate(error)
-            assert isinstance(told, CollectiveMismatch), f"{told!r} is no CollectiveMismatch"
+            raised = backend.translate(error)
+            assert isinstance(raised, CollectiveMismatch), f"{raised!r}: not a CollectiveMismatch"
         else:
-            raise AssertionError(f"{n} numbers went into a place for 4 without an error")
+            raise AssertionError(f"{n} numbers were received into an array of 4 without an error")
 
 
 def _native(backend: Backend) -> None:
@@ -243,7 +243,7 @@ def _native(backend: Backend) -> None:
 
 
 def _collectives(backend: Backend) -> None:
-    """Every registered algorithm gives the right sum, maximum or order."""
+    """Every registered algorithm returns the right result on this backend."""
     sub = backend.split(0, backend.rank)
     assert sub is not None
     comm, p = Communicator(sub), backend.size

@@ -1,4 +1,4 @@
-"""Who shares a node with whom, and ranks seen as a grid of data and pipeline parallelism."""
+"""The nodes of a communicator's ranks, and the grid of data and pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import ConfigError, InvalidArgument, InvalidRank, Unsupported
 
 
 def pretended_hosts(size: int, environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Give the hosts that ``MPIDIST_RANKS_PER_NODE`` pretends, or None where it is not set."""
+    """Return the host keys that ``MPIDIST_RANKS_PER_NODE`` pretends, or None if it is not set."""
     if not environ.get(RANKS_PER_NODE):
         return None
     topology = Topology.from_hosts(0, range(size), environ)
@@ -19,7 +19,7 @@ def pretended_hosts(size: int, environ: Mapping[str, str]) -> tuple[int, ...] | 
 
 
 RANKS_PER_NODE = "MPIDIST_RANKS_PER_NODE"
-"""Environment variable: pretend that every so many consecutive ranks share a node."""
+"""Environment variable with the number of consecutive ranks that pretend to share a node."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Topology:
         ranks = sorted(r for g in groups for r in g)
         if not all(groups) or ranks != list(range(len(ranks))):
             raise InvalidArgument(
-                f"rank {self.rank}: groups={groups!r}: each rank 0 … p - 1 must be in exactly one"
+                f"rank {self.rank}: groups={groups!r}: expected each rank 0 … p - 1 in exactly one "
+                "group"
             )
         if self.rank not in ranks:
             raise InvalidRank(self.rank, len(ranks))
@@ -61,20 +62,20 @@ class Topology:
         hosts : sequence
             ``hosts[r]`` names the host of rank `r`, for example the processor name.
         environ : mapping, optional
-            Where ``MPIDIST_RANKS_PER_NODE=k`` is looked up.  If it is there, `hosts` is ignored and
-            every `k` consecutive ranks count as a node (the last may have fewer): hierarchical
-            algorithms can so be studied on one machine.
+            The environment.  If it has ``MPIDIST_RANKS_PER_NODE=k``, `hosts` is ignored and every
+            `k` consecutive ranks count as a node (the last may have fewer), so that hierarchical
+            algorithms can be studied on one machine.
 
         Raises
         ------
         ConfigError
-            If that variable is not a number > 0.
+            If that variable is not a whole number > 0.
         """
         pretended = environ.get(RANKS_PER_NODE, "").strip()
         if pretended:
             if not pretended.isdigit() or int(pretended) == 0:
                 raise ConfigError(
-                    f"rank {rank}: {RANKS_PER_NODE}={pretended!r}: allowed are whole numbers > 0"
+                    f"rank {rank}: {RANKS_PER_NODE}={pretended!r}: expected a whole number > 0"
                 )
             hosts = [r // int(pretended) for r in range(len(hosts))]
         nodes: dict[Hashable, list[int]] = {}
@@ -83,7 +84,7 @@ class Topology:
         return cls(rank, tuple(map(tuple, nodes.values())))
 
     def restrict(self, ranks: Iterable[int]) -> Topology:
-        """Give the topology of a sub-communicator.
+        """Return the topology of a sub-communicator.
 
         Parameters
         ----------
@@ -93,11 +94,13 @@ class Topology:
         Returns
         -------
         Topology
-            In the new numbering.  Nodes stay what they are, pretended ones too.
+            The members' nodes, also pretended ones, in the new numbering.
         """
         members = list(ranks)
         if self.rank not in members:
-            raise InvalidArgument(f"rank {self.rank}: ranks={members!r} must hold this rank")
+            raise InvalidArgument(
+                f"rank {self.rank}: ranks={members!r}: expected this rank among them"
+            )
         node_of = {r: number for number, group in enumerate(self.groups) for r in group}
         return Topology.from_hosts(members.index(self.rank), [node_of[r] for r in members], {})
 
@@ -113,12 +116,12 @@ class Topology:
 
     @property
     def node_rank(self) -> int:
-        """Index in `groups` of the node that this rank is on."""
+        """Index in `groups` of this rank's node."""
         return next(i for i, group in enumerate(self.groups) if self.rank in group)
 
     @property
     def node(self) -> tuple[int, ...]:
-        """The ranks on this rank's node, itself among them."""
+        """The ranks on this rank's node, including this rank."""
         return self.groups[self.node_rank]
 
     @property
@@ -138,7 +141,7 @@ class Topology:
 
     @property
     def lanes(self) -> tuple[tuple[int, ...], ...]:
-        """For each local rank, the ranks that have it, one per node.
+        """The ranks with equal local rank, one per node, for each local rank.
 
         Raises
         ------
@@ -148,34 +151,37 @@ class Topology:
         if not self.is_even:
             sizes = ", ".join(str(len(group)) for group in self.groups)
             raise Unsupported(
-                f"rank {self.rank}: lanes need equally many ranks on every node, there are {sizes}"
+                f"rank {self.rank}: lanes need equally many ranks on every node; the nodes have "
+                f"{sizes}"
             )
         return tuple(zip(*self.groups, strict=True))
 
 
 class Grid:
-    """Ranks as a rectangle: `pipe` stages, each of them replicated over `data` ranks.
+    """A grid of ranks: `pipe` stages, each of them replicated on `data` ranks.
 
-    Rank ``r`` holds stage ``r // data`` and replica ``r % data``: replicas of a stage are
-    neighbours, as their allreduce moves more than a pipeline's activations and belongs in a node.
+    Rank ``r`` holds stage ``r // data`` and replica ``r % data``: the replicas of a stage are
+    neighbours, preferably on one node, because their allreduce moves more bytes than a pipeline's
+    activations.
 
     Parameters
     ----------
     comm : Communicator
-        Is split twice (collective: every rank must construct the grid).
+        Communicator of all ranks, which is split twice: every rank must construct the grid.
     data, pipe : int, optional
-        Their product must be ``comm.size``; one of them may be left out (or -1) to be worked out.
+        Number of replicas and of stages, whose product must be ``comm.size``; one of them may be
+        omitted (or -1), and is computed.
 
     Attributes
     ----------
     comm : Communicator
-        The whole grid.
+        The communicator of all ranks of the grid.
     shape : tuple of int
-        ``(data, pipe)``.
+        Number of replicas and of stages.
     data, pipe : Communicator
-        The ranks that hold the same stage; the ranks that hold the same replica, by stage.
+        Communicators of the ranks with this rank's stage, and of those with its replica.
     data_index, pipe_index : int
-        This rank's replica and stage: its ranks in `data` and `pipe`.
+        This rank's replica and stage, which are its ranks in `data` and `pipe`.
     """
 
     def __init__(self, comm: Any, *, data: int | None = None, pipe: int | None = None):
@@ -195,14 +201,14 @@ def _shape(rank: int, size: int, data: int | None, pipe: int | None) -> tuple[in
     sides = [None if side == -1 else side for side in (data, pipe)]
     for side in sides:
         if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 1):
-            raise ConfigError(f"{given}: allowed are whole numbers > 0, and None or -1 for one")
+            raise ConfigError(f"{given}: expected whole numbers > 0, or None or -1 for one of them")
     if sides == [None, None]:
-        raise ConfigError(f"{given}: at least one of data and pipe must be given")
+        raise ConfigError(f"{given}: expected at least one of data and pipe")
     known = (sides[0] or 1) * (sides[1] or 1)
     if None in sides:
         if size % known:
-            raise ConfigError(f"{given}: {size} is not a multiple of {known}")
+            raise ConfigError(f"{given}: {size} ranks are not a multiple of {known}")
         sides[sides.index(None)] = size // known
     elif known != size:
-        raise ConfigError(f"{given}: data * pipe = {known} must be {size}")
+        raise ConfigError(f"{given}: data * pipe is {known}: expected {size}")
     return sides[0] or 1, sides[1] or 1

@@ -1,4 +1,5 @@
-"""Memory on an accelerator: what an array there is, and what its device can do.
+"""Arrays in the memory of an accelerator, and the operations of its device.
 
-Nothing of CUDA is imported before an array of it is met: see :func:`~mpidist.device.find.device`.
+CUDA is imported only when the first array on a GPU is passed: see
+:func:`~mpidist.device.find.find_device`.
 """

@@ -1,4 +1,4 @@
-"""An array in a device's memory, whatever library made it: address, shape, dtype and stream."""
+"""The description of an array in a device's memory, of any library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Device
 
 
 class Flags(NamedTuple):
-    """As much of numpy's flags as is asked for."""
+    """The flags of numpy that callers read."""
 
     c_contiguous: bool
     writeable: bool
@@ -21,28 +21,28 @@ class Flags(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """A C-contiguous array on a device; it refers to memory and never reads it.
+    """A C-contiguous array on a device: a reference to its memory, which is never read here.
 
-    It has as much of numpy's interface as preparing a call needs.
+    It has the part of numpy's interface that preparing a call needs.
 
     Attributes
     ----------
     pointer : int
-        Address of the first element; of no meaning if there is none.
+        Address of the first element; meaningless for an empty array.
     shape : tuple of int
-        Of the array.
+        Shape of the array.
     dtype : numpy.dtype
-        Of the elements.
+        Dtype of the elements.
     stream : int
-        On which its contents were produced; where results are ordered, too.
+        The stream on which the contents were produced, and on which results are ordered.
     device : Device
-        Where it is.
+        The device whose memory it is.
     owner : object
-        The user's array.  As long as it lives, the memory does.
+        The user's array, which keeps the memory alive.
     make : callable
-        ``make(shape, dtype)`` gives a new array of the same library on the same device.
+        ``make(shape, dtype)`` returns a new array of the same library on the same device.
     readonly : bool
-        Whether it must not be written.
+        Whether the array must not be written to.
     """
 
     pointer: int
@@ -56,42 +56,42 @@ class DeviceArray:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """The bytes of all elements."""
         return self.size * self.dtype.itemsize
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next, by dimension."""
+        """The bytes from one element to the next, by dimension."""
         return contiguous_strides(self.shape, self.dtype.itemsize)
 
     @property
     def flags(self) -> Flags:
-        """Whether it can be written; it is contiguous."""
+        """The flags of numpy: contiguous, and whether the array is writeable."""
         return Flags(True, not self.readonly)
 
     def reshape(self, *shape: int) -> DeviceArray:
-        """Give the same memory as one row of elements, which is all that is asked for."""
+        """Return the same memory as a flat array; the only shape allowed is -1."""
         assert shape == (-1,)
         return replace(self, shape=(self.size,))
 
     def part(self, start: int, stop: int) -> DeviceArray:
-        """Give elements of a flat array."""
+        """Return the elements from `start` to `stop` of a flat array."""
         return replace(
             self, pointer=self.pointer + start * self.dtype.itemsize, shape=(stop - start,)
         )
 
     def overlaps(self, other: DeviceArray) -> bool:
-        """Tell whether two arrays share memory."""
+        """Return whether two arrays share memory."""
         first, second = sorted((self, other), key=lambda x: x.pointer)
         return bool(first.nbytes and second.nbytes) and (
             second.pointer < first.pointer + first.nbytes
@@ -99,7 +99,7 @@ class DeviceArray:
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Give the strides of a C-contiguous array."""
+    """Return the strides in bytes of a C-contiguous array."""
     strides, step = [], itemsize
     for n in reversed(shape):
         strides.append(step)

@@ -1,4 +1,4 @@
-"""What a device is: the few things that moving data needs of it, all ordered by streams."""
+"""The interface of a device: the operations that communication needs, ordered by streams."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 
 class InFlight:
-    """Keeps memory until its work is over, and waits for that when it is dropped itself."""
+    """Keeps memory alive until its work is complete; waits for that work when deleted."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Event, Any]] = []
 
     def hold(self, event: Event, memory: Any) -> None:
-        """Keep memory until an event is over; forget that of earlier ones."""
+        """Keep memory until an event is complete, and release memory whose event is."""
         self._held = [pair for pair in self._held if not pair[0].done()]
         self._held.append((event, memory))
 
@@ -27,26 +27,26 @@ class InFlight:
 
 
 class Event(Protocol):
-    """A mark in a stream: over when all that was queued there before it has been done."""
+    """A mark in a stream, complete when all work queued there before it is complete."""
 
     def record(self, stream: int) -> None:
-        """Put the mark at the end of a stream; an earlier one counts no more."""
+        """Put the mark at the end of a stream, in place of any earlier one."""
 
     def synchronize(self) -> None:
-        """Wait on the host; an event that was never recorded is over."""
+        """Wait on the host until the event is complete, as one that was never recorded is."""
 
     def block(self, stream: int) -> None:
-        """Have all that is queued on a stream from now on wait for the mark as it is now."""
+        """Make all further work of a stream wait for the mark as it is now."""
 
     def done(self) -> bool:
-        """Tell whether it is over, without waiting."""
+        """Return whether the event is complete, without waiting."""
 
 
 class Device(Protocol):
-    """One accelerator, as this process uses it.
+    """The accelerator that a thread of this process uses.
 
-    Streams are numbers, as in the CUDA Array Interface: 0 is the default one.  Whatever takes a
-    stream returns at once; the work is done in the order it was queued.
+    Streams are numbers, as in the CUDA Array Interface: 0 is the default stream.  Every method that
+    takes a stream returns at once; the work runs in the order in which it was queued.
     """
 
     name: str
@@ -54,69 +54,69 @@ class Device(Protocol):
     number: int
 
     def describe(self) -> str:
-        """Name the device, for people."""
+        """Return the device's name, for messages."""
 
     def identity(self) -> str:
-        """Give what no other device of this host has: its UUID."""
+        """Return the device's UUID, which no other device of this host has."""
 
     def enter(self) -> None:
-        """Make it the device that this thread works with."""
+        """Make this the current device of this thread."""
 
     def is_current(self) -> bool:
-        """Tell whether this thread works with it."""
+        """Return whether this is the current device of this thread."""
 
     def owns(self, pointer: int) -> bool:
-        """Tell whether an address lies in this device's memory, or memory that it can reach."""
+        """Return whether an address lies in memory that this device can access."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make an array that users can work with; its contents are undefined."""
+        """Return a new array with undefined contents, of a library for users."""
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Give bytes of host memory from which copies are asynchronous."""
+        """Return page-locked host memory, from and to which copies are asynchronous."""
 
     def current_stream(self) -> int:
-        """Give the stream that the caller's library queues work on now."""
+        """Return the stream on which the caller's library queues work now."""
 
     def new_stream(self) -> int:
-        """Make a stream that runs beside the others; it lives as long as the device object."""
+        """Return a new stream, concurrent with the others, that lives as long as this object."""
 
     def event(self) -> Event:
-        """Make an event."""
+        """Return a new event."""
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Queue a copy between two addresses, on the device or in pinned memory."""
 
     def synchronize(self, stream: int) -> None:
-        """Wait on the host until all that is queued on a stream has been done."""
+        """Wait on the host until all work queued on a stream is complete."""
 
-    # -- memory that several processes have open, on one node -----------------------------------
+    # -- memory that several processes of one node share ----------------------------------------
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
-        """Allocate zeros; give their address, and the handle by which other processes open them."""
+        """Allocate zeros; return their address, and the handle for :meth:`open_shared`."""
 
     def open_shared(self, handle: bytes, nbytes: int) -> int:
-        """Open another process's memory and give its address here; Unsupported if that fails."""
+        """Open another process's memory and return its address here; Unsupported if that fails."""
 
     def close_shared(self, pointer: int) -> None:
-        """Close what :meth:`open_shared` opened."""
+        """Close memory opened by :meth:`open_shared`."""
 
     def release_shared(self, pointer: int) -> None:
-        """Give back what :meth:`new_shared` made; no other process may have it open."""
+        """Free memory of :meth:`new_shared`, which no other process may have open."""
 
     def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make an array, as users work with, of memory that lives as long as it is not released."""
+        """Return an array of a library for users on memory that it does not own."""
 
     def finish(self) -> None:
-        """Wait on the host for everything that is queued."""
+        """Wait on the host for all work queued on any stream."""
 
     def write_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue that a word of 32 bits is written, when all before it can be seen by others."""
+        """Queue the write of a 32-bit word, after all earlier writes are visible to others."""
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue a wait until a word is at least `value`, as a difference of 32 bits with a sign."""
+        """Queue a wait until a 32-bit word is at least `value`, by their signed difference."""
 
     def combines(self, dtype: np.dtype) -> bool:
-        """Tell whether :meth:`combine` can be had for a dtype."""
+        """Return whether :meth:`combine` supports a dtype."""
 
     def combine(
         self,
@@ -128,4 +128,4 @@ class Device(Protocol):
         divisor: int,
         stream: int,
     ) -> None:
-        """Queue one pass: combine the sources in their order, divide, store in all targets."""
+        """Queue one kernel: combine the sources in their order, divide, store in all targets."""

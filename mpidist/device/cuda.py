@@ -1,4 +1,4 @@
-"""A CUDA device by cupy; it is imported here, and for NCCL in :mod:`mpidist.gpu.nccl.backend`."""
+"""CUDA devices, by cupy (which otherwise only :mod:`mpidist.gpu.nccl.backend` imports)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ _NO_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 def current() -> int:
-    """Give the number of the current device."""
+    """Return the number of the current device."""
     return runtime.getDevice()
 
 
 def identities() -> tuple[str, ...]:
-    """Give the UUIDs of the devices that CUDA_VISIBLE_DEVICES leaves, by their numbers."""
+    """Return the UUIDs of the devices that CUDA_VISIBLE_DEVICES shows, by their numbers."""
     return tuple(_identity(k) for k in range(runtime.getDeviceCount()))
 
 
 def _identity(number: int) -> str:
-    """Give UUID and place: cupy ends a UUID at its first byte of zero, and parts share a place."""
+    """Return a device's UUID and PCI bus id, which together are unique.
+
+    cupy truncates a UUID at its first zero byte, and the partitions of a GPU share a bus id.
+    """
     uuid = runtime.getDeviceProperties(number).get("uuid") or b""
     return f"{bytes(uuid)[:16].hex()}@{runtime.deviceGetPCIBusId(number)}"
 
 
 def why_not() -> str | None:
-    """Say why there is no CUDA device, or give None."""
+    """Return why there is no CUDA device, or None if there is one."""
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
@@ -49,12 +52,12 @@ def _allocate(nbytes: int) -> int:
     except runtime.CUDARuntimeError as error:
         if error.status != _NO_MEMORY:
             raise
-    cupy.get_default_memory_pool().free_all_blocks()  # what cupy keeps and nobody uses
+    cupy.get_default_memory_pool().free_all_blocks()  # unused memory that cupy caches
     return runtime.malloc(nbytes)
 
 
 class CudaEvent:
-    """See :class:`~mpidist.device.base.Event`."""
+    """A CUDA event; see :class:`~mpidist.device.base.Event`."""
 
     def __init__(self) -> None:
         self._event = cupy.cuda.Event(disable_timing=True)
@@ -64,25 +67,25 @@ class CudaEvent:
         runtime.eventRecord(self._event.ptr, stream)
 
     def synchronize(self) -> None:
-        """Wait on the host."""
+        """Wait on the host until the event is complete."""
         self._event.synchronize()
 
     def done(self) -> bool:
-        """Tell whether it is over."""
+        """Return whether the event is complete."""
         return self._event.done
 
     def block(self, stream: int) -> None:
-        """Have a stream wait."""
+        """Make a stream wait for the event."""
         runtime.streamWaitEvent(stream, self._event.ptr)
 
 
 class CudaDevice:
-    """See :class:`~mpidist.device.base.Device`.
+    """A CUDA device; see :class:`~mpidist.device.base.Device`.
 
     Parameters
     ----------
     number : int, optional
-        Which becomes the current one; by default the one that is current.
+        Number of the device, which becomes the current one; by default the current device.
     """
 
     name, emulated = "cuda", False
@@ -96,23 +99,23 @@ class CudaDevice:
         self._streams: list[Any] = []
 
     def describe(self) -> str:
-        """Give its number and name."""
+        """Return the device's number and name."""
         return f"GPU {self.number} ({self._properties['name'].decode()})"
 
     def identity(self) -> str:
-        """Give the UUID, by which it is known whatever CUDA_VISIBLE_DEVICES says."""
+        """Return the UUID, which does not depend on CUDA_VISIBLE_DEVICES."""
         return _identity(self.number)
 
     def enter(self) -> None:
-        """Make it the current device of this thread."""
+        """Make this the current device of this thread."""
         runtime.setDevice(self.number)
 
     def is_current(self) -> bool:
-        """Ask the runtime."""
+        """Return whether this is the current device of this thread."""
         return runtime.getDevice() == self.number
 
     def owns(self, pointer: int) -> bool:
-        """Ask the driver."""
+        """Return whether the driver knows an address as memory that this device can access."""
         try:
             found = runtime.pointerGetAttributes(pointer)
         except runtime.CUDARuntimeError:
@@ -120,43 +123,43 @@ class CudaDevice:
         return found.type in _REACHABLE and (found.type == 3 or found.device == self.number)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make a cupy array, from its memory pool."""
+        """Return a new cupy array, from cupy's memory pool."""
         return cupy.empty(shape, dtype)
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Give page-locked memory."""
+        """Return page-locked host memory."""
         return cupyx.empty_pinned(nbytes, np.uint8)
 
     def current_stream(self) -> int:
-        """Give cupy's current stream; the default one by the name it has in arrays' interface."""
+        """Return cupy's current stream; the default stream by its number in the array interface."""
         return cupy.cuda.get_current_stream().ptr or runtime.streamLegacy
 
     def new_stream(self) -> int:
-        """Make a stream that does not wait for the default one."""
+        """Return a new stream that does not synchronize with the default one."""
         made = cupy.cuda.Stream(non_blocking=True)
         self._streams.append(made)
         return made.ptr
 
     def event(self) -> CudaEvent:
-        """Make an event without a time."""
+        """Return a new event without timing."""
         return CudaEvent()
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy of any direction: the addresses tell which."""
+        """Queue a copy between host and device, in the direction that the addresses determine."""
         runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream)
 
     def synchronize(self, stream: int) -> None:
-        """Wait on the host."""
+        """Wait on the host until all work of a stream is complete."""
         runtime.streamSynchronize(stream)
 
     def finish(self) -> None:
-        """Wait for the whole device."""
+        """Wait on the host until all work of the device is complete."""
         runtime.deviceSynchronize()
 
-    # -- memory that several processes have open ------------------------------------------------
+    # -- memory that several processes share ----------------------------------------------------
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
-        """Allocate outside of any pool: a handle stands for a whole allocation."""
+        """Allocate zeros outside of any pool, because a handle names a whole allocation."""
         pointer = 0
         try:
             pointer = _allocate(nbytes)
@@ -169,36 +172,36 @@ class CudaDevice:
             raise Unsupported(f"{nbytes} bytes for CUDA IPC: {error}") from None
 
     def open_shared(self, handle: bytes, nbytes: int) -> int:
-        """Open by CUDA IPC."""
+        """Open another process's memory by CUDA IPC and return its address here."""
         try:
             return runtime.ipcOpenMemHandle(handle)
         except runtime.CUDARuntimeError as error:
             raise Unsupported(f"CUDA IPC: {error}") from None
 
     def close_shared(self, pointer: int) -> None:
-        """Close by CUDA IPC."""
+        """Close memory opened by CUDA IPC."""
         runtime.ipcCloseMemHandle(pointer)
 
     def release_shared(self, pointer: int) -> None:
-        """Free."""
+        """Free memory of :meth:`new_shared`."""
         runtime.free(pointer)
 
     def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make a cupy array."""
+        """Return a cupy array on memory that it does not own."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         memory = cupy.cuda.UnownedMemory(pointer, max(nbytes, 1), None, self.number)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def write_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue; the driver puts a memory barrier before the word."""
+        """Queue the write of a 32-bit word; the driver puts a memory barrier before it."""
         write_word(pointer, value, stream)
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue; no kernel spins."""
+        """Queue a wait for a 32-bit word, without a spinning kernel."""
         wait_word(pointer, value, stream, self._flushes)
 
     def combines(self, dtype: np.dtype) -> bool:
-        """Tell whether cupy has the dtype, in the machine's order of bytes."""
+        """Return whether cupy has the dtype, in native byte order."""
         return dtype.kind in "biufc" and dtype.isnative and dtype.char not in "gG"
 
     def combine(
@@ -211,7 +214,7 @@ class CudaDevice:
         divisor: int,
         stream: int,
     ) -> None:
-        """Launch one elementwise kernel, made once for the operation and the number of arrays."""
+        """Launch one elementwise kernel, cached by operation and number of arrays."""
         kernel = fold(op, len(sources), len(targets), divisor)
         arrays = [self.wrap(pointer, (count,), dtype) for pointer in (*sources, *targets)]
         with cupy.cuda.ExternalStream(stream, self.number):

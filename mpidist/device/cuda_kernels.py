@@ -1,4 +1,4 @@
-"""What is queued on a CUDA device besides copies: one pass of arithmetic, and words."""
+"""CUDA kernels for reductions, and stream operations that write and await words."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ COMBINES = {
     "sum": "mpidist_add(a, b)",
     "mean": "mpidist_add(a, b)",
     "prod": "mpidist_times(a, b)",
-    "max": "(a != a || mpidist_at_least(a, b)) ? a : b",  # as numpy: of NaN, the first
+    "max": "(a != a || mpidist_at_least(a, b)) ? a : b",  # as numpy: the first NaN
     "min": "(a != a || mpidist_at_least(b, a)) ? a : b",
     "and": "a & b",
     "or": "a | b",
     "xor": "a ^ b",
 }
-"""By operation, `a` combined with `b`, of type T or a wider one."""
+"""The CUDA expression that combines `a` with `b`, of type T or a wider one, by operation."""
 
 
 def fold_source(op: str, sources: int, divisor: int, targets: int) -> str:
-    """Give the body of a loop that folds s0, s1, … in this order and stores into t0, t1, …."""
+    """Return the body of a loop that folds s0, s1, … in this order and stores into t0, t1, …."""
     wide = "typename mpidist_wide<T>::type" if op in ("sum", "mean", "prod") else "T"
     lines = [f"typedef {wide} W; W a = W(s0);"]
     lines += [f"{{ W b = W(s{k}); a = {COMBINES[op]}; }}" for k in range(1, sources)]
@@ -85,19 +85,19 @@ _FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH
 
 
 def write_word(pointer: int, value: int, stream: int) -> None:
-    """Queue that a word of 32 bits is written."""
+    """Queue the write of a 32-bit word."""
     _queue_word("cuStreamWriteValue32_v2", stream, pointer, value, 0)
 
 
 def wait_word(pointer: int, value: int, stream: int, flush: bool) -> None:
-    """Queue a wait for a word; with `flush`, until what other GPUs wrote before it is there too."""
+    """Queue a wait for a word; with `flush` also for other GPUs' earlier writes."""
     flags = _AT_LEAST | (_FLUSH if flush else 0)
     _queue_word("cuStreamWaitValue32_v2", stream, pointer, value, flags)
 
 
 @lru_cache(maxsize=64)
 def fold(op: str, sources: int, targets: int, divisor: int) -> Any:
-    """Make the kernel that folds s0, s1, … in this order and stores into t0, t1, …."""
+    """Return the kernel that folds s0, s1, … in this order and stores into t0, t1, …."""
     return cupy.ElementwiseKernel(
         ", ".join(f"T s{k}" for k in range(sources)),
         ", ".join(f"T t{k}" for k in range(targets)),
@@ -122,8 +122,8 @@ def _queue_word(name: str, stream: int, pointer: int, value: int, flags: int) ->
 
 @lru_cache(maxsize=2)
 def _driver(name: str) -> Any:
-    """Find a function of the driver, once: to look costs more than to call."""
+    """Return a function of the driver; cached, because the look-up costs more than a call."""
     try:
         return getattr(ctypes.CDLL("libcuda.so.1"), name)
     except (OSError, AttributeError) as error:
-        raise Unsupported(f"the CUDA driver has no {name}, it is too old: {error}") from None
+        raise Unsupported(f"the CUDA driver is too old: it has no {name}: {error}") from None

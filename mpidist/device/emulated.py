@@ -1,8 +1,8 @@
-"""A device emulated in host memory, by which the code for GPUs runs where there is none.
+"""A device emulated in host memory, to test the code for GPUs on machines without one.
 
-It is for tests, and never chosen unless ``MPIDIST_GPU_DEVICE=host`` asks for it.  Its streams are
-lazy: what is queued is done when someone waits for it, and no sooner.  So whoever relies on a copy
-for which nobody waited sees it missing, every time, where on a GPU that would be luck.
+It is used only if ``MPIDIST_GPU_DEVICE=host`` selects it.  Its streams are lazy: queued work runs
+only when it is waited for.  So code that reads data without waiting for their copy fails every
+time, where on a GPU it might pass by luck.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Action = Callable[[], object]
 
 
 class Stream:
-    """What is queued, in order."""
+    """A queue of work that runs in order."""
 
     def __init__(self) -> None:
         self._queue: deque[Action] = deque()
@@ -39,7 +39,7 @@ class Stream:
         self.queued += 1
 
     def run(self, until: int) -> None:
-        """Do what was queued, up to that number of actions since the beginning."""
+        """Run queued actions until so many have run since the beginning."""
         while self.done < until:
             action = self._queue.popleft()
             self.done += 1
@@ -47,29 +47,29 @@ class Stream:
 
 
 class EmulatedEvent:
-    """See :class:`~mpidist.device.base.Event`."""
+    """An event of the emulated device; see :class:`~mpidist.device.base.Event`."""
 
     def __init__(self, streams: dict[int, Stream]):
         self._streams = streams
         self._mark: tuple[Stream, int] | None = None
 
     def record(self, stream: int) -> None:
-        """Remember how much is queued."""
+        """Put the mark at the end of a stream."""
         found = self._streams[stream]
         self._mark = (found, found.queued)
 
     def synchronize(self) -> None:
-        """Do what was queued before."""
+        """Run the work queued before the mark."""
         if self._mark is not None:
             self._mark[0].run(self._mark[1])
 
     def done(self) -> bool:
-        """Tell whether it was done; asking does it, or no one who only asks would see an end."""
+        """Run the work queued before the mark and return True, so that polling ends."""
         self.synchronize()
         return True
 
     def block(self, stream: int) -> None:
-        """Queue on a stream that the other one is brought forward so far."""
+        """Queue on a stream an action that runs the other stream up to the mark."""
         if self._mark is not None:
             marked, until = self._mark
             self._streams[stream].put(lambda: marked.run(until))
@@ -79,20 +79,20 @@ PATIENCE = 60.0  # seconds; a GPU would wait for ever
 
 
 class Shared:
-    """What :class:`~mpidist.device.base.Device` asks for, with numpy in place of kernels."""
+    """Shared memory and reductions of the emulated device, with numpy in place of kernels."""
 
     launch: Callable[[Callable[[], object], int], None]
     holders: Callable[[Iterable[int]], list[np.ndarray]]
 
     def __init__(self) -> None:
-        self._mapped: dict[int, tuple[mmap.mmap, int, int]] = {}  # with its file, if it is ours
+        self._mapped: dict[int, tuple[mmap.mmap, int, int]] = {}  # with the file if made here
 
     def shared_extents(self) -> list[tuple[int, int]]:
-        """Give where shared memory begins, and how long it is."""
+        """Return the start and length of each piece of shared memory."""
         return [(start, length) for start, (_, length, _) in self._mapped.items()]
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
-        """Map an anonymous file, which others find by its number in this process."""
+        """Map an anonymous file, which other processes open by its descriptor here."""
         file = os.memfd_create("mpidist-emulated-device")
         os.ftruncate(file, nbytes)
         return self._map(file, nbytes, file), f"/proc/{os.getpid()}/fd/{file}".encode()
@@ -115,30 +115,30 @@ class Shared:
         return start
 
     def close_shared(self, pointer: int) -> None:
-        """Forget a mapping; it goes with the last view of it."""
+        """Drop a mapping, which ends with its last view."""
         del self._mapped[pointer]
 
     def release_shared(self, pointer: int) -> None:
-        """Close our file."""
+        """Close the file of :meth:`new_shared`."""
         os.close(self._mapped.pop(pointer)[2])
 
     def view(self, pointer: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Give the elements at an address."""
+        """Return an array of the elements at an address."""
         if not count:
             return np.empty(0, dtype)
         memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointer)
         return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
 
     def combines(self, dtype: np.dtype) -> bool:
-        """Tell whether there is arithmetic for a dtype: numpy has it for all."""
+        """Return True: numpy combines all dtypes."""
         return True
 
     def write_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue that a word of 32 bits is written."""
+        """Queue the write of a 32-bit word."""
         self.launch(lambda: setattr(_word(pointer), "value", value), stream)
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue a wait until a word has reached a value, counting round as the hardware does."""
+        """Queue a wait until a 32-bit word has reached a value, modulo 2³² as on a GPU."""
 
         def wait() -> None:
             word, end = _word(pointer), time.monotonic() + PATIENCE
@@ -159,7 +159,7 @@ class Shared:
         divisor: int,
         stream: int,
     ) -> None:
-        """Queue that the sources are combined, in their order, and stored in all targets."""
+        """Queue one pass that combines the sources in their order and stores in all targets."""
         held = self.holders((*sources, *targets))
 
         def run() -> None:
@@ -167,7 +167,7 @@ class Shared:
             views = [self.view(pointer, count, dtype) for pointer in sources]
             wide = accumulator(OPS[op], dtype)
             total, other = np.empty(count, wide), np.empty(count, wide)
-            first = divisor if is_half(dtype) else 0  # what each source is divided by
+            first = divisor if is_half(dtype) else 0  # the divisor of each source
             for number, view in enumerate(views):
                 widen(view, other if number else total, first)
                 if number:
@@ -185,17 +185,17 @@ def _word(pointer: int) -> ctypes.c_uint32:
 
 
 class EmulatedArray(NDArrayOperatorsMixin):
-    """An array in the emulated device's memory, as a GPU library would give it.
+    """An array in the emulated device's memory, like one of a GPU library.
 
-    Arithmetic is queued on the current stream, and done when someone waits for that.  As with
-    cupy, nothing becomes host memory unless :meth:`get` is called, and host arrays do not mix in.
+    Arithmetic is queued on the current stream and runs when that is waited for.  As with cupy, only
+    :meth:`get` copies to the host, and arrays on the host cannot be operands.
 
     Parameters
     ----------
     memory : ndarray
-        Where it lies.
+        The elements.
     device : EmulatedDevice
-        Whose memory that is.
+        The device that has the memory.
     """
 
     def __init__(self, memory: np.ndarray, device: EmulatedDevice):
@@ -205,23 +205,23 @@ class EmulatedArray(NDArrayOperatorsMixin):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        told = self._memory.__array_interface__
+        interface = self._memory.__array_interface__
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            "data": told["data"],
-            "strides": told["strides"],
+            "data": interface["data"],
+            "strides": interface["strides"],
             "stream": self.device.current_stream(),
             "version": 3,
         }
 
     def get(self) -> np.ndarray:
-        """Wait for the current stream and give a copy on the host."""
+        """Wait for the current stream and return a copy on the host."""
         self.device.synchronize(self.device.current_stream())
         return self._memory.copy()
 
     def set(self, values: Any) -> None:
-        """Queue on the current stream that the array takes these values."""
+        """Queue on the current stream the assignment of these values."""
         kept = np.array(values, self.dtype)
         self._launch(lambda: np.copyto(self._memory, kept))
 
@@ -265,32 +265,35 @@ class EmulatedArray(NDArrayOperatorsMixin):
         return EmulatedArray(self._memory.T, self.device)
 
     def reshape(self, *shape: Any) -> EmulatedArray:
-        """Give the same memory in another shape."""
+        """Return the same memory in another shape."""
         return EmulatedArray(self._memory.reshape(*shape), self.device)
 
     def view(self, dtype: Any) -> EmulatedArray:
-        """Give the same memory as elements of another dtype."""
+        """Return the same memory as elements of another dtype."""
         return EmulatedArray(self._memory.view(dtype), self.device)
 
     def sum(self, axis: Any = None, dtype: Any = None) -> EmulatedArray:
-        """Add the elements up."""
+        """Return the sum of the elements."""
         return self._make(lambda x: x.sum(axis=axis, dtype=dtype), self)
 
     def astype(self, dtype: Any) -> EmulatedArray:
-        """Give a copy of another dtype."""
+        """Return a copy of another dtype."""
         return self._make(lambda x: x.astype(dtype), self)
 
     def copy(self, order: str = "C") -> EmulatedArray:
-        """Give a copy."""
+        """Return a copy."""
         return self.astype(self.dtype)
 
     @property
     def flags(self) -> Any:
-        """Those of the memory."""
+        """The flags of the memory."""
         return self._memory.flags
 
     def _make(self, function: Callable[..., Any], *inputs: Any) -> EmulatedArray:
-        """Queue that a new array takes what `function` gives by then; its shape is known now."""
+        """Return a new array whose contents, `function` of the inputs, are computed in the stream.
+
+        `function` also runs at once, for the shape and dtype.
+        """
         operands = [_memory(x) for x in inputs]
         with np.errstate(all="ignore"):
             like = np.asarray(function(*operands))
@@ -303,7 +306,7 @@ class EmulatedArray(NDArrayOperatorsMixin):
 
 
 def _memory(x: Any) -> Any:
-    """Give the memory of an operand; scalars are taken as they are."""
+    """Return the memory of an operand; scalars are returned as they are."""
     if isinstance(x, EmulatedArray):
         return x._memory
     if isinstance(x, np.ndarray) and x.ndim:
@@ -315,9 +318,9 @@ VARIABLE = "MPIDIST_GPU_DEVICE"
 
 
 def emulated_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Give the UUIDs of the devices that ``host:4`` asks for, as CUDA_VISIBLE_DEVICES leaves them.
+    """Return the UUIDs of the devices of ``host:4`` that CUDA_VISIBLE_DEVICES shows.
 
-    Without a number there is one for each process.
+    Without a number each process has one device.
     """
     count = environ.get(VARIABLE, "").partition(":")[2]
     if not count:
@@ -329,20 +332,20 @@ def emulated_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]
 
 
 def shown(environ: Mapping[str, str]) -> str | None:
-    """Give the numbers of the devices that are shown to this process; None for all.
+    """Return the numbers of the devices shown to this process; None for all.
 
-    As for CUDA, the first that there is not ends the list.
+    As with CUDA, the list ends at the first number that does not exist.
     """
     return environ.get("CUDA_VISIBLE_DEVICES")
 
 
 class EmulatedDevice(Shared):
-    """See :class:`~mpidist.device.base.Device`.
+    """The emulated device; see :class:`~mpidist.device.base.Device`.
 
     Attributes
     ----------
     copied : int
-        Bytes whose copying was queued: for tests of what goes where.
+        Bytes of all queued copies, for tests.
     """
 
     name, emulated = "host", True
@@ -358,34 +361,34 @@ class EmulatedDevice(Shared):
         self.copied = 0
 
     def describe(self) -> str:
-        """Say that it is none."""
+        """Return a name that says that the device is emulated."""
         return "the device emulated in host memory"
 
     def identity(self) -> str:
-        """Give every process a device of its own, unless there is to be a number of them."""
+        """Return the UUID: one per process, unless a number of devices is configured."""
         return self._several[self.number] if self._several else f"emulated-{os.getpid()}"
 
     def enter(self) -> None:
-        """Do nothing: a thread has no other."""
+        """Do nothing: a thread has only this device."""
 
     def is_current(self) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
     def owns(self, pointer: int) -> bool:
-        """Tell whether it gave this memory out."""
+        """Return whether the memory at an address was allocated here."""
         known = (*self._extents.items(), *self.shared_extents())
         return any(start <= pointer < start + n for start, n in known)
 
     def adopt(self, memory: np.ndarray) -> None:
-        """Count memory as the device's own for as long as the array lives."""
+        """Treat an array's memory as the device's own for as long as the array lives."""
         start = memory.__array_interface__["data"][0]
         self._extents[start] = memory.nbytes
         self._memories[start] = memory
         weakref.finalize(memory, self._extents.pop, start, None).atexit = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> EmulatedArray:
-        """Make an array whose bytes are 0xA5: nobody takes them for a result."""
+        """Return a new array with all bytes 0xA5, which cannot be mistaken for a result."""
         dtype = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         memory = np.full(max(count, 1), 0xA5, np.uint8)
@@ -393,28 +396,28 @@ class EmulatedDevice(Shared):
         return EmulatedArray(memory[:count].view(dtype).reshape(shape), self)
 
     def array(self, values: Any) -> EmulatedArray:
-        """Make an array of these values."""
+        """Return a new array of these values."""
         values = np.asarray(values)
         made = self.empty(values.shape, values.dtype)
         made._memory[...] = values
         return made
 
     def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> EmulatedArray:
-        """Make an array of shared memory."""
+        """Return an array on shared memory."""
         memory = self.view(pointer, int(np.prod(shape, dtype=np.int64)), dtype)
         return EmulatedArray(memory.reshape(shape), self)
 
     def finish(self) -> None:
-        """Do all that is queued anywhere."""
+        """Run the work queued on all streams."""
         for stream in list(self._streams):
             self.synchronize(stream)
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Give plain memory: there is nothing to pin it for."""
+        """Return ordinary host memory, which needs no page-locking here."""
         return np.full(nbytes, 0x5A, np.uint8)
 
     def current_stream(self) -> int:
-        """Give the stream that :meth:`use` chose."""
+        """Return the stream selected by :meth:`use`."""
         return self._current
 
     def use(self, stream: int) -> None:
@@ -423,13 +426,13 @@ class EmulatedDevice(Shared):
         self._current = stream
 
     def new_stream(self) -> int:
-        """Make a stream."""
+        """Return a new stream."""
         number = len(self._streams)
         self._streams[number] = Stream()
         return number
 
     def event(self) -> EmulatedEvent:
-        """Make an event."""
+        """Return a new event."""
         return EmulatedEvent(self._streams)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -439,7 +442,7 @@ class EmulatedDevice(Shared):
         self.launch(lambda: (ctypes.memmove(target, source, nbytes), held), stream)
 
     def holders(self, pointers: Iterable[int]) -> list[np.ndarray]:
-        """Give what keeps the device's own memory: a pool reuses it in the order of streams."""
+        """Return the arrays that own the memory at these addresses, which they keep alive."""
         found = []
         for start, memory in list(self._memories.items()):
             if any(start <= pointer < start + memory.nbytes for pointer in pointers):
@@ -447,16 +450,16 @@ class EmulatedDevice(Shared):
         return found
 
     def launch(self, kernel: Action, stream: int) -> None:
-        """Queue any work."""
+        """Queue an action on a stream."""
         self._find(stream).put(kernel)
 
     def synchronize(self, stream: int) -> None:
-        """Do all that is queued."""
+        """Run the work queued on a stream."""
         found = self._find(stream)
         found.run(found.queued)
 
     def _find(self, stream: int) -> Stream:
         found = self._streams.get(stream)
         if found is None:
-            raise InvalidArgument(f"stream {stream} is none of {self.describe()}")
+            raise InvalidArgument(f"stream={stream}: not a stream of {self.describe()}")
         return found

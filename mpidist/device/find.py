@@ -1,4 +1,4 @@
-"""Which device this process works with; made when the first array on one is met."""
+"""The device of this process, created when the first array on a GPU is passed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ VARIABLE = "MPIDIST_GPU_DEVICE"
 
 
 class _Made(threading.local):
-    """By thread: ranks may be threads, and each has streams of its own."""
+    """The devices of a thread: ranks may be threads, and each has streams of its own."""
 
     def __init__(self) -> None:
         self.devices: dict[str, Device] = {}
 
 
 _made = _Made()
-_selected: list[int] = []  # the number that was chosen for this process, if one was
-_first: list[int] = []  # that of the first device which a thread of it met
+_selected: list[int] = []  # the device number chosen for this process, if any
+_first: list[int] = []  # the device number of the first thread that used one
 
 
 def kind_of_device(environ: Mapping[str, str] = os.environ) -> str:
-    """Give "cuda", or "host" where the environment asks for the emulated one, for tests."""
+    """Return "cuda", or "host" if the environment selects the emulated device, for tests."""
     given = environ.get(VARIABLE, "").strip().lower() or "cuda"
     kind, colon, count = given.partition(":")
     if kind not in ("cuda", "host") or (colon and not (kind == "host" and count.isdigit())):
@@ -39,7 +39,7 @@ def kind_of_device(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def visible(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Give the UUIDs of the devices that this process may use, by their numbers."""
+    """Return the UUIDs of the devices that this process may use, by their numbers."""
     if kind_of_device(environ) == "host":
         from .emulated import emulated_devices
 
@@ -50,7 +50,7 @@ def visible(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def taken() -> int | None:
-    """Give the number of the device that this process works with; None if it may still choose."""
+    """Return the number of this process's device; None if it can still be chosen."""
     if _selected:
         return _selected[0]
     found = _made.devices.get(kind_of_device())
@@ -60,27 +60,27 @@ def taken() -> int | None:
         return None
     from .cuda import current
 
-    return number_here(kind_of_device()) or current() or None  # 0 is what nobody chose
+    return number_here(kind_of_device()) or current() or None  # 0 may be just the default
 
 
 def number_here(kind: str) -> int | None:
-    """Give the number of the device that this thread is to work with, or None if nothing says so.
+    """Return the number of the device that this thread should use, or None if none was chosen.
 
-    The runtime's current device is one for each thread, and that of PyTorch need not be cupy's: its
-    backward runs in a thread of its own, in which nobody has chosen.
+    Each thread has its own current device in the CUDA runtime, and PyTorch runs backward in a
+    thread in which no device was chosen for cupy.
     """
     if _selected:
         return _selected[0]
     torch = sys.modules.get("torch")
     if kind == "cuda" and torch is not None and torch.cuda.is_initialized():
         number = torch.cuda.current_device()
-        if number:  # 0 is what nobody chose
+        if number:  # 0 may be just the default
             return number
     return _first[0] if _first and kind == "cuda" else None
 
 
 def select(number: int) -> None:
-    """Have this process work with a device: this library, cupy, and PyTorch if it is there."""
+    """Select the device of this process, for this library, cupy, and PyTorch if it is imported."""
     kind = kind_of_device()
     _selected[:] = [number]
     found = _made.devices.get(kind)
@@ -92,10 +92,10 @@ def select(number: int) -> None:
 
 
 def why_no_device(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Say why there is no device to work with, or give None."""
+    """Return why this process can use no device, or None if it can."""
     if kind_of_device(environ) == "host":
         shown = bool(visible(environ))
-        return None if shown else "there is no emulated device that CUDA_VISIBLE_DEVICES shows"
+        return None if shown else "CUDA_VISIBLE_DEVICES shows no emulated device"
     try:
         from .cuda import why_not
     except ImportError as error:
@@ -104,12 +104,12 @@ def why_no_device(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def find_device(rank: int = 0, argument: str = "", x: Any = None) -> Device:
-    """Give the device; a thread works with one.
+    """Return the device of this thread, created at the first call.
 
     Raises
     ------
     Unsupported
-        If there is none; the message says why.
+        If there is no device, with the reason.
     """
     kind = kind_of_device()
     found = _made.devices.get(kind)
@@ -117,8 +117,8 @@ def find_device(rank: int = 0, argument: str = "", x: Any = None) -> Device:
         reason = why_no_device()
         if reason is not None:
             name = f"{type(x).__module__}.{type(x).__name__}"
-            what = f"{argument} is a GPU array ({name}), but " if argument else ""
-            raise Unsupported(f"rank {rank}: {what}{reason}")
+            given = f"{argument} is a GPU array ({name}), but " if argument else ""
+            raise Unsupported(f"rank {rank}: {given}{reason}")
         found = _made.devices[kind] = _make(kind)
     return found
 

@@ -1,4 +1,4 @@
-"""Which objects are arrays on a device, and what they are: nothing is copied, nor read."""
+"""Recognition and description of arrays on a device, without reading or copying them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from .find import find_device
 
 
 def is_torch(x: Any) -> bool:
-    """Tell whether `x` is a tensor of PyTorch, without importing that."""
+    """Return whether `x` is a tensor of PyTorch, without importing PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
 @cache
 def of_torch() -> Any:
-    """Return the module about tensors: to be imported only where there is one."""
+    """Return the module `tensors`, which imports PyTorch; called only with a tensor at hand."""
     from . import tensors
 
     return tensors
 
 
 def is_on_device(x: Any) -> bool:
-    """Tell whether `x` is an array in a device's memory, of any library."""
+    """Return whether `x` is an array in a device's memory, of any library."""
     try:
         return hasattr(x, "__cuda_array_interface__")
-    except Exception:  # PyTorch raises what it likes where a gradient is needed, or for a dtype
+    except Exception:  # PyTorch raises various errors for tensors with gradient, and some dtypes
         return is_torch(x) and x.is_cuda
 
 
 def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
-    """Give an array on a device as a :class:`DeviceArray`; nothing is copied.
+    """Return the :class:`DeviceArray` of an array on a device; nothing is copied.
 
     Raises
     ------
     Unsupported
         If there is no device, or cupy is not installed.
     InvalidArgument
-        If it is no array on a device; if it is not C-contiguous, or has a mask; if its address is
-        null or that of memory which the device cannot reach; if another device is the current one.
+        If `x` is not an array on a device, not C-contiguous, or has a mask; if its address is null
+        or in memory that the device cannot access; if another device is the current one.
     UnsupportedDtype
         If numpy has no such dtype.
     """
@@ -57,31 +57,32 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
             raise InvalidArgument(f"rank {rank}: {argument} is {why}")
         if x.is_conj() or x.is_neg():
             raise InvalidArgument(
-                f"rank {rank}: {argument} is a tensor that is conjugated or negated when it is "
-                "read, and not in memory: pass x.resolve_conj().resolve_neg()"
+                f"rank {rank}: {argument} is a tensor that is conjugated or negated only when it "
+                "is read: pass x.resolve_conj().resolve_neg()"
             )
-        told, dtype, make = tensors.interface_of(x), None, tensors.make_like(x)
+        interface, dtype, make = tensors.interface_of(x), None, tensors.make_like(x)
     elif not is_on_device(x):
         raise InvalidArgument(
             f"rank {rank}: {argument} is a {type(x).__name__} that is not on a GPU; expected an "
             "array there, of cupy or PyTorch"
         )
     else:
-        told, make = dict(x.__cuda_array_interface__), device.empty
+        interface, make = dict(x.__cuda_array_interface__), device.empty
         dtype = getattr(x, "dtype", None)
-    if told.get("mask") is not None:
-        raise InvalidArgument(f"rank {rank}: {argument} has a mask; allowed are plain arrays")
-    shape = tuple(int(n) for n in told["shape"])
-    known = _dtype(told["typestr"] if dtype is None else dtype, told["typestr"], rank, argument)
-    pointer, readonly = told["data"]
-    strides = told.get("strides")
+    if interface.get("mask") is not None:
+        raise InvalidArgument(f"rank {rank}: {argument} has a mask; expected a plain array")
+    shape = tuple(int(n) for n in interface["shape"])
+    typestr = interface["typestr"]
+    known = _dtype(typestr if dtype is None else dtype, typestr, rank, argument)
+    pointer, readonly = interface["data"]
+    strides = interface.get("strides")
     if strides is not None and not _is_contiguous(shape, tuple(strides), known.itemsize):
         raise InvalidArgument(
             f"rank {rank}: {argument} of shape {shape} on {device.name} has strides "
-            f"{tuple(strides)}; allowed are C-contiguous arrays, those of "
+            f"{tuple(strides)}; expected a C-contiguous array, with strides "
             f"{contiguous_strides(shape, known.itemsize)}: pass a contiguous copy"
         )
-    stream = told.get("stream")
+    stream = interface.get("stream")
     array = DeviceArray(
         int(pointer or 0),
         shape,
@@ -97,19 +98,19 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
 
 
 def on_host(x: Any) -> Any:
-    """Give an array's contents in host memory; one that is there already as it is."""
+    """Return an array's contents in host memory; an array on the host is returned as it is."""
     if not is_on_device(x):
         return x
     return x.detach().cpu() if is_torch(x) else x.get()
 
 
 def make_like(x: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-    """Make a new array of the same library, on the same device."""
+    """Return a new array of the same library on the same device."""
     return describe(x.make(shape, dtype), 0, "out")
 
 
 def copy_of(x: DeviceArray, stream: int) -> DeviceArray:
-    """Return a new array of the same library, to which the elements are copied on a stream."""
+    """Return a new array of the same library; the copy of the elements is queued on a stream."""
     made = replace(make_like(x, x.shape, x.dtype), stream=stream)
     if x.nbytes:
         x.device.copy(made.pointer, x.pointer, x.nbytes, stream)
@@ -122,22 +123,25 @@ def _check_pointer(array: DeviceArray, rank: int, argument: str) -> None:
     if not array.pointer:
         raise InvalidArgument(
             f"rank {rank}: {argument} of shape {array.shape} has a null pointer; was its memory "
-            "given back?"
+            "freed?"
         )
     if not array.device.is_current():
         raise InvalidArgument(
-            f"rank {rank}: {argument} is given while another device is the current one of this "
-            f"thread; this rank works with {array.device.describe()}: make that the current one"
+            f"rank {rank}: {argument} is passed while another device is current in this thread; "
+            f"expected {array.device.describe()}, which this rank uses: make it the current one"
         )
     if not array.device.owns(array.pointer):
         raise InvalidArgument(
-            f"rank {rank}: {argument} says that it is on a GPU, but {array.pointer:#x} is no "
+            f"rank {rank}: {argument} claims to be on a GPU, but {array.pointer:#x} is not an "
             f"address of {array.device.describe()}; pass host memory as a numpy array"
         )
 
 
 def _dtype(given: Any, typestr: str, rank: int, argument: str) -> np.dtype:
-    """Give numpy's dtype; what calls itself bytes in the interface may say more of itself."""
+    """Return numpy's dtype of an array: its own `dtype`, else that of the interface.
+
+    The interface describes dtypes that it lacks as bytes.
+    """
     try:
         found = np.dtype(given)
     except TypeError:
@@ -148,7 +152,9 @@ def _dtype(given: Any, typestr: str, rank: int, argument: str) -> np.dtype:
                 f"rank {rank}: {argument} has dtype {given!r}, which numpy does not know"
             ) from None
     if found.hasobject:
-        raise UnsupportedDtype(f"rank {rank}: {argument} has dtype {found}: addresses cannot move")
+        raise UnsupportedDtype(
+            f"rank {rank}: {argument} has dtype {found}: Python objects cannot be sent as bytes"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch as arrays, on the host or on a GPU: imported only where there is one."""
+"""Tensors of PyTorch as arrays, on the host or on a GPU; imported only if PyTorch is in use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from ..errors import InvalidArgument, UnsupportedDtype
 from ..operations import is_numpys
 
-LEGACY = 1  # what the interface calls the default stream, which PyTorch calls 0
+LEGACY = 1  # the default stream's number in the interface; PyTorch's is 0
 
 
 def interface_of(x: torch.Tensor) -> dict[str, Any]:
-    """Give a tensor as the CUDA Array Interface does, and those that need a gradient too."""
+    """Return the CUDA Array Interface of a tensor, also of one that requires a gradient."""
     dtype = dtype_of(x.dtype)
     stream = torch.cuda.current_stream(x.device).cuda_stream or LEGACY if x.is_cuda else 0
     return {
@@ -31,7 +31,7 @@ def interface_of(x: torch.Tensor) -> dict[str, Any]:
 
 @cache
 def dtype_of(dtype: torch.dtype) -> Any:
-    """Give numpy's dtype for torch's; its name where numpy has none."""
+    """Return numpy's dtype for one of PyTorch; its name if numpy has none."""
     name = str(dtype).partition(".")[2]
     if _is_extra(name):
         try:
@@ -45,12 +45,12 @@ def dtype_of(dtype: torch.dtype) -> Any:
 
 
 def make_like(x: torch.Tensor) -> Callable[[tuple[int, ...], np.dtype], torch.Tensor]:
-    """Give what makes new tensors on the device of `x`, of its dtype."""
+    """Return a function that makes new tensors on the device of `x`, of its dtype."""
     return lambda shape, dtype: torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
 def why_no_array(x: torch.Tensor) -> str | None:
-    """Return what a tensor is whose elements do not lie in memory one by one, or None."""
+    """Return why a tensor's elements are not an array in memory, or None if they are."""
     if x.layout is not torch.strided or x.is_nested:
         kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         return f"a {kind} tensor; pass a dense one, such as x.to_dense()"
@@ -60,19 +60,19 @@ def why_no_array(x: torch.Tensor) -> str | None:
 
 
 def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
-    """Return an array on the memory of a CPU tensor, whether or not that requires a gradient.
+    """Return an array on the memory of a CPU tensor, also of one that requires a gradient.
 
     Parameters
     ----------
     x : torch.Tensor
-        Of any strides; where it is conjugated or negated on reading, the result is a copy.
+        A tensor of any strides; if it is conjugated or negated on reading, the result is a copy.
     fill : bool
-        The array will be written to, so it must not be a copy.
+        Whether the array will be written to, so that it must not be a copy.
 
     Raises
     ------
     InvalidArgument
-        For tensors without such memory; the text continues "x is …".
+        For tensors without host memory; the text continues "x is …".
     UnsupportedDtype
         If numpy, with ml_dtypes, has no such dtype.
     """
@@ -81,7 +81,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
         why = f"a tensor on {x.device}; expected one in host memory, such as x.cpu()"
     if why is None and (x.is_conj() or x.is_neg()):
         if fill:
-            why = "a tensor that is conjugated or negated when it is read; it cannot be filled"
+            why = "a tensor that is conjugated or negated on reading, and cannot be written to"
         x = x.resolve_conj().resolve_neg()
     if why is not None:
         raise InvalidArgument(why)
@@ -97,19 +97,19 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
         if is_numpys(dtype):
             return x.numpy()
         return x.view(_WHOLE[dtype.itemsize]).numpy().view(dtype)
-    except (RuntimeError, TypeError) as error:  # a tensor of a transform or a tracer has no memory
+    except (RuntimeError, TypeError) as error:  # tensors of transforms and tracers have no memory
         raise InvalidArgument(f"a tensor without memory of its own: {error}") from None
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor on the memory of an array, of a dtype that a tensor has."""
+    """Return a tensor on the memory of an array, whose dtype PyTorch must have."""
     if is_numpys(array.dtype):
         return torch.from_numpy(array)
     whole = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
     return whole.view(getattr(torch, array.dtype.name))
 
 
-_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # as wide as a dtype of ml_dtypes
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by the itemsize of a dtype of ml_dtypes
 
 
 def _is_extra(name: str) -> bool:

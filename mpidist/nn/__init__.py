@@ -1,4 +1,4 @@
-"""Just enough layers with an explicit backward to train, and to test, without a framework."""
+"""Small layers, losses and optimizers for numpy and cupy, with an explicit backward."""
 
 from .layers import Linear, ReLU
 from .loss import CrossEntropy

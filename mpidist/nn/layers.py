@@ -1,4 +1,4 @@
-"""The layers: numpy or cupy, whatever their input is."""
+"""Layers for numpy and cupy arrays."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .module import Module, Parameter
 
 
 class Linear(Module):
-    """``x @ weight.T + bias``.
+    """A linear layer: ``x @ weight.T + bias``.
 
     Parameters
     ----------
     inputs, outputs : int
-        Sizes of a sample before and after.
+        Number of features of an input and of an output sample.
     bias : bool
-        Whether there is a bias.
+        Whether the layer has a bias.
     seed : int or numpy.random.Generator
-        Where the initial values come from: uniform within ±1/√inputs.
+        Seed of the initial values, which are uniform within ±1/√inputs.
     dtype : dtype
-        Of the parameters.
+        Dtype of the parameters.
 
     Attributes
     ----------
     weight, bias : Parameter
-        Of shapes ``(outputs, inputs)`` and ``(outputs,)``; `bias` may be None.
+        Parameters of shapes ``(outputs, inputs)`` and ``(outputs,)``; `bias` may be None.
     """
 
     saved = ("_input", "_grad")
@@ -51,7 +51,7 @@ class Linear(Module):
         self._grad: Any = None
 
     def forward(self, x: Any) -> Any:
-        """Map a batch of shape (n, inputs) to (n, outputs)."""
+        """Return the outputs, (n, outputs), for a batch of inputs, (n, inputs)."""
         self._input = x
         y = x @ self.weight.data.T
         if self.bias is not None:
@@ -59,18 +59,18 @@ class Linear(Module):
         return y
 
     def backward(self, grad: Any) -> Any:
-        """Map the gradient of the output, (n, outputs), to that of the input."""
+        """Return the gradient of the input for that of the output, and add those of parameters."""
         self._grad = grad
         self.backward_weight()
         return grad @ self.weight.data
 
     def backward_input(self, grad: Any) -> Any:
-        """Give the gradient of the input, and keep that of the output for the weights."""
+        """Return the gradient of the input, and keep that of the output for the weights."""
         self._grad = grad
         return grad @ self.weight.data
 
     def backward_weight(self) -> None:
-        """Add the gradients of weight and bias."""
+        """Add the gradients of weight and bias to the parameters."""
         grad, self._grad = self._grad, None
         self.weight.accumulate(grad.T @ self._input)
         if self.bias is not None:
@@ -78,16 +78,16 @@ class Linear(Module):
 
 
 class ReLU(Module):
-    """``max(x, 0)``."""
+    """The rectifier ``max(x, 0)``, element by element."""
 
     saved = ("_positive",)
     _positive: Any = None
 
     def forward(self, x: Any) -> Any:
-        """Set negative elements to zero."""
+        """Return the input with negative elements set to zero."""
         self._positive = x > 0
         return x * self._positive
 
     def backward(self, grad: Any) -> Any:
-        """Let through the gradient where the input was positive."""
+        """Return the gradient where the input was positive, else zero."""
         return grad * self._positive

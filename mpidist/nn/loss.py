@@ -1,4 +1,4 @@
-"""The loss of a classifier."""
+"""The cross-entropy loss of a classifier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 
 
 def namespace(x: Any) -> ModuleType:
-    """Give the module that an array belongs to, numpy or cupy, without importing either."""
+    """Return the module of an array, numpy or cupy, without importing either."""
     return sys.modules[type(x).__module__.partition(".")[0]]
 
 
@@ -20,36 +20,36 @@ class CrossEntropy:
     Parameters
     ----------
     reduction : {"mean", "sum"}
-        Over the samples.  Ranks with unequal parts of a batch take sums, and divide by the size of
-        the whole: the mean of means would weight samples unequally.
+        Reduction over the samples.  Ranks with unequal parts of a batch use the sum and divide by
+        the size of the whole batch: the mean of means would weight samples unequally.
     """
 
     def __init__(self, reduction: str = "mean"):
         if reduction not in ("mean", "sum"):
-            raise InvalidArgument(f"reduction={reduction!r}: allowed are 'mean' and 'sum'")
+            raise InvalidArgument(f"reduction={reduction!r}: expected 'mean' or 'sum'")
         self.reduction = reduction
         self._softmax: Any = None
         self._labels: Any = None
 
     def __call__(self, scores: Any, labels: Any) -> float:
-        """Give the loss.
+        """Return the loss, and keep the softmax for `backward`.
 
         Parameters
         ----------
         scores : ndarray, shape (n, classes)
-            What the model says; larger is likelier.
+            The model's scores; a larger score means a likelier class.
         labels : ndarray of int, shape (n,)
             The right classes.
 
         Raises
         ------
         InvalidArgument
-            If there are no samples, and their mean is asked for.
+            For the mean of no samples.
         """
         if self.reduction == "mean" and len(labels) == 0:
             raise InvalidArgument(
-                "labels=[]: no samples have no mean; reduction='sum' is allowed, and divide by the "
-                "size of the whole batch"
+                "labels=[]: expected at least one sample for a mean; or use reduction='sum' and "
+                "divide by the size of the whole batch"
             )
         xp = namespace(scores)
         shifted = scores - scores.max(axis=1, keepdims=True)
@@ -61,7 +61,7 @@ class CrossEntropy:
         return loss / len(labels) if self.reduction == "mean" else loss
 
     def backward(self, scale: float = 1.0) -> Any:
-        """Give the gradient of ``scale * loss`` with respect to the scores."""
+        """Return the gradient of ``scale * loss`` with respect to the scores."""
         grad = self._softmax.copy()
         count = len(self._labels)
         grad[namespace(grad).arange(count), self._labels] -= 1

@@ -1,4 +1,4 @@
-"""Parameters, and modules that hold them: forward and an explicit backward."""
+"""Parameters and modules with a forward and an explicit backward."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..errors import InvalidArgument
 
 
 class Parameter:
-    """An array to be learnt and the gradient of the loss with respect to it.
+    """A trainable array and the gradient of the loss with respect to it.
 
     Attributes
     ----------
     data : ndarray
-        The values (numpy or cupy).  Changed in place, so that whoever holds them sees it.
+        The values (numpy or cupy), which are always changed in place.
     grad : ndarray or None
-        The gradient, of the same shape; None until a backward has come by.
+        The gradient, of the same shape; None until a backward has added to it.
     hooks : tuple of callable
-        Called without arguments after something was added to the gradient.
+        Functions without arguments, called after each addition to the gradient.
     """
 
     __slots__ = ("data", "grad", "hooks")
@@ -30,7 +30,7 @@ class Parameter:
         self.hooks: tuple[Callable[[], object], ...] = ()
 
     def accumulate(self, grad: Any) -> None:
-        """Add `grad` to what is there."""
+        """Add `grad` to the gradient, and call the hooks."""
         if self.grad is None:
             self.grad = grad
         else:
@@ -43,20 +43,20 @@ class Parameter:
 
 
 class Module:
-    """A piece of a model; parameters and modules assigned as attributes belong to it.
+    """A part of a model; parameters and modules assigned as attributes belong to it.
 
     A subclass defines ``forward(x)`` and ``backward(grad)``.  The latter gets the gradient of the
-    loss with respect to the output of the last forward, adds the gradients of its parameters, and
-    returns the one with respect to the input.
+    loss with respect to the output of the last forward, adds the gradients of the parameters, and
+    returns the gradient with respect to the input.
 
     Attributes
     ----------
     training : bool
-        Whether it is being trained.
+        Whether the module is in training mode, not in evaluation.
     saved : tuple of str or None
-        The attributes that forward, or ``backward_input``, leaves for the way back.  A pipeline
-        keeps them for each microbatch; None lets it find them, and one microbatch stays alive
-        longer then.
+        Names of the attributes in which forward, or ``backward_input``, saves activations for the
+        backward.  A pipeline keeps them for each microbatch; with None it finds them itself, and
+        one microbatch stays alive longer.
     """
 
     training = True
@@ -64,7 +64,7 @@ class Module:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # What a class inherits describes the methods that it has replaced, not its own.
+        # Inherited members describe the methods that this class replaces, not its own.
         if "forward" in cls.__dict__ and "saved" not in cls.__dict__:
             cls.saved = None
         if "backward" in cls.__dict__ and "backward_input" not in cls.__dict__:
@@ -72,42 +72,43 @@ class Module:
             cls.backward_weight = Module.backward_weight  # type: ignore[method-assign]
 
     def forward(self, x: Any) -> Any:
-        """Compute the output for a batch `x`."""
+        """Return the output for a batch `x`."""
         raise NotImplementedError
 
     def backward(self, grad: Any) -> Any:
-        """Go back through the last forward."""
+        """Return the gradient of the input of the last forward, and add those of parameters."""
         raise NotImplementedError
 
     def backward_input(self, grad: Any) -> Any:
-        """Do the half of `backward` that gives the gradient of the input.
+        """Return the gradient of the input: the first half of `backward`.
 
-        A layer that can do the other half later defines both halves; here this one is the whole.
+        A layer that can add its parameters' gradients later defines both halves; by default this
+        is the whole of `backward`.
         """
         return self.backward(grad)
 
     def backward_weight(self) -> None:
-        """Do the other half, after ``backward_input``: add the gradients of the parameters."""
+        """Add the gradients of the parameters: the second half, after ``backward_input``."""
 
     @property
     def splits(self) -> bool:
-        """Whether anything is left to ``backward_weight``."""
+        """Whether `backward` has two halves, of which ``backward_weight`` is the second."""
         return type(self).backward_weight is not Module.backward_weight
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Call `forward`."""
+        """Return the output of `forward`."""
         return self.forward(*inputs, **options)
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Give the modules directly inside, with their names."""
+        """Return an iterator over the direct submodules, with their names."""
         return ((n, m) for n, m in vars(self).items() if isinstance(m, Module))
 
     def modules(self) -> list[Module]:
-        """List this module and all modules inside it."""
+        """Return this module and all submodules."""
         return [self, *(m for _, child in self.children() for m in child.modules())]
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """List the parameters with their names, each of them once even if it is shared."""
+        """Return the parameters with their names, each once even if it is shared."""
         own = [(n, p) for n, p in vars(self).items() if isinstance(p, Parameter)]
         for name, child in self.children():
             own += [(f"{name}.{inner}", p) for inner, p in child.named_parameters()]
@@ -115,26 +116,26 @@ class Module:
         return [(n, p) for n, p in own if not (id(p) in seen or seen.add(id(p)))]  # type: ignore[func-returns-value]
 
     def parameters(self) -> list[Parameter]:
-        """List the parameters in the order in which forward meets them."""
+        """Return the parameters, in the order in which forward uses them."""
         return [p for _, p in self.named_parameters()]
 
     def train(self, mode: bool = True) -> Module:
-        """Switch this module and those inside to training, or (False) to evaluation."""
+        """Set this module and all submodules to training mode, or (False) to evaluation."""
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Module:
-        """Switch to evaluation."""
+        """Set this module and all submodules to evaluation mode."""
         return self.train(False)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to None."""
         for parameter in self.parameters():
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Give copies of all parameters by name."""
+        """Return copies of all parameters by name."""
         return {name: p.data.copy() for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +144,7 @@ class Module:
         Raises
         ------
         InvalidArgument
-            If names or shapes are not those of this module.
+            If names or shapes differ from those of this module.
         """
         own = dict(self.named_parameters())
         expected = {n: tuple(p.data.shape) for n, p in own.items()}
@@ -152,9 +153,9 @@ class Module:
             n for n in {**expected, **given} if expected.get(n, "none") != given.get(n, "none")
         )
         if wrong:
-            what = "; ".join(f"{n}: {given.get(n, 'missing')}" for n in wrong)
+            found = "; ".join(f"{n}: {given.get(n, 'missing')}" for n in wrong)
             allowed = "; ".join(f"{n}: {expected.get(n, 'none of that name')}" for n in wrong)
-            raise InvalidArgument(f"state has {what}, the module has {allowed}")
+            raise InvalidArgument(f"state has {found}, the module has {allowed}")
         for name, value in state.items():
             _fill(own[name].data, value)
 
@@ -168,7 +169,7 @@ class Module:
 
 
 def _fill(data: Any, value: Any) -> None:
-    """Copy into an array; into one on a GPU from the host too."""
+    """Copy a value into an array, also from the host into an array on a GPU."""
     if isinstance(data, np.ndarray) or hasattr(value, "get"):
         data[...] = value
     else:
@@ -176,21 +177,21 @@ def _fill(data: Any, value: Any) -> None:
 
 
 class Identity(Module):
-    """Gives back what it gets."""
+    """A module that returns its input."""
 
     saved = ()
 
     def forward(self, x: Any) -> Any:
-        """Give `x`."""
+        """Return `x`."""
         return x
 
     def backward(self, grad: Any) -> Any:
-        """Give `grad`."""
+        """Return `grad`."""
         return grad
 
 
 class Sequential(Module):
-    """Modules one after another; their names are ``"0"``, ``"1"``, …."""
+    """A chain of modules, named ``"0"``, ``"1"``, …."""
 
     saved = ()
 
@@ -198,33 +199,33 @@ class Sequential(Module):
         self.layers = list(layers)
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Give the modules in order."""
+        """Return an iterator over the modules in order, with their names."""
         return ((str(i), layer) for i, layer in enumerate(self.layers))
 
     def forward(self, x: Any) -> Any:
-        """Pass `x` through every module."""
+        """Return the output of the last module."""
         for layer in self.layers:
             x = layer(x)
         return x
 
     def backward(self, grad: Any) -> Any:
-        """Pass `grad` back through every module."""
+        """Return the gradient of the first module's input, by `backward` of all modules."""
         for layer in reversed(self.layers):
             grad = layer.backward(grad)
         return grad
 
     def backward_input(self, grad: Any) -> Any:
-        """Pass `grad` back through the first halves."""
+        """Return the gradient of the first module's input, by the first halves only."""
         for layer in reversed(self.layers):
             grad = layer.backward_input(grad)
         return grad
 
     def backward_weight(self) -> None:
-        """Do the second halves."""
+        """Run the second half of every module."""
         for layer in self.layers:
             layer.backward_weight()
 
     @property
     def splits(self) -> bool:
-        """Whether any layer leaves something to ``backward_weight``."""
+        """Whether the backward of any layer has two halves."""
         return super().splits and any(layer.splits for layer in self.layers)

@@ -1,4 +1,4 @@
-"""Optimizers: they change parameters in place and skip those without a gradient."""
+"""Optimizers, which update parameters in place and skip parameters without a gradient."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import InvalidArgument
 
 
 class Optimizer:
-    """What SGD and Adam share: the parameters, the learning rate and the weight decay.
+    """Base class of optimizers: parameters, their state, learning rate and weight decay.
 
     Attributes
     ----------
     parameters : list of Parameter
-        What is changed.
+        The parameters that are updated.
     state : dict of int to dict
-        What is kept for each parameter, by its number.
+        Optimizer state of each parameter, by the parameter's number.
     """
 
     def __init__(self, parameters: Iterable[Any], learning_rate: float, weight_decay: float):
@@ -28,27 +28,27 @@ class Optimizer:
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         for name in ("learning_rate", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidArgument(f"{name}={getattr(self, name)!r}: must be a number >= 0")
+                raise InvalidArgument(f"{name}={getattr(self, name)!r}: expected a number >= 0")
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def step(self) -> None:
-        """Change every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for index, p in enumerate(self.parameters):
             if p.grad is not None:
                 grad = p.grad + self.weight_decay * p.data if self.weight_decay else p.grad
                 self._update(index, p.data, grad)
 
     def state_of(self, parameter: Any) -> dict[str, Any]:
-        """Give what is kept for a parameter, to be read and changed."""
+        """Return the state of a parameter, which may be changed."""
         index = next(i for i, p in enumerate(self.parameters) if p is parameter)
         return self.state.setdefault(index, {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Give copies of what is kept for the parameters, by number."""
+        """Return copies of the parameters' states, by number."""
         return {
             "state": {
                 index: {k: v.copy() if hasattr(v, "copy") else v for k, v in kept.items()}
@@ -57,17 +57,17 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with copies of what :meth:`state_dict` gave.
+        """Load copies of the states that :meth:`state_dict` returned.
 
         Raises
         ------
         InvalidArgument
-            If there is no such parameter, or it has another shape.
+            If a parameter does not exist or has another shape.
         """
         if not all(isinstance(index, int) for index in state["state"]):
             raise InvalidArgument(
-                "state is by the names of parameters, as that of a ZeroOptimizer: allowed is what "
-                "state_dict() of such an optimizer gave"
+                "state has the names of parameters, as that of a ZeroOptimizer has: expected the "
+                "result of state_dict() of an optimizer of this kind, which has their numbers"
             )
         for index, kept in state["state"].items():
             shape = (
@@ -94,9 +94,11 @@ class SGD(Optimizer):
     Parameters
     ----------
     parameters : iterable of Parameter
-        What to change.
-    learning_rate, momentum, weight_decay : float
-        As in the formula; the decay adds ``weight_decay * data`` to the gradient.
+        The parameters to update.
+    learning_rate, momentum : float
+        The factors of the formula.
+    weight_decay : float
+        Factor of the data that is added to the gradient: ``weight_decay * data``.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class SGD(Optimizer):
     ):
         super().__init__(parameters, learning_rate, weight_decay)
         if not 0 <= momentum < 1:
-            raise InvalidArgument(f"momentum={momentum!r}: must be a number in [0, 1)")
+            raise InvalidArgument(f"momentum={momentum!r}: expected a number in [0, 1)")
         self.momentum = momentum
 
     def _update(self, index: int, data: Any, grad: Any) -> None:
@@ -130,15 +132,15 @@ class Adam(Optimizer):
     Parameters
     ----------
     parameters : iterable of Parameter
-        What to change.
+        The parameters to update.
     learning_rate : float
-        Largest step of an element, nearly.
+        Approximate bound of an element's step.
     betas : tuple of float
-        Decay of the mean gradient and of its mean square.
+        Decay rates of the mean gradient and of its mean square.
     epsilon : float
         Added to the root of the mean square.
     weight_decay : float
-        Times the data is added to the gradient.
+        Factor of the data that is added to the gradient: ``weight_decay * data``.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class Adam(Optimizer):
     ):
         super().__init__(parameters, learning_rate, weight_decay)
         if not all(0 <= beta < 1 for beta in betas):
-            raise InvalidArgument(f"betas={betas!r}: must be two numbers in [0, 1)")
+            raise InvalidArgument(f"betas={betas!r}: expected two numbers in [0, 1)")
         self.betas, self.epsilon = betas, epsilon
 
     def _update(self, index: int, data: Any, grad: Any) -> None:

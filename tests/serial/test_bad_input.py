@@ -53,12 +53,12 @@ def test_arrays_of_different_length(python, algorithm):
 
 def test_zero_ranks():
     for size in (0, -3):
-        with pytest.raises(InvalidArgument, match="at least 1 rank"):
+        with pytest.raises(InvalidArgument, match=f"size={size}: .*>= 1"):
             run_simulated(size, lambda comm: None)
 
 
 def test_an_operation_that_is_no_function():
-    with pytest.raises(InvalidArgument, match="op function=3: allowed is a function"):
+    with pytest.raises(InvalidArgument, match="op function=3: .* function"):
         Op(3)
 
 

@@ -92,7 +92,7 @@ def test_a_host_pointer_is_refused(device):
 
     def call(comm):
         lying = foreign(find_device(), data=host.__array_interface__["data"])
-        with pytest.raises(InvalidArgument, match="is no address of the device emulated"):
+        with pytest.raises(InvalidArgument, match="not an address of the device emulated"):
             comm.allreduce(lying)
 
     mpidist.run_simulated(1, call)

@@ -234,7 +234,7 @@ def test_training_learns(make):
 
 def test_no_samples_have_no_mean():
     scores, labels = np.zeros((0, 3)), np.zeros(0, int)
-    with pytest.raises(InvalidArgument, match="labels=.*: no samples have no mean"):
+    with pytest.raises(InvalidArgument, match=r"labels=\[\]: .*reduction='sum'"):
         CrossEntropy()(scores, labels)
     loss = CrossEntropy("sum")
     assert loss(scores, labels) == 0 and loss.backward().shape == (0, 3)
