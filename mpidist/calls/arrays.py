@@ -9,23 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from ..device.recognise import describe, is_on_device, is_torch, of_torch
+from ..device.array import DeviceArray
+from ..device.find import find_device
+from ..device.recognise import describe, is_on_device, is_torch, make_like, of_torch
 from ..errors import InvalidArgument, MpidistError, UnsupportedDtype
 
-
-def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
-    """Give a view that does not keep the memory's owner alive: the program cache watches it."""
-    if count == 0:
-        return np.empty(0, dtype)
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
-
-
+log = logging.getLogger("mpidist")
+_BYTE = ctypes.c_char
+_PLAIN = (list, tuple, int, float, complex, type(None))  # what most often exposes no memory
 _MOST_DIMENSIONS = 32 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 64
 
 
+def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
+    """Return a view that does not keep the memory's owner alive: the program cache watches it."""
+    if count == 0:
+        return np.empty(0, dtype)
+    memory = (_BYTE * (count * dtype.itemsize)).from_address(address)
+    return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
+
+
 def check_shape(shape: Any, dtype: Any, rank: int) -> tuple[tuple[int, ...], np.dtype]:
-    """Give shape and dtype of an array to be made, as numpy would have them.
+    """Return the shape and dtype of an array to be made, as numpy would have them.
 
     Raises
     ------
@@ -67,11 +71,6 @@ def _known(dtype: Any, rank: int) -> np.dtype:
     return known
 
 
-log = logging.getLogger("mpidist")
-_BYTE = ctypes.c_char
-_PLAIN = (list, tuple, int, float, complex, type(None))  # what most often exposes no memory
-
-
 def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> Any:
     """Return the elements of `x`, which is only read, as a numpy array.
 
@@ -107,17 +106,27 @@ def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> An
     return x
 
 
-def as_output(out: Any, rank: int, argument: str = "out") -> np.ndarray:
-    """Return the memory of `out`, which is to be filled, as a numpy array on it.
+def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) -> Any:
+    """Return the memory of `out`, which is to be filled, as an array on it.
+
+    That is a :class:`~mpidist.device.array.DeviceArray` with `device`, else a numpy array.
 
     Raises
     ------
     UnsupportedDtype
         For object arrays.
     InvalidArgument
-        For what cannot be filled: lists, scalars, read-only memory, GPU arrays.
+        For what cannot be filled: lists, scalars, read-only memory; for an array on a GPU where
+        `device` is not set, and for any other where it is.
     """
-    if type(out) is not np.ndarray:
+    if device:
+        if not is_on_device(out):
+            raise InvalidArgument(
+                f"rank {rank}: {argument} is in host memory ({_kind(out)}) and x on a GPU; use one "
+                "kind"
+            )
+        out = describe(out, rank, argument)
+    elif type(out) is not np.ndarray:
         if is_on_device(out):
             raise InvalidArgument(
                 f"rank {rank}: {argument} is a GPU array and the input is not; use one kind"
@@ -182,14 +191,19 @@ def kind_of_memory(x: Any) -> str:
     return "device" if is_on_device(x) else "tensor" if is_torch(x) else "array"
 
 
-def like_input(x: Any, result: np.ndarray) -> Any:
-    """Return a tensor on the memory of a new `result` if `x` is one; None if the array will do."""
-    return of_torch().as_tensor(result) if is_torch(x) else None
+def new_result(
+    kind: str, shape: tuple[int, ...], dtype: np.dtype, rank: int, like: Any = None
+) -> tuple[Any, Any]:
+    """Return a new array of a kind of memory, and the tensor on it to show to the user, or None.
 
-
-def new_tensor(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Return a new CPU tensor, for a result of what is a tensor on another rank."""
-    return of_torch().as_tensor(np.empty(shape, dtype))
+    On a GPU it is of the library of `like`, an input, if there is one.
+    """
+    if kind == "device":
+        if like is not None:
+            return make_like(like, shape, dtype), None
+        return describe(find_device(rank).empty(shape, dtype), rank, "out"), None
+    result = np.empty(shape, dtype)
+    return result, of_torch().as_tensor(result) if kind == "tensor" else None
 
 
 def _kind(x: Any) -> str:
@@ -198,7 +212,7 @@ def _kind(x: Any) -> str:
 
 
 def flat(x: np.ndarray, note: str = "x") -> np.ndarray:
-    """Give the elements of `x` as one contiguous 1-D array: a view if possible, else a copy."""
+    """Return the elements of `x` as one contiguous 1-D array: a view if possible, else a copy."""
     if x.flags.c_contiguous:
         return x.reshape(-1)
     log.debug("%s of shape %s is not contiguous: packed into a copy", note, x.shape)
@@ -206,36 +220,46 @@ def flat(x: np.ndarray, note: str = "x") -> np.ndarray:
 
 
 def check_out(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype, rank: int, argument: str = "out"
-) -> np.ndarray:
-    """Return the memory of `out` once a result of `shape` and `dtype` can be stored in it."""
-    out = as_output(out, rank, argument)
+    out: Any, shape: tuple[int, ...], dtype: np.dtype, rank: int, device: bool = False
+) -> Any:
+    """Return the memory of `out`, which must be able to hold a result of `shape` and `dtype`."""
+    out = as_output(out, rank, "out", device)
     if out.dtype != dtype:
-        raise InvalidArgument(
-            f"rank {rank}: {argument} has dtype {out.dtype}, the result has {dtype}"
-        )
+        raise InvalidArgument(f"rank {rank}: out has dtype {out.dtype}, the result has {dtype}")
     if out.shape != shape:
-        raise InvalidArgument(
-            f"rank {rank}: {argument} has shape {out.shape}, the result has {shape}"
-        )
+        raise InvalidArgument(f"rank {rank}: out has shape {out.shape}, the result has {shape}")
     return out
 
 
 def address(x: np.ndarray) -> int:
-    """Give the address of the first element; as a buffer in a quarter of the time."""
+    """Return the address of the first element (as a buffer, in a quarter of numpy's time)."""
     try:
         return ctypes.addressof(_BYTE.from_buffer(x))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # read-only, empty, of no plain dtype, or not contiguous
         return x.__array_interface__["data"][0]
 
 
-def overlaps(x: np.ndarray, y: np.ndarray) -> bool:
-    """Tell whether two flat arrays share memory."""
+def overlaps(x: Any, y: Any) -> bool:
+    """Return whether two arrays, both on the host or both on a GPU, share memory."""
+    if type(x) is DeviceArray:
+        return x.overlaps(y)
     return x.size > 0 and y.size > 0 and np.may_share_memory(x, y)
 
 
+def part_of(x: Any, part: slice) -> Any:
+    """Return a view of a part of a flat array."""
+    return x.part(part.start, part.stop) if type(x) is DeviceArray else x[part]
+
+
+def same_memory(x: Any, y: Any) -> bool:
+    """Return whether two flat arrays of one dtype are the same elements in memory."""
+    if type(x) is DeviceArray:
+        return x.size == y.size and x.pointer == y.pointer
+    return x.size == y.size and address(x) == address(y)
+
+
 def owner(x: np.ndarray) -> Any:
-    """Give the object whose death frees the memory of `x`."""
+    """Return the object whose death frees the memory of `x`."""
     while isinstance(x, np.ndarray) and x.base is not None:
         x = x.base
     return x

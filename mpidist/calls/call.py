@@ -1,8 +1,8 @@
-"""One collective call, checked and flattened: what every way of serving it starts from."""
+"""One collective call, checked and flattened: the input of every executor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -11,24 +11,25 @@ import numpy as np
 from ..device.array import DeviceArray
 from ..errors import InvalidArgument, InvalidRank
 from ..operations import Op
+from ..schedule.contract import COLLECTIVES
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A call and what to give back when it has been served.
+    """A call, and the result to return when it has been served.
 
     Attributes
     ----------
     call : Call
-        The call.
+        The checked call.
     result : ndarray, DeviceArray or None
-        The array to return.
-    shown : object, optional
-        Returned instead of `result`, whose memory it has: the user's own `out`, or a tensor.
+        Array to return.
     staging : ndarray or None
-        The flat result where `result` is not contiguous; copied over at the end.
+        Flat array that the call fills where it cannot fill `result`; copied to it at the end.
     scalar : bool
-        Return a numpy scalar, as numpy does for 0-d results without `out`.
+        Whether to return a numpy scalar, as numpy does for 0-d results without `out`.
+    shown : object, optional
+        Object on the memory of `result` to return in its place: the user's `out`, or a tensor.
     """
 
     call: Call
@@ -38,7 +39,7 @@ class Prepared:
     shown: Any = None
 
     def give(self) -> Any:
-        """Give the user's result."""
+        """Return the user's result."""
         result = self.result
         if self.staging is not None:
             assert result is not None
@@ -50,17 +51,17 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Place:
-    """Who asks: rank and size."""
+    """Rank and size of the caller."""
 
     rank: int
     size: int
 
     def check_root(self, root: Any) -> int:
-        """Give `root` if it is a rank."""
+        """Return `root`, or raise `InvalidRank`."""
         return self.check_rank(root, "root")
 
     def check_rank(self, rank: Any, argument: str) -> int:
-        """Give `rank` if it is one."""
+        """Return `rank` as an int, or raise `InvalidRank`."""
         if isinstance(rank, (bool, np.bool_)) or not isinstance(rank, (int, np.integer)):
             raise InvalidRank(rank, self.size, argument, self.rank)
         if not 0 <= rank < self.size:
@@ -68,7 +69,7 @@ class Place:
         return int(rank)
 
     def wrong(self, message: str) -> InvalidArgument:
-        """Make an error that names this rank."""
+        """Return an error that names this rank."""
         return InvalidArgument(f"rank {self.rank}: {message}")
 
 
@@ -79,26 +80,34 @@ class Call:
     Attributes
     ----------
     collective : str
-        Which.
+        Name of the collective.
     rank, size, root : int
-        Of the communicator; root is 0 where there is none.
+        Place in the communicator; `root` is 0 where the collective has none.
     dtype : numpy.dtype
-        Of the elements.
+        Dtype of the elements.
     x, out : ndarray, DeviceArray or None
-        Flat contiguous arrays, both on the host or both on a GPU: what this rank brings and what it
-        gets; None where it has no part.
+        Flat contiguous input and result, both on the host or both on a GPU; None where this rank
+        has no such part.
     op : Op or None
-        For collectives that reduce.
+        Operation of a collective that reduces.
     counts : tuple of int
         Elements of each rank's part; for alltoall, what this rank sends to each.
     out_counts : tuple of int
         For alltoall, what this rank gets from each; else equal to `counts`.
     in_place : bool
-        `x` and `out` are the same memory (or `x` is this rank's part of `out`, or the reverse).
+        Whether `x` and `out` are the same memory, or one is this rank's part of the other.
     even : bool
-        All counts are equal.
+        Whether all counts are equal.
     agreed : str
-        What else must be equal on all ranks, in words: a shape, a table of counts.
+        Further words that must be equal on all ranks: a shape, a table of counts.
+    count : int
+        Elements of the whole buffer, the same on every rank (but for uneven alltoall).
+    nbytes : int
+        Bytes of the whole buffer, as in nccl-tests.
+    on_device : bool
+        Whether the arrays are on a GPU.
+    uneven_alltoall : bool
+        Whether the ranks send different amounts, each of which is known to two ranks only.
     """
 
     collective: str
@@ -114,35 +123,23 @@ class Call:
     in_place: bool = False
     even: bool = True
     agreed: str = ""
+    count: int = field(init=False)
+    nbytes: int = field(init=False)
+    on_device: bool = field(init=False)
+    uneven_alltoall: bool = field(init=False)
 
-    @property
-    def count(self) -> int:
-        """Elements of the whole buffer, the same on every rank (but for uneven alltoall)."""
-        if self.counts:
-            return sum(self.counts)
-        data = self.x if self.x is not None else self.out
-        return 0 if data is None else data.size
-
-    @property
-    def on_device(self) -> bool:
-        """Whether the arrays are on a GPU."""
-        return type(self.x) is DeviceArray or type(self.out) is DeviceArray
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole buffer, as in nccl-tests."""
-        return self.count * self.dtype.itemsize
-
-    @property
-    def uneven_alltoall(self) -> bool:
-        """Whether the ranks differ in how much they send, and none knows the others' amounts."""
-        return self.collective == "alltoall" and not self.even
+    def __post_init__(self) -> None:
+        data = self.out if self.x is None else self.x
+        self.count = sum(self.counts) if self.counts else 0 if data is None else data.size
+        self.nbytes = self.count * self.dtype.itemsize
+        self.on_device = type(data) is DeviceArray
+        self.uneven_alltoall = self.collective == "alltoall" and not self.even
 
     @property
     def fingerprint(self) -> str:
-        """What must be equal on all ranks, in words."""
+        """Words that must be equal on all ranks."""
         op = f" op={self.op.name}" if self.op is not None else ""
-        root = f" root={self.root}" if self.collective in _ROOTED else ""
+        root = f" root={self.root}" if COLLECTIVES[self.collective].rooted else ""
         count = "uneven" if self.uneven_alltoall else self.count
         amount = "" if self.collective == "barrier" else f" {count} x {words_of(self.dtype)}"
         # Equal sums may hide unequal parts; of alltoall each rank has its own.
@@ -152,9 +149,6 @@ class Call:
 
 @lru_cache(maxsize=256)
 def words_of(dtype: np.dtype) -> str:
-    """Return the words by which ranks compare a dtype; kept, for numpy takes 4 µs each time."""
+    """Return the words by which ranks compare a dtype (cached: numpy takes 4 µs)."""
     plain = np.dtype((np.void, dtype)) if dtype.type is np.record else dtype  # they are equal
     return str(plain)
-
-
-_ROOTED = ("reduce", "broadcast", "gather", "scatter")

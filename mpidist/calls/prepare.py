@@ -1,95 +1,166 @@
-"""From what users pass to a call: checks, shapes, results; one function a collective."""
+"""From what users pass to a call: one function, which reads the contract of the collective."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..device.array import DeviceArray
-from ..device.find import find_device
-from ..device.recognise import copy_of, describe, is_on_device, make_like
+from ..device.recognise import copy_of, describe, is_on_device
 from ..operations import check_defined, find_op
+from ..schedule.contract import COLLECTIVES
 from .arrays import (
-    address,
     as_input,
     as_output,
     check_out,
     exposed,
     flat,
-    like_input,
-    new_tensor,
+    kind_of_memory,
+    new_result,
     overlaps,
+    part_of,
+    same_memory,
 )
 from .call import Call, Place, Prepared
 
 Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
+_STAGED = ("reduce_scatter", "alltoall")  # in place on the host they overwrite what is still read
 
 
-def finish(
-    call: Call, shape: tuple[int, ...], out: Any, place: Place, part: slice | None = None
+@lru_cache(maxsize=1024)
+def _share(collective: str, rank: int, size: int, root: int) -> tuple[bool, bool, bool, bool, bool]:
+    """Return what the blocks of the contract say about a rank's part in a collective.
+
+    Returns
+    -------
+    brings, gets : bool
+        Whether this rank has an input, and a result.
+    joins, deals : bool
+        Whether the inputs of the ranks are parts of one result, and the results parts of one input.
+    compared : bool
+        Whether every rank has an input, so that its shape can be compared between the ranks.
+    """
+    contract = COLLECTIVES[collective]
+    inputs, outputs, n = (
+        contract.input_blocks,
+        contract.output_blocks,
+        contract.default_blocks(size),
+    )
+    brings, gets = len(inputs(rank, size, root, n)) > 0, len(outputs(rank, size, root, n)) > 0
+    # On a single rank a part is the whole: asked of two, the first of which is the root.
+    joins, deals = len(inputs(0, 2, 0, 2)) == 1, len(outputs(0, 2, 0, 2)) == 1
+    return brings, gets, joins, deals, len(inputs(1, 2, 0, 2)) > 0
+
+
+def prepare(
+    collective: str,
+    place: Place,
+    x: Any = None,
+    out: Any = None,
+    op: Any = None,
+    commute: bool | None = None,
+    *,
+    root: Any = 0,
+    counts: Sequence[int] | None = None,
+    receives: Sequence[int] | None = None,
+    told: Told | None = None,
 ) -> Prepared:
-    """Make or check the result of a call on a GPU; `part` as in :func:`_finish`."""
-    x = call.x
-    if out is None:
-        assert isinstance(x, DeviceArray)
-        result = make_like(x, shape, call.dtype)
-        call.out = result.reshape(-1)
-        return Prepared(call, result)
-    result = check_target(out, shape, call.dtype, place)
-    call.out = result.reshape(-1)
-    if isinstance(x, DeviceArray) and x.overlaps(call.out):
-        longer, shorter = (call.out, x) if call.out.size >= x.size else (x, call.out)
-        own = longer if part is None else longer.part(part.start, part.stop)
-        if own.size != shorter.size or own.pointer != shorter.pointer:
-            allowed = "the same array" if part is None else "exactly this rank's part"
-            raise place.wrong(f"out overlaps x; in place is allowed only where they are {allowed}")
-        call.in_place = True
-    return Prepared(call, result)
+    """Check the arguments of a collective and return its call.
 
+    Parameters
+    ----------
+    collective : str
+        Name of the collective.
+    place : Place
+        Rank and size of the caller.
+    x, out, op, commute, root, counts
+        Arguments of the communicator's method; for alltoall, `counts` has the rows that this rank
+        sends to each.
+    receives : sequence of int, optional
+        For alltoall with `counts`, the rows that this rank gets from each.
+    told : tuple, optional
+        For scatter without `out`, the shape, dtype and kind of memory of the root's `x`.
+    """
+    rank, size, contract = place.rank, place.size, COLLECTIVES[collective]
+    if contract.idempotent:  # a barrier has no data
+        x, out = np.empty(0, np.uint8), np.empty(0, np.uint8)
+        return Prepared(Call(collective, rank, size, 0, x.dtype, x, out), None)
+    if contract.reduces:
+        op = find_op(op, commute)
+    root = place.check_root(root) if contract.rooted else 0
+    brings, gets, joins, deals, compared = _share(collective, rank, size, root)
 
-def check_target(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype, place: Place, argument: str = "out"
-) -> DeviceArray:
-    """Check that a result of `shape` and `dtype` on a GPU can be stored in `out`."""
-    if not is_on_device(out):
-        raise place.wrong(
-            f"{argument} is in host memory ({type(out).__module__}.{type(out).__name__}) and x on "
-            "a GPU; use one kind"
-        )
-    found = describe(out, place.rank, argument)
-    if found.dtype != dtype:
-        raise place.wrong(f"{argument} has dtype {found.dtype}, the result has {dtype}")
-    if found.shape != shape:
-        raise place.wrong(f"{argument} has shape {found.shape}, the result has {shape}")
-    if found.readonly:
-        raise place.wrong(f"{argument} is read-only; it must be writable")
-    return found
+    # The input: in the user's shape, and flat.  A rank without one knows the memory to be filled.
+    data: Any = None
+    source: Any = None
+    result: Any = None
+    shown = out if gets else None
+    if brings:
+        data = as_input(x, rank, device=True)
+        if op is not None:
+            check_defined(op, data.dtype, rank)
+        shape, dtype, source = data.shape, data.dtype, flat(data)
+    elif told is not None:
+        shape, dtype, _ = told
+    else:
+        result, shown = _target(collective, x, out, place)
+        shape, dtype = result.shape, result.dtype
 
+    # The elements of each rank's part, and the shape of the result.
+    tables: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    wanted, own, even, agreed = shape, None, True, ""
+    if contract.per_rank:
+        each = math.prod(shape[1:])
+        rows = _rows(collective, shape, counts, place, joins, result is not None)
+        into = rows if receives is None else check_counts(receives, place)
+        tables = tuple([n * each for n in rows]), tuple([n * each for n in into])
+        wanted = (into[rank] if deals else sum(into), *shape[1:])
+        even = counts is None
+        if joins != deals:  # not alltoall, of whose parts no rank knows all
+            even = even or len(set(tables[0])) == 1
+            start = sum(tables[0][:rank])
+            own = slice(start, start + tables[0][rank])
+    if compared and len(shape) > 1:
+        agreed = _words("rows", shape[1:]) if contract.per_rank else _words("shape", shape, 2)
 
-def broadcast_target(x: Any, out: Any, place: Place, root: int) -> Prepared | None:
-    """Prepare broadcast where this rank receives, if into a GPU; else give None."""
-    target, argument = (x, "x") if out is None else (out, "out")
-    if not is_on_device(target):
-        if is_on_device(x):
-            check_target(target, (), np.dtype("u1"), place)  # says that the kinds differ
-        return None
-    if out is not None and x is not None and not is_on_device(x):
-        raise place.wrong(
-            f"out is on a GPU and x in host memory ({type(x).__name__}); use one kind"
-        )
-    result = describe(target, place.rank, argument)
-    shape = result.shape if x is None or out is None else describe(x, place.rank).shape
-    result = check_target(target, shape, result.dtype, place, argument)
-    call = Call("broadcast", place.rank, place.size, root, result.dtype, None, result.reshape(-1))
-    return Prepared(call, result)
-
-
-def scatter_target(shape: tuple[int, ...], dtype: np.dtype, place: Place) -> Any:
-    """Make the result of a scatter whose root has told that its array is on a GPU."""
-    return find_device(place.rank).empty(shape, dtype)
+    # The result: the user's `out`, or new; flat, and staged where that is no view of it.
+    target: Any = None
+    staging = None
+    in_place = scalar = False
+    if collective == "broadcast" and brings and out is None:
+        # The root's `x` is the result already: it may be read-only, or a list.
+        result, target, in_place, scalar = data, source, True, not shape
+        if type(data) is np.ndarray and exposed(x, rank) is not None:
+            shown = x
+    elif gets:
+        if result is None and out is None:
+            kind = kind_of_memory(x) if told is None else told[2]
+            result, shown = new_result(kind, wanted, dtype, rank, data)
+            scalar = not wanted
+        elif result is None:
+            result = check_out(out, wanted, dtype, rank, device=type(data) is DeviceArray)
+        if not result.flags.c_contiguous:
+            if source is not None and overlaps(source, result):
+                source = source.copy()  # it is to be read before the result is written
+        else:
+            target = result.reshape(-1)
+            if type(x) is np.ndarray and out is x:
+                in_place = source is not None and source.nbytes > 0
+            elif source is not None and out is not None:
+                in_place = _is_in_place(source, target, own, place)
+            if in_place and collective in _STAGED and type(target) is np.ndarray:
+                target, in_place = None, False
+        if target is None:
+            target = staging = np.empty(result.size, dtype)
+    call = Call(
+        collective, rank, size, root, dtype, source, target, op, *tables, in_place, even, agreed
+    )
+    return Prepared(call, result, staging, scalar, shown)
 
 
 def apart(call: Call, stream: int) -> Call:
@@ -102,227 +173,73 @@ def apart(call: Call, stream: int) -> Call:
     return replace(call, x=copy_of(call.x, stream), in_place=False)
 
 
-def _finish(
-    call: Call,
-    shape: tuple[int, ...],
-    out: Any,
-    place: Place,
-    given: Any,
-    part: slice | None = None,
-    scalar: bool = False,
-) -> Prepared:
-    """Provide the memory of the result: the user's `out`, or new; see that it does not overlap.
-
-    A new result is a tensor if the user's input, `given`, is one.  `part` is where this rank's
-    input may lie in the result (or, for scatter, the reverse) to be in place.
-    """
-    if type(call.x) is DeviceArray or (call.x is None and is_on_device(out)):
-        return finish(call, shape, out, place, part)
-    if out is None:
-        result = np.empty(shape, call.dtype)
-        call.out = result.reshape(-1)
-        shown = None if type(given) is np.ndarray else like_input(given, result)
-        return Prepared(call, result, None, scalar, shown)
-    result = check_out(out, shape, call.dtype, place.rank)
-    if not result.flags.c_contiguous:
-        if call.x is not None and overlaps(call.x, result):
-            # Packed first, so that nothing is read after it was overwritten.
-            call.x = call.x.copy()
-        call.out = np.empty(result.size, call.dtype)
-        return Prepared(call, result, staging=call.out, shown=out)
-    call.out = result.reshape(-1)
-    x = call.x
-    if x is not None and overlaps(x, call.out):
-        longer, shorter = (call.out, x) if call.out.size >= x.size else (x, call.out)
-        own = longer if part is None else longer[part]
-        if own.size != shorter.size or address(own) != address(shorter):
-            allowed = "the same array" if part is None else "exactly this rank's part"
-            raise place.wrong(f"out overlaps x; in place is allowed only where they are {allowed}")
-        call.in_place = True
-    return Prepared(call, result, shown=out)
-
-
-def reducing(
-    collective: str,
-    given: Any,
-    op: Any,
-    out: Any,
-    commute: bool | None,
-    place: Place,
-    root: Any = 0,
-) -> Prepared:
-    """Prepare allreduce and reduce: the result has the shape of `x`."""
-    op, root = find_op(op, commute), place.check_root(root)
-    x = as_input(given, place.rank, device=True)
-    check_defined(op, x.dtype, place.rank)
-    call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None, op)
-    call.agreed = _shaped("shape", x.shape, 2) if x.ndim > 1 else ""
-    if collective == "reduce" and place.rank != root:
-        return Prepared(call, None)
-    return _finish(call, x.shape, out, place, given, scalar=x.ndim == 0)
-
-
-def reduce_scatter(
-    given: Any,
-    op: Any,
-    out: Any,
-    counts: Sequence[int] | None,
-    commute: bool | None,
-    place: Place,
-) -> Prepared:
-    """Prepare reduce_scatter: rank r gets rows of the reduced `x`."""
-    op = find_op(op, commute)
-    x = as_input(given, place.rank, device=True)
-    check_defined(op, x.dtype, place.rank)
-    rows = _rows_of(x, counts, place, "reduce_scatter")
-    elements = _elements(rows, x.shape[1:])
-    call = Call("reduce_scatter", place.rank, place.size, 0, x.dtype, flat(x), None, op)
-    call.agreed = _shaped("rows", x.shape[1:]) if x.ndim > 1 else ""
-    _count(call, elements)
-    shape = (rows[place.rank], *x.shape[1:])
-    start = sum(elements[: place.rank])
-    part = slice(start, start + elements[place.rank])
-    prepared = _finish(call, shape, out, place, given, part)
-    # Partial sums must not be written over what is still to be read.
-    if call.in_place and type(x) is np.ndarray:
-        call.in_place = False
-        call.out = prepared.staging = np.empty(elements[place.rank], x.dtype)
-    return prepared
-
-
-def gathering(
-    collective: str, given: Any, out: Any, counts: Sequence[int] | None, place: Place, root: Any = 0
-) -> Prepared:
-    """Prepare allgather and gather: the parts of all ranks, one after another along axis 0."""
-    root = place.check_root(root)
-    x = as_input(given, place.rank, device=True)
-    row_shape = x.shape[1:]
-    own = x.shape[0] if x.ndim else 1
-    rows = (own,) * place.size
-    if counts is not None:
-        rows = check_counts(counts, place)
-        if rows[place.rank] != own:
+def _target(collective: str, x: Any, out: Any, place: Place) -> tuple[Any, Any]:
+    """Return the memory to be filled on a rank without input, and the object that exposes it."""
+    target, argument = out, "out"
+    if collective == "broadcast" and out is None:
+        target, argument = x, "x"
+        if x is None:
             raise place.wrong(
-                f"x has {own} rows along axis 0, but counts[{place.rank}] is {rows[place.rank]}"
+                "x is None: pass an array of the root's shape and dtype to be filled, or use "
+                "broadcast_object"
             )
-    elements = _elements(rows, row_shape)
-    call = Call(collective, place.rank, place.size, root, x.dtype, flat(x), None)
-    call.agreed = _shaped("rows", row_shape) if x.ndim > 1 else ""
-    _count(call, elements)
-    if collective == "gather" and place.rank != root:
-        return Prepared(call, None)
-    start = sum(elements[: place.rank])
-    part = slice(start, start + elements[place.rank])
-    return _finish(call, (sum(rows), *row_shape), out, place, given, part)
-
-
-def broadcast(x: Any, out: Any, place: Place, root: Any) -> Prepared:
-    """Prepare broadcast: the root's `x` fills `out`, or `x` itself, everywhere."""
-    root = place.check_root(root)
-    if place.rank == root:
-        data = as_input(x, place.rank, device=True)
-        call = Call("broadcast", place.rank, place.size, root, data.dtype, flat(data), None)
-        if out is None:
-            call.out, call.in_place = call.x, True
-            if type(data) is np.ndarray and exposed(x, place.rank) is not None:
-                return Prepared(call, data, shown=x)
-            return Prepared(call, data, scalar=data.ndim == 0)
-        return _finish(call, data.shape, out, place, x)
-    on_device = broadcast_target(x, out, place, root)
-    if on_device is not None:
-        return on_device
-    target, argument = (x, "x") if out is None else (out, "out")
-    if target is None:
-        raise place.wrong(
-            "x is None: pass an array of the root's shape and dtype to be filled, or use "
-            "broadcast_object"
-        )
-    result = as_output(target, place.rank, argument)
-    if out is not None:
-        model = exposed(x, place.rank)
+    elif collective == "broadcast" and x is not None:
+        if is_on_device(out) and not is_on_device(x):
+            raise place.wrong(
+                f"out is on a GPU and x in host memory ({type(x).__name__}); use one kind"
+            )
+        model = describe(x, place.rank) if is_on_device(x) else exposed(x, place.rank)
         if model is not None:
-            check_out(result, model.shape, model.dtype, place.rank, argument)
-    call = Call("broadcast", place.rank, place.size, root, result.dtype, None, None)
-    if result.flags.c_contiguous:
-        call.out = result.reshape(-1)
-        return Prepared(call, result, shown=target)
-    call.out = np.empty(result.size, result.dtype)
-    return Prepared(call, result, staging=call.out, shown=target)
+            device = type(model) is DeviceArray
+            return check_out(out, model.shape, model.dtype, place.rank, device), out
+    return as_output(target, place.rank, argument, is_on_device(target)), target
 
 
-def scatter(
-    x: Any,
-    out: Any,
+def _rows(
+    collective: str,
+    shape: tuple[int, ...],
     counts: Sequence[int] | None,
     place: Place,
-    root: int,
-    told: Told | None,
-) -> Prepared:
-    """Prepare scatter; `told` is what the root's `x` is like if `out` is not given."""
-    if place.rank == root:
-        data = as_input(x, place.rank, device=True)
-        shape, dtype, source = data.shape, data.dtype, flat(data)
-        rows = _rows_of(data, counts, place, "scatter")
-    else:
-        source = None
-        if told is not None:
-            shape, dtype, kind = told
-            rows = _split_rows(shape, counts, place, "scatter")
-            own = (rows[place.rank], *shape[1:])
-            if kind == "device":
-                out = scatter_target(own, dtype, place)
-            elif kind == "tensor":
-                out = new_tensor(own, dtype)
-        else:
-            if is_on_device(out):
-                target: Any = describe(out, place.rank, "out")
-            else:
-                target = as_output(out, place.rank)
-            if target.ndim == 0:
-                raise place.wrong("out is 0-d: scatter gives rows along axis 0")
-            rows = (target.shape[0],) * place.size
-            if counts is not None:
-                rows = check_counts(counts, place)
-            shape, dtype = (sum(rows), *target.shape[1:]), target.dtype
-    elements = _elements(rows, shape[1:])
-    call = Call("scatter", place.rank, place.size, root, dtype, source, None)
-    _count(call, elements)
-    start = sum(elements[: place.rank])
-    part = slice(start, start + elements[place.rank])
-    return _finish(call, (rows[place.rank], *shape[1:]), out, place, x, part)
+    joins: bool,
+    received: bool,
+) -> tuple[int, ...]:
+    """Return the rows of each rank's part.
 
-
-def alltoall(
-    given: Any, out: Any, sends: Sequence[int] | None, receives: Sequence[int] | None, place: Place
-) -> Prepared:
-    """Prepare alltoall: rows to and from each rank; None where all are equal."""
-    x = as_input(given, place.rank, device=True)
-    rows = _rows_of(x, sends, place, "alltoall")
-    gets = rows if receives is None else check_counts(receives, place)
-    call = Call("alltoall", place.rank, place.size, 0, x.dtype, flat(x), None)
-    call.agreed = _shaped("rows", x.shape[1:]) if x.ndim > 1 else ""
-    call.counts, call.out_counts = _elements(rows, x.shape[1:]), _elements(gets, x.shape[1:])
-    call.even = sends is None
-    prepared = _finish(call, (sum(gets), *x.shape[1:]), out, place, given)
-    # Every part is both sent and overwritten; `x` stays, it may be symmetric.
-    if call.in_place and type(x) is np.ndarray:
-        call.in_place = False
-        call.out = prepared.staging = np.empty(sum(call.out_counts), x.dtype)
-    return prepared
-
-
-def barrier(place: Place) -> Prepared:
-    """Prepare a barrier: it has no data."""
-    nothing = np.empty(0, np.uint8)
-    call = Call("barrier", place.rank, place.size, 0, nothing.dtype, nothing, np.empty(0, np.uint8))
-    return Prepared(call, None)
+    `shape` is that of the whole; where the ranks join their parts, or it is that of the `received`
+    memory, it is that of this rank's part.
+    """
+    argument = "out" if received else "x"
+    if not shape and not joins:
+        raise place.wrong(f"{argument} is 0-d: {collective} deals out rows along axis 0")
+    length = shape[0] if shape else 1
+    rows = None if counts is None else check_counts(counts, place)
+    if joins or received:
+        rows = rows or (length,) * place.size
+        if rows[place.rank] != length:
+            raise place.wrong(
+                f"{argument} has {length} rows along axis 0, but counts[{place.rank}] is "
+                f"{rows[place.rank]}"
+            )
+    elif rows is None:
+        if length % place.size:
+            raise place.wrong(
+                f"x has {length} rows along axis 0, which {collective} cannot deal out evenly to "
+                f"{place.size} ranks; say how with counts="
+            )
+        rows = (length // place.size,) * place.size
+    elif sum(rows) != length:
+        raise place.wrong(
+            f"counts={counts!r} add up to {sum(rows)}, x has {length} rows along axis 0"
+        )
+    return rows
 
 
 def check_counts(counts: Sequence[int], place: Place) -> tuple[int, ...]:
-    """Give `counts` as a tuple of one number ≥ 0 per rank."""
+    """Return `counts` as a tuple of one number >= 0 per rank."""
     try:
-        rows = tuple(int(c) for c in counts)
-        exact = all(int(c) == c for c in counts)
+        given = tuple(counts)
+        rows = tuple(map(int, given))
+        exact = rows == given
     except (TypeError, ValueError):
         raise place.wrong(f"counts={counts!r}: must be one whole number per rank") from None
     if not exact or len(rows) != place.size or min(rows, default=0) < 0:
@@ -332,44 +249,18 @@ def check_counts(counts: Sequence[int], place: Place) -> tuple[int, ...]:
     return rows
 
 
-def _rows_of(
-    x: np.ndarray, counts: Sequence[int] | None, place: Place, name: str
-) -> tuple[int, ...]:
-    return _split_rows(x.shape, counts, place, name)
+def _is_in_place(x: Any, out: Any, own: slice | None, place: Place) -> bool:
+    """Return whether flat arrays share memory; raise unless one is the other, or its `own` part."""
+    if not overlaps(x, out):
+        return False
+    longer, shorter = (out, x) if out.size >= x.size else (x, out)
+    if not same_memory(longer if own is None else part_of(longer, own), shorter):
+        allowed = "the same array" if own is None else "exactly this rank's part"
+        raise place.wrong(f"out overlaps x; in place is allowed only where they are {allowed}")
+    return True
 
 
-def _split_rows(
-    shape: tuple[int, ...], counts: Sequence[int] | None, place: Place, name: str
-) -> tuple[int, ...]:
-    if not shape:
-        raise place.wrong(f"x is 0-d: {name} deals out rows along axis 0")
-    if counts is None:
-        if shape[0] % place.size:
-            raise place.wrong(
-                f"x has {shape[0]} rows along axis 0, which {name} cannot deal out evenly to "
-                f"{place.size} "
-                "ranks; say how with counts="
-            )
-        return (shape[0] // place.size,) * place.size
-    rows = check_counts(counts, place)
-    if sum(rows) != shape[0]:
-        raise place.wrong(
-            f"counts={counts!r} add up to {sum(rows)}, x has {shape[0]} rows along axis 0"
-        )
-    return rows
-
-
-def _shaped(what: str, shape: tuple[int, ...], least: int = 1) -> str:
+def _words(what: str, shape: tuple[int, ...], least: int = 1) -> str:
     """Return the words by which ranks compare a shape of `least` axes that are longer than 1."""
     axes = tuple(n for n in shape if n != 1)
     return f" {what}={axes}" if len(axes) >= least else ""
-
-
-def _elements(rows: Sequence[int], row_shape: tuple[int, ...]) -> tuple[int, ...]:
-    each = int(np.prod(row_shape, dtype=np.int64))
-    return tuple(r * each for r in rows)
-
-
-def _count(call: Call, elements: tuple[int, ...]) -> None:
-    call.counts = call.out_counts = elements
-    call.even = len(set(elements)) == 1

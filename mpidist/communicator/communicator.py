@@ -15,9 +15,8 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from ..backends.base import Backend, complete
-from ..calls import prepare
 from ..calls.arrays import as_input, kind_of_memory
-from ..calls.prepare import Place, Prepared
+from ..calls.prepare import Place, Prepared, check_counts, prepare
 from ..device.recognise import is_on_device
 from ..engine.agreement import check_alike
 from ..engine.calibration import from_environment
@@ -254,7 +253,7 @@ class Communicator:
             return out
         return self._run(
             "allreduce",
-            partial(prepare.reducing, "allreduce", x, op, out, commute, self._place),
+            partial(prepare, "allreduce", self._place, x, out, op, commute),
             algorithm,
             key,
             x,
@@ -295,7 +294,7 @@ class Communicator:
             return out if self.rank == root else None
         return self._run(
             "reduce",
-            partial(prepare.reducing, "reduce", x, op, out, commute, self._place, root),
+            partial(prepare, "reduce", self._place, x, out, op, commute, root=root),
             algorithm,
             key,
             x,
@@ -335,7 +334,7 @@ class Communicator:
             return x if out is None else out
         return self._run(
             "broadcast",
-            partial(prepare.broadcast, x, out, self._place, root),
+            partial(prepare, "broadcast", self._place, x, out, root=root),
             algorithm,
             key,
             x,
@@ -375,7 +374,7 @@ class Communicator:
             return out
         return self._run(
             "allgather",
-            partial(prepare.gathering, "allgather", x, out, counts, self._place),
+            partial(prepare, "allgather", self._place, x, out, counts=counts),
             algorithm,
             key,
             x,
@@ -418,7 +417,7 @@ class Communicator:
             return out if self.rank == root else None
         return self._run(
             "gather",
-            partial(prepare.gathering, "gather", x, out, counts, self._place, root),
+            partial(prepare, "gather", self._place, x, out, root=root, counts=counts),
             algorithm,
             key,
             x,
@@ -462,7 +461,16 @@ class Communicator:
             return out
         return self._run(
             "reduce_scatter",
-            partial(prepare.reduce_scatter, x, op, out, counts, commute, self._place),
+            partial(
+                prepare,
+                "reduce_scatter",
+                self._place,
+                x,
+                out,
+                op=op,
+                commute=commute,
+                counts=counts,
+            ),
             algorithm,
             key,
             x,
@@ -568,7 +576,7 @@ class Communicator:
         if quick is not None:
             return quick.run()
         return self._run(
-            "barrier", partial(prepare.barrier, self._place), algorithm, key, _NOTHING, None
+            "barrier", partial(prepare, "barrier", self._place), algorithm, key, _NOTHING, None
         )
 
     iallreduce = begun(allreduce)
@@ -1048,28 +1056,28 @@ class Communicator:
             told = service.set_up(
                 what, lambda: service.everyone(mine)[root], "exchange of the shape"
             )
-        return prepare.scatter(x, out, counts, self._place, root, told)
+        return prepare("scatter", self._place, x, out, root=root, counts=counts, told=told)
 
     def _exchanging(self, x: Any, out: Any, counts: Any) -> Prepared:
         """Prepare alltoall; with one row of counts, the ranks first exchange them."""
         place = self._place
         if counts is None:
-            return prepare.alltoall(x, out, None, None, place)
+            return prepare("alltoall", place, x, out)
         if np.ndim(counts) == 2:
-            table = [prepare.check_counts(row, place) for row in counts]
+            table = [check_counts(row, place) for row in counts]
             if len(table) != self.size:
                 raise place.wrong(f"counts has {len(table)} rows for {self.size} ranks")
             column = [row[self.rank] for row in table]
-            prepared = prepare.alltoall(x, out, table[self.rank], column, place)
+            prepared = prepare("alltoall", place, x, out, counts=table[self.rank], receives=column)
             # Each rank's part of it differs: what the ranks compare is the whole.
             prepared.call.agreed += f" table={zlib.crc32(repr(table).encode()):08x}"
             return prepared
-        sends = prepare.check_counts(counts, place)
-        exchange = prepare.alltoall(np.array(sends), None, None, None, place)
+        sends = check_counts(counts, place)
+        exchange = prepare("alltoall", place, np.array(sends))
         if self._debug:
             self._agreed("alltoall with one row of counts", tuple)
         receives = self._service.serve(exchange, "auto", "alltoall, exchange of counts: ")
-        return prepare.alltoall(x, out, sends, receives.tolist(), place)
+        return prepare("alltoall", place, x, out, counts=sends, receives=receives.tolist())
 
     def _why_no_symmetric_memory(self) -> str | None:
         """Return why there are no arrays in symmetric memory here, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..calls.call import Call
-from ..calls.prepare import Place, barrier
+from ..calls.prepare import Place, prepare
 from ..errors import UnknownName
 from ..operations import Op
 from ..schedule.contract import COLLECTIVES
@@ -16,12 +16,13 @@ def example_call(place: Place, collective: str, nbytes: int, op: Op) -> Call:
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
     if collective == "barrier":
-        return barrier(place).call
+        return prepare("barrier", place).call
     contract = COLLECTIVES[collective]
-    each = nbytes // 4 if not contract.per_rank else nbytes // 4 // place.size
-    data = np.broadcast_to(np.float32(0), (each if not contract.per_rank else each * place.size,))
-    call = Call(collective, place.rank, place.size, 0, data.dtype, data, data)
-    call.op = op if contract.reduces and not contract.idempotent else None
-    if contract.per_rank:
-        call.counts = call.out_counts = (each,) * place.size
+    parts = place.size if contract.per_rank else 1
+    each = nbytes // 4 // parts
+    data = np.broadcast_to(np.float32(0), (each * parts,))
+    counts = (each,) * parts if contract.per_rank else ()
+    call = Call(collective, place.rank, place.size, 0, data.dtype, data, data, None, counts, counts)
+    if contract.reduces:
+        call.op = op
     return call

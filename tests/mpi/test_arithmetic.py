@@ -374,12 +374,17 @@ def test_a_function_that_is_used_again_after_others_died(comm, algorithm):
 @pytest.mark.parametrize("op", ["sum", "mean", "max"])
 def test_a_repeated_native_call_is_bound(comm, op, monkeypatch):
     """No argument is prepared again, a mean's no more than a sum's."""
-    from mpidist.calls import prepare
+    from mpidist.communicator import communicator
 
     x, out = np.full(40, comm.rank + 1.0), np.empty(40)
     prepared = []
-    real = prepare.reducing
-    monkeypatch.setattr(prepare, "reducing", lambda *given: prepared.append(given) or real(*given))
+    real = communicator.prepare
+
+    def counted(*given, **more):
+        prepared.append(given)
+        return real(*given, **more)
+
+    monkeypatch.setattr(communicator, "prepare", counted)
     for _ in range(6):
         comm.allreduce(x, op, out=out, algorithm="native")
     assert len(prepared) == 2

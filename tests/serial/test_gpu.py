@@ -229,10 +229,9 @@ def test_chunks_cover_everything_once(collective, counts, nbytes, data):
     brings = counts[rank] if collective == "allgather" else sum(counts)
     gets = counts[rank] if collective == "reduce_scatter" else sum(counts)
     x, out = np.empty(brings), np.empty(gets)
-    call = Call(collective, rank, size, 0, x.dtype, x, out)
-    if collective != "allreduce":
-        call.counts = call.out_counts = tuple(counts)
-        call.even = len(set(counts)) == 1
+    each = () if collective == "allreduce" else tuple(counts)
+    even = len(set(each)) <= 1
+    call = Call(collective, rank, size, 0, x.dtype, x, out, None, each, each, even=even)
     seen_in, seen_out = np.zeros(brings, int), np.zeros(gets, int)
     for chunk in chunks(call, nbytes):
         for extents, seen in ((chunk.brings, seen_in), (chunk.gets, seen_out)):

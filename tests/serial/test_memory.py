@@ -22,9 +22,9 @@ def program_bytes(collective, name, size, rank, root=0):
     x = np.zeros(count * len(brings), np.float32) if len(brings) else None
     out = np.zeros(count * len(gets), np.float32) if len(gets) else None
     op = OPS["sum"] if contract.reduces else None
-    call = Call(collective, rank, size, root, np.dtype(np.float32), x, out, op)
-    if contract.per_rank:
-        call.counts = call.out_counts = (count,) * size
+    counts = (count,) * size if contract.per_rank else ()
+    dtype = np.dtype(np.float32)
+    call = Call(collective, rank, size, root, dtype, x, out, op, counts, counts)
     groups = (tuple(range(size)),)
     cache = ProgramCache(NullBackend(size, rank), groups, Pipelining(1 << 30))
     return cache.program(call, find(collective, name), 2, False).scratch_bytes
