@@ -7,6 +7,7 @@ from .communicator.communicator import Communicator
 from .communicator.launch import get_communicator, init
 from .communicator.simulation import run_simulated
 from .data import shard
+from .engine.messages import PostedMessage
 from .engine.work import Work
 from .errors import (
     CheckpointError,
@@ -50,6 +51,7 @@ __all__ = [
     "MpidistError",
     "Op",
     "Pipeline",
+    "PostedMessage",
     "ReplicasDiffer",
     "ScheduleError",
     "SimulatedBackend",

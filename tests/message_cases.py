@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
 import pytest
 
+from mpidist import Communicator
 from mpidist.engine.messages import INLINE_BYTES
-from mpidist.errors import CollectiveMismatch, MessageMismatch
+from mpidist.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorBroken,
+    InvalidArgument,
+    InvalidRank,
+    MessageMismatch,
+    UnsupportedDtype,
+)
 
 # Elements sent and expected: shorter and longer, within a short message and beyond one.
 LENGTHS = [(600, 4), (4, 600), (500_000, 4), (4, 500_000), (3_000, 2_000), (0, 1), (1, 0)]
@@ -150,3 +160,209 @@ def check_dropped(comm):
         assert (comm.recv(np.empty(90_000), 0, 6) == 1).all()
         assert [int(out.sum()) for out in room] == [3, 100_000, 0, 0]
     assert comm.allreduce(1) == comm.size
+
+
+def beside(comm, debug=False):
+    """Give a communicator of the same ranks that may be left broken."""
+    return Communicator(comm.backend.split(0, comm.rank), comm.config, debug=debug)
+
+
+def check_posted(comm):
+    """Whatever the length and dtype, on the memory itself, several at once, in order."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    forms = [("f8", 1), ("f4", 100_003), ("u1", 0), ("i2", EDGE), (FIELDS, 3), ("M8[s]", 2)]
+    sent = [
+        np.full(n * np.dtype(d).itemsize, comm.rank + k, "u1") for k, (d, n) in enumerate(forms)
+    ]
+    rooms = [np.full(part.size, 77, "u1") for part in sent]
+    incoming = [comm.post_recv(room.view(d), left, 5) for room, (d, _) in zip(rooms, forms)]
+    outgoing = [comm.post_send(part.view(d), right, 5) for part, (d, _) in zip(sent, forms)]
+    assert [m.nbytes for m in incoming] == [part.size for part in sent]
+    assert {(m.peer, m.tag) for m in incoming} == {(left, 5)}
+    comm.wait_all(outgoing + incoming)
+    for k, room in enumerate(rooms):
+        assert (room == left + k).all()
+    assert all(m.test() and m.wait() is None for m in outgoing + incoming)
+    comm.wait_all([])
+    table, frozen = np.zeros((3, 4)), np.arange(12.0) + comm.rank
+    frozen.flags.writeable = False
+    message = comm.post_recv(table, left, comm.max_tag)
+    comm.post_send(frozen.reshape(3, 4), right, comm.max_tag).wait()
+    message.wait()
+    assert (table == np.arange(12.0).reshape(3, 4) + left).all()
+
+
+def check_posted_apart(comm):
+    """A tag of posted messages is another one than that of arrays, objects and what follows."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for tag in (0, comm.max_tag):
+        long = comm.isend(np.full(EDGE + 1, 1.0), right, tag)
+        short = comm.isend(np.full(3, 2.0), right, tag)
+        outgoing = comm.post_send(np.full(3, 3.0), right, tag)
+        taken, first, second = np.empty(3), np.empty(EDGE + 1), np.empty(3)
+        comm.post_recv(taken, left, tag).wait()
+        works = [comm.irecv(first, left, tag), comm.irecv(second, left, tag)]
+        if comm.rank == 0:
+            comm.send_object("object", right, tag)
+        elif comm.rank == 1:
+            assert comm.recv_object(left, tag) == "object"
+        for pending in (*works, outgoing, long, short):
+            pending.wait()
+        assert (taken == 3).all() and (first == 1).all() and (second == 2).all()
+
+
+def check_posted_refusals(comm):
+    """Bad arguments are named, on every number of ranks, and nothing of them is posted."""
+    rank, p, x, other = comm.rank, comm.size, np.ones(4), (comm.rank + 1) % comm.size
+    table, frozen = np.ones((4, 4)), np.ones(4)
+    frozen.flags.writeable = False
+    who = f"rank {rank}: "
+    for post in (comm.post_send, comm.post_recv):
+        for peer in (p, -1, 1.0, None, True, "0"):
+            with pytest.raises(InvalidRank, match=f"{who}peer=.*allowed are 0 … {p - 1}"):
+                post(x, peer)
+        with pytest.raises(InvalidArgument, match=f"{who}peer={rank} is this rank itself"):
+            post(x, rank)
+        for tag in (-1, 1.5, "a", True, comm.max_tag + 1):
+            with pytest.raises(InvalidArgument, match=re.escape(f"{who}tag={tag!r}: ")):
+                post(x, other, tag)
+        if p == 1:
+            continue
+        argument = "x" if post == comm.post_send else "out"
+        for data, why in ((table[:, 1], "(32,)"), (table.T, "(8, 32)")):
+            where = f"{who}{argument} of shape {data.shape} has strides {why}"
+            with pytest.raises(InvalidArgument, match=re.escape(where)):
+                post(data, other)
+        with pytest.raises(UnsupportedDtype, match=f"{who}{argument} has dtype object"):
+            post(np.array([None]), other)
+    if p > 1:
+        for out, why in ((frozen, "read-only"), ([1.0], "numpy array"), (None, "numpy array")):
+            with pytest.raises(InvalidArgument, match=f"{who}out .*{why}"):
+                comm.post_recv(out, other)
+        sub = beside(comm)
+        sub.wait_all(mine := [sub.post_recv(x, (rank - 1) % p), sub.post_send(np.ones(4), other)])
+        for foreign in (mine[0], 3, comm.ibarrier()):
+            with pytest.raises(InvalidArgument, match=f"{who}messages has .*allowed are"):
+                comm.wait_all([foreign])
+    for what in (3, "", " "):
+        with pytest.raises(InvalidArgument, match=f"{who}what={what!r}"):
+            comm.wait_all([], what)
+    with pytest.raises(InvalidArgument, match=f"{who}guard: what=3"):
+        with comm.guard(3):
+            pass
+    assert comm.allreduce(1) == p
+
+
+def check_posted_lengths(comm, debug):
+    """A message of another length is told to its receiver, and taken; the next one comes.
+
+    Without debug only a shorter one: a longer one some MPI libraries write past the end.
+    """
+    comm = beside(comm, debug)
+    lengths = [(4, 600), (0, 1), (4, 500_000), (500_000, 500_001)]
+    for sent, expected in lengths + [(b, a) for a, b in lengths] * debug:
+        if comm.rank == 0:
+            comm.wait_all([comm.post_send(np.ones(n), 1, 3) for n in (sent, 5)])
+        elif comm.rank == 1:
+            memory = np.full(max(sent, expected), 77.0)
+            wrong = comm.post_recv(memory[:expected], 0, 3)
+            right = comm.post_recv(after := np.zeros(5), 0, 3)
+            with pytest.raises(CollectiveMismatch) as caught:
+                comm.wait_all([wrong, right])
+            assert right.test() and (after == 1).all()
+            text = f"rank 1: post_recv of {expected * 8} bytes from rank 0 with tag 3: "
+            assert str(caught.value).startswith(text) and str(sent * 8) in str(caught.value)
+            with pytest.raises(CollectiveMismatch) as again:
+                wrong.test()
+            assert again.value is caught.value
+            assert (memory[expected:] == 77).all()
+            assert not debug or (memory == 77).all()
+    assert comm.broken is None and comm.allreduce(1) == comm.size
+    comm.free()
+
+
+def check_posted_deadline(comm, what):
+    """It is told with rank, peer and tag, or in the user's words; the communicator is broken."""
+    sub = beside(comm)
+    if sub.rank == 0:
+        words = {"words": "gradient {3} of stage 1", "function": lambda: "gradient {3} of stage 1"}
+        came, late = (sub.post_recv(np.empty(3), 1, tag) for tag in (4, 5))
+        began = time.monotonic()
+        with pytest.raises(CollectiveTimeout) as caught:
+            if what == "default":
+                late.wait(timeout=0.3)
+            else:
+                sub.wait_all([came, late], words[what], timeout=0.3)
+        assert 0.2 < time.monotonic() - began < 5
+        error = (
+            "post_recv of 24 bytes from rank 1 with tag 5" if what == "default" else "gradient {3}"
+        )
+        assert str(caught.value).startswith(f"rank 0: {error}") and "0.3 s" in str(caught.value)
+        assert came.test() and late.test() is False
+        assert error in sub.broken
+        for call in (sub.barrier, late.wait, lambda: sub.post_send(np.ones(1), 1)):
+            with pytest.raises(CommunicatorBroken, match="rank 0: the communicator is broken"):
+                call()
+    elif sub.rank == 1:
+        sub.post_send(np.ones(3), 0, 4).wait()
+        time.sleep(1.0)  # a simulated rank that waited would be seen to do so in vain
+    assert comm.allreduce(1) == comm.size
+
+
+def check_guard(comm):
+    """What fails within it leaves the communicator broken; what does not changes nothing."""
+    sub = beside(comm)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with sub.guard("exchange"):
+        pending = [sub.post_recv(np.empty(2), left), sub.post_send(np.ones(2), right)]
+        sub.wait_all(pending)
+    assert sub.broken is None and sub.allreduce(1) == sub.size
+    error = ZeroDivisionError("mine")
+    with pytest.raises(ZeroDivisionError) as caught:
+        with sub.guard("second exchange"):
+            late = sub.post_recv(np.empty(2), left)
+            raise error
+    assert caught.value is error and not late.test()
+    assert "second exchange" in sub.broken and "ZeroDivisionError: mine" in sub.broken
+    with pytest.raises(CommunicatorBroken, match=f"rank {comm.rank}: .*second exchange"):
+        sub.post_send(np.ones(2), right)
+    with pytest.raises(CommunicatorBroken, match="second exchange"):
+        with sub.guard("third exchange"):
+            raise AssertionError("it must not be entered")
+    assert comm.allreduce(1) == comm.size
+
+
+def check_freed(comm):
+    """After free() nothing is posted; what has moved stays what it was."""
+    sub, other = beside(comm), (comm.rank + 1) % comm.size
+    done = []
+    if comm.size > 1:
+        out = np.empty(2)
+        done = [sub.post_recv(out, (comm.rank - 1) % comm.size), sub.post_send(np.ones(2), other)]
+        sub.wait_all(done)
+    assert sub.freed is False
+    sub.free()
+    assert sub.freed is True and comm.freed is False
+    sub.wait_all(done)
+    assert all(message.test() for message in done)
+    for post in (sub.post_send, sub.post_recv) if comm.size > 1 else ():
+        with pytest.raises(
+            CommunicatorBroken, match=f"rank {comm.rank}: the communicator was freed"
+        ):
+            post(np.ones(2), other)
+    with pytest.raises(CommunicatorBroken, match="the communicator was freed"):
+        with sub.guard("exchange"):
+            pass
+    assert comm.allreduce(1) == comm.size
+
+
+POSTED = {
+    "posted": check_posted,
+    "apart": check_posted_apart,
+    "lengths": lambda comm: check_posted_lengths(comm, False),
+    "lengths, debug": lambda comm: check_posted_lengths(comm, True),
+    "deadline": lambda comm: check_posted_deadline(comm, "default"),
+    "deadline, words": lambda comm: check_posted_deadline(comm, "words"),
+    "deadline, function": lambda comm: check_posted_deadline(comm, "function"),
+    "guard": check_guard,
+}

@@ -101,11 +101,12 @@ class _Pending:
 class SimulatedRequest:
     """The pending receive of a message of a simulated group."""
 
-    __slots__ = ("_group", "_key", "_data", "_done", "_queue")
+    __slots__ = ("_group", "_key", "_data", "_done", "_queue", "_error")
 
     def __init__(self, group: _Group, key: tuple[int, int, int], data: np.ndarray, queue: deque):
         self._group, self._key, self._data = group, key, data
         self._queue, self._done = queue, False
+        self._error: CollectiveMismatch | None = None
         queue.append(self)
 
     def test(self) -> bool:
@@ -120,16 +121,20 @@ class SimulatedRequest:
             if payload is None:
                 return False
             self._queue.popleft()._take(payload)
+        if self._error is not None:
+            raise self._error
         return self._done
 
     def _take(self, payload: bytes) -> None:
+        """Take a message, maybe while a later receive is tested: its error is for this one."""
         self._done = True
         if len(payload) != self._data.nbytes:
             source, target, _ = self._key
-            raise CollectiveMismatch(
+            self._error = CollectiveMismatch(
                 f"rank {target}: expected {self._data.nbytes} bytes from rank {source}, which sent "
                 f"{len(payload)}: the ranks disagree on the array's length"
             )
+            return
         self._data.view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
 
 

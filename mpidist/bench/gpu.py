@@ -25,7 +25,9 @@ COPIES = 5  # measurements of a copy, of which the median counts
 class DeviceCase:
     """One collective with its arrays; values are small, so that any dtype holds the sums."""
 
-    def __init__(self, comm: Any, collective: str, count: int, dtype: np.dtype, symmetric: bool):
+    def __init__(
+        self, comm: Communicator, collective: str, count: int, dtype: np.dtype, symmetric: bool
+    ):
         self._comm, self._collective, self._dtype = comm, collective, dtype
         part = count // comm.size
         long, short = (count, part) if collective == "reduce_scatter" else (part, count)
@@ -50,7 +52,7 @@ class DeviceCase:
     @property
     def taken(self) -> set[str]:
         """The paths that serve this collective."""
-        paths = self._comm._gpu.paths
+        paths = self._comm.gpu.paths
         return {p.name for p in paths if p.taken and self._collective in CLASSES[p.operations]}
 
     def fill(self) -> None:
@@ -100,7 +102,7 @@ class Copies:
     from_host: float
 
 
-def measure_copies(comm: Any, nbytes: int) -> Copies:
+def measure_copies(comm: Communicator, nbytes: int) -> Copies:
     """Measure copies of so many bytes on each rank, all of them at once; collective."""
     device = find_device()
     first, second = (device.empty((nbytes,), np.dtype(np.uint8)) for _ in range(2))
@@ -118,7 +120,7 @@ def measure_copies(comm: Any, nbytes: int) -> Copies:
     return Copies(2 * speed(b, a), speed(there, a), speed(a, there))
 
 
-def slowest(comm: Any, act: Callable[[], object], stream: int) -> float:
+def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float:
     """Give the seconds until what `act` queues is done, on the slowest rank; collective."""
     device = find_device()
     device.synchronize(stream)
@@ -171,7 +173,7 @@ class DeviceRow:
 
 
 def measure_paths(
-    comm: Any,
+    comm: Communicator,
     collectives: Sequence[str],
     sizes: Sequence[int],
     dtype: np.dtype,
@@ -205,11 +207,13 @@ def measure_paths(
 
 
 @contextmanager
-def forced(comm: Any, path: str) -> Iterator[Any]:
+def forced(comm: Communicator, path: str) -> Iterator[Communicator]:
     """Give a communicator whose arrays on GPUs take one path; collective."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = path
-    sub = Communicator(comm.backend.split(0, comm.rank), comm.config)
+    backend = comm.backend.split(0, comm.rank)
+    assert backend is not None
+    sub = Communicator(backend, comm.config)
     try:
         yield sub
         sub.free()
@@ -220,7 +224,7 @@ def forced(comm: Any, path: str) -> Iterator[Any]:
 
 
 def _row(
-    comm: Any,
+    comm: Communicator,
     collective: str,
     path: str,
     nbytes: int,

@@ -6,7 +6,8 @@ import inspect
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial, wraps
 from itertools import accumulate
@@ -20,13 +21,14 @@ from ..calls.prepare import Place, Prepared, check_counts, prepare
 from ..device.recognise import is_on_device
 from ..engine.agreement import check_alike
 from ..engine.calibration import from_environment
-from ..engine.messages import Messages, as_bytes
+from ..engine.messages import Messages, PostedMessage, as_bytes
 from ..engine.repeated import QuickCalls, ShortCalls
 from ..engine.service import Service
 from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
 from ..gpu.assignment import use_gpu as choose_gpu
 from ..gpu.messages import GpuMessages
+from ..gpu.paths import GpuPaths
 from ..gpu.service import GpuService
 from ..operations import Op, find_op
 from ..schedule.registry import SYMMETRIC
@@ -187,6 +189,21 @@ class Communicator:
     def broken(self) -> str | None:
         """Why this communicator cannot be used any more, or None."""
         return self._service.broken
+
+    @property
+    def freed(self) -> bool:
+        """Whether :meth:`free` has ended the use of this communicator."""
+        return self._service.freed
+
+    @property
+    def max_tag(self) -> int:
+        """Largest tag of messages, at most 2**20 - 1; fewer where the MPI library has fewer."""
+        return self._messages.width - 1
+
+    @property
+    def gpu(self) -> GpuPaths:
+        """How arrays on a GPU are served; collective at its first use, and needs a GPU then."""
+        return self._gpu_for("a call with an array on a GPU")
 
     # -- collectives ----------------------------------------------------------------------------
 
@@ -668,6 +685,130 @@ class Communicator:
         """Receive what :meth:`send_object` sent.  Unpickling runs code: trust the sender."""
         return self._messages.recv_object(peer, tag, timeout)
 
+    # -- posted messages ------------------------------------------------------------------------
+
+    def post_send(self, x: Any, peer: int, tag: int = 0) -> PostedMessage:
+        """Begin to send the elements of an array, without dtype and shape ahead of them.
+
+        For users that have agreed on lengths before, as pipelines have, and send many messages:
+        it is a bare non-blocking send of the backend, ``MPI_Isend`` with MPI.
+
+        Parameters
+        ----------
+        x : ndarray, tensor or buffer
+            C-contiguous host memory, of any dtype but objects.  It must not change before the
+            message has moved.
+        peer : int
+            Who is to receive it, by :meth:`post_recv`.
+        tag : int
+            0 … :attr:`max_tag`.  Posted messages have tags of their own: one of :meth:`send` with
+            the same tag is never taken for them.
+
+        Returns
+        -------
+        PostedMessage
+            With ``test()`` and ``wait()``; for several of them there is :meth:`wait_all`.
+
+        Raises
+        ------
+        InvalidArgument
+            If `peer` is no other rank, `tag` is not allowed, or `x` is not contiguous.
+        UnsupportedDtype
+            If `x` holds Python objects.
+        CommunicatorBroken
+            If the communicator is broken, or was freed.
+
+        Notes
+        -----
+        A posted message must have the length of the memory that it goes to.  A shorter one raises
+        CollectiveMismatch at its receiver.  A longer one does too, if the backend sees it: Open MPI
+        (5.0.11) writes it past the end of the memory.  With ``MPIDIST_DEBUG=1`` lengths are
+        compared first, and nothing is written if they differ.
+        """
+        return self._messages.post_send(x, peer, tag, self._debug)
+
+    def post_recv(self, out: Any, peer: int, tag: int = 0) -> PostedMessage:
+        """Post memory for the elements that :meth:`post_send` sends; see there.
+
+        Posted before the message comes, it is filled without a copy.  Messages between two ranks
+        with one tag fill what was posted in that order.
+
+        Parameters
+        ----------
+        out : ndarray, tensor or buffer
+            Writable C-contiguous host memory, with as many bytes as the message; what is in it is
+            not defined before the message has moved.
+        peer, tag : int
+            See :meth:`post_send`, as for what is raised.
+
+        Returns
+        -------
+        PostedMessage
+            See :meth:`post_send`.
+        """
+        return self._messages.post_recv(out, peer, tag, self._debug)
+
+    def wait_all(
+        self,
+        messages: Iterable[PostedMessage],
+        what: str | Callable[[], str] | None = None,
+        timeout: float | None = UNSET,
+    ) -> None:
+        """Wait until all of several posted messages have moved, with one deadline.
+
+        Parameters
+        ----------
+        messages : iterable of PostedMessage
+            Of this communicator.
+        what : str or callable, optional
+            What is waited for, or a function that returns it, for the report of a timeout; by
+            default the first message that has not moved, with its rank and tag.
+        timeout : float or None, optional
+            Seconds; None waits forever; by default the communicator's deadline.
+
+        Raises
+        ------
+        InvalidArgument
+            If `messages` has something else, or one of another communicator.
+        CollectiveMismatch
+            If a message did not have the length of its memory: the error of the first such one,
+            when all have moved.
+        CollectiveTimeout
+            If the deadline passed; the communicator is broken then, and memory that messages may
+            still come to is kept.
+        """
+        self._messages.wait_all(messages, what, timeout)
+
+    @contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Guard messages that belong together: an exception leaves the communicator broken.
+
+        What an exception on one rank leaves half done cannot be taken up again: later calls raise
+        CommunicatorBroken with the reason, here and on the ranks that wait for this one.
+
+        Parameters
+        ----------
+        what : str
+            What is done, for reports, such as "pipeline step".
+
+        Raises
+        ------
+        InvalidArgument
+            If `what` is no text.
+        CommunicatorBroken
+            At once, if the communicator is broken already, or was freed.
+        """
+        if not isinstance(what, str):
+            raise self._place.wrong(f"guard: what={what!r}: must be a text")
+        service = self._service
+        service.check_usable()
+        try:
+            yield
+        except BaseException as error:
+            raise service.broke(error, what, service.sequence) from error.__cause__
+
+    # -- objects --------------------------------------------------------------------------------
+
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Bring the root's object to every rank, pickled; return it.
 
@@ -787,7 +928,7 @@ class Communicator:
         dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
         if device is not None:
             self.use_gpu()
-            return self._gpu.empty(dims, known)
+            return self._gpu_for(what).empty(dims, known)
         return self._service.set_up("empty", lambda: heap.empty(dims, known))
 
     def use_gpu(self) -> int:
@@ -831,8 +972,9 @@ class Communicator:
         """
         heap = self._service.shared.heap
         if x is not None and is_on_device(x):
-            self._agreed("free", lambda: (self._gpu.key(x),))
-            self._gpu.free(x)
+            gpu = self._gpu_for("free of an array on a GPU")
+            self._agreed("free", lambda: (gpu.key(x),))
+            gpu.free(x)
             return
         if x is not None:
             if heap is None:
@@ -944,12 +1086,8 @@ class Communicator:
         self._quick.clear()
         self._service.learn(calibration)
 
-    @property
-    def _gpu(self) -> GpuService:
-        """What serves arrays on a GPU; made by all ranks, in the first call that has one."""
-        return self._gpu_for("a call with an array on a GPU")
-
     def _gpu_for(self, what: str) -> GpuService:
+        """Return what serves arrays on a GPU, made by all ranks in the first call that has one."""
         if self._gpu_service is None:
             service = self._service
             self._gpu_service = service.set_up(what, lambda: GpuService(service, service.everyone))

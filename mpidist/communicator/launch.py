@@ -252,7 +252,7 @@ def of_the_program(trace: Any) -> Any:
 def _leave() -> None:
     """At exit: MPI_Finalize would wait for ever for what a broken communicator left unfinished."""
     comm = _default
-    if comm is None or comm.broken is None or comm._service.freed:
+    if comm is None or comm.broken is None or comm.freed:
         return
     sys.stderr.write(f"rank {comm.rank}: {comm.broken}; the job ends\n")
     sys.stderr.flush()

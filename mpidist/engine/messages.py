@@ -3,6 +3,8 @@
 A user's message begins with a short one that says what is sent: dtype, shape and number of bytes.
 Up to 8 KiB its elements are in it; else they follow with a tag of their own, and are received when
 the receiver has compared what it was told with the memory it has.  So none can overrun memory.
+
+A posted message is bare: only its elements are sent, for users that have agreed on its length.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import hashlib
 import pickle
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +23,7 @@ from ..backends.base import SHORT_BYTES, AllOf, ShortRequest, pieces
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Place
-from ..errors import InvalidArgument, MessageMismatch
+from ..errors import CollectiveMismatch, InvalidArgument, MessageMismatch
 from .run import Engine
 from .service import Service
 from .work import UNSET, Work, keep
@@ -31,7 +34,8 @@ CHUNK_BYTES = 1 << 28  # of what follows; what is dropped takes no more memory t
 _HEAD = struct.Struct("<QIH")  # bytes of the message, tag of what follows or 0, bytes of the text
 _LONGEST_TEXT = SHORT_BYTES - INLINE_BYTES - _HEAD.size - 16
 _OBJECT = b"object"
-_SEND, _RECV = "send to rank {}", "recv from rank {}"
+_SEND, _RECV = "send to rank {}".format, "recv from rank {}".format
+_BYTE = np.dtype(np.uint8)
 _AT_A_TIME = 16  # of the messages that are looked for while something else is waited for
 
 
@@ -50,31 +54,33 @@ class Form(NamedTuple):
 class Messages:
     """Sends and receives of one communicator.
 
-    Tags 0 … `USER_TAGS` - 1 are the user's; arrays and objects have a range each, above those of
-    the collectives, and so has what follows a short message.
+    The tags between those of the collectives and of set-up are divided into four ranges: arrays,
+    objects, posted messages, and what follows a short message.
+
+    Attributes
+    ----------
+    width : int
+        Number of tags of each range; the user's are 0 … `width` - 1.
     """
 
     def __init__(self, service: Service):
         self.service, self.backend = service, service.backend
         self.place = Place(self.backend.rank, self.backend.size)
         limit = min(self.backend.tag_limit, 2**30)
-        self._width = min(USER_TAGS, limit // 8)
-        self._base = {"array": limit // 2, "object": limit * 5 // 8}
-        self._following, self._followed = limit * 7 // 8, 0
+        first, end = limit // 2, limit // 4 * 3
+        self.width = width = min(USER_TAGS, (end - first) // 4)
+        self._posted = first + 2 * width
+        self._base = {"array": first, "object": first + width, "posted": self._posted}
+        self._following, self._followed = first + 3 * width, 0
         self._forms: dict[tuple[np.dtype, tuple[int, ...]], Form] = {}
         self._arrivals = Arrivals(service.engine)
 
     def _tag(self, kind: str, tag: Any) -> int:
         if isinstance(tag, bool) or not isinstance(tag, (int, np.integer)):
             raise self.place.wrong(f"tag={tag!r}: must be a whole number")
-        if not 0 <= tag < self._width:
-            raise self.place.wrong(f"tag={tag}: allowed are 0 … {self._width - 1}")
+        if not 0 <= tag < self.width:
+            raise self.place.wrong(f"tag={tag}: allowed are 0 … {self.width - 1}")
         return self._base[kind] + int(tag)
-
-    @property
-    def arrays(self) -> tuple[int, int]:
-        """Where the tags of arrays begin, and how many there are."""
-        return self._base["array"], self._width
 
     # -- arrays -----------------------------------------------------------------------------------
 
@@ -120,7 +126,7 @@ class Messages:
         if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
             content = form.head + data.tobytes() if form.nbytes else form.head
             return backend.isend_short(content, peer, wire).test
-        self._followed = follows = self._followed % self._width + 1
+        self._followed = follows = self._followed % self.width + 1
         first = backend.isend_short(_head(form.nbytes, follows, form.text), peer, wire)
         wire = self._following + follows - 1
         parts = pieces(flat(data), CHUNK_BYTES)
@@ -247,7 +253,9 @@ class Messages:
             raise self.place.wrong(f"peer={peer} is this rank itself")
         return peer
 
-    def _work(self, test: Callable[[], bool], what: str, peer: int, end: Callable) -> Work:
+    def _work(
+        self, test: Callable[[], bool], what: Callable[[Any], str], peer: int, end: Callable
+    ) -> Work:
         def wait(test: Callable[[], bool], timeout: Any) -> None:
             self.service.check_usable()
             self._wait(test, what, peer, timeout)
@@ -260,8 +268,17 @@ class Messages:
 
         return Work(translated, wait, end, self.service.background.works)
 
-    def _wait(self, test: Callable[[], bool], what: str, peer: int, timeout: Any = UNSET) -> None:
-        """Wait within the deadline; past it the communicator is broken, and the memory is kept."""
+    def _wait(
+        self,
+        test: Callable[[], bool],
+        what: Callable[[Any], str],
+        subject: Any,
+        timeout: Any = UNSET,
+    ) -> None:
+        """Wait within the deadline; past it the communicator is broken, and the memory is kept.
+
+        ``what(subject)`` describes the messages for the report.
+        """
         service = self.service
         try:
             if test() or service.engine.wait(test, service.deadline(timeout)):
@@ -269,10 +286,104 @@ class Messages:
         except Exception as error:
             raise self.backend.translate(error) from error.__cause__
         keep(test)
-        what = what.format(peer)
-        late = service.timed_out(what, None, "", timeout)
-        service.broken = f"the communicator is broken since {what} timed out: {late}"
+        described = what(subject)
+        late = service.timed_out(described, None, "", timeout)
+        service.broken = f"the communicator is broken since {described} timed out: {late}"
         raise late
+
+    # -- posted messages --------------------------------------------------------------------------
+
+    def post_send(self, x: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
+        """Post the elements of `x`, without a header unless they are to be `checked`."""
+        data, wire = x, self._wire(peer, tag)
+        if type(x) is not np.ndarray or x.ndim != 1 or not x.flags.carray or x.dtype.hasobject:
+            data = self._contiguous(as_input(x, self.place.rank), "x")
+        if checked:
+            test = self._post(data, self.form(_BYTE, (data.nbytes,)), peer, tag, "posted")
+        else:
+            test = self.backend.isend(data, peer, wire).test
+        return PostedMessage(self, test, False, data, peer, tag)
+
+    def post_recv(self, out: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
+        """Post memory for the elements that :meth:`post_send` sends, `checked` as there."""
+        data, wire = out, self._wire(peer, tag)
+        if type(out) is not np.ndarray or out.ndim != 1 or not out.flags.carray:
+            data = self._contiguous(as_output(out, self.place.rank), "out")
+        elif out.dtype.hasobject:
+            as_output(out, self.place.rank)  # raises
+        if checked:
+            first, room = self.backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
+            form = self.form(_BYTE, (data.nbytes,))
+            arrival = Arrival(self._take(first, room, form, peer, tag))
+            self._arrivals.add(arrival)
+            test = arrival.came
+        else:
+            test = self.backend.irecv(data, peer, wire).test
+        return PostedMessage(self, test, True, data, peer, tag)
+
+    def _wire(self, peer: Any, tag: Any) -> int:
+        """Return the backend's tag of a posted message, if all is as it must be."""
+        if (
+            type(tag) is not int
+            or type(peer) is not int
+            or not 0 <= tag < self.width
+            or not 0 <= peer < self.backend.size
+            or peer == self.backend.rank
+            or self.service.broken is not None
+        ):
+            self._tag("posted", tag)
+            self.peer(peer)
+            self.service.check_usable()
+        return self._posted + tag
+
+    def _contiguous(self, data: np.ndarray, argument: str) -> np.ndarray:
+        """Return an array as a flat one on the same memory."""
+        if not data.flags.c_contiguous:
+            raise self.place.wrong(
+                f"{argument} of shape {data.shape} has strides {data.strides}: allowed is "
+                "C-contiguous memory, for a posted message is not copied"
+            )
+        return data.reshape(-1)
+
+    def wait_all(
+        self,
+        messages: Iterable[PostedMessage],
+        what: str | Callable[[], str] | None,
+        timeout: Any,
+    ) -> None:
+        """Wait until all posted messages have moved, with one deadline."""
+        if what is not None and not callable(what) and not (isinstance(what, str) and what.strip()):
+            raise self.place.wrong(f"what={what!r}: allowed are None, texts, and functions of none")
+        every = list(messages)
+        for message in every:
+            if type(message) is not PostedMessage or message.owner is not self:
+                raise self.place.wrong(
+                    f"messages has {message!r}: allowed are what post_send and post_recv of this "
+                    "communicator returned"
+                )
+        left = every[:]
+
+        def ended() -> bool:
+            while left:
+                if not left[-1].ended():
+                    return False
+                left.pop()
+            return True
+
+        if not ended():
+            self.service.check_usable()
+            self._wait(ended, partial(_describe, what), left, timeout)
+        for message in every:
+            message.test()
+
+    def translated(self, error: Exception, message: PostedMessage) -> BaseException:
+        """Return the error of a posted message with its rank, peer and tag."""
+        ours = self.backend.translate(error)
+        if not isinstance(ours, CollectiveMismatch):
+            return ours
+        rank = self.place.rank
+        detail = str(ours).removeprefix(f"rank {rank}: ")
+        return CollectiveMismatch(f"rank {rank}: {message.describe()}: {detail}")
 
     # -- objects ----------------------------------------------------------------------------------
 
@@ -289,6 +400,105 @@ class Messages:
         peer, room = self.peer(peer), ObjectRoom()
         self._receive(room, None, peer, tag, self._tag(kind, tag), timeout)
         return pickle.loads(room.data)
+
+
+def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
+    """Describe the posted messages that are waited for, in the user's words if there are any."""
+    if what is not None:
+        return what if isinstance(what, str) else what()
+    others = f", and {len(left) - 1} more" if len(left) > 1 else ""
+    return f"{left[0].describe()}{others}"
+
+
+class PostedMessage:
+    """A message that ``comm.post_send`` or ``comm.post_recv`` has posted.
+
+    Its memory is kept until it has moved, also if nobody holds this any more.
+
+    Attributes
+    ----------
+    peer, tag : int
+        As given.
+    nbytes : int
+        Bytes of the memory that was given.
+    """
+
+    __slots__ = ("owner", "peer", "tag", "_test", "_incoming", "_data", "_error")
+
+    def __init__(
+        self,
+        owner: Messages,
+        test: Callable[[], bool],
+        incoming: bool,
+        data: np.ndarray,
+        peer: int,
+        tag: int,
+    ):
+        self.owner, self.peer, self.tag = owner, peer, tag
+        self._test: Callable[[], bool] | None = test
+        self._incoming, self._data = incoming, data
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<PostedMessage {self.describe()}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that was given."""
+        return self._data.nbytes
+
+    def test(self) -> bool:
+        """Make progress; return whether the message has moved.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If it did not have the length of the memory that was given, as often as it is asked.
+        """
+        test = self._test
+        if test is not None:
+            try:
+                if not test():
+                    return False
+            except Exception as error:
+                self._fail(error)
+            self._test = None  # with it go the request, and what it holds
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def wait(self, timeout: float | None = UNSET) -> None:
+        """Wait until the message has moved.
+
+        Parameters
+        ----------
+        timeout : float or None, optional
+            Seconds; None waits forever; by default the communicator's deadline.
+
+        Raises
+        ------
+        CollectiveMismatch
+            See :meth:`test`.
+        CollectiveTimeout
+            If the deadline passed; it names rank, peer and tag, and the communicator is broken.
+        """
+        self.owner.wait_all([self], None, timeout)
+
+    def ended(self) -> bool:
+        """Make progress; return whether the message has moved or failed, without raising why."""
+        try:
+            return self.test()
+        except Exception:
+            return True
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self.owner.translated(error, self)
+        self._error.__cause__ = error
+
+    def describe(self) -> str:
+        """Return what the message is, for reports."""
+        kind, way = ("post_recv", "from") if self._incoming else ("post_send", "to")
+        return f"{kind} of {self.nbytes} bytes {way} rank {self.peer} with tag {self.tag}"
 
 
 class Room(Protocol):
@@ -451,58 +661,3 @@ def as_bytes(value: Any) -> np.ndarray:
         return np.frombuffer(pickle.dumps(value, protocol=5), np.uint8)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"the object cannot be pickled: {error}") from None
-
-
-class Posting:
-    """Sends and receives without the costs of a Work; the holder keeps their memory.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Nobody else sends arrays on it.
-
-    Attributes
-    ----------
-    tags : int
-        How many tags there are, from 0.
-    """
-
-    def __init__(self, comm: Any):
-        self._service = comm._service
-        self.comm, backend = comm, self._service.backend
-        self._isend, self._irecv = backend.isend, backend.irecv
-        self._base, self.tags = comm._messages.arrays
-
-    def send(self, data: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send a flat array; gives what has ``test()``."""
-        return self._isend(data, peer, self._base + tag)
-
-    def receive(self, data: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to receive into a flat array.
-
-        Its ``test()`` raises :class:`~mpidist.CollectiveMismatch` once if the message was shorter.
-        """
-        return self._irecv(data, peer, self._base + tag)
-
-    def check_usable(self) -> None:
-        """Raise CommunicatorBroken if something before was left unfinished."""
-        self._service.check_usable()
-
-    def wait(self, test: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Wait for ``test()`` while all that is under way goes on.
-
-        Raises
-        ------
-        CollectiveTimeout
-            With ``what()``, past the communicator's deadline.
-        """
-        service = self._service
-        if not service.engine.wait(test, service.deadline(UNSET)):
-            raise service.timed_out(what(), None, "")
-
-    def broke(self, error: BaseException, what: str, *memory: object) -> BaseException:
-        """Note that `what` was left unfinished, and give the error to be raised.
-
-        `memory` is what messages may still come to.
-        """
-        return self._service.broke(error, what, self._service.sequence, *memory)

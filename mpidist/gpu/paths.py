@@ -6,6 +6,9 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..device.find import find_device, kind_of_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
@@ -131,6 +134,34 @@ class Path:
     name: str
     taken: bool
     why: str
+
+
+class GpuPaths(Protocol):
+    """How a communicator serves arrays on a GPU; the same on every rank.
+
+    Attributes
+    ----------
+    paths : list of Path
+        Paths of each class of operations, and which are taken.
+    chunk_bytes : int
+        Bytes of a chunk on the path through the host.
+    """
+
+    paths: list[Path]
+    chunk_bytes: int
+
+    @property
+    def uses_nccl(self) -> bool:
+        """Whether NCCL serves what it can."""
+
+    def sums_in_place(self, dtype: np.dtype) -> bool:
+        """Return whether sums of a dtype take place in symmetric memory, and are best there."""
+
+    def serves_alone(self, x: Any, collective: str) -> bool:
+        """Return whether "auto" has the GPUs serve a sum of `x`, or its movement, by themselves."""
+
+    def holds(self, x: Any) -> bool:
+        """Return whether an array is in symmetric memory of this communicator."""
 
 
 def forced_path(environ: Mapping[str, str] = os.environ) -> str:

@@ -133,13 +133,14 @@ class GpuService:
         """Tell whether sums of a dtype take place in symmetric memory, and are best there."""
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
-    def serves_alone(self, x: DeviceArray, collective: str) -> bool:
+    def serves_alone(self, x: Any, collective: str) -> bool:
         """Tell whether the GPUs serve a sum of `x`, or its movement, by "auto"."""
-        if self._taken[collective] == "nccl" and has_sum(x.dtype):
+        data = describe(x, self._service.backend.rank)
+        if self._taken[collective] == "nccl" and has_sum(data.dtype):
             return True
         if self._no_ipc is not None or collective not in NEEDS:
             return False
-        return self._arena.find(x) is not None and self.device.combines(x.dtype)
+        return self._arena.find(data) is not None and self.device.combines(data.dtype)
 
     def holds(self, x: Any) -> bool:
         """Tell whether an array is in symmetric memory of this communicator."""

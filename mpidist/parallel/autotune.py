@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, Unsupported
 from .bucketing import Grouping
 from .transport import WAYS
@@ -51,7 +51,7 @@ class Trial:
         """Take down what the step took."""
         self._seconds.append(seconds)
 
-    def decide(self, comm: Any) -> tuple[str, dict[str, float]]:
+    def decide(self, comm: Communicator) -> tuple[str, dict[str, float]]:
         """Give the best way and the time of each, equal on all ranks; collective.
 
         A step takes as long as on its slowest rank; a time is the median over the steps.
@@ -66,7 +66,9 @@ class Trial:
         return self._names[best if gains else 0], times
 
 
-def candidates(comm: Any, overlap: str, buckets: int, on_device: bool = False) -> list[str]:
+def candidates(
+    comm: Communicator, overlap: str, buckets: int, on_device: bool = False
+) -> list[str]:
     """Give the ways that `overlap` leaves to be tried; the only one if it names one.
 
     With gradients on a GPU nothing is tried, for the host's clock does not see when they come.
@@ -94,7 +96,7 @@ def candidates(comm: Any, overlap: str, buckets: int, on_device: bool = False) -
     if overlap != "auto":
         return [overlap]
     if on_device:
-        return ["polls" if comm.size > 1 and comm._gpu.uses_nccl else "none"]
+        return ["polls" if comm.size > 1 and comm.gpu.uses_nccl else "none"]
     if buckets < 2 or comm.size == 1:  # the last bucket is complete when backward is over
         return ["none"]
     return [name for name in WAYS if name != "thread" or threads]
@@ -123,7 +125,7 @@ class FirstSteps:
         Seconds that a step took in each way, in its last trial; empty before that is known.
     """
 
-    def __init__(self, grouping: Grouping, comm: Any, names: Sequence[str], listens: bool):
+    def __init__(self, grouping: Grouping, comm: Communicator, names: Sequence[str], listens: bool):
         self._grouping, self._comm, self._names = grouping, comm, list(names)
         self._order: dict[int, None] = {}
         self._left = OBSERVED_SYNCS if listens and comm.size > 1 else 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ..communicator.communicator import Communicator
 from ..device.find import find_device
 from ..errors import InvalidArgument
 from ..frameworks.base import Framework
@@ -92,7 +93,7 @@ class Bucket:
         index: int,
         named: Sequence[tuple[str, Any]],
         framework: Framework,
-        comm: Any,
+        comm: Communicator,
         allocate: Allocate,
     ):
         self.index, self.comm, self.framework = index, comm, framework

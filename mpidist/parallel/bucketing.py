@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..device.recognise import describe
 from ..errors import Unsupported
 from ..frameworks.base import Framework
@@ -71,7 +72,7 @@ serve no call in the background."""
 
 
 def choose_algorithms(
-    comm: Any, nbytes: Sequence[int], asked: str, symmetric: bool, collective: str
+    comm: Communicator, nbytes: Sequence[int], asked: str, symmetric: bool, collective: str
 ) -> list[str]:
     """Choose an algorithm for each size in bytes, on rank 0, for all ranks; collective.
 
@@ -98,7 +99,7 @@ def choose_algorithms(
     return comm.broadcast_object([name(size) for size in nbytes] if comm.rank == 0 else None)
 
 
-def allocate(comm: Any, count: int, dtype: Any) -> Any:
+def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
     """Make a flat array in symmetric memory, or give None where there is none; collective."""
     try:
         return comm.empty(count, dtype)
@@ -106,13 +107,13 @@ def allocate(comm: Any, count: int, dtype: Any) -> Any:
         return None
 
 
-def allocate_on_device(comm: Any, count: int, framework: Framework, p: Any) -> Any:
+def allocate_on_device(comm: Communicator, count: int, framework: Framework, p: Any) -> Any:
     """Make a flat array of zeros in symmetric memory of the GPUs; None if it is of no use there.
 
     Collective.  The memory is taken as bytes: libraries do not have all dtypes of each other.
     """
     values = framework.values(p)
-    if not comm._gpu.sums_in_place(describe(values, comm.rank).dtype):
+    if not comm.gpu.sums_in_place(describe(values, comm.rank).dtype):
         return None
     nbytes = count * values.itemsize
     try:
@@ -121,14 +122,16 @@ def allocate_on_device(comm: Any, count: int, framework: Framework, p: Any) -> A
         return None
 
 
-def choose_on_device(comm: Any, adviser: Any, flat: Any, asked: str, collective: str) -> str:
+def choose_on_device(
+    comm: Communicator, adviser: Any, flat: Any, asked: str, collective: str
+) -> str:
     """Choose the algorithm of an array on a GPU, once and for all ranks; collective.
 
     What the GPUs themselves serve gives the same bits every time; what goes through the host goes
     in chunks, and is chosen as one of them would be.
     """
-    gpu = comm._gpu
-    if asked != "auto" or gpu.serves_alone(describe(flat, comm.rank), collective):
+    gpu = comm.gpu
+    if asked != "auto" or gpu.serves_alone(flat, collective):
         return asked
     (name,) = choose_algorithms(
         adviser, [min(int(flat.nbytes), gpu.chunk_bytes)], asked, False, collective
@@ -140,8 +143,7 @@ def release(bucket: Bucket) -> None:
     """Give the symmetric memory of a bucket back that is no more; collective."""
     if bucket.lane is None or bucket.comm.size == 1:
         return
-    gpu = bucket.comm._gpu
-    if gpu.holds(bucket.flat):
+    if bucket.comm.gpu.holds(bucket.flat):
         bucket.comm.free(bucket.flat)
 
 
@@ -211,7 +213,7 @@ class Grouping:
         return assign_buckets(self._nbytes, self._kinds, *self._sizes, order)
 
     def make(
-        self, comm: Any, layout: Layout, algorithms: Sequence[str] | None = None
+        self, comm: Communicator, layout: Layout, algorithms: Sequence[str] | None = None
     ) -> tuple[Bucket, ...]:
         """Put the parameters into buckets; gradients keep their values; collective.
 
@@ -257,7 +259,7 @@ class Grouping:
                     )
         return names
 
-    def allocate(self, p: Any, count: int, comm: Any) -> Any:
+    def allocate(self, p: Any, count: int, comm: Communicator) -> Any:
         """Make a flat array of zeros for `count` elements like those of `p`; collective."""
         values = self.framework.values(p)
         flat = None

@@ -6,12 +6,13 @@ import pickle
 from collections import deque
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..backends.base import MAX_MESSAGE_BYTES, pieces
-from ..engine.messages import Posting
+from ..communicator.communicator import Communicator
+from ..engine.messages import PostedMessage
 from ..errors import CollectiveMismatch, Unsupported
 from ..frameworks.base import find_dtype
 from .schedules import Message
@@ -28,7 +29,7 @@ class Receipt(NamedTuple):
 
     form: Form
     arrays: list[np.ndarray]
-    requests: list[Any]
+    messages: list[PostedMessage]
 
 
 class Edges:
@@ -36,8 +37,8 @@ class Edges:
 
     Parameters
     ----------
-    posting : Posting
-        On a communicator of the pipeline's own.
+    comm : Communicator
+        The pipeline's own.
     microbatches, stages : int
         How many there are.
 
@@ -49,17 +50,18 @@ class Edges:
         How often a form was sent.
     """
 
-    def __init__(self, posting: Posting, microbatches: int, stages: int):
-        self._posting, self._microbatches = posting, microbatches
-        if 2 * stages * microbatches > posting.tags:
+    def __init__(self, comm: Communicator, microbatches: int, stages: int):
+        self._comm, self._microbatches = comm, microbatches
+        needed, tags = 2 * stages * microbatches, comm.max_tag + 1
+        if needed > tags:
             raise Unsupported(
-                f"rank {posting.comm.rank}: {stages} stages of num_microbatches={microbatches} "
-                f"need {2 * stages * microbatches} tags, MPI allows {posting.tags} here"
+                f"rank {comm.rank}: {stages} stages of num_microbatches={microbatches} "
+                f"need {needed} tags, MPI allows {tags} here"
             )
         self._told: dict[int, Form] = {}
         self._known: dict[int, Form] = {}
         self._posted: dict[int, Receipt] = {}
-        self._leaving: deque[tuple[Any, np.ndarray]] = deque()
+        self._leaving: deque[PostedMessage] = deque()
         self.messages = self.nbytes = self.announced = 0
 
     def tag(self, message: Message) -> int:
@@ -78,11 +80,11 @@ class Edges:
             for piece in pieces(array):
                 self._send(piece, peer, tag)
         leaving = self._leaving
-        while leaving and leaving[0][0].test():
+        while leaving and leaving[0].test():
             leaving.popleft()
 
     def _send(self, array: np.ndarray, peer: int, tag: int) -> None:
-        self._leaving.append((self._posting.send(array, peer, tag), array))
+        self._leaving.append(self._comm.post_send(array, peer, tag))
         self.messages += 1
         self.nbytes += array.nbytes
 
@@ -111,9 +113,9 @@ class Edges:
     def _receives(self, form: Form, peer: int, tag: int, tensors: Tensors) -> Receipt:
         arrays = [tensors.empty(dtype, prod(shape)) for dtype, shape, _ in form.tensors]
         filled = [array for array in arrays if array.nbytes] or [np.empty(1, np.uint8)]
-        receive = self._posting.receive
-        requests = [receive(piece, peer, tag) for a in filled for piece in pieces(a)]
-        return Receipt(form, arrays, requests)
+        post = self._comm.post_recv
+        messages = [post(piece, peer, tag) for a in filled for piece in pieces(a)]
+        return Receipt(form, arrays, messages)
 
     def receive(self, message: Message, tag: int, tensors: Tensors) -> Parcel:
         """Wait for a parcel."""
@@ -128,14 +130,11 @@ class Edges:
 
     def _came(self, receipt: Receipt, message: Message) -> bool:
         """Wait for what was posted; False if its form has changed."""
-        changed = False
-        for request in receipt.requests:
-            try:
-                if not request.test():
-                    self._posting.wait(request.test, partial(describe, message))
-            except CollectiveMismatch:
-                changed = True
-        return not changed
+        try:
+            self._comm.wait_all(receipt.messages, partial(describe, message))
+        except CollectiveMismatch:
+            return False
+        return True
 
     def _header(self, message: Message, tag: int) -> Form:
         head = np.empty(HEADER_BYTES, np.uint8)
@@ -149,22 +148,15 @@ class Edges:
         return pickle.loads(data.data)
 
     def _take(self, array: np.ndarray, message: Message, tag: int) -> None:
-        request = self._posting.receive(array, message.source, tag)
-        self._posting.wait(request.test, partial(describe, message))
+        posted = self._comm.post_recv(array, message.source, tag)
+        self._comm.wait_all([posted], partial(describe, message))
 
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Wait until everything has gone."""
-        while self._leaving:
-            request, _ = self._leaving[0]
-            if not request.test():
-                self._posting.wait(request.test, lambda: "pipeline: sends at the end of a step")
-            self._leaving.popleft()
-
-    def under_way(self) -> list[Any]:
-        """Give what messages may still come from, or to."""
-        return [list(self._leaving), dict(self._posted)]
+        self._comm.wait_all(self._leaving, "pipeline: sends at the end of a step")
+        self._leaving.clear()
 
 
 def _messages_of(form: Form) -> int:

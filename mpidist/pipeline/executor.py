@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..engine.messages import Posting
+from ..communicator.communicator import Communicator
 from ..errors import CommunicationError, InvalidArgument, MpidistError, RankFailed, ScheduleError
 from .channel import Edges
 from .loss import BatchLoss
@@ -248,7 +249,7 @@ class Ending:
         Parameters that ranks share.
     """
 
-    def __init__(self, comm: Any, averaging: Averaging, tied: Tied):
+    def __init__(self, comm: Communicator, averaging: Averaging, tied: Tied):
         self._comm, self._averaging, self._tied = comm, averaging, tied
         self._sums = np.zeros(2)  # over the ranks: the loss, and how many failed
 
@@ -323,7 +324,7 @@ class Runner:
 
     def __init__(
         self,
-        comm: Any,
+        comm: Communicator,
         plan: Plan | Measuring,
         workers: list[Stage],
         averaging: Averaging,
@@ -336,8 +337,8 @@ class Runner:
         self._costs: Costs | None = None
         self._comm, self._workers, self._microbatches = comm, workers, microbatches
         self._averaging, self._tied = averaging, tied
-        self._posting, self._ending = Posting(comm), Ending(comm, averaging, tied)
-        self._edges = Edges(self._posting, microbatches, self.plan.placement.stages)
+        self._ending = Ending(comm, averaging, tied)
+        self._edges = Edges(comm, microbatches, self.plan.placement.stages)
         self._executor = Executor(self._edges, averaging.completes)
         self._programs: dict[str, Program] = {}
         self._clock, self.ended = Clock(), Ended(self.plan, (), 0, 0, self.plan.peaks[comm.rank])
@@ -354,7 +355,7 @@ class Runner:
         """Run the forward half; collective."""
         began = self._begin(len(self._workers) * self._microbatches)
         self._run("forward", batch)
-        with _Breaking(self, "forward"):
+        with self._guard("forward"):
             self._edges.finish()
         self._part(began)
 
@@ -367,7 +368,6 @@ class Runner:
 
     def _begin(self, predicted: int) -> float:
         began = perf_counter()
-        self._posting.check_usable()
         executor = self._executor
         executor.forget()
         executor.live.begin()
@@ -386,13 +386,13 @@ class Runner:
         return self._programs[name]
 
     def _run(self, name: str, batch: Batch) -> None:
-        self._posting.check_usable()
         program = self._program(name)
         if name != "forward":
             self._check_tied()
-            self._averaging.begin()
-            self._tied.begin()
-        with _Breaking(self, name):
+        with self._guard(name):
+            if name != "forward":
+                self._averaging.begin()
+                self._tied.begin()
             self._executor.run(program, batch)
 
     def _part(self, began: float) -> None:
@@ -403,7 +403,7 @@ class Runner:
     def _finish(self, batch: Batch | None, began: float) -> float:
         """Do what is left when every action has ended."""
         executor, loss = self._executor, None
-        with _Breaking(self, "backward" if batch is None else "step"):
+        with self._guard("backward" if batch is None else "step"):
             problem = self._ending.sync(executor.live, self._predicted, self.plan.name)
             self._edges.finish()
             if batch is not None and self.plan.last == self._comm.rank:
@@ -452,21 +452,12 @@ class Runner:
             splits=tuple(worker.splits for worker in self._workers),
         )
 
-    def broke(self, error: BaseException, what: str) -> BaseException:
-        """Note that a run was left unfinished, and give the error to be raised."""
-        self._averaging.end()
-        return self._posting.broke(error, f"pipeline {what}", self._edges.under_way())
-
-
-class _Breaking:
-    """What fails within it leaves the pipeline broken."""
-
-    def __init__(self, runner: Runner, what: str):
-        self._runner, self._what = runner, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            raise self._runner.broke(error, self._what) from error.__cause__
+    @contextmanager
+    def _guard(self, what: str) -> Iterator[None]:
+        """Guard a run: what fails within it leaves the pipeline broken."""
+        with self._comm.guard(f"pipeline {what}"):
+            try:
+                yield
+            except BaseException:
+                self._averaging.end()
+                raise

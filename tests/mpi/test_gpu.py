@@ -49,7 +49,7 @@ def make(comm, monkeypatch):
 
 
 def taken(comm, collective):
-    return next(p.name for p in comm._gpu.paths if p.taken and collective in CLASSES[p.operations])
+    return next(p.name for p in comm.gpu.paths if p.taken and collective in CLASSES[p.operations])
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -46,8 +46,8 @@ def test_replicas_equal_one_process(sub, how):
         for mine, alone in zip(got, train_alone(sub.size, how), strict=True):
             np.testing.assert_allclose(mine, alone, rtol=1e-9, atol=1e-12)
         if sub.size > 1:
-            in_place = any(p.taken for p in sub._gpu.paths if p.name == "ipc")
-            assert all(b.comm._gpu.holds(b.flat) == in_place for b in ddp.buckets)
+            in_place = any(p.taken for p in sub.gpu.paths if p.name == "ipc")
+            assert all(b.comm.gpu.holds(b.flat) == in_place for b in ddp.buckets)
         ddp.close()
     finally:
         device.use(0)

@@ -3,6 +3,8 @@
 import datetime
 import decimal
 import fractions
+import gc
+import time
 
 import message_cases as cases
 import numpy as np
@@ -72,7 +74,7 @@ def test_order_and_tags(comm):
 @pytest.mark.mpi(min_size=2)
 def test_largest_tag(comm):
     right, left = ring(comm)
-    last = comm._messages._width - 1
+    last = comm.max_tag
     work = comm.irecv(np.empty(1), left, last)
     comm.send(1.5, right, last)
     assert work.wait() == 1.5
@@ -224,12 +226,46 @@ def test_dropped(pair):
     cases.check_dropped(pair)
 
 
+@pytest.mark.parametrize("case", cases.POSTED)
+def test_posted(pair, case):
+    cases.POSTED[case](pair)
+
+
+def test_posted_refusals(comm):
+    cases.check_posted_refusals(comm)
+
+
+def test_posted_after_free(comm):
+    cases.check_freed(comm)
+
+
+def test_posted_and_dropped(pair):
+    """Memory of a posted message that nobody holds any more is kept until the message has come."""
+    sub = cases.beside(pair)
+    if sub.rank == 0:
+        sub.post_recv(np.empty(300_000), 1)
+        gc.collect()
+        filled = [np.full(300_000, 7.0) for _ in range(4)]
+    sub.barrier()
+    if sub.rank == 1:
+        sub.post_send(np.ones(300_000), 0).wait()
+    sub.barrier()
+    if sub.rank == 0:
+        time.sleep(0.1)
+        sub.barrier()
+        assert all((x == 7).all() for x in filled)
+    else:
+        sub.barrier()
+    sub.free()
+
+
 def test_pieces(pair, monkeypatch):
     """Whatever is longer than a piece goes in several, on every path: here a piece is short."""
     monkeypatch.setattr(messages, "CHUNK_BYTES", 10_000)
     backend = MpiBackend(pair.backend.comm)
     backend.piece_bytes = 1_000
     sub = Communicator(backend, pair.config)
+    cases.check_posted(sub)
     cases.check_lengths(sub, "recv")
     cases.check_both_ways(sub, "ring")
     value = [np.full(30_001, 3.0), "text"]

@@ -359,7 +359,7 @@ def test_collectives_by_themselves(by_nccl, collective):
                     there = OnDevice(comm, background)
                     root = (number + in_place) % comm.size
                     cases.CHECKS[collective](there, "auto", n, "int64", root, in_place)
-        assert comm._gpu.uses_nccl and len(library.made) == 1
+        assert comm.gpu.uses_nccl and len(library.made) == 1
         return library.groups
 
     groups = by_nccl(3, check)
@@ -507,7 +507,7 @@ def test_a_call_that_does_not_end_is_aborted(by_nccl, monkeypatch, trouble):
         device = find_device()
         x = device.array(np.ones(3))
         comm.allreduce(x)
-        gpu = comm._gpu
+        gpu = comm.gpu
         assert not gpu._nccl.path.watch.look()  # it has ended
         comm.allreduce(x)
         monkeypatch.setattr("mpidist.device.emulated.EmulatedEvent.done", lambda self: False)
@@ -529,7 +529,7 @@ def test_forced(by_nccl, monkeypatch):
 
     def paths(comm, library):
         comm.allreduce(find_device().array(np.ones(3)))
-        return {(p.operations, p.name): (p.taken, p.why) for p in comm._gpu.paths}
+        return {(p.operations, p.name): (p.taken, p.why) for p in comm.gpu.paths}
 
     found = by_nccl(2, paths, "nccl")[0]
     assert found["reductions", "nccl"] == (True, "MPIDIST_GPU=nccl forces it")

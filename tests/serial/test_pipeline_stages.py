@@ -14,7 +14,7 @@ from pipeline_stage_kits import (
 )
 
 import mpidist
-from mpidist.engine.messages import Posting
+from mpidist import Communicator
 from mpidist.errors import (
     InvalidArgument,
     RankFailed,
@@ -28,13 +28,13 @@ from mpidist.nn import Linear, Module, Sequential
 def test_memory_that_a_layer_uses_again(schedule, checkpoint, monkeypatch):
     """It may: what is under way, and what another chunk of the rank has, is apart from it."""
     sent = []
-    send = Posting.send
+    send = Communicator.post_send
 
     def noting(self, data, peer, tag):
         sent.append((data, data.copy()))
         return send(self, data, peer, tag)
 
-    monkeypatch.setattr(Posting, "send", noting)
+    monkeypatch.setattr(Communicator, "post_send", noting)
     x = np.random.default_rng(0).uniform(size=(ROWS, WIDTH))
     size = 3 if schedule == "zb-h1" else 2
     kinds = [Keeping, Reusing, Keeping, Reusing][: 2 * size if schedule == "zb-v" else size]

@@ -298,6 +298,61 @@ def test_messages(case):
     run_simulated(3, MESSAGES[case])
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("case", message_cases.POSTED)
+def test_posted_messages(case, size):
+    run_simulated(size, message_cases.POSTED[case])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("check", [message_cases.check_posted_refusals, message_cases.check_freed])
+def test_posted_messages_that_are_refused(check, size):
+    run_simulated(size, check)
+
+
+@pytest.mark.parametrize("limit", [32767, 32768, 2**23 - 1, 2**31 - 1])
+def test_tags_of_each_kind_are_apart(limit):
+    """Those of collectives, of each kind of message, and of set-up, whatever the backend allows."""
+    used = {}
+
+    class Noting(SimulatedBackend):
+        tag_limit = limit
+
+        def _send(self, payload, peer, tag):
+            used.setdefault(self.kind, set()).add(tag)
+            return super()._send(payload, peer, tag)
+
+    def body(backend):
+        comm = Communicator(backend)
+        for kind, send in (("array", comm.isend), ("posted", comm.post_send)):
+            backend.kind = kind
+            for tag in (0, comm.max_tag):
+                if comm.rank == 0:
+                    send(np.ones(2), 1, tag)
+        backend.kind = "object"
+        for tag in (0, comm.max_tag):
+            if comm.rank == 0:
+                comm.send_object(1, 1, tag)
+        backend.kind = "following"
+        comm._messages._followed = comm.max_tag  # the last of them, and the first
+        for _ in range(2):
+            if comm.rank == 0:
+                comm.isend(np.ones(5000), 1, comm.max_tag)
+        backend.kind = "collective"
+        comm.iallreduce(np.ones(5), algorithm="ring").wait()
+        backend.kind = "set-up"
+        comm._service.everyone(0)
+
+    run_group(Noting.create_group(2), body, 20)
+    used["following"] -= used["array"]
+    ranges = sorted((min(tags), max(tags), kind) for kind, tags in used.items())
+    names = ["collective", "array", "object", "posted", "following", "set-up"]
+    assert [kind for *_, kind in ranges] == names
+    for (_, last, _), (first, *_) in zip(ranges, ranges[1:]):
+        assert last < first
+    assert max(used["set-up"]) <= limit
+
+
 def test_late_messages():
     """What follows a short message may come long after it, and after that of another one."""
 
