@@ -6,7 +6,7 @@ import gc
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -412,6 +412,6 @@ def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> s
 def key_of(comm: Any, collective: str, memory: str, dtype: Any) -> Key:
     """Give the key that calls of a collective on arrays of `dtype` look up."""
     call = example_call(Place(comm.rank, comm.size), collective, 8, find_op("sum"))
-    call.dtype = np.dtype(dtype)
+    call = replace(call, dtype=np.dtype(dtype))
     library = comm.backend.library
     return Key(library, tuple(map(len, comm.topology.groups)), kind_for(call), collective, memory)

@@ -75,7 +75,7 @@ class Place:
 
 @dataclass(slots=True)
 class Call:
-    """A collective with its arrays.
+    """A collective with its arrays; :func:`dataclasses.replace` makes one with others.
 
     Attributes
     ----------

@@ -22,7 +22,5 @@ def example_call(place: Place, collective: str, nbytes: int, op: Op) -> Call:
     each = nbytes // 4 // parts
     data = np.broadcast_to(np.float32(0), (each * parts,))
     counts = (each,) * parts if contract.per_rank else ()
-    call = Call(collective, place.rank, place.size, 0, data.dtype, data, data, None, counts, counts)
-    if contract.reduces:
-        call.op = op
-    return call
+    what = op if contract.reduces else None
+    return Call(collective, place.rank, place.size, 0, data.dtype, data, data, what, counts, counts)
