@@ -130,8 +130,8 @@ class Call:
 
     def __post_init__(self) -> None:
         data = self.out if self.x is None else self.x
-        self.count = sum(self.counts) if self.counts else 0 if data is None else data.size
-        self.nbytes = self.count * self.dtype.itemsize
+        count = sum(self.counts) if self.counts else 0 if data is None else data.size
+        self.count, self.nbytes = count, count * self.dtype.itemsize
         self.on_device = type(data) is DeviceArray
         self.uneven_alltoall = self.collective == "alltoall" and not self.even
 

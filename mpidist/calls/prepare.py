@@ -92,7 +92,7 @@ def prepare(
         return Prepared(Call(collective, rank, size, 0, x.dtype, x, out), None)
     if contract.reduces:
         op = find_op(op, commute)
-    root = place.check_root(root) if contract.rooted else 0
+    root = place.check_rank(root, "root") if contract.rooted else 0
     brings, gets, joins, deals, compared = _share(collective, rank, size, root)
 
     # The input: in the user's shape, and flat.  A rank without one knows the memory to be filled.
@@ -135,7 +135,7 @@ def prepare(
     if collective == "broadcast" and brings and out is None:
         # The root's `x` is the result already: it may be read-only, or a list.
         result, target, in_place, scalar = data, source, True, not shape
-        if type(data) is np.ndarray and exposed(x, rank) is not None:
+        if data is x or (type(data) is np.ndarray and exposed(x, rank) is not None):
             shown = x
     elif gets:
         if result is None and out is None:
@@ -192,7 +192,8 @@ def _target(collective: str, x: Any, out: Any, place: Place) -> tuple[Any, Any]:
         if model is not None:
             device = type(model) is DeviceArray
             return check_out(out, model.shape, model.dtype, place.rank, device), out
-    return as_output(target, place.rank, argument, is_on_device(target)), target
+    device = type(target) is not np.ndarray and is_on_device(target)
+    return as_output(target, place.rank, argument, device), target
 
 
 def _rows(
