@@ -1,4 +1,4 @@
-"""The shipped algorithms: only generators, one family a file; modules here find themselves."""
+"""The shipped algorithms, one family of generators per file; all modules here are imported."""
 
 import pkgutil
 from importlib import import_module

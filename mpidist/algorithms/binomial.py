@@ -1,4 +1,4 @@
-"""The binomial tree: in each round the number of ranks that have the data doubles."""
+"""The binomial tree, in which the number of ranks that have the data doubles with each round."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,9 +7,7 @@ from ..schedule.registry import algorithm
 from ..schedule.rounds import Blocks, Recv, Reduce, Round, Send
 from .relabel import powers, turned
 
-Part = Callable[
-    [int, int], Blocks
-]  # (first rank of a subtree, its end) to the blocks it stands for
+Part = Callable[[int, int], Blocks]  # the blocks of a subtree, by its first rank and its end
 
 
 def _block_0(first: int, stop: int) -> Blocks:
@@ -19,7 +17,7 @@ def _block_0(first: int, stop: int) -> Blocks:
 def _up(
     rank: int, size: int, arrive: type[Reduce] | type[Recv] = Reduce, part: Part = _block_0
 ) -> Iterator[Round]:
-    """Bring what the subtrees hold to rank 0, the small subtrees first."""
+    """Yield the way of the subtrees' blocks up to rank 0, small subtrees first."""
     for distance in powers(size):
         if rank & distance:
             yield Send(rank - distance, part(rank, min(rank + distance, size)))
@@ -30,7 +28,7 @@ def _up(
 
 
 def _down(rank: int, size: int, part: Part = _block_0) -> Iterator[Round]:
-    """Bring to every rank what its subtree needs, the large subtrees first."""
+    """Yield the way of the subtrees' blocks down from rank 0, large subtrees first."""
     for distance in reversed(powers(size)):
         child = rank + distance
         if rank % (2 * distance) == distance:
@@ -55,7 +53,7 @@ def reduce_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
 @algorithm("broadcast", "binomial")
 def broadcast_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """Every rank that has the data sends them to one that has not, until all have.
+    """In each round, every rank that has the data sends them to one rank that has not.
 
     Rounds: ceil(lg p).  Bytes per rank: n lg p on the root, less elsewhere.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -84,7 +82,7 @@ def allreduce_binomial(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("gather", "binomial")
 def gather_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """Every rank collects the blocks of its subtree and sends them on as one message.
+    """Every rank gathers the blocks of its subtree and sends them to its parent as one message.
 
     Rounds: ceil(lg p).  Bytes per rank: the blocks of its subtree, at most n/2.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -98,7 +96,7 @@ def gather_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
 @algorithm("scatter", "binomial")
 def scatter_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """Every rank gets the blocks of its subtree as one message and deals them out.
+    """Every rank receives the blocks of its subtree as one message and scatters them in it.
 
     Rounds: ceil(lg p).  Bytes per rank: (p-1)/p n on the root, 0 on a leaf.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).

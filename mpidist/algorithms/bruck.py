@@ -9,7 +9,7 @@ from .relabel import powers
 
 @algorithm("allgather", "bruck")
 def allgather_bruck(rank: int, size: int) -> Iterator[Round]:
-    """In round k everyone gets from the rank 2^k to the right all that this one has.
+    """In round k every rank receives all blocks that the rank 2^k to its right has so far.
 
     Rounds: ceil(lg p).  Bytes per rank: (p-1)/p n.
     Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
@@ -28,7 +28,7 @@ def allgather_bruck(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("alltoall", "bruck", equal_blocks=True)
 def alltoall_bruck(rank: int, size: int) -> Iterator[Round]:
-    """A block that has to go j ranks to the right goes 2^k of them for every bit k of j.
+    """A block for the rank j to the right moves by 2^k ranks for every bit k of j.
 
     Rounds: ceil(lg p).  Bytes per rank: about n/2 lg p.
     Source: Bruck et al., TPDS 8 (1997).
@@ -41,7 +41,7 @@ def alltoall_bruck(rank: int, size: int) -> Iterator[Round]:
     yield Copy(rank, rank), Copy(tuple((rank + j) % size for j in away), away, "in", "tmp")
     for distance in powers(size):
         moving = tuple(j for j in away if j & distance)
-        # A block may not be sent and overwritten in one round, so what comes lands in "out" first.
+        # A round may not send and overwrite a block, so blocks are received into "out" first.
         to, source = (rank + distance) % size, (rank - distance) % size
         landing = tuple((rank + j) % size for j in moving)
         yield (

@@ -1,4 +1,4 @@
-"""The chain: each rank hands on to the next; slow for one message, fast for many segments."""
+"""The chain: each rank sends to the next one; slow for one message, fast for many segments."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ def _broadcast(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("broadcast", "chain")
 def broadcast_chain(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """Every rank gets the data from its left neighbour and hands them on to the right one.
+    """Every rank receives the data from its left neighbour and sends them to the right one.
 
     Rounds: 2, one after the other along p-1 hops.  Bytes per rank: n.
     Source: Patarasu, Faraj and Yuan, "Pipelined broadcast on Ethernet switched clusters", JPDC 68

@@ -1,4 +1,4 @@
-"""Direct ("two-shot"): every rank owns a slice and talks to everyone at once."""
+"""Direct ("two-shot"): every rank owns a slice and exchanges it with all ranks at once."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from .relabel import onward, outward
 
 @algorithm("reduce_scatter", "direct", ordered=True)
 def reduce_scatter_direct(rank: int, size: int) -> Iterator[Round]:
-    """Everyone sends block d to rank d, which combines what it gets in rank order.
+    """Every rank sends block d to rank d, which combines the blocks in rank order.
 
     Rounds: 1 with p-1 messages a rank.  Bytes per rank: (p-1)/p n.
     Source: the first step of the "two-shot" allreduce of GPU libraries with peer access.
@@ -27,7 +27,7 @@ def reduce_scatter_direct(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("allgather", "direct")
 def allgather_direct(rank: int, size: int) -> Iterator[Round]:
-    """Everyone sends its block to everyone.
+    """Every rank sends its block to every other rank.
 
     Rounds: 1 with p-1 messages a rank.  Bytes per rank: (p-1)/p n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -46,7 +46,7 @@ def allgather_direct(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("allreduce", "direct", blocks=lambda size: size, ordered=True)
 def allreduce_direct(rank: int, size: int) -> Iterator[Round]:
-    """Rank d combines block d of all ranks, then sends the result to everyone.
+    """Rank d combines block d of all ranks, then sends the result to every other rank.
 
     Rounds: 2 with p-1 messages a rank each.  Bytes per rank: 2(p-1)/p n, the lower bound.
     Source: known as "two-shot" in GPU libraries with peer access.

@@ -1,4 +1,4 @@
-"""Dissemination: in round k everyone tells the rank 2^k to the right all that it has heard."""
+"""Dissemination: in round k every rank notifies the rank 2^k to its right."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from .relabel import powers
 
 @algorithm("barrier", "dissemination")
 def barrier_dissemination(rank: int, size: int) -> Iterator[Round]:
-    """After ceil(lg p) rounds everyone has heard, directly or not, from everyone.
+    """In round k every rank notifies the rank 2^k to its right, so that word of all ranks spreads.
 
     Rounds: ceil(lg p).  Bytes per rank: ceil(lg p) empty messages.
     Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17
     (1988).
 
-    What rank 0 of 5 hears of, one column a round::
+    The ranks that rank 0 of 5 hears of, one column per round::
 
         4 --> 0    3,2 --> 0    1 --> 0
     """

@@ -1,4 +1,4 @@
-"""Two binary trees at once: inner ranks of the one are leaves of the other, no link idles."""
+"""Two binary trees at once: inner ranks of one are leaves of the other, so that no link idles."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from ..schedule.rounds import Recv, Reduce, Round, Send, on, parallel
 
 
 def _family(node: int, size: int) -> tuple[int | None, list[int]]:
-    """Give parent and children of a node in the in-order tree, whose even nodes are leaves.
+    """Return parent and children of a node in the in-order tree, whose even nodes are leaves.
 
     ::
 
@@ -30,7 +30,7 @@ def _top(low: int, count: int) -> list[int]:
 
 
 def _relatives(node: int, size: int) -> tuple[int | None, list[int]]:
-    """The same with the last node, the root, put on top of the tree over the others."""
+    """Return parent and children of a node if the last node, the root, is above that tree."""
     inner = size - 1
     if node == inner:
         return None, _top(0, inner)
@@ -57,7 +57,7 @@ def _broadcast(node: int, size: int, block: int) -> Iterator[Round]:
 def _both(
     rank: int, size: int, root: int, half: Callable[[int, int, int], Iterator[Round]]
 ) -> Iterator[Round]:
-    """Play `half` on both trees: the second is the first mirrored, or else shifted by one."""
+    """Yield `half` on both trees; the second is the first mirrored, or shifted by one rank."""
     others = [(root + 1 + i) % size for i in range(size - 1)]
     mirrored = others[::-1] if len(others) % 2 == 0 else others[1:] + others[:1]
     strands = []
@@ -74,7 +74,7 @@ def _reduce_and_broadcast(node: int, size: int, block: int) -> Iterator[Round]:
 
 @algorithm("broadcast", "double_binary_tree", blocks=2)
 def broadcast_double_binary_tree(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """One half of the data goes down one binary tree, the other half down the other.
+    """One half of the data moves down one binary tree, the other half down the other tree.
 
     Rounds: ceil(lg p).  Bytes per rank: n on inner ranks and the root.
     Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
@@ -89,7 +89,7 @@ def broadcast_double_binary_tree(rank: int, size: int, *, root: int) -> Iterator
 
 @algorithm("allreduce", "double_binary_tree", blocks=2)
 def allreduce_double_binary_tree(rank: int, size: int) -> Iterator[Round]:
-    """Each half of the data is reduced up its own binary tree to rank 0 and comes down again.
+    """Each half of the data is reduced up its own binary tree to rank 0, then broadcast down it.
 
     Rounds: about 3 lg p.  Bytes per rank: at most 2n.
     Source: Sanders, Speck and Träff, Parallel Computing 35 (2009).

@@ -1,8 +1,8 @@
-"""Any number of ranks folded onto a power of two: base, proxies and extras.
+"""Folding of any number of ranks onto a power of two: base, proxies and extras.
 
-The first ``2 * extra`` ranks form pairs; of each pair one, the proxy, plays for both::
+The first ``2 * extras`` ranks form pairs; in each pair one rank, the proxy, acts for both::
 
-    7 ranks:   (0 1) (2 3) (4 5)  6        a power of two is left: 1 3 5 6
+    7 ranks:   (0 1) (2 3) (4 5)  6        the base, a power of two: 1 3 5 6
                   ^     ^     ^
 """
 
@@ -14,20 +14,20 @@ from ..schedule.rounds import Blocks, Recv, Reduce, Round, Schedule, Send, on
 
 @dataclass(frozen=True)
 class Fold:
-    """How `size` ranks are folded, as one of them sees it.
+    """The folding of `size` ranks, and the part of this rank in it.
 
     Attributes
     ----------
     rank : int
         This rank.
     players : tuple of int
-        The ranks of the base: ``players[i]`` plays rank `i` of a power of two.
+        The ranks of the base: ``players[i]`` acts as rank `i` of a power of two.
     index : int or None
-        What this rank plays, None for an extra.
+        Index of this rank in `players`; None for an extra.
     proxy, extra : int or None
         This rank's proxy if it is an extra; its extra if it is a proxy.
     pairs : int
-        Number of extras: the first so many players play for two.
+        Number of extras, whose proxies are the first players.
     """
 
     rank: int
@@ -45,19 +45,19 @@ class Fold:
         takes: Callable[[int], Blocks] | None,
         blocks: Callable[[int], Blocks] | None = None,
     ) -> Iterator[Round]:
-        """Play `core` on the base; extras hand in their data before, and get results after.
+        """Yield `core` on the base; extras send data to their proxies before, and receive after.
 
         Parameters
         ----------
         core : callable
-            ``(rank, size)`` to a schedule for a power of two of ranks.
+            ``core(rank, size)`` returns a schedule for a power of two of ranks.
         arrive : type
-            How a proxy takes its extra's data in: `Reduce` or `Recv`.
+            Step by which a proxy receives its extra's data: `Reduce` or `Recv`.
         brings, takes : callable
-            From an extra to the blocks that it hands in, and to those that it gets back (None:
-            it gets nothing back).
+            Return the blocks that an extra sends, and those that it receives back (None: it
+            receives nothing).
         blocks : callable, optional
-            Maps a block of `core` to the blocks that it stands for.
+            Maps a block of `core` to one or more blocks of all ranks' schedule.
         """
         if self.index is None:
             assert self.proxy is not None
@@ -72,19 +72,19 @@ class Fold:
             yield Send(self.extra, takes(self.extra))
 
     def covered(self, index: int) -> tuple[int, ...]:
-        """Give the ranks that player `index` plays for: itself, and its extra."""
+        """Return the ranks that player `index` acts for: itself, and its extra if it has one."""
         if index >= self.pairs:
             return (self.players[index],)
         return (2 * index, 2 * index + 1)
 
 
 def base(size: int) -> int:
-    """Give the largest power of two that is not above `size`."""
+    """Return the largest power of two that is not above `size`."""
     return 1 << (size.bit_length() - 1)
 
 
 def fold(rank: int, size: int, keep: int = -1) -> Fold:
-    """Fold `size` ranks; of each pair the upper plays, but for `keep`, which plays in any case."""
+    """Return the folding of `size` ranks; the proxies are the pairs' upper ranks, and `keep`."""
     pairs = size - base(size)
     players = [2 * i if 2 * i == keep else 2 * i + 1 for i in range(pairs)]
     players += range(2 * pairs, size)

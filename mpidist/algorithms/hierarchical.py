@@ -1,7 +1,7 @@
-"""Hierarchical, on all lanes: the slow links between nodes carry a slice for every local rank.
+"""Hierarchical algorithms on all lanes: each local rank sends its slice between the nodes.
 
-A *lane* holds the ranks that have the same place on their nodes.  ``hierarchical/LOCAL/ACROSS``
-names the algorithms that are played inside the nodes and along the lanes.
+A *lane* is the ranks with the same local rank, one per node.  ``hierarchical/LOCAL/ACROSS`` names
+the algorithms inside the nodes and along the lanes.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def allreduce_hierarchical(
     Source: Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication",
     CLUSTER 2020.
 
-    2 nodes of 2 (it needs equal nodes; 5 ranks go by leaders), the slices that move::
+    2 nodes of 2 (nodes must be equal; for 5 ranks see the leaders), the slices that move::
 
         (0 <-> 1) (2 <-> 3)    0 <-a-> 2  1 <-b-> 3    (0 <-> 1) (2 <-> 3)
     """
@@ -115,7 +115,7 @@ def allgather_hierarchical(
     local: str = "direct",
     across: str = "ring",
 ) -> Iterator[Round]:
-    """Allgather along every lane, then in every node, each rank bringing what its lane has.
+    """Allgather along every lane, then allgather the lanes' blocks in every node.
 
     Rounds: m on m nodes.  Bytes per rank: (g-1)/g n inside a node of g ranks, (m-1)/m n/g between
     nodes.
@@ -145,7 +145,7 @@ def reduce_scatter_hierarchical(
     local: str = "direct",
     across: str = "ring",
 ) -> Iterator[Round]:
-    """Reduce-scatter in every node what each lane is to have, then along every lane.
+    """Reduce-scatter the lanes' blocks in every node, then reduce-scatter along every lane.
 
     Rounds: m on m nodes.  Bytes per rank: (g-1)/g n inside a node of g ranks, (m-1)/m n/g between
     nodes.
@@ -171,7 +171,7 @@ def barrier_hierarchical(
     local: str = "dissemination",
     across: str = "dissemination",
 ) -> Iterator[Round]:
-    """A barrier in every node, then one along every lane, whose ranks speak for their nodes.
+    """A barrier in every node, then one along every lane.
 
     Rounds: ceil(lg g) + ceil(lg m) on m nodes of g ranks.  Bytes per rank: empty messages, as many.
     Source: Hensgen, Finkel and Manber, IJPP 17 (1988), in each; Träff and Hunold, CLUSTER 2020.

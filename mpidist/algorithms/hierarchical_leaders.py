@@ -1,7 +1,6 @@
-"""Hierarchical by leaders: one rank of each node speaks for it, whatever the nodes' sizes.
+"""Hierarchical algorithms by leaders, one rank of each node; nodes of any sizes.
 
-``hierarchical_leaders/LOCAL/ACROSS`` names the algorithms that are played inside the nodes and
-among the leaders.
+``hierarchical_leaders/LOCAL/ACROSS`` names the algorithms inside the nodes and among the leaders.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ def allreduce_hierarchical_leaders(
     local: str = "binomial",
     across: str = "ring",
 ) -> Iterator[Round]:
-    """Reduce to the first rank of each node, allreduce among these, broadcast inside the node.
+    """Reduce to the first rank of each node, allreduce among these ranks, broadcast in each node.
 
     Rounds: 2 ceil(lg g) + 2(m-1) on m nodes of at most g ranks.  Bytes per rank: 2(m-1)/m n
     between nodes for a leader.
@@ -54,7 +53,7 @@ def reduce_hierarchical_leaders(
     local: str = "binomial",
     across: str = "binomial",
 ) -> Iterator[Round]:
-    """Reduce to the leader of each node, then among the leaders; the root leads its node.
+    """Reduce to the leader of each node, then among the leaders; the root is its node's leader.
 
     Rounds: ceil(lg g) + ceil(lg m) on m nodes of at most g ranks.  Bytes per rank: n.
     Source: Karonis et al., IPDPS 2000.
@@ -83,7 +82,7 @@ def broadcast_hierarchical_leaders(
     local: str = "binomial",
     across: str = "binomial",
 ) -> Iterator[Round]:
-    """Broadcast among the leaders of the nodes, then inside each node; the root leads its node.
+    """Broadcast among the nodes' leaders, then in each node; the root is its node's leader.
 
     Rounds: ceil(lg m) + ceil(lg g) on m nodes of at most g ranks.  Bytes per rank: at most n lg p.
     Source: Karonis et al., IPDPS 2000.
@@ -111,7 +110,7 @@ def allgather_hierarchical_leaders(
     local: str = "binomial",
     across: str = "ring",
 ) -> Iterator[Round]:
-    """Gather on the first rank of each node, allgather among these, broadcast inside the node.
+    """Gather on the first rank of each node, allgather among these ranks, broadcast in each node.
 
     Rounds: 1 + m-1 + ceil(lg g) on m nodes of at most g ranks.  Bytes per rank: n/p for the
     others, and for a leader (m-1)/m n between nodes, and n lg g inside.
@@ -145,7 +144,7 @@ def reduce_scatter_hierarchical_leaders(
     local: str = "binomial",
     across: str = "ring",
 ) -> Iterator[Round]:
-    """Reduce to the first rank of each node, reduce-scatter among these, scatter in the node.
+    """Reduce to the first rank of each node, reduce-scatter among these, scatter in each node.
 
     Rounds: ceil(lg g) + m-1 + 1 on m nodes of at most g ranks.  Bytes per rank: n for the others,
     and for a leader (m-1)/m n between nodes, and less than n/m inside.
@@ -176,7 +175,7 @@ def barrier_hierarchical_leaders(
     local: str = "binomial",
     across: str = "dissemination",
 ) -> Iterator[Round]:
-    """The first rank of each node hears that all have come, tells the others so, and its node.
+    """The first rank of each node waits for its node, for the other nodes, and releases its node.
 
     Rounds: 2 ceil(lg g) + ceil(lg m) on m nodes of at most g ranks.  Bytes per rank: empty
     messages, ceil(lg m) between nodes for a leader.

@@ -1,4 +1,4 @@
-"""What two-level algorithms are made of: others, played inside a node or between the nodes."""
+"""Composition of hierarchical algorithms: other algorithms inside the nodes and between them."""
 
 from collections.abc import Iterator, Sequence
 from math import lcm
@@ -8,7 +8,7 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Groups, find
 from ..schedule.rounds import Round, on
 
-Share = Sequence[int]  # blocks that one rank of a part answers for
+Share = Sequence[int]  # the blocks of one rank's part
 Names = tuple[str, ...]
 
 
@@ -20,21 +20,20 @@ def play(
     shares: Sequence[Share],
     root: int = -1,
 ) -> Iterator[Round]:
-    """Play an algorithm on some of the ranks and of the blocks.
+    """Return the rounds of an algorithm on some of the ranks and some of the blocks.
 
     Parameters
     ----------
     collective, name : str
-        Which algorithm.
+        Names of the collective and the algorithm.
     ranks : sequence of int
-        Who plays it; ``ranks[i]`` is its rank `i`.
+        The ranks that run it; ``ranks[i]`` is the algorithm's rank `i`.
     rank : int
-        This rank, one of them.
+        This rank, one of `ranks`.
     shares : sequence of sequence of int
-        The blocks that stand for each rank's part in the algorithm; a single share for collectives
-        that do not deal in a part per rank.
+        The blocks of each rank's part; a single share for collectives without a part per rank.
     root : int
-        One of `ranks`, where the collective has a root.
+        One of `ranks`, for collectives with a root.
     """
     choice, size = find(collective, name), len(ranks)
     algorithm = choice.algorithm
@@ -52,58 +51,58 @@ def play(
 
 
 def node_of(rank: int, groups: Groups) -> tuple[int, ...]:
-    """Give the ranks on the node of a rank."""
+    """Return the ranks on the node of a rank."""
     return next(group for group in groups if rank in group)
 
 
 def lane_of(rank: int, groups: Groups) -> tuple[int, ...]:
-    """Give the ranks that have the same place on their nodes as this one; nodes are equal."""
+    """Return the ranks with the same local rank as this one; all nodes must be of one size."""
     index = node_of(rank, groups).index(rank)
     return tuple(group[index] for group in groups)
 
 
 def member(lane: Sequence[int], node: Sequence[int]) -> int:
-    """Give the rank that a lane has on a node."""
+    """Return the rank of a lane on a node."""
     return next(rank for rank in lane if rank in node)
 
 
 def leaders_of(groups: Groups, root: int = -1) -> tuple[int, ...]:
-    """Give the rank of each node that speaks for it: the root on its own node, else the first."""
+    """Return the leader of each node: the root on its own node, else the first rank."""
     return tuple(root if root in group else group[0] for group in groups)
 
 
 def slices(blocks: int, ranks: Sequence[int]) -> list[Share]:
-    """Cut all blocks evenly among `ranks`."""
+    """Return one slice of the blocks for each rank, of equal length."""
     each = blocks // len(ranks)
     return [range(i * each, (i + 1) * each) for i in range(len(ranks))]
 
 
 def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
-    """Give the blocks of `ranks` where the data are cut into as many for each rank."""
+    """Return the blocks of `ranks` if each rank has equally many."""
     each = blocks // size
     return tuple(block for rank in ranks for block in range(rank * each, (rank + 1) * each))
 
 
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Declare an all-lanes algorithm: it needs equal nodes, and blocks that its parts can cut.
+    """Return the declarations of an algorithm on all lanes: equal nodes, number of blocks.
 
     Parameters
     ----------
     collective : str
-        What it serves.
+        Name of the collective.
     inside, between : tuple of str
-        The collectives that are played inside the nodes, and along the lanes between them.
+        Names of the collectives used inside the nodes, and along the lanes between them.
     """
     made = leading(collective, inside, between)
-    dealt = {name: COLLECTIVES[name].per_rank for name in (collective, *inside)}
-    # Sliced where the node's part deals one to each lane; a barrier has nothing to deal.
-    sliced = any(dealt.values()) and not dealt[collective]
+    per_rank = {name: COLLECTIVES[name].per_rank for name in (collective, *inside)}
+    # One slice per lane if the collectives inside the node have a part per rank (not a barrier).
+    sliced = any(per_rank.values()) and not per_rank[collective]
 
     def requires(size: int, *, groups: Groups, local: str, across: str) -> str | None:
         lengths = sorted({len(group) for group in groups})
         if len(lengths) > 1:
             many = " and ".join(map(str, lengths))
-            return f"its lanes need as many ranks on every node, there are {many}"
+            return f"its lanes need equally many ranks on every node; the nodes have {many}"
         return made["requires"](size, groups=groups, local=local, across=across)
 
     def blocks(size: int, *, groups: Groups, local: str, across: str) -> int:
@@ -114,7 +113,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
 
 
 def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Declare a leaders-only algorithm; see :func:`lanes`."""
+    """Return the declarations of an algorithm by leaders; parameters are those of :func:`lanes`."""
     per_rank = COLLECTIVES[collective].per_rank
 
     def parts(groups: Groups, local: str, across: str) -> Iterator[tuple[Algorithm, int]]:
@@ -132,7 +131,7 @@ def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
         return None
 
     def blocks(size: int, *, groups: Groups, local: str, across: str) -> int:
-        pieces = 1  # so many of each share, that every part can cut it
+        pieces = 1  # of each share, a multiple of the blocks of every part
         for part, ranks in parts(groups, local, across):
             shares = ranks if part.contract.per_rank else 1
             pieces = lcm(pieces, part.block_count(ranks) // shares)

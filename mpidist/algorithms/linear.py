@@ -1,4 +1,4 @@
-"""The star: one rank talks to every other; the baseline for all other algorithms."""
+"""The star: one rank exchanges messages with all others; the baseline for other algorithms."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from .relabel import onward, outward
 
 @algorithm("reduce", "linear", ordered=True)
 def reduce_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """The root takes in one rank after the other, each in a round of its own.
+    """The root receives and combines the data of one rank after the other, each in its own round.
 
-    One round a rank, not one round for all: so one receive buffer is enough, where all at once
-    would need p-1, and the one port of the root takes in a message at a time anyway.
+    With a round per rank one receive buffer is enough; a single round would need p-1 buffers, and
+    would not be faster, because the root's port receives one message at a time.
 
     Rounds: p-1.  Bytes per rank: n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -32,7 +32,7 @@ def reduce_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
 @algorithm("broadcast", "linear")
 def broadcast_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """The root sends everything to everyone.
+    """The root sends all data to every other rank.
 
     Rounds: 1 with p-1 messages.  Bytes per rank: (p-1)n on the root, 0 elsewhere.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -49,7 +49,7 @@ def broadcast_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
 @algorithm("allreduce", "linear", ordered=True)
 def allreduce_linear(rank: int, size: int) -> Iterator[Round]:
-    """Rank 0 takes in one rank after the other, then sends the result to everyone.
+    """Rank 0 combines the data of one rank after the other, then sends the result to all.
 
     Rounds: p.  Bytes per rank: (p-1)n on rank 0, n elsewhere.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -64,7 +64,7 @@ def allreduce_linear(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("barrier", "linear")
 def barrier_linear(rank: int, size: int) -> Iterator[Round]:
-    """Everyone tells rank 0 that it has come; when all have, rank 0 tells everyone.
+    """Every rank notifies rank 0 of its arrival; when all have arrived, rank 0 notifies them.
 
     Rounds: p.  Bytes per rank: empty messages, p-1 of them on rank 0, 1 elsewhere.
     Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17
@@ -79,7 +79,7 @@ def barrier_linear(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("gather", "linear")
 def gather_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """Everyone sends its block to the root.
+    """Every rank sends its block to the root.
 
     Rounds: 1 with p-1 messages.  Bytes per rank: n/p.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -96,7 +96,7 @@ def gather_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
 @algorithm("scatter", "linear")
 def scatter_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """The root sends everyone its block.
+    """The root sends every rank its block.
 
     Rounds: 1 with p-1 messages.  Bytes per rank: (p-1)/p n on the root, 0 elsewhere.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -113,7 +113,7 @@ def scatter_linear(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
 @algorithm("allgather", "linear")
 def allgather_linear(rank: int, size: int) -> Iterator[Round]:
-    """Rank 0 gathers every block, then sends all of them to everyone.
+    """Rank 0 gathers all blocks, then sends all of them to every other rank.
 
     Rounds: 2.  Bytes per rank: (p-1)n on rank 0, n/p elsewhere.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -132,7 +132,7 @@ def allgather_linear(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("reduce_scatter", "linear", ordered=True)
 def reduce_scatter_linear(rank: int, size: int) -> Iterator[Round]:
-    """Rank 0 takes in one rank after the other, then sends everyone its block of the result.
+    """Rank 0 combines the data of one rank after the other, then sends each rank its block.
 
     Rounds: p.  Bytes per rank: (p-1)/p n on rank 0, n elsewhere.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -152,7 +152,7 @@ def reduce_scatter_linear(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("alltoall", "linear")
 def alltoall_linear(rank: int, size: int) -> Iterator[Round]:
-    """Everyone sends everyone its block, all at once.
+    """Every rank sends every other rank its block, all at once.
 
     Rounds: 1 with p-1 messages a rank.  Bytes per rank: (p-1)/p n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).

@@ -7,12 +7,12 @@ from ..schedule.rounds import Recv, Round, Send
 
 
 def _even(size: int) -> str | None:
-    return f"{size} ranks cannot be paired: it needs an even number" if size % 2 else None
+    return f"{size} ranks cannot be paired: expected an even number" if size % 2 else None
 
 
 @algorithm("allgather", "neighbor_exchange", requires=_even)
 def allgather_neighbor_exchange(rank: int, size: int) -> Iterator[Round]:
-    """Pairs of neighbours exchange the two blocks that they got last, with alternating neighbours.
+    """Pairs of neighbours exchange the two blocks that they received last, in alternating pairs.
 
     Rounds: p/2.  Bytes per rank: (p-1)/p n.
     Source: Chen, Zhang, Zhang and Yuan, "Performance evaluation of allgather algorithms on

@@ -1,4 +1,4 @@
-"""Pairwise exchange: one partner a round, a different one each time."""
+"""Pairwise exchange: one partner per round, another one in each round."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from ..schedule.rounds import Copy, Recv, Round, Send
 
 @algorithm("alltoall", "pairwise")
 def alltoall_pairwise(rank: int, size: int) -> Iterator[Round]:
-    """In round k, everyone sends to the rank k to the right and gets from the rank k to the left.
+    """In round k every rank sends to the rank k to its right and receives from that k to its left.
 
     Rounds: p-1.  Bytes per rank: (p-1)/p n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).

@@ -1,4 +1,4 @@
-"""Recursive doubling and halving, and what is made of them; any p by folding."""
+"""Recursive doubling and halving and algorithms composed of them, for any p by folding."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,13 +11,13 @@ from .ring import allgather_ring
 
 
 def _exchange(rank: int, size: int) -> Iterator[Round]:
-    """Swap the whole sum with the rank at distance 1, 2, 4, …; `size` is a power of two."""
+    """Yield exchanges of the whole sum with the ranks at distance 1, 2, 4, … (power of two)."""
     for distance in powers(size):
         yield Send(rank ^ distance), Reduce(rank ^ distance)
 
 
 def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, range, range]]:
-    """Give (partner, blocks kept, blocks given away) of each round of recursive halving."""
+    """Return (partner, blocks kept, blocks sent) for each round of recursive halving."""
     kept, rounds = range(size), []
     distances = powers(size) if nearest_first else powers(size)[::-1]
     for distance in distances:
@@ -29,36 +29,36 @@ def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, range,
 
 
 def _halve(rank: int, size: int, nearest_first: bool = False) -> Iterator[Round]:
-    """Reduce-scatter for a power of two; rank r ends with block r if the farthest come first."""
+    """Yield a reduce-scatter (power of two); with the farthest first, rank r ends with block r."""
     for partner, kept, given in _halves(rank, size, nearest_first):
         yield Send(partner, given), Reduce(partner, kept)
 
 
 def _unhalve(rank: int, size: int, nearest_first: bool = False) -> Iterator[Round]:
-    """Allgather for a power of two: the halving backwards."""
+    """Yield an allgather (power of two): the rounds of the halving in reverse."""
     for partner, kept, given in reversed(_halves(rank, size, nearest_first)):
         yield Send(partner, kept), Recv(partner, given)
 
 
 def _halve_and_back(rank: int, size: int) -> Iterator[Round]:
-    """Allreduce for a power of two; the nearest partner first keeps operands in rank order."""
+    """Yield an allreduce (power of two); the nearest partner first keeps operands in rank order."""
     yield from _halve(rank, size, nearest_first=True)
     yield from _unhalve(rank, size, nearest_first=True)
 
 
 def _all(count: int) -> Callable[[int], range]:
-    """Give the function that names all blocks, whoever asks."""
+    """Return the function that returns all blocks, for every rank."""
     return lambda rank: range(count)
 
 
 @algorithm("allreduce", "recursive_doubling", ordered=True)
 def allreduce_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
-    """In round k, ranks at distance 2^k swap their sums.
+    """In round k, ranks at distance 2^k exchange their partial sums.
 
     Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: n each round.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
 
-    5 ranks; 0 is an extra, its proxy 1 plays for it::
+    5 ranks; 0 is an extra, its proxy 1 acts for it::
 
         0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
                    3 <-> 4    2 <-> 4
@@ -86,13 +86,13 @@ def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("reduce_scatter", "recursive_halving")
 def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
-    """Each round swaps half of what is left with the other half of the ranks.
+    """In each round the ranks exchange half of their remaining blocks with the other half of ranks.
 
     Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: (p-1)/p n, and n for
     an extra.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
 
-    5 ranks; 0 is an extra, its proxy 1 plays for both and hands block 0 back::
+    5 ranks; 0 is an extra, its proxy 1 acts for both and sends block 0 back::
 
         0 -all-> 1    1 <-> 3    1 <-> 2    1 -[0]-> 0
                       2 <-> 4    3 <-> 4
@@ -103,13 +103,13 @@ def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("allgather", "recursive_doubling")
 def allgather_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
-    """In round k, ranks at distance 2^k swap all the blocks that they have.
+    """In round k, ranks at distance 2^k exchange all the blocks that they have.
 
     Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: (p-1)/p n, and up to
     4/3 n more where p is no power of two.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
 
-    5 ranks; 0 is an extra, its proxy 1 plays for both::
+    5 ranks; 0 is an extra, its proxy 1 acts for both::
 
         0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
                    3 <-> 4    2 <-> 4
@@ -129,7 +129,7 @@ def reduce_reduce_scatter_gather(rank: int, size: int, *, root: int) -> Iterator
     Rounds: 2 lg p for a power of two, else 2 floor(lg p) + 1.  Bytes per rank: at most 3/2 n.
     Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 
-    5 ranks, root 0, which plays; 1 is an extra::
+    5 ranks, root 0, which is in the base; 1 is an extra::
 
         1 -all-> 0    0 <-> 3    0 <-> 2    2 --> 0    3 --> 0
                       2 <-> 4    3 <-> 4    4 --> 3

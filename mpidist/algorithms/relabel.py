@@ -1,4 +1,4 @@
-"""Numberings that several families share; a schedule written for root 0 is turned onto any root."""
+"""Orders of ranks that several families share, and renumbering of a schedule for any root."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,16 +8,16 @@ from ..schedule.rounds import Parallel, Recv, Round, Schedule, Send, on, steps_o
 def turned(
     rank: int, size: int, root: int, schedule: Callable[[int, int], Schedule], blocks: bool = False
 ) -> Iterator[Round]:
-    """Play a schedule written for root 0 with `root` as its rank 0, the others following.
+    """Return a schedule written for root 0, renumbered so that `root` is its rank 0.
 
     Parameters
     ----------
     rank, size, root : int
         This rank, the number of ranks, and the root.
     schedule : callable
-        ``(rank, size)`` to the rounds of that rank, for root 0.
+        ``schedule(rank, size)`` returns the rounds of that rank, for root 0.
     blocks : bool
-        Whether block i belongs to rank i, and so is renumbered with it.
+        Whether block i belongs to rank i, and is renumbered with it.
     """
     if root == 0:
         return iter(schedule(rank, size))
@@ -27,7 +27,7 @@ def turned(
 
 
 def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
-    """Play a schedule without the messages to `root`, which has everything already."""
+    """Yield a schedule without the messages to `root`, which has all blocks already."""
     for item in schedule:
         if isinstance(item, Parallel):
             yield Parallel(tuple(sparing(root, rank, s) for s in item.strands), item.window)
@@ -41,18 +41,18 @@ def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
 
 
 def outward(rank: int, size: int) -> list[int]:
-    """Give the other ranks, first those below from near to far, then those above.
+    """Return the other ranks: first the lower ones from near to far, then the higher ones.
 
-    Reducing in this order keeps the operands in rank order: each new one is put at an end.
+    Reducing in this order keeps the operands in rank order: each new one is at an end.
     """
     return [*range(rank - 1, -1, -1), *range(rank + 1, size)]
 
 
 def onward(rank: int, size: int) -> list[int]:
-    """Give the other ranks from the right neighbour on, so that not all begin with the same."""
+    """Return the other ranks from the right neighbour on, so that each rank starts with another."""
     return [*range(rank + 1, size), *range(rank)]
 
 
 def powers(size: int) -> list[int]:
-    """Give 1, 2, 4, …: the powers of two below `size`."""
+    """Return 1, 2, 4, …: the powers of two below `size`."""
     return [1 << k for k in range((size - 1).bit_length())]

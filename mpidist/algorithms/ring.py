@@ -1,4 +1,4 @@
-"""The ring: everything travels from each rank to its right neighbour."""
+"""The ring: each rank sends to its right neighbour only."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def reduce_scatter_ring(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("allgather", "ring")
 def allgather_ring(rank: int, size: int) -> Iterator[Round]:
-    """Every rank passes on to its right neighbour the block that it got last.
+    """Every rank sends its right neighbour the block that it received last.
 
     Rounds: p-1.  Bytes per rank: (p-1)/p n.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in

@@ -12,14 +12,14 @@ from .relabel import turned
 
 @dataclass(frozen=True)
 class Role:
-    """What a rank is in a tree: its kind, and how many children it has."""
+    """The role of a rank in a tree: root, internal or leaf, and its number of children."""
 
     kind: Literal["root", "internal", "leaf"]
     num_children: int
 
 
 def role(rank: int, size: int, arity: int) -> Role:
-    """Give the role of a rank in the k-ary tree whose root is rank 0."""
+    """Return the role of a rank in the k-ary tree whose root is rank 0."""
     num_children = len(child_ranks(rank, size, arity))
     if rank == 0:
         return Role("root", num_children)
@@ -27,12 +27,12 @@ def role(rank: int, size: int, arity: int) -> Role:
 
 
 def parent_rank(rank: int, arity: int) -> int | None:
-    """Give the parent of a rank, or None for rank 0."""
+    """Return the parent of a rank, or None for rank 0."""
     return (rank - 1) // arity if rank else None
 
 
 def child_ranks(rank: int, size: int, arity: int) -> list[int]:
-    """Give the children of a rank, in ascending order."""
+    """Return the children of a rank, in ascending order."""
     first = rank * arity + 1
     return list(range(min(first, size), min(first + arity, size)))
 
@@ -54,7 +54,7 @@ def _broadcast(rank: int, size: int, arity: int) -> Iterator[Round]:
 
 @algorithm("reduce", "tree")
 def reduce_tree(rank: int, size: int, *, root: int, arity: int) -> Iterator[Round]:
-    """Every rank takes in its children one after the other, then sends the sum to its parent.
+    """Every rank combines its children's data one by one, then sends the sum to its parent.
 
     Rounds: about k log_k p.  Bytes per rank: n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -69,7 +69,7 @@ def reduce_tree(rank: int, size: int, *, root: int, arity: int) -> Iterator[Roun
 
 @algorithm("broadcast", "tree")
 def broadcast_tree(rank: int, size: int, *, root: int, arity: int) -> Iterator[Round]:
-    """Every rank gets the data from its parent, then sends them to all its children.
+    """Every rank receives the data from its parent, then sends them to all its children.
 
     Rounds: about log_k p.  Bytes per rank: k n for a rank with k children, 0 for a leaf.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
@@ -100,7 +100,7 @@ def allreduce_tree(rank: int, size: int, *, arity: int) -> Iterator[Round]:
 
 @algorithm("barrier", "tree")
 def barrier_tree(rank: int, size: int, *, arity: int) -> Iterator[Round]:
-    """Word that all below have come goes up the tree; word that all have come goes down.
+    """Every rank notifies its parent when its subtree has arrived; the root's answer comes down.
 
     Rounds: about (k+1) log_k p.  Bytes per rank: empty messages, k+1 of them for a rank
     with k children.

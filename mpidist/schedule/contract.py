@@ -1,9 +1,9 @@
-"""What each collective promises: which blocks a rank starts with, and which it must end with.
+"""The contracts of the collectives: the blocks each rank starts with, and must end with.
 
-The meaning of a collective is stated here once, apart from every algorithm.  A *datum* is written
-``(origin, block)``: block `block` of what rank `origin` brought.  The buffer ``out`` is the working
-copy and starts as this rank's input (nothing is copied: the engine reads untouched blocks from the
-input).
+The meaning of a collective is defined here once, independent of any algorithm.  A *datum* is
+written ``(origin, block)``: block `block` of the input of rank `origin`.  The buffer ``out`` is the
+working copy and starts as this rank's input (nothing is copied: the engine reads untouched blocks
+from the input).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class Contract:
     Attributes
     ----------
     name : str
-        The collective.
+        Name of the collective.
     input_blocks, output_blocks : callable
-        ``(rank, size, root, n)`` to the range of blocks that the rank brings, and that it must end
-        with in ``out``; `n` is the number of blocks the data are cut into.
+        ``f(rank, size, root, n)`` returns the range of the rank's input blocks, and of the blocks
+        that it must end with in ``out``; `n` is the number of blocks the data are cut into.
     input_buffer : {"out", "in"}
-        Where the input is found at the start.
+        The buffer that holds the input at the start.
     rooted : bool
-        Whether one rank, the root, plays a special part.
+        Whether the collective has a root.
     reduces : bool
-        Whether contributions are combined: every output block holds each rank's contribution once.
+        Whether contributions are combined: every output block has each rank's contribution once.
     idempotent : bool
-        Whether combining is set union, so that hearing of a rank twice does no harm (barrier).
+        Whether combining is set union, so that a repeated contribution does no harm (barrier).
     per_rank : bool
         Whether the data are cut into at least one block per rank.
     origin : callable or None
-        For collectives that only move data: ``(rank, block, size, root, n)`` to the datum that must
-        stand in output block `block` of `rank`.
+        For collectives that only move data: ``f(rank, block, size, root, n)`` returns the datum
+        that output block `block` of `rank` must hold.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Contract:
     origin: Callable[[int, int, int, int, int], Datum] | None = None
 
     def default_blocks(self, size: int) -> int:
-        """Give the number of blocks where an algorithm declares none."""
+        """Return the number of blocks for an algorithm that declares none."""
         return size if self.per_rank else 1
 
     def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
-        """Name the length of a block's place, so that unequal blocks are never mixed up.
+        """Return a key for the length of a block's place.
 
-        Two places hold the same number of elements for certain only if this gives the same value.
+        Two places certainly hold equally many elements only if their keys are equal.
         """
         if self.name != "alltoall":
             return block

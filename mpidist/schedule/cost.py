@@ -1,8 +1,8 @@
-"""``cost``: the time of a schedule in the alpha-beta-gamma model.
+"""The time of a schedule in the alpha-beta-gamma model.
 
 A message of n bytes takes ``alpha + n * beta``, combining n bytes takes ``n * gamma``.  Every rank
-has one port, full duplex: it sends one message and receives one message at a time, and combines one
-at a time, when all messages of the round have come.  Copies cost nothing.
+has one full-duplex port: it sends one message and receives one message at a time.  It combines one
+message at a time, once all messages of the round have arrived.  Copies cost nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .registry import Algorithm, Choice, Groups
 from .rounds import Reduce, Schedule, blocks
 from .strand import Strand
 
-_SAME = 1 + 1e-9  # times that differ by rounding are one time, or equal things come in any order
+_SAME = 1 + 1e-9  # times that differ by rounding are equal; else the order would be arbitrary
 
 
 @dataclass(frozen=True)
 class Link:
-    """The link of a group of ranks to the others, each way one message at a time."""
+    """The link between a group of ranks and the others: one message at a time per direction."""
 
     alpha: float
     beta: float
@@ -36,20 +36,20 @@ class Link:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a schedule costs.
+    """The time and the bytes of a schedule.
 
     Attributes
     ----------
     seconds : float
-        Until the last rank is done.
+        Time until the last rank has finished.
     nbytes : int
-        Bytes in all messages together.
+        Bytes of all messages together.
     sent : tuple of int
         Bytes that each rank sends.
     between : tuple of int
         Bytes that each group sends to other groups.
     proof : Proof
-        Of the same run.
+        Proof of the schedule, from the same run.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class Cost:
 
 
 class Timed(Machine):
-    """The machine in which a message comes when its time has passed, not at once."""
+    """The prover's machine with times: a message takes the seconds of the model to arrive."""
 
     def cost(
         self,
@@ -69,14 +69,14 @@ class Timed(Machine):
         groups: Groups,
         link: Link | None,
     ) -> Cost:
-        """Run all ranks; `pieces` are the bytes of each block."""
+        """Run all ranks and return the cost; `pieces` are the bytes of each block."""
         self.pieces, (self.alpha, self.beta, self.gamma), self.link = pieces, rates, link
         self.group = {rank: g for g, group in enumerate(groups) for rank in group}
         self.now = 0.0
-        self.free: dict[tuple[str, int], float] = {}  # from when on a port can be used
+        self.free: dict[tuple[str, int], float] = {}  # the time from which a port is free
         self.counter = itertools.count()
         self.events: list[tuple[float, int, Callable[[], Any]]] = []
-        self.queue: list[tuple[Any, ...]] = []  # messages that could begin but for the ports
+        self.queue: list[tuple[Any, ...]] = []  # messages that wait for free ports
         self.bytes_sent = [0] * self.size
         self.bytes_between = [0] * len(groups)
         proof = self.run()
@@ -93,16 +93,16 @@ class Timed(Machine):
             super()._drain()
 
     def _move(self, send: Posted, receive: Posted) -> None:
-        # First come, first served; of one round in the order written, of strands in their order.
+        # First come, first served; within a round in the order written, then by strand.
         turn = (self.now, send.strand.path, send.index, next(self.counter))
         insort(self.queue, (*turn, send, receive))
 
     def _begin_messages(self) -> None:
-        """Let every message begin whose ports are free."""
+        """Begin every message whose ports are free."""
         left = []
         for entry in self.queue:
             send, receive = entry[-2:]
-            ports, (alpha, beta) = self._way(send.strand.rank, receive.strand.rank)
+            ports, (alpha, beta) = self._ports(send.strand.rank, receive.strand.rank)
             if any(self.free.get(port, 0.0) > self.now * _SAME for port in ports):
                 left.append(entry)
                 continue
@@ -118,8 +118,8 @@ class Timed(Machine):
         if self.group[source] != self.group[target]:
             self.bytes_between[self.group[source]] += length
 
-    def _way(self, source: int, target: int) -> tuple[list[tuple[str, int]], tuple[float, float]]:
-        """Give the ports that a message needs, and its alpha and beta."""
+    def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], tuple[float, float]]:
+        """Return the ports that a message needs, and its alpha and beta."""
         ports = [("sends", source), ("receives", target)]
         here, there = self.group[source], self.group[target]
         if here == there:
@@ -169,12 +169,12 @@ def cost(
     window: int | None = None,
     link: Link | None = None,
 ) -> Cost:
-    """Give the time that a schedule takes.
+    """Return the cost of a schedule: its time and its bytes.
 
     Parameters
     ----------
     collective, choice, size, root, arity, groups, segments, window
-        As of :func:`~mpidist.schedule.prove`.
+        As for :func:`~mpidist.schedule.prove`.
     nbytes : int
         Bytes of the whole buffer.
     alpha : float
@@ -182,8 +182,8 @@ def cost(
     beta, gamma : float
         Seconds per byte sent, and per byte combined.
     link : Link, optional
-        What messages between `groups` take instead, and one at a time for each group and
-        direction; by default they are like others.
+        Alpha and beta of messages between `groups`, of which each group sends and receives one at
+        a time; by default these messages are like all others.
 
     Returns
     -------
@@ -201,10 +201,10 @@ def cost(
     6.0
     """
     if nbytes < 0:
-        raise InvalidArgument(f"nbytes={nbytes}: must be >= 0")
+        raise InvalidArgument(f"nbytes={nbytes}: expected a number >= 0")
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         if value < 0:
-            raise InvalidArgument(f"{name}={value}: must be >= 0")
+            raise InvalidArgument(f"{name}={value}: expected a number >= 0")
     _, machine = prepare(
         collective,
         choice,

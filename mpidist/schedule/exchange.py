@@ -1,4 +1,4 @@
-"""Who sends what to whom in the prover's machine: posted messages, and which belong together."""
+"""Posted messages of the prover's machine, and the matching of sends with receives."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Key = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
 
 @dataclass(eq=False, slots=True)
 class Posted:
-    """A send with its values, or a receive with its places, that a strand has posted."""
+    """A posted send with its values, or a posted receive with its places."""
 
     strand: Strand
     step: Send | Recv | Reduce
-    index: int  # in the round
+    index: int  # of the step in the round
     content: list[Any]
     clock: int
 
 
 class Exchange:
-    """The messages of all ranks: a send meets the receive of its rank, strand and turn.
+    """The messages of all ranks: sends match receives by peer, strand and order.
 
     Parameters
     ----------
     size : int
         Number of ranks.
     memory : Memory
-        Where the blocks are.
+        The buffers of all ranks.
     move : callable
-        Is called with the :class:`Posted` send and receive that belong together.
+        Called with each matching :class:`Posted` send and receive.
     """
 
     def __init__(self, size: int, memory: Memory, move: Callable[[Posted, Posted], None]):
@@ -45,7 +45,7 @@ class Exchange:
         self._receives: dict[Key, deque[Posted]] = {}
 
     def post(self, strand: Strand) -> None:
-        """Post every message of a strand's round; those whose partner is posted move at once."""
+        """Post every message of a strand's round; a message with a posted match moves at once."""
         rank, path, clock = strand.rank, strand.path, strand.clock
         posted = [
             Posted(strand, step, index, self._places(strand, step), clock)
@@ -96,7 +96,7 @@ class Exchange:
         return self.memory.places(strand, step.buffer, step.blocks)
 
     def _check_clashes(self, strand: Strand, posted: list[Posted]) -> None:
-        """Nothing may be overwritten in a round that also sends, reduces or receives it."""
+        """Raise if a round receives into a block that it also sends, reduces or receives."""
         overwritten: set[Place] = set()
         for item in posted:
             if isinstance(item.step, Recv):
@@ -109,12 +109,12 @@ class Exchange:
             return
         for item in posted:
             if not isinstance(item.step, Recv) and not overwritten.isdisjoint(item.content):
-                what = "sent" if isinstance(item.step, Send) else "reduced"
+                use = "sent" if isinstance(item.step, Send) else "reduced"
                 both = overwritten.intersection(item.content)
-                raise strand.error(f"is {what} and overwritten in one round", min(both)[1])
+                raise strand.error(f"is {use} and overwritten in one round", min(both)[1])
 
     def waiting(self, strand: Strand) -> list[Posted]:
-        """Give the messages of a strand's round that have found no partner."""
+        """Return the messages of a strand's round that have no match."""
         found = []
         for step in strand.steps:
             if isinstance(step, Copy):

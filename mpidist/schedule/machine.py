@@ -1,11 +1,11 @@
-"""A machine for the prover: every rank of a schedule, run on symbolic values.
+"""The prover's machine, which runs all ranks of a schedule on symbolic values.
 
 Messages are exchanged under the strictest rule that MPI allows: a message moves only when its send
-*and* its receive are posted, and a round ends only when all its messages have moved.  What cannot
-deadlock under this rule cannot deadlock with any amount of buffering.  Strands of a ``parallel``
-run side by side within their window; each has its own messages.
+*and* its receive are posted, and a round ends only when all its messages have moved.  A schedule
+that cannot deadlock under this rule cannot deadlock with any amount of buffering.  Strands of a
+``parallel`` run concurrently within their window; each has its own messages.
 
-The cost model is this machine with a clock of seconds, the pictures are what `watch` sees of it.
+The cost model is this machine with a clock of seconds; pictures are drawn from its `watch` calls.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .strand import Place, Strand
 
 @dataclass(frozen=True)
 class Proof:
-    """What was shown of a schedule for one size and root.
+    """The proof of a schedule for one size and root: its counts and properties.
 
     Attributes
     ----------
     rounds : int
         Largest number of rounds of any rank (of all its strands together).
     depth : int
-        Rounds on the longest chain of messages, each of which waits for the one before.
+        Length of the longest chain of messages that wait for each other.
     messages : int
-        Messages of all ranks together; `sent` gives them rank by rank.
+        Messages of all ranks together; `sent` has those of each rank.
     blocks_moved : int
-        Blocks in all messages together; `blocks_sent` gives them rank by rank.
+        Blocks of all messages together; `blocks_sent` has those of each rank.
     reductions : int
-        Blocks combined, over all ranks.
+        Blocks combined on all ranks together.
     written : tuple of int
-        Distinct blocks of ``out`` and ``tmp`` that each rank writes: its need of memory.
+        Distinct blocks of ``out`` and ``tmp`` that each rank writes: the memory that it needs.
     ordered : bool
-        Every result combines the contributions in rank order.
+        Whether every result combines the contributions in rank order.
     identical : bool
-        All ranks compute each result by the very same expression, and so get the same bits.
+        Whether all ranks compute each result by the same expression, and so get the same bits.
     """
 
     collective: str
@@ -66,21 +66,21 @@ Watch = Callable[[object, Strand, "Posted | None"], None]
 
 
 class Machine:
-    """All ranks of one schedule, run symbolically; `run` gives the proof.
+    """All ranks of one schedule, which `run` executes symbolically to return the proof.
 
     Parameters
     ----------
     contract : Contract
-        What is to be shown.
+        The contract to prove.
     parts : iterable of schedules
-        The part of each rank.
+        The schedule of each rank.
     root, count : int
         The root, and the number of blocks that the data are cut into.
     equal_blocks : bool
-        Whether blocks may be put into places of other blocks.
+        Whether all blocks have one length, so that a block may be put into another block's place.
     watch : callable, optional
-        Is called ``watch(step, strand, send)`` when a message has come (at `arrival`; `step` is
-        the Recv or Reduce, `send` the posted send) and when a Copy was made (`send` is None).
+        Called as ``watch(step, strand, send)`` when a message has arrived (at time `arrival`;
+        `step` is the Recv or Reduce, `send` the posted send) and after a Copy (`send` is None).
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Machine:
         self.ready: deque[Strand] = deque()
         self.live: set[Strand] = set()
         self.depth = 0
-        self.arrival = 0  # tick at which the latest message came
+        self.arrival = 0  # tick at which the latest message arrived
         self.unordered: tuple[int, int] | None = None
         self.rounds = [0] * size
 
     def run(self) -> Proof:
-        """Run every rank to its end, check the end state, and give the proof."""
+        """Run every rank to its end, check the end state, and return the proof."""
         for rank, part in enumerate(self.parts):
             self._start(Strand(rank, iter(part)))
         self._drain()
@@ -137,12 +137,12 @@ class Machine:
         self.ready.append(strand)
 
     def _drain(self) -> None:
-        """Let every strand go on that can."""
+        """Advance strands until none is ready."""
         while self.ready:
             self._advance(self.ready.popleft())
 
     def _advance(self, strand: Strand) -> None:
-        """Bring a strand whose messages have moved to its next round that has to wait."""
+        """Advance a strand whose messages have moved to the next round in which it must wait."""
         if strand.steps:
             self._finish_round(strand)
         for item in strand.rounds:
@@ -153,7 +153,7 @@ class Machine:
             strand.steps = steps_of(item)
             strand.number += 1
             self.rounds[strand.rank] += 1
-            strand.pending = 1  # held until all is posted, so that it is not taken up too early
+            strand.pending = 1  # so that the strand is not woken before all messages are posted
             self.exchange.post(strand)
             strand.pending -= 1
             if strand.pending:
@@ -189,7 +189,7 @@ class Machine:
             self.ready.append(parent)
 
     def _finish_round(self, strand: Strand) -> None:
-        """Apply what has come, and the copies, in the order written."""
+        """Apply the received messages and the copies, in the order written."""
         steps, strand.steps = strand.steps, ()
         memory = self.memory
         for index, step in enumerate(steps):
@@ -220,7 +220,7 @@ class Machine:
     # -- messages -------------------------------------------------------------------------------
 
     def _move(self, send: Posted, receive: Posted) -> None:
-        """Let a message come: it has taken one tick since both sides were there."""
+        """Deliver a message, one tick after both its send and its receive were posted."""
         sender, receiver = send.strand, receive.strand
         receiver.received[receive.index] = (receive.content, send.content)
         self.arrival = after = max(send.clock, receive.clock) + 1
@@ -234,7 +234,7 @@ class Machine:
                 self._wake(strand)
 
     def _wake(self, strand: Strand) -> None:
-        """Take up a strand all of whose messages have come."""
+        """Make a strand ready, since all its messages have moved."""
         self.ready.append(strand)
 
     def _check_nothing_left(self) -> None:

@@ -1,4 +1,4 @@
-"""The buffers of every rank in the prover's machine: symbolic values, and who may use them how."""
+"""The buffers of all ranks in the prover's machine, with symbolic values and access checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .terms import Terms
 
 
 class Memory:
-    """What every block of every rank holds, from the start state of the contract to its end."""
+    """The value of every block of every rank, from the contract's start state to its end state."""
 
     def __init__(self, contract: Contract, size: int, root: int, count: int, equal_blocks: bool):
         self.contract, self.size, self.root, self.count = contract, size, root, count
@@ -28,27 +28,27 @@ class Memory:
         self._equal = equal_blocks
 
     def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[Place]:
-        """Give the places that a step names."""
+        """Return the places that a step names."""
         if buffer not in BUFFERS:
-            raise strand.error(f"{buffer!r} is no buffer; known: {', '.join(BUFFERS)}")
+            raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(BUFFERS)}")
         return [(buffer, b) for b in block_tuple(spec)]
 
     def read(self, strand: Strand, places: list[Place]) -> list[int]:
-        """Give the values at some places."""
+        """Return the values at these places."""
         buffers = self.values[strand.rank]
         values = []
         for place in places:
             buffer, block = place
             value = buffers[buffer].get(block)
             if value is None:
-                raise strand.error(f"{buffer!r} holds nothing there that could be read", block)
+                raise strand.error(f"reads {buffer!r} where nothing was written", block)
             if strand.siblings is not None:
                 strand.touch(place, False)
             values.append(value)
         return values
 
     def write(self, strand: Strand, place: Place, value: int) -> None:
-        """Put a value at a place, if that is allowed and certainly of its length."""
+        """Write a value to a place; raise if it is not writable, or may have another length."""
         buffer, block = place
         rank = strand.rank
         if buffer == "in":
@@ -63,7 +63,7 @@ class Memory:
         self.written[rank][place] = strand.number
 
     def reduce(self, strand: Strand, peer: int, place: Place, value: int) -> None:
-        """Combine a value that came from `peer` into a place, the lower rank's operand first."""
+        """Combine a value received from `peer` into a place, the lower rank's operand first."""
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
         self.reductions += 1
@@ -86,14 +86,14 @@ class Memory:
             raise strand.error(message, block)
 
     def check_end(self, rounds: list[int]) -> tuple[tuple[int, int] | None, bool]:
-        """Check the end state that the contract promises, after so many rounds of each rank.
+        """Check the end state of the contract; `rounds` is the number of rounds of each rank.
 
         Returns
         -------
         unordered : tuple of int or None
             Rank and block of the first result that does not combine in rank order.
         identical : bool
-            Whether all ranks compute each result by the very same expression.
+            Whether all ranks compute each result by the same expression.
         """
         contract, size, root, n = self.contract, self.size, self.root, self.count
         unordered: tuple[int, int] | None = None

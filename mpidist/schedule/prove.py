@@ -1,4 +1,4 @@
-"""``prove``: all ranks of an algorithm run symbolically, for a proof or a counter-example."""
+"""The prover: it runs all ranks of an algorithm symbolically, for a proof or counter-example."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ def prove(
     segments: int = 1,
     window: int | None = None,
 ) -> Proof:
-    """Prove that a schedule does what its collective promises, for one size and root.
+    """Prove that a schedule fulfils the contract of its collective, for one size and root.
 
     Parameters
     ----------
     collective : str
-        The promise to be kept, for example ``"allreduce"``.
+        Name of the collective, for example ``"allreduce"``.
     schedule : str, Algorithm, Choice or callable
         A registered algorithm, or any generator function ``(rank, size, *, root, arity, groups)``.
     size : int
         Number of ranks, ≥ 1.
     root : int
-        The root; of no meaning to collectives that have none.
+        The root; ignored for collectives without one.
     blocks : int, optional
-        Number of blocks that the data are cut into; by default what the algorithm or contract says.
+        Number of blocks that the data are cut into; by default that of the algorithm or contract.
     arity : int
-        For algorithms that have one.
+        Arity of the tree, for algorithms that have one.
     groups : tuple of tuple of int, optional
-        Which ranks share a node; by default all.
+        The ranks of each node; by default all ranks are on one node.
     equal_blocks : bool
-        Allow blocks to be put in places of other blocks, as for blocks of one length.
+        Whether all blocks have one length, so that a block may be put into another block's place.
     segments : int
-        Pieces that every block is cut into, each with its own strand (see
+        Number of pieces of every block, each with its own strand (see
         :func:`~mpidist.schedule.segmented`).
     window : int, optional
-        How many segments may be under way at a time; all of them by default.
+        Largest number of segments in flight at a time; by default all.
 
     Returns
     -------
     Proof
-        Counts of rounds, messages and blocks, and what else was shown.
+        Counts of rounds, messages and blocks, and the properties of the schedule.
 
     Raises
     ------
     ScheduleError
-        The counter-example: rank, round and block where the promise is broken.
+        The counter-example: rank, round and block where the contract is violated.
     """
     known, machine = prepare(
         collective,
@@ -99,9 +99,10 @@ def prepare(
     window: int | None = None,
     machine: Callable[..., Machine] = Machine,
 ) -> tuple[Algorithm, Machine]:
-    """Give the algorithm, and a machine that holds all ranks of its schedule, ready to run.
+    """Return the algorithm, and a machine with all ranks of its schedule, ready to run.
 
-    Parameters as of :func:`prove`; `machine` makes the machine: proof, cost and picture share this.
+    Proof, cost and pictures share it.  Parameters are those of :func:`prove`; `machine` is the
+    class of the machine.
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
@@ -118,7 +119,7 @@ def prepare(
     if known is None:
         if not callable(schedule):
             raise InvalidArgument(
-                f"schedule={schedule!r}: allowed are a name, an algorithm, or a generator function"
+                f"schedule={schedule!r}: expected a name, an algorithm, or a generator function"
             )
         known = _unregistered(collective, schedule, blocks, equal_blocks)
     count = blocks if blocks is not None else known.block_count(size, groups=groups)
@@ -135,7 +136,7 @@ def prepare(
 
 def _check(value: object, least: int, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InvalidArgument(f"{name}={value!r}: allowed are whole numbers >= {least}")
+        raise InvalidArgument(f"{name}={value!r}: expected a whole number >= {least}")
 
 
 def _unregistered(

@@ -1,4 +1,4 @@
-"""What a picture of a schedule shows: its messages and copies, each with the time of its coming."""
+"""The messages and copies of a schedule with their times, from which pictures are drawn."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .strand import Strand
 
 @dataclass(frozen=True)
 class Move:
-    """One message that came, or one copy within a rank.
+    """One message between ranks, or one copy within a rank.
 
     Attributes
     ----------
     time : int
-        Messages on the longest chain that ends with this one; of a copy, those before it.
+        Length of the longest chain of messages that ends with this one; for a copy, before it.
     source, target : int
-        Ranks; the same for a copy.
+        Sending and receiving rank; equal for a copy.
     kind : {"receive", "reduce", "copy"}
-        What becomes of the blocks.
+        Whether the blocks are received, received and combined, or copied.
     sent, received : str
-        The blocks as the sender and the receiver call them, with the buffer if it is not ``out``.
+        Names of the blocks on both sides, with the buffer if it is not ``out``.
     strand : tuple of int
-        The strand; empty outside of any ``parallel``.
+        Path of the strand; empty outside of any ``parallel``.
     send_index, receive_index : int
-        Which step of their rounds the two sides are.
+        Index of the step in the round, on both sides.
     """
 
     time: int
@@ -47,7 +47,7 @@ class Move:
 
 @dataclass
 class Reading:
-    """All that happens in a schedule, in the order of the prover's machine."""
+    """All messages and copies of a schedule, by time."""
 
     title: str
     size: int
@@ -56,16 +56,16 @@ class Reading:
 
     @property
     def strands(self) -> list[tuple[int, ...]]:
-        """The strands that send anything."""
+        """The strands that have messages or copies."""
         return sorted({move.strand for move in self.moves})
 
     @property
     def times(self) -> list[int]:
-        """The times at which anything happens."""
+        """The times of messages and copies."""
         return sorted({move.time for move in self.moves})
 
     def name(self, strand: tuple[int, ...]) -> str:
-        """Give a strand's letter, with a colon; nothing where there is but one."""
+        """Return a strand's letters with a colon; empty if there is only one strand."""
         if len(self.strands) < 2 or not strand:
             return ""
         return ".".join(_letter(number) for number in strand) + ":"
@@ -81,12 +81,12 @@ def read(
     segments: int = 1,
     window: int | None = None,
 ) -> Reading:
-    """Run a schedule on the prover's machine and write down what happens.
+    """Run a schedule on the prover's machine and return its messages and copies.
 
     Raises
     ------
     ScheduleError
-        If it is wrong: nothing is drawn that cannot be proved.
+        If the schedule is wrong: only proved schedules are drawn.
     """
     moves: list[Move] = []
     if isinstance(choice, str):
@@ -101,7 +101,7 @@ def read(
         segments=segments,
         window=window,
     )
-    machine.watch = _Scribe(machine, moves)
+    machine.watch = _Recorder(machine, moves)
     proof = machine.run()
     title = f"{known.label} on {size} rank{'s' if size > 1 else ''}"
     if "arity" in known.uses:
@@ -115,13 +115,13 @@ def read(
 
 
 def _order(move: Move) -> tuple:
-    """Sort by time; then short ways first, so that pictures of like rounds look alike."""
+    """Return the sort key: time, then distance, so that pictures of similar rounds look alike."""
     distance = abs(move.target - move.source)
     return move.time, move.strand, move.kind == "copy", distance, move.source, move.send_index
 
 
-class _Scribe:
-    """Writes down what it sees of a machine."""
+class _Recorder:
+    """A `watch` function that records a machine's messages and copies."""
 
     def __init__(self, machine: Machine, moves: list[Move]):
         self.machine, self.moves = machine, moves
@@ -146,7 +146,7 @@ class _Scribe:
 
 
 def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str:
-    """Give blocks in brackets, runs of them shortened; ``[all]`` for all, nothing where one is all.
+    """Return block numbers as text in brackets: ``[all]`` for all, empty if there is only one.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str
 
 
 def _letter(number: int) -> str:
-    """Give a, b, … z, aa, ab, … for 0, 1, …."""
+    """Return a, b, … z, aa, ab, … for 0, 1, …."""
     letters = ""
     number += 1
     while number:

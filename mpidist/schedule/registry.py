@@ -1,4 +1,4 @@
-"""Where algorithms are found: ``@algorithm``, lookup by name, what each declares about itself."""
+"""The registry of algorithms: the decorator ``@algorithm``, look-up by name, declarations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SINGLE_COPY = "single_copy"
 
 
 class Registered:
-    """A generator that was registered; a mixin of dataclasses with the field `function`."""
+    """A registered generator; a mixin for dataclasses with the field `function`."""
 
     function: Callable[..., Any]
 
@@ -35,47 +35,51 @@ class Registered:
 
 
 def check_name(name: object, kind: str, reserved: Container[str]) -> None:
-    """Raise InvalidArgument if nothing can be registered under a name."""
+    """Raise InvalidArgument if a name is not allowed for registration."""
     if not isinstance(name, str) or not name or {":", "/"} & set(name) or name in reserved:
         raise InvalidArgument(
-            f"{name!r} cannot name {kind}: it is reserved, empty or has a ':' or '/'"
+            f"name={name!r}: not a name for {kind}: it is reserved, empty or has a ':' or '/'"
         )
 
 
-def check_made(made: object, label: str, what: str, rank: int) -> None:
-    """Raise ScheduleError if a function gave nothing to go through, as one without yield does."""
+def check_made(made: object, label: str, items: str, rank: int) -> None:
+    """Raise ScheduleError if a function returned no iterable, as one without yield does."""
     if not isinstance(made, Iterable):
-        raise ScheduleError(f"{label} gave {made!r}; it must yield its {what}", rank=rank)
+        raise ScheduleError(f"{label} returned {made!r}; it must yield its {items}", rank=rank)
 
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
 EXECUTORS = ("native", "symmetric", "staged", "single_copy")
-"""Executors that run no registered algorithm; their names stand where an algorithm's may."""
+"""Executors that run no registered algorithm; ``algorithm=`` takes their names too."""
 RESERVED = ("auto", *EXECUTORS)
-"""Names of ways that are no algorithms."""
+"""Values of ``algorithm=`` that are not algorithms, and cannot be registered."""
 
 Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Algorithm(Registered):
-    """One registered algorithm: a generator and what it declares.
+    """One registered algorithm: a generator and its declarations.
 
     Attributes
     ----------
     collective, name : str
-        What it is called by.
+        Name of the collective, and of the algorithm.
     function : callable
-        The generator ``(rank, size, *, root, arity, groups, blocks, local, across)``, keywords as
-        far as it uses them.
+        The generator ``f(rank, size, *, root, arity, groups, blocks, local, across)``, with those
+        keywords that it uses.
+    blocks : int, callable or None
+        Number of blocks that the data are cut into; None for the contract's default.
     ordered : bool
-        It claims to combine operands in rank order, and so serves non-commutative operations.
+        Whether it combines operands in rank order, and so serves non-commutative operations.
+    requires : callable or None
+        Returns why a size and groups cannot be served, or None.
     equal_blocks : bool
-        It moves blocks through places of other blocks, and so needs them all of one length.
+        Whether all blocks must have one length, because they move through each other's places.
     uses : frozenset of str
-        Which keywords it takes: ``blocks`` is the number of blocks that the data are cut into.
+        Keywords of `function`: ``blocks`` is the number of blocks that the data are cut into.
     local, across : str
-        The algorithms that it plays inside the nodes and between them, where it is made of others.
+        Names of the algorithms inside and between the nodes, for hierarchical algorithms.
     """
 
     collective: str
@@ -91,22 +95,22 @@ class Algorithm(Registered):
 
     @property
     def contract(self) -> Contract:
-        """The promise of the collective."""
+        """The contract of the collective."""
         return COLLECTIVES[self.collective]
 
     @property
     def label(self) -> str:
-        """``"collective name"``, as in messages and listings."""
+        """The name in messages and listings: ``"collective name"``."""
         return f"{self.collective} {self.name}"
 
     def unsupported(self, size: int, groups: Groups | None = None, **_: Any) -> str | None:
-        """Give the reason why it cannot serve this size and these groups, or None if it can."""
+        """Return why the algorithm cannot serve this size and these groups, or None if it can."""
         if self.requires is None:
             return None
         return self._ask(self.requires, size, groups)
 
     def block_count(self, size: int, groups: Groups | None = None, **_: Any) -> int:
-        """Give the number of blocks that the data are cut into."""
+        """Return the number of blocks that the data are cut into."""
         if self.blocks is None:
             return self.contract.default_blocks(size)
         if isinstance(self.blocks, int):
@@ -114,21 +118,21 @@ class Algorithm(Registered):
         return self._ask(self.blocks, size, groups)
 
     def _ask(self, function: Callable[..., Any], size: int, groups: Groups | None) -> Any:
-        """Call what it declares, as :func:`_asking` made it."""
+        """Return the result of a declared function, wrapped by :func:`_asking`."""
         known = {"groups": _groups(groups, size), "local": self.local, "across": self.across}
         return function(size, known)
 
     def schedule(
         self, rank: int, size: int, root: int = 0, arity: int = 2, groups: Groups | None = None
     ) -> Schedule:
-        """Give the rounds of one rank.
+        """Return the rounds of one rank.
 
         Raises
         ------
         Unsupported
-            If the algorithm does not serve this size; the message names what does.
+            If the algorithm does not serve this size; the message names algorithms that do.
         ScheduleError
-            If its function gives no rounds.
+            If its function returns no rounds.
         """
         reason = self.unsupported(size, groups=groups)
         if reason is not None:
@@ -154,21 +158,21 @@ class Algorithm(Registered):
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm with its parameter: ``"tree:4"`` is the tree with ``arity=4``."""
+    """An algorithm with its arity, if given: ``"tree:4"`` is the tree with ``arity=4``."""
 
     algorithm: Algorithm
     arity: int | None = None
 
     @property
     def name(self) -> str:
-        """The name it was asked for by, for example ``"tree:4"``."""
+        """The name of the choice, for example ``"tree:4"``."""
         suffix = "" if self.arity is None else f":{self.arity}"
         return self.algorithm.name + suffix
 
 
 _registry: dict[tuple[str, str], Algorithm] = {}
 GENERATION = [0]
-"""The number that `generation` gives, to be read where a call of a function counts."""
+"""The number that `generation` returns, for callers that cannot afford a function call."""
 
 
 def algorithm(
@@ -185,19 +189,19 @@ def algorithm(
     Parameters
     ----------
     collective : str
-        One of :data:`~mpidist.schedule.contract.COLLECTIVES`.
+        Name of the collective, one of :data:`~mpidist.schedule.contract.COLLECTIVES`.
     name : str
-        What users write in ``algorithm=``; registering a name again replaces the older one.
+        Name for ``algorithm=``; registering a name again replaces the older algorithm.
     blocks : int or callable, optional
-        Number of blocks the data are cut into; a callable gets `size`, and `groups`, `local` and
-        `across` as far as it names them.
-        By default one per rank where the collective deals in blocks per rank, else 1.
+        Number of blocks the data are cut into; a callable gets `size`, and those of `groups`,
+        `local` and `across` that are among its parameters.  By default one block per rank for
+        collectives with parts per rank, else 1.
     ordered : bool
-        Claim that operands are combined in rank order (proved).
+        Whether operands are combined in rank order (the prover checks it).
     requires : callable, optional
-        Gets what `blocks` gets; returns why that cannot be served, or None.
+        Function of the parameters of `blocks` that returns why they cannot be served, or None.
     equal_blocks : bool
-        Declare that all blocks must have one length.
+        Whether all blocks must have one length.
 
     Returns
     -------
@@ -224,25 +228,25 @@ def algorithm(
 
 
 def algorithms(collective: str | None = None) -> list[Algorithm]:
-    """List the registered algorithms, of one collective or of all, in order of registration."""
+    """Return the registered algorithms, of one collective or of all, in order of registration."""
     if collective is not None and collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
     return [a for a in _registry.values() if collective in (None, a.collective)]
 
 
 def find(collective: str, name: str) -> Choice:
-    """Look an algorithm up by name.
+    """Return the algorithm of a name, with its arity or levels.
 
-    ``"tree:4"`` gives a tree its arity, ``"hierarchical/direct/ring"`` names the algorithms that
-    one made of two levels plays inside the nodes and between them.
+    ``"tree:4"`` is a tree of arity 4; ``"hierarchical/direct/ring"`` is a hierarchical algorithm
+    with ``direct`` inside the nodes and ``ring`` between them.
 
     Raises
     ------
     UnknownName
-        With the nearest names, if there is none.
+        If the name is not registered; the message has the most similar names.
     InvalidArgument
-        If the part after the colon is not an arity ≥ 2, or the algorithm has none; or it has no
-        levels, or is not given two.
+        If the part after the colon is not an arity ≥ 2 or the algorithm has no arity; if the
+        algorithm has no levels, or the name has not two of them.
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
@@ -253,7 +257,7 @@ def find(collective: str, name: str) -> Choice:
     base, colon, parameter = str(name).partition(":")
     if base in RESERVED:
         raise InvalidArgument(
-            f"{collective} algorithm {name!r}: {base} is no schedule, but a way to serve a call"
+            f"{collective} algorithm {name!r}: {base} is not a schedule; only calls take this name"
         )
     found = _registry.get((collective, base))
     if found is None:
@@ -264,43 +268,45 @@ def find(collective: str, name: str) -> Choice:
     if "arity" not in found.uses:
         raise InvalidArgument(f"{collective} algorithm {name!r}: {base} has no arity")
     if not parameter.isdigit() or int(parameter) < 2:
-        raise InvalidArgument(f"{collective} algorithm {name!r}: the arity must be a number >= 2")
+        raise InvalidArgument(
+            f"{collective} algorithm {name!r}: arity {parameter!r}: expected a number >= 2"
+        )
     return Choice(found, int(parameter))
 
 
 def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
-    """Give a two-level algorithm that is made of others than by default."""
+    """Return a hierarchical algorithm with other algorithms on its two levels."""
     if not found.local:
         raise InvalidArgument(f"{found.collective} algorithm {name!r}: {found.name} has no levels")
     local, slash, across = levels.partition("/")
     if not local or not across or "/" in across:
         raise InvalidArgument(
-            f"{found.collective} algorithm {name!r}: give two algorithms, as in "
+            f"{found.collective} algorithm {name!r}: expected two algorithms, such as "
             f"{found.name}/{found.local}/{found.across}"
         )
     return replace(found, name=name, local=local, across=across)
 
 
 def generation() -> int:
-    """Give a number that changes with every registration, for those who keep what they found."""
+    """Return a number that changes with every registration, which invalidates cached look-ups."""
     return GENERATION[0]
 
 
 def unregister(collective: str, name: str) -> None:
-    """Forget an algorithm, for example one that a test registered."""
+    """Remove an algorithm, for example one that a test registered."""
     _registry.pop((collective, name), None)
     GENERATION[0] += 1
 
 
 def registered(function: Callable[..., Schedule]) -> Algorithm | None:
-    """Give the algorithm that `function` was registered as, or None."""
+    """Return the algorithm that `function` was registered as, or None."""
     return next((a for a in _registry.values() if a.function is function), None)
 
 
 def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any]:
-    """Return ``ask(size, known)``: `function` of the size and those known values that it names.
+    """Return ``ask(size, known)``, which calls `function` with its own parameters among `known`.
 
-    The signature is read once: that takes 20 µs, and every binding asks.
+    The signature is read only once, because that takes 20 µs and every binding calls it.
     """
     parameters = inspect.signature(function).parameters
 
@@ -311,5 +317,5 @@ def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any
 
 
 def _groups(groups: Iterable[Iterable[int]] | None, size: int) -> Groups:
-    """Give the groups as tuples; by default every rank is in one group."""
+    """Return the groups as tuples; by default all ranks are one group."""
     return (tuple(range(size)),) if groups is None else tuple(tuple(g) for g in groups)

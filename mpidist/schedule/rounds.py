@@ -1,4 +1,4 @@
-"""The words a schedule is written in: steps, rounds, strands.  No buffer, no tag, no I/O.
+"""The elements of a schedule: steps, rounds and strands, without buffers, tags or I/O.
 
 A *schedule* is an iterable of rounds for one rank.  A *round* is one step, a tuple of steps that
 are in flight together, or a :class:`Parallel` of independent strands::
@@ -40,8 +40,8 @@ class Recv:
 class Reduce:
     """Receive one message from `peer` and combine it into `blocks` of `buffer`.
 
-    The operand of the lower rank stands on the left, so that every rank that combines the same two
-    values gets the same bits.
+    The operand of the lower rank is the left one, so that all ranks that combine the same two
+    values get the same bits.
     """
 
     peer: int
@@ -51,7 +51,7 @@ class Reduce:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Copy:
-    """Copy blocks within this rank, after the messages of the round have come."""
+    """Copy blocks within this rank, after the messages of the round have arrived."""
 
     source_blocks: Blocks
     target_blocks: Blocks
@@ -65,11 +65,11 @@ STEPS = (Send, Recv, Reduce, Copy)
 
 @dataclass(slots=True)
 class Parallel:
-    """Independent strands on disjoint blocks; at most `window` of them under way at a time.
+    """Independent strands on disjoint blocks, at most `window` of them in progress at a time.
 
     Strand ``k + window`` starts when strand k has ended, the same on every rank, so the lowest
-    unfinished strand is under way everywhere and a bounded window cannot deadlock.  Messages match
-    within a strand only.
+    unfinished strand is in progress on all ranks, and a bounded window cannot deadlock.  Messages
+    match within a strand only.
     """
 
     strands: tuple[Iterable, ...]
@@ -101,55 +101,55 @@ def blocks(n: int, p: int) -> list[slice]:
     [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
     """
     if n < 0 or p < 1:
-        raise ValueError(f"blocks(n={n}, p={p}): n must be >= 0 and p >= 1")
+        raise ValueError(f"blocks(n={n}, p={p}): expected n >= 0 and p >= 1")
     base, longer = divmod(n, p)
     starts = [i * base + min(i, longer) for i in range(p + 1)]
     return [slice(a, b) for a, b in zip(starts, starts[1:])]
 
 
 def block_tuple(spec: Blocks) -> tuple[int, ...]:
-    """Give the block numbers that `spec` stands for, in the order in which they are packed."""
+    """Return the block numbers of `spec`, in the order in which they are packed."""
     return (spec,) if isinstance(spec, int) else tuple(spec)
 
 
 def steps_of(item: Step | tuple[Step, ...]) -> tuple[Step, ...]:
-    """Give a round as a tuple of steps."""
+    """Return a round as a tuple of steps."""
     return item if isinstance(item, tuple) else (item,)
 
 
 def parallel(*schedules: Schedule, window: int | None = None) -> Parallel:
-    """Run schedules side by side on disjoint blocks, each with its own rounds and messages.
+    """Return schedules as concurrent strands on disjoint blocks, each with its own messages.
 
     Parameters
     ----------
     *schedules : iterable of rounds
-        The strands, in an order that is the same on every rank.
+        The strands, in the same order on every rank.
     window : int, optional
-        How many may be under way at a time; all of them by default.
+        Largest number of strands in progress at a time; by default all.
 
     Returns
     -------
     Parallel
-        To be yielded: ``yield parallel(a, b)``.
+        The strands, for ``yield parallel(a, b)``.
     """
     if window is not None and window < 1:
-        raise ValueError(f"parallel(window={window}): must be >= 1")
+        raise ValueError(f"parallel(window={window}): expected a number >= 1")
     return Parallel(tuple(schedules), window)
 
 
 def on(
     group: Sequence[int], schedule: Schedule, blocks: Callable[[int], Blocks] | None = None
 ) -> Iterator[Round]:
-    """Play a schedule written for ranks ``0 … len(group) - 1`` on the ranks of `group`.
+    """Yield a schedule for ranks ``0 … len(group) - 1``, renumbered for the ranks of `group`.
 
     Parameters
     ----------
     group : sequence of int
-        ``group[i]`` is the rank that plays rank `i`.
+        ``group[i]`` is the rank that runs the part of rank `i`.
     schedule : iterable of rounds
         This rank's part, in the numbering of the group.
     blocks : callable, optional
-        Maps a block of `schedule` to the block or blocks of the enclosing one that it stands for.
+        Maps a block of `schedule` to one or more blocks of the enclosing schedule.
 
     Yields
     ------
@@ -188,22 +188,22 @@ def _refine(spec: Blocks, to: Callable[[int], Blocks]) -> Blocks:
 def segmented(
     make: Callable[[], Schedule], size: int, segments: int, window: int | None = None
 ) -> Schedule:
-    """Cut every block into `segments` pieces and pipeline the schedule over them.
+    """Return a schedule pipelined over segments: each block is cut into `segments` pieces.
 
-    Segmentation is ``parallel`` over segments: strand k plays the whole schedule on piece k of
+    Segmentation is ``parallel`` over segments: strand k runs the whole schedule on piece k of
     every block.  (Merging the segments into one sequence of rounds would deadlock reduce +
     broadcast trees deeper than two.)
 
     Parameters
     ----------
     make : callable
-        Gives a fresh copy of this rank's schedule.
+        Returns a new copy of this rank's schedule.
     size : int
         Number of ranks.
     segments : int
         Pieces per block; piece k of block b is block ``b * segments + k`` of the result.
     window : int, optional
-        How many segments may be under way at a time.
+        Largest number of segments in progress at a time; by default all.
     """
     if segments == 1:
         return make()

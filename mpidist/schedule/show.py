@@ -1,4 +1,4 @@
-"""Pictures of a schedule: ``text`` for the terminal, ``svg`` for documents."""
+"""Pictures of schedules: ``text`` for the terminal, ``svg`` for documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STYLE = (
 
 
 def draw(reading: Reading) -> str:
-    """Give a reading as an ``<svg>`` element that needs nothing else."""
+    """Return the picture of a schedule as a self-contained ``<svg>`` element."""
     column = max(_COLUMN, 24 + 7 * max((len(_label(reading, m)) for m in reading.moves), default=0))
     copies = any(m.kind == "copy" for m in reading.moves)
     x = [_MARGIN + 40 + column * rank for rank in range(reading.size)]
@@ -67,7 +67,7 @@ def draw(reading: Reading) -> str:
 
 
 def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
-    """Give each move of one time a lane of its own where it would cross others."""
+    """Return a lane for each move of one time, so that moves do not cross within a lane."""
     taken: list[list[tuple[float, float]]] = []
     lanes = []
     copying: int | None = None
@@ -75,7 +75,7 @@ def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
         low, high = sorted((move.source, move.target))
         span = (low, low + 0.9) if move.kind == "copy" else (float(low), float(high))
         if move.kind == "copy" and copying is None:
-            copying = len(taken)  # below the messages: it is made when they have come
+            copying = len(taken)  # below the messages, since copies follow them
         free = (
             lane
             for lane, spans in enumerate(taken)
@@ -91,7 +91,7 @@ def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
 
 
 def _label(reading: Reading, move: Move) -> str:
-    """Give what is written on an arrow: strand, a plus for combining, and the blocks."""
+    """Return the text on an arrow: strand, a plus for combining, and the blocks."""
     blocks = move.sent if move.sent == move.received else f"{move.sent}⇒{move.received}"
     return f"{reading.name(move.strand)}{'+' if move.kind == 'reduce' else ''}{blocks}"
 
@@ -105,7 +105,7 @@ def _arrow(reading: Reading, move: Move, x: list[int], y: float) -> str:
     a, b = x[move.source], x[move.target]
     inset = 3 if a < b else -3
     dash = ' stroke-dasharray="7 3"' if move.strand and move.strand[-1] % 2 else ""
-    # Near the sender, not in the middle: there a label would stand on a rank's line.
+    # Near the sender: in the middle a label would cover another rank's line.
     middle = a + (b - a) / (2 * abs(move.target - move.source))
     height = y + 10 * (middle - a) / (b - a)
     arrow = (
@@ -179,33 +179,33 @@ def text(
     groups: Groups | None = None,
     segments: int = 1,
 ) -> str:
-    """Draw a schedule as a table: ranks across, times down, who sends which blocks to whom.
+    """Return a schedule as a text table of its messages: a column per rank, a row per time.
 
     Parameters
     ----------
     collective : str
-        For example ``"allreduce"``.
+        Name of the collective, for example ``"allreduce"``.
     choice : str, Algorithm or Choice
-        The algorithm: ``"ring"``, ``"tree:4"``, or what :func:`~mpidist.schedule.find` gives.
+        The algorithm: ``"ring"``, ``"tree:4"``, or a result of :func:`~mpidist.schedule.find`.
     size, root : int
-        Number of ranks; the root.
+        Number of ranks, and the root.
     arity : int
-        For algorithms that have one; an arity in `choice` comes first.
+        Arity for algorithms that have one, unless `choice` has it.
     groups : tuple of tuple of int, optional
-        Which ranks share a node; by default all.
+        The ranks of each node; by default all ranks are on one node.
     segments : int
-        Pieces that every block is cut into.
+        Number of pieces of every block.
 
     Returns
     -------
     str
-        Lines without a newline at the end.  Time t holds what can come no sooner than after t
-        messages, one after the other: the number of lines is the depth of the schedule.
+        Lines without a newline at the end.  Row t has the messages that arrive after a chain of t
+        messages: the number of rows is the depth of the schedule.
 
     Raises
     ------
     ScheduleError
-        If the schedule is wrong: nothing is drawn that cannot be proved.
+        If the schedule is wrong: only proved schedules are drawn.
     """
     reading = read(collective, choice, size, root, arity, groups, segments)
     heads = ["time", *(f"rank {rank}" for rank in range(size))]
@@ -226,20 +226,20 @@ def svg(
     groups: Groups | None = None,
     segments: int = 1,
 ) -> str:
-    """Draw a schedule as a self-contained SVG: a line for each rank, an arrow for each message.
+    """Return a schedule as a self-contained SVG: a line per rank, an arrow per message.
 
-    Parameters and errors as of :func:`text`.
+    Parameters and errors are those of :func:`text`.
 
     Returns
     -------
     str
-        An ``<svg>`` element without scripts and references.
+        An ``<svg>`` element without scripts or references.
     """
     return draw(read(collective, choice, size, root, arity, groups, segments))
 
 
 def summary(reading: Reading) -> str:
-    """Give the counts of a schedule in one line."""
+    """Return the counts of a schedule as one line of text."""
     proof = reading.proof
     counts = (
         (proof.block_count, "block"),
@@ -267,7 +267,7 @@ def _heading(reading: Reading) -> list[str]:
 
 
 def _cell(reading: Reading, rank: int, moves: Iterable[Move]) -> list[str]:
-    """Give the lines for one rank and time; moves of the same blocks share a line."""
+    """Return the lines for one rank and time; moves of the same blocks share a line."""
     entries: dict[tuple[str, bool, str, str], list[tuple[int, int]]] = {}
     copies = []
     for move in moves:
@@ -296,7 +296,7 @@ def _line_order(entry: tuple[tuple[str, bool, str, str], list[tuple[int, int]]])
 
 
 def _table(rows: list[list[list[str]]]) -> list[str]:
-    """Set cells in columns, with a blank line between rows where some have many lines."""
+    """Return cells in columns, with a blank line between rows if some have many lines."""
     widths = [
         max(len(line) for row in rows for line in row[i] or [""]) for i in range(len(rows[0]))
     ]

@@ -1,4 +1,4 @@
-"""One strand of one rank in the prover's machine: where it is, what it shares with its siblings."""
+"""A strand of one rank in the prover's machine, with its progress."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ Place = tuple[str, int]  # buffer and block
 
 @dataclass(eq=False, slots=True)
 class Strand:
-    """One strand of one rank, and the round it is in.
+    """One strand of one rank, and its current round.
 
     Attributes
     ----------
     path : tuple of int
-        Its number in the ``parallel`` that opened it, after the numbers of the strands around it.
+        Number of the strand in its ``parallel``, preceded by the numbers of the enclosing strands.
     siblings : dict or None
-        Which strand of that ``parallel`` uses a place, and whether any writes it.
+        For each place used in that ``parallel``: the strand that uses it, and whether it is
+        written.
     clock : int
-        Messages on the longest chain that led here.
+        Length of the longest chain of messages up to here.
     number : int
-        The round, counted from 1.
+        Number of the current round, from 1.
     pending : int
-        Messages of the round that have not moved, or strands that have not ended.
+        Number of messages of the round that have not moved, or of strands that have not ended.
     received : dict
-        By the step's place in the round: where the message belongs, and its values.
+        Places and values of each received message, by index of the step in the round.
     waiting : dict
-        Strands that have no room in the window, by the one whose end they wait for.
+        Strands outside of the window, by the strand whose end they wait for.
     """
 
     rank: int
@@ -46,7 +47,7 @@ class Strand:
     waiting: dict[int, Strand] = field(default_factory=dict)
 
     def touch(self, place: Place, write: bool) -> None:
-        """Note who uses a block; strands of one ``parallel`` must not write what others use."""
+        """Record the use of a place; raise if one strand writes it and a sibling uses it."""
         level: Strand | None = self
         while level is not None and level.siblings is not None:
             index = level.path[-1]
@@ -61,6 +62,6 @@ class Strand:
             level = level.parent
 
     def error(self, message: str, block: int | None = None) -> ScheduleError:
-        """Give an error that names this rank, its round and strand, and the block."""
+        """Return an error that names this rank, its round and strand, and the block."""
         path = f" (strand {'.'.join(map(str, self.path))})" if self.path else ""
         return ScheduleError(message + path, rank=self.rank, round=max(self.number, 1), block=block)

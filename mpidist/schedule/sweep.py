@@ -1,4 +1,4 @@
-"""``sweep``: prove many algorithms for many sizes, every root, arity and grouping, on all cores."""
+"""The sweep: proofs of many algorithms for many sizes, roots, arities and nodes, on all cores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .prove import prove
 from .registry import Algorithm, Groups, find
 from .registry import algorithms as registered_algorithms
 
-_SMALL = 2000  # ranks times roots: below, starting processes takes longer than proving
-_EVERY_PAIR = 16  # ranks up to which every root meets every grouping
+_SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
+_EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some roots of one algorithm and size, with every arity, and with groupings."""
+    """The proofs of one algorithm and size for some roots, with all arities and groupings."""
 
     collective: str
     name: str
@@ -35,7 +35,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a task."""
+    """The result of a task."""
 
     task: Task
     proofs: int
@@ -45,7 +45,7 @@ class Result:
 
 
 def groupings(size: int) -> list[Groups]:
-    """Give ways to put ranks on nodes: one, pairs, halves, uneven, scattered, a rank each."""
+    """Return groupings of ranks by node: one, pairs, halves, uneven, scattered, a rank each."""
     every = tuple(range(size))
     ways = [
         (every,),
@@ -59,7 +59,7 @@ def groupings(size: int) -> list[Groups]:
 
 
 def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[Task]:
-    """Cut the proofs of one size into parts of about equal length."""
+    """Yield the proofs of one size as tasks of about equal length."""
     roots = range(size) if algorithm.contract.rooted else range(1)
     arities = arities if "arity" in algorithm.uses else arities[:1]
     module = algorithm.function.__module__
@@ -70,7 +70,7 @@ def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Itera
 
 
 def results_of(tasks: list[Task], jobs: int | None) -> Iterator[Result]:
-    """Do all tasks, in other processes as far as these can import the algorithms."""
+    """Yield the results of all tasks, from other processes if these can import the algorithms."""
     jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
     work = sum(task.size * len(task.roots) * len(task.arities) for task in tasks)
     if jobs < 2 or work < _SMALL:
@@ -78,7 +78,7 @@ def results_of(tasks: list[Task], jobs: int | None) -> Iterator[Result]:
         return
     shared = [task for task in tasks if _importable(task)]
     others = set(tasks).difference(shared)
-    context = multiprocessing.get_context("spawn")  # never fork: MPI may have been started
+    context = multiprocessing.get_context("spawn")  # never fork: MPI may be initialised
     with ProcessPoolExecutor(jobs, context) as pool:
         try:
             futures: dict[Future, list[Task]] = {
@@ -93,7 +93,7 @@ def results_of(tasks: list[Task], jobs: int | None) -> Iterator[Result]:
 
 
 def _collected(future: Future, batch: list[Task]) -> Iterator[Result]:
-    """Give the results of a batch; do here what the other process could not."""
+    """Yield the results of a batch; prove it here if the other process could not."""
     try:
         yield from future.result()
     except (ImportError, UnknownName, BrokenProcessPool):
@@ -101,7 +101,7 @@ def _collected(future: Future, batch: list[Task]) -> Iterator[Result]:
 
 
 def _importable(task: Task) -> bool:
-    """Tell whether another process finds this very algorithm by importing its module."""
+    """Return whether another process gets this algorithm by importing its module."""
     module = sys.modules.get(task.module)
     if module is None or task.module == "__main__" or getattr(module, "__spec__", None) is None:
         return False
@@ -110,7 +110,7 @@ def _importable(task: Task) -> bool:
 
 
 def _batches(tasks: list[Task]) -> Iterator[list[Task]]:
-    """Put small tasks together, so that handing them over costs little."""
+    """Yield batches of small tasks, so that passing them to processes costs little."""
     batch: list[Task] = []
     weight = 0
     for task in tasks:
@@ -124,18 +124,18 @@ def _batches(tasks: list[Task]) -> Iterator[list[Task]]:
 
 
 def _prove_batch(batch: list[Task]) -> list[Result]:
-    """Prove in another process, which has to import the algorithms first."""
+    """Return the results of a batch, in another process that must import the algorithms first."""
     importlib.import_module(f"{__package__.rpartition('.')[0]}.algorithms")
     for module in {task.module for task in batch}:
         importlib.import_module(module)
     for task in batch:
         if find(task.collective, task.name).algorithm.function.__module__ != task.module:
-            raise ImportError(f"{task.collective} {task.name} is another one here")
+            raise ImportError(f"{task.collective} {task.name} is another algorithm here")
     return [_prove_all(task) for task in batch]
 
 
 def _prove_all(task: Task) -> Result:
-    """Prove one task; what a faulty generator raises is a counter-example like any other."""
+    """Return the result of a task; an error in a generator counts as a counter-example."""
     begin = time.perf_counter()
     algorithm = find(task.collective, task.name).algorithm
     ways = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]
@@ -157,10 +157,10 @@ def _prove_all(task: Task) -> Result:
 
 
 def _pairs(task: Task, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
-    """Give the roots with the groupings to prove them with.
+    """Yield pairs of root and grouping to prove.
 
-    Of many ranks, the first, the middle and the last root are proved with all groupings, the others
-    with nodes of two, or of one where the ranks are odd and the nodes must be equal.
+    With many ranks, the first, middle and last root are proved with all groupings, the others with
+    nodes of two, or of one if the ranks are odd and the nodes must be equal.
     """
     ends = (0, task.size // 2, task.size - 1)
     small = [way for way in served if len(way[0]) == 2] or served[-1:]
@@ -172,7 +172,7 @@ def _pairs(task: Task, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
 def _describe(
     algorithm: Algorithm, size: int, root: int, arity: int, groups: Groups, error: Exception
 ) -> str:
-    """Say where a counter-example is: the settings that the algorithm has, and the error."""
+    """Return the text of a counter-example: the algorithm's parameters and the error."""
     where = [f"{size} rank{'s' if size > 1 else ''}"]
     if algorithm.contract.rooted:
         where.append(f"root {root}")
@@ -180,8 +180,8 @@ def _describe(
         where.append(f"arity {arity}")
     if "groups" in algorithm.uses:
         where.append(f"groups {groups}")
-    what = str(error) if isinstance(error, MpidistError) else f"{type(error).__name__}: {error}"
-    return f"{', '.join(where)}: {what}"
+    text = str(error) if isinstance(error, MpidistError) else f"{type(error).__name__}: {error}"
+    return f"{', '.join(where)}: {text}"
 
 
 Progress = Callable[[int, int, str], None]
@@ -189,27 +189,27 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """What was proved of one algorithm.
+    """The results of one algorithm.
 
     Attributes
     ----------
     collective, name : str
-        The algorithm.
+        Name of the collective, and of the algorithm.
     sizes : tuple of int
         Sizes that were proved, or tried.
     refused : tuple of int
-        Sizes that it declares it cannot serve, in any grouping.
+        Sizes that the algorithm declares as unsupported, in any grouping.
     roots : int
-        Pairs of size and root that were tried.
+        Number of pairs of size and root.
     proofs : int
-        Proofs in all: sizes × roots × arities × groupings; of more than 16 ranks, the first, the
-        middle and the last root with all groupings, the others with one of small nodes.
+        Number of proofs: sizes × roots × arities × groupings; with more than 16 ranks, the first,
+        middle and last root with all groupings, the others with one of small nodes.
     messages : int
-        Messages in all proofs together.
+        Number of messages in all proofs together.
     seconds : float
-        Time that it took, on all cores together.
+        Time on all cores together.
     counterexample : str or None
-        The first thing that could not be proved, of the smallest size; None where all is well.
+        The first counter-example, of the smallest size; None if everything was proved.
     """
 
     collective: str
@@ -241,26 +241,28 @@ def sweep(
     Parameters
     ----------
     ranks : int or iterable of int
-        The sizes.
+        Numbers of ranks.
     collectives, algorithms : iterable of str, optional
-        Names; all by default.  ``"tree:4"`` proves the tree for that arity alone.
+        Names of collectives and algorithms; by default all.  ``"tree:4"`` proves the tree for that
+        arity only.
     arities : sequence of int
-        For algorithms that have one.
+        Arities, for algorithms that have one.
     jobs : int, optional
-        Processes; by default as many as there are cores, and none beside this one for little work.
-        Algorithms that other processes cannot import (of a script, or made at run time) are proved
-        in this one.
+        Number of processes; by default the number of cores, and only this process for little work.
+        Algorithms that other processes cannot import (of a script, or defined at run time) are
+        proved in this one.
     progress : callable, optional
-        ``(done, total, label)``: parts of the work, and what was done last.
+        Called as ``progress(done, total, label)`` with the number of finished and of all tasks, and
+        the algorithm of the last one.
 
     Returns
     -------
     list of Row
-        One for each algorithm, in order of registration.
+        A row for each algorithm, in order of registration.
     """
     sizes = sorted({ranks} if isinstance(ranks, int) else set(ranks))
     if not sizes or sizes[0] < 1:
-        raise InvalidArgument(f"ranks={sizes}: sizes must be whole numbers >= 1")
+        raise InvalidArgument(f"ranks={sizes}: expected whole numbers >= 1")
     chosen = _choose(collectives, algorithms, arities)
     tasks = [t for a, ks in chosen for size in sizes for t in tasks_of(a, size, ks)]
     tasks.sort(key=lambda task: -task.size * len(task.roots))
@@ -276,10 +278,10 @@ def sweep(
 def _choose(
     collectives: Iterable[str] | None, names: Iterable[str] | None, arities: Sequence[int]
 ) -> list[tuple[Algorithm, tuple[int, ...]]]:
-    """Give the algorithms asked for, each with its arities."""
+    """Return the selected algorithms, each with its arities."""
     wanted = None if collectives is None else set(collectives)
     for name in wanted or ():
-        registered_algorithms(name)  # raises where there is no such collective
+        registered_algorithms(name)  # raises for an unknown collective
     known = [a for a in registered_algorithms() if wanted is None or a.collective in wanted]
     if names is None:
         return [(a, tuple(arities)) for a in known]
@@ -297,7 +299,7 @@ def _choose(
 
 
 def _row(algorithm: Algorithm, sizes: list[int], results: list[Result]) -> Row:
-    """Put the results of one algorithm together."""
+    """Return the results of one algorithm as a row."""
     label = (algorithm.collective, algorithm.name)
     mine = [r for r in results if (r.task.collective, r.task.name) == label]
     mine.sort(key=lambda r: (r.task.size, r.task.roots.start))

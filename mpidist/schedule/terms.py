@@ -1,10 +1,10 @@
-"""Symbolic values: ordered terms over contributions, interned so that equal means identical."""
+"""Symbolic values: ordered terms of contributions, interned so that equal terms are one object."""
 
 from __future__ import annotations
 
 
 class Terms:
-    """The values that blocks take in a symbolic run; each is named by a number.
+    """The values of blocks in a symbolic run, each of which has a number.
 
     A value is a contribution ``(rank, block)`` or a combination of two values of the same block.
     Equal numbers are the same expression, and so the same bits.
@@ -23,14 +23,14 @@ class Terms:
         self._sorted: list[bool] = []
 
     def leaf(self, rank: int, block: int) -> int:
-        """Give the contribution of `rank` to `block`."""
+        """Return the value of the contribution of `rank` to `block`."""
         key = (rank, block)
         if key not in self._leaves:
             self._leaves[key] = self._new(block, 1 << rank, rank, rank, True)
         return self._leaves[key]
 
     def combine(self, left: int, right: int) -> int:
-        """Give left ∘ right; ValueError where that is no meaningful value."""
+        """Return the value left ∘ right; ValueError if it mixes blocks or repeats a rank."""
         known = self._pairs.get((left, right))
         if known is not None:
             return known
@@ -54,15 +54,18 @@ class Terms:
         return new
 
     def datum(self, value: int) -> tuple[int, int]:
-        """Give (first contributing rank, block)."""
+        """Return the first contributing rank, and the block."""
         return self._low[value], self._block[value]
 
     def in_order(self, value: int) -> bool:
-        """Tell whether the contributions stand in rank order."""
+        """Return whether the contributions are in rank order."""
         return self._sorted[value]
 
     def fault(self, value: int, block: int, expected: tuple[int, int] | None) -> str | None:
-        """Say what is wrong with a result; `expected` None asks for all ranks' `block`."""
+        """Return the fault of a result, or None if it is right.
+
+        Without `expected` (rank, block), the right result is `block` of all ranks combined.
+        """
         mask = self._mask[value]
         if expected is not None:
             found = (self._low[value], self._block[value])

@@ -1,4 +1,4 @@
-"""A schedule written down for one rank, and how long its blocks are: no buffers yet."""
+"""Materialised schedules of one rank, and the lengths of their blocks; still without buffers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..errors import ScheduleError
 from .rounds import Parallel, Schedule, Step, blocks, steps_of
 
 TAGS_PER_LEVEL = 256  # strands of one ``parallel``: segments, or the two halves of a double tree
-TAG_SPACE = 1 << 16  # most tags of one operation: two levels of strands
-GREETING_TAG = TAGS_PER_LEVEL  # no strand's: theirs are no multiples of it
-SLOTS = 64  # most operations in the background that have tags of their own
+TAG_SPACE = 1 << 16  # largest number of tags of one operation: two levels of strands
+GREETING_TAG = TAGS_PER_LEVEL  # not a strand's tag: those are no multiples of it
+SLOTS = 64  # largest number of background operations with tags of their own
 _FEWEST_SLOTS = 8
 Written = list["tuple[Step, ...] | Strands"]
 
 
 def tags_of(limit: int) -> tuple[int, int]:
-    """Return the tags of one operation, and the number of slots for those in the background.
+    """Return the number of tags of one operation, and the number of background operations' slots.
 
-    Slot 0 is that of blocking calls.  The collectives have the lower half of a backend's tags.
+    Slot 0 belongs to blocking calls.  The collectives have the lower half of a backend's tags.
 
     Examples
     --------
@@ -35,14 +35,14 @@ def tags_of(limit: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Strands:
-    """A ``parallel`` whose strands are written down."""
+    """A ``parallel`` whose strands are materialised."""
 
     strands: list[Written]
     window: int
 
 
 def materialise(schedule: Schedule) -> Written:
-    """Write a schedule down, so that it is generated once and bound to many buffers."""
+    """Return a schedule as lists, so that it is generated once and bound to many buffers."""
     written: Written = []
     for item in schedule:
         if isinstance(item, Parallel):
@@ -57,14 +57,14 @@ def materialise(schedule: Schedule) -> Written:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many elements each block of ``in`` and ``out`` has on this rank."""
+    """The number of elements of each block of ``in`` and ``out`` on this rank."""
 
     incoming: tuple[int, ...]
     outgoing: tuple[int, ...]
 
     @classmethod
     def even(cls, n: int, count: int, segments: int) -> Lengths:
-        """Cut `n` elements into `count` blocks, and each block into `segments` pieces."""
+        """Return the lengths of `n` elements in `count` blocks of `segments` pieces each."""
         parts = [s.stop - s.start for s in blocks(n, count)]
         fine = _pieces(parts, segments)
         return cls(fine, fine)
@@ -73,7 +73,7 @@ class Lengths:
     def per_rank(
         cls, sends: Sequence[int], receives: Sequence[int], each: int, segments: int
     ) -> Lengths:
-        """Cut the part of every rank into `each` blocks, and each block into `segments` pieces."""
+        """Return the lengths of every rank's part in `each` blocks of `segments` pieces each."""
         incoming = _pieces(_pieces(sends, each), segments)
         if sends is receives:
             return cls(incoming, incoming)

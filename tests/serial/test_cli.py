@@ -154,7 +154,7 @@ def test_show_draws_text_and_pictures(tmp_path):
 
 def test_what_cannot_be_drawn_says_why():
     args = ("show", "allgather", "neighbor_exchange", "--ranks", "3")
-    assert "it needs an even number" in call(*args, status=1)
+    assert "expected an even number" in call(*args, status=1)
 
 
 def test_prove_prints_totals():
@@ -275,7 +275,7 @@ def test_launched_rank():
     [
         ("list reduze", "did you mean 'reduce'"),
         ("show allreduce rign", "did you mean 'ring'"),
-        ("show allreduce tree:1", "arity must be a number >= 2"),
+        ("show allreduce tree:1", "arity '1': expected a number >= 2"),
         ("show allreduce ring --ranks 0", "--ranks 0: allowed"),
         ("show reduce tree --ranks 4 --root 4", "allowed are 0 … 3"),
         ("show allreduce ring --arity 3", "has no arity"),

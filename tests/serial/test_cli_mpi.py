@@ -55,7 +55,7 @@ def test_info_on_one_rank_without_a_launcher():
 def test_explain_says_what_and_why():
     text = mpidist("explain", "allgather", "--bytes", "8K", ranks=3)
     assert "3 ranks" in text and "native" in text
-    assert "it needs an even number" in text
+    assert "expected an even number" in text
 
 
 def test_explain_of_a_barrier_speaks_of_no_bytes():

@@ -202,7 +202,7 @@ def test_reading_nothing():
         else:
             yield Recv(1, 0)
 
-    rejected("broadcast", forward, 2, "'out' holds nothing there", (1, 1, 0))
+    rejected("broadcast", forward, 2, "reads 'out'", (1, 1, 0))
 
 
 def test_writing_the_input():
@@ -263,8 +263,8 @@ def test_segments_merged_into_one_sequence_deadlock():
         (Send(2), "peer 2 is not a rank of 2"),
         (Send(-1), "peer -1 is not a rank"),
         (Send(0), "Send with itself; use Copy"),
-        (Send(1, 0, "oút"), "'oút' is no buffer; known: in, out, tmp"),
-        (Copy(0, 0, "inn"), "'inn' is no buffer"),
+        (Send(1, 0, "oút"), "'oút' is not a buffer: .*in, out, tmp"),
+        (Copy(0, 0, "inn"), "'inn' is not a buffer"),
         (Copy(range(2), 0, "out", "tmp"), "copies 2 blocks to 1"),
         ("Send", "'Send' is not a step"),
         (None, "None is not a step"),
@@ -306,19 +306,19 @@ def test_bad_arguments():
     with pytest.raises(InvalidArgument, match="segments=0"):
         prove("allreduce", "ring", 2, segments=0)
     for size in (0, -1, "3", 2.0, True):
-        with pytest.raises(InvalidArgument, match=f"size={size!r}: allowed are whole numbers >= 1"):
+        with pytest.raises(InvalidArgument, match=f"size={size!r}: .*>= 1"):
             prove("allreduce", "ring", size)
     for root in ("0", 1.0):
         with pytest.raises(InvalidRank, match=f"root={root!r}"):
             prove("reduce", "linear", 2, root)
     with pytest.raises(InvalidArgument, match="arity=1"):
         prove("allreduce", "tree", 3, arity=1)
-    with pytest.raises(InvalidArgument, match="schedule=3: allowed are"):
+    with pytest.raises(InvalidArgument, match="schedule=3: .*generator function"):
         prove("allreduce", 3, 2)
 
 
 def test_a_function_that_yields_nothing():
-    with pytest.raises(ScheduleError, match="rank 0: allreduce forgot gave None; it must yield"):
+    with pytest.raises(ScheduleError, match="rank 0: allreduce forgot returned None"):
 
         def forgot(rank, size):
             (Send(1, blocks=0),)

@@ -37,7 +37,7 @@ def test_an_unknown_name_lists_what_there_is():
 @pytest.mark.parametrize("name", ["native", "auto", "symmetric", "staged", "single_copy"])
 def test_a_way_that_is_no_schedule(name):
     """What a call may ask for is not called unknown where a schedule is wanted."""
-    with pytest.raises(InvalidArgument, match=f"'{name}': {name} is no schedule") as raised:
+    with pytest.raises(InvalidArgument, match=f"'{name}': {name} is not a schedule") as raised:
         find("allreduce", name)
     assert "unknown" not in str(raised.value)
 
@@ -60,7 +60,7 @@ def test_arity_in_the_name():
 
 @pytest.mark.parametrize("name", ["tree:1", "tree:0", "tree:-2", "tree:", "tree:two", "tree:2:3"])
 def test_a_wrong_arity(name):
-    with pytest.raises(InvalidArgument, match=f"{name!r}: the arity must be a number >= 2"):
+    with pytest.raises(InvalidArgument, match=f"{name!r}: arity .*>= 2"):
         find("allreduce", name)
 
 
@@ -71,7 +71,7 @@ def test_an_arity_where_there_is_none():
 
 @pytest.mark.parametrize("name", ["auto", "native", "", "tree:3"])
 def test_reserved_names(name):
-    with pytest.raises(InvalidArgument, match="cannot name an algorithm"):
+    with pytest.raises(InvalidArgument, match=f"name={name!r}: .* an algorithm"):
         algorithm("allreduce", name)(lambda rank, size: ())
 
 
