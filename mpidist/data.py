@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidArgument
-from .frameworks.base import library
+from .frameworks.base import adapter, library
 
-LOADERS = {"torch": "mpidist.torch.loader"}
-"""Where the loaders of a library are cut: a module with a function ``shard_loader``."""
 UNEVEN = ("repeat", "drop", "keep")
 
 
@@ -180,13 +177,10 @@ def shard(
         )
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise InvalidArgument(f"rank {comm.rank}: seed={seed!r}: allowed are whole numbers >= 0")
-    name = library(data)
-    if name in LOADERS:
-        made = importlib.import_module(LOADERS[name]).shard_loader(
-            data, comm, shuffle, seed, uneven
-        )
-        if made is not None:
-            return made
+    loaders = adapter(library(data), "loader")
+    loader = loaders and loaders.shard_loader(data, comm, shuffle, seed, uneven)
+    if loader is not None:
+        return loader
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return Samples(data, Order(len(data), comm, bool(shuffle), seed, uneven))
     if shuffle:

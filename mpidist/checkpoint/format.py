@@ -6,7 +6,6 @@ There is no pickle in it, so reading one runs no code.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from ..device.recognise import on_host
 from ..errors import CheckpointError, InvalidArgument
-from ..frameworks.base import ADAPTERS, find_dtype, library
+from ..frameworks.base import adapter, find_dtype, framework_of, library
 from ..schedule import blocks
 from .files import write
 
@@ -126,8 +125,7 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
     value = value.array if led else value
     part = value if isinstance(value, Part) else Part(value, 0, tuple(np.shape(value)))
     name = library(part.array) or "numpy"
-    held = on_host(part.array)
-    array = _module(name).as_array(held) if name in ADAPTERS else held
+    array = framework_of(part.array).as_array(on_host(part.array))
     if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.hasobject:
         raise InvalidArgument(
             f"{path} is of {type(value).__name__}: allowed are arrays of numpy and torch, numbers, "
@@ -168,7 +166,7 @@ def convert(flat: np.ndarray, name: str, shape: tuple[int, ...]) -> Any:
     array = flat.reshape(shape)
     if name == "scalar":
         return array[()]
-    return array if name == "numpy" else _module(name).from_array(array)
+    return adapter(None if name == "numpy" else name, "framework").FRAMEWORK.from_array(array)
 
 
 def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[int]], None]) -> Any:
@@ -218,10 +216,6 @@ def _kind(tree: Any) -> tuple[Any, ...]:
             if name in tree:
                 return name, len(tree[name])
     return "value", json.dumps(tree)  # tells True from 1, -0.0 from 0.0, and has NaN equal NaN
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(ADAPTERS[name])
 
 
 PIECE_BYTES = 16 << 20  # what is read, and checked, at once

@@ -42,6 +42,14 @@ class Plain:
         names: Callable[[], Any] | None = getattr(module, "named_buffers", None)
         return [] if names is None else list(names())
 
+    def as_array(self, x: Any) -> np.ndarray:
+        """Return `x`."""
+        return x
+
+    def from_array(self, array: np.ndarray) -> Any:
+        """Return `array`."""
+        return array
+
     def values(self, p: Any) -> Any:
         """Give the array itself."""
         return p.data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakMethod
 from zlib import crc32
 
@@ -18,9 +18,7 @@ from ..operations import is_numpys
 
 def digest(array: Any) -> int:
     """Return the CRC-32 of the bytes of an array of any library."""
-    host, name = on_host(array), library(array)
-    if name is not None:
-        host = importlib.import_module(ADAPTERS[name]).as_array(host)
+    host = framework_of(array).as_array(on_host(array))
     return crc32(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
 
 
@@ -72,8 +70,34 @@ class Weakly:
         return partial, (nothing,)
 
 
-ADAPTERS = {"torch": "mpidist.torch.framework"}
-"""Where the adapter of a library is: a module with an object ``FRAMEWORK``."""
+Purpose = Literal["framework", "stage", "state", "loss", "loader"]
+
+ADAPTERS: dict[str | None, dict[Purpose, str]] = {
+    None: {
+        "framework": "mpidist.frameworks.arrays",
+        "stage": "mpidist.pipeline.array_stage",
+    },
+    "torch": {
+        "framework": "mpidist.torch.framework",
+        "stage": "mpidist.torch.stage",
+        "state": "mpidist.torch.replay",
+        "loss": "mpidist.torch.losses",
+        "loader": "mpidist.torch.loader",
+    },
+}
+"""The modules that adapt each library, by the package that its classes are defined in; None stands
+for numpy, cupy and everything else.
+
+=========  =====================================================
+purpose    contents of the module
+=========  =====================================================
+framework  ``FRAMEWORK``, a :class:`Framework`
+stage      ``stage(module, caller, where)``, a pipeline's stage
+state      ``untouched(layers)``, a context manager
+loss       ``known(function)`` and ``watched(function, …)``
+loader     ``shard_loader(data, comm, …)``
+=========  =====================================================
+"""
 
 Remove = Callable[[], object]
 
@@ -98,6 +122,12 @@ class Framework(Protocol):
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List arrays that are part of the model and not learnt; they share memory with it."""
+
+    def as_array(self, x: Any) -> np.ndarray:
+        """Return a numpy array on the host memory of `x`."""
+
+    def from_array(self, array: np.ndarray) -> Any:
+        """Return an array of this library on the memory of a numpy array."""
 
     def values(self, p: Any) -> Any:
         """Give a parameter's values as an array that communicators take; it shares memory."""
@@ -143,13 +173,17 @@ class Framework(Protocol):
 
 
 def library(x: Any) -> str | None:
-    """Name the library of :data:`ADAPTERS` that an object, or a class it is derived from, is of."""
+    """Return the library in :data:`ADAPTERS` that defines the class of `x` or one of its bases."""
     roots = (kind.__module__.partition(".")[0] for kind in type(x).__mro__)
     return next((root for root in roots if root in ADAPTERS), None)
 
 
-def framework_of(module: Any) -> Framework:
-    """Give the adapter for a module; the library is not imported unless the module is of it."""
-    name = library(module)
-    where = "mpidist.frameworks.arrays" if name is None else ADAPTERS[name]
-    return importlib.import_module(where).FRAMEWORK
+def adapter(name: str | None, purpose: Purpose) -> Any:
+    """Import and return the module that adapts a library for a purpose; None if there is none."""
+    module = ADAPTERS[name].get(purpose)
+    return None if module is None else importlib.import_module(module)
+
+
+def framework_of(x: Any) -> Framework:
+    """Return the framework of a module, parameter or array."""
+    return adapter(library(x), "framework").FRAMEWORK

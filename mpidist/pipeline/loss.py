@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..frameworks.base import library
+from ..frameworks.base import adapter, library
 from .microbatches import cut
 from .values import flatten, is_tensor, unflatten
 
@@ -125,10 +124,6 @@ class MicrobatchLoss:
         )
 
 
-LOSSES = {"torch": "mpidist.torch.losses"}
-"""What is known of a library's loss functions: a module with ``known`` and ``watched``."""
-
-
 class BatchLoss:
     """How much each microbatch's loss weighs in the mean over the batch.
 
@@ -154,11 +149,11 @@ class BatchLoss:
         self.rank, self._sums, self._function = rank, is_sum(function, rank), function
         self._watched: Callable | None = None
         self.counts: list[float] = [*self._rows]
-        name = library(flatten(target)[1][0])
+        losses = adapter(library(flatten(target)[1][0]), "loss")
         if count is not None:
             self.counts = [_checked(count, t, rank) for t in self.targets]
-        elif name in LOSSES:
-            self._ask(importlib.import_module(LOSSES[name]))
+        elif losses is not None:
+            self._ask(losses)
         self.total = sum(self.counts)
 
     def _ask(self, losses: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument, Unsupported
-from ..frameworks.base import ADAPTERS, library
+from ..frameworks.base import framework_of, library
 from ..parallel.clip import clip_by_norm
 from ..parallel.ddp import DDP
 from .stage import Stage
@@ -226,8 +225,7 @@ def _described(given: Any) -> tuple[dict[str, list[str]], str]:
 
 def _array(x: Any) -> Any:
     """Give a tensor's memory to numpy; one on a GPU stays what it is."""
-    name = library(x)
-    return x if name is None else importlib.import_module(ADAPTERS[name]).FRAMEWORK.values(x)
+    return x if library(x) is None else framework_of(x).values(x)
 
 
 def _gradient(p: Any) -> np.ndarray:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 from ..device.recognise import is_on_device
-from ..frameworks.base import library
+from ..frameworks.base import adapter, library
 from ..gpu.messages import Parcels, takes_addresses
 from ..parallel.ddp import DDP
 from .values import Tensors, flatten
@@ -109,10 +108,6 @@ class OnDevice:
         return name, marked if self.there is None else self.there
 
 
-ADAPTERS: dict[str | None, str] = {"torch": "mpidist.torch.stage"}
-"""Where the stage of a library is: a module with a function ``stage(module, caller, where)``."""
-
-
 class Stage(Protocol):
     """One chunk of the model on this rank.
 
@@ -194,8 +189,7 @@ def stage_of(module: Any, where: str, comm: Any = None) -> Stage:
 
 def _stage_of(module: Any, where: str) -> Stage:
     bare = module.module if isinstance(module, DDP) else module
-    adapter = ADAPTERS.get(library(bare), "mpidist.pipeline.array_stage")
-    return importlib.import_module(adapter).stage(bare, module, where)
+    return adapter(library(bare), "stage").stage(bare, module, where)
 
 
 class _Wanting:

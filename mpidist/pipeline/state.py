@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from bisect import bisect
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from ..checkpoint.format import read_all
 from ..errors import InvalidArgument
-from ..frameworks.base import library
+from ..frameworks.base import adapter, library
 from ..frameworks.generators import Source
 from ..nn import Sequential
 from ..parallel.ddp import DDP, is_state
@@ -96,10 +95,6 @@ def drawn_again(states: States) -> Iterator[None]:
             source.set_state(state)
 
 
-ADAPTERS = {"torch": "mpidist.torch.replay"}
-"""Where a library's own ``untouched`` is."""
-
-
 def parameters(layer: Any) -> list[Any]:
     """List the parameters of a layer; a plain object may have none."""
     return list(layer.parameters()) if callable(getattr(layer, "parameters", None)) else []
@@ -107,10 +102,8 @@ def parameters(layer: Any) -> list[Any]:
 
 def untouched(layers: Sequence[Any], name: str | None) -> AbstractContextManager[None]:
     """Give a context of which layers of a library keep no trace, nor sources of random numbers."""
-    if name in ADAPTERS:
-        make: Callable = importlib.import_module(ADAPTERS[name]).untouched
-        return make(layers)
-    return _untouched(layers)
+    own = adapter(name, "state")
+    return _untouched(layers) if own is None else own.untouched(layers)
 
 
 @contextmanager

@@ -45,11 +45,6 @@ def as_array(x: torch.Tensor) -> np.ndarray:
         raise Unsupported(f"not supported: {error}") from None
 
 
-def from_array(array: np.ndarray) -> torch.Tensor:
-    """Give a numpy array as a tensor, of bfloat16 too."""
-    return tensors.as_tensor(array)
-
-
 def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """Give a flat numpy array as a tensor that shares its memory and keeps it alive."""
     if dtype == torch.bfloat16:
@@ -94,6 +89,14 @@ class Torch:
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """List the buffers: those on a GPU are tensors, the others arrays of numpy."""
         return [(name, _array(b)) for name, b in module.named_buffers() if b is not None]
+
+    def as_array(self, x: Any) -> np.ndarray:
+        """Return a numpy array on the memory of a tensor in host memory."""
+        return as_array(x)
+
+    def from_array(self, array: np.ndarray) -> Any:
+        """Return a tensor on the memory of a numpy array."""
+        return tensors.as_tensor(array)
 
     def values(self, p: Any) -> Any:
         """Give the memory as numpy array; of a GPU the tensor, without its graph."""
