@@ -16,7 +16,7 @@ from ..calls.prepare import Place
 from ..communicator.explain import example_call
 from ..measure import median
 from ..operations import find_op
-from ..selection.tuning import MEMORIES, PRIVATE, Entry, Key, TuningTable, kind_for
+from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
 from .cases import Workload
 from .contenders import Contender
 from .runner import Entrant, Field, Settings, in_turn
@@ -392,7 +392,7 @@ def tune(
             previous = ways[max(ways)] if ways else usual
             ways[nbytes] = settle(right, usual, previous)
             times.setdefault(key, {})[nbytes] = before.learn(race)
-            found.table.entries[key] = Entry.from_points(key, ways, times[key])
+            found.table.entries[key] = TuningEntry.from_points(key, ways, times[key])
             found.measured += 1
             on_table(found.table)
     found.left_out = count_cells(comm, wish) - found.measured

@@ -1,1 +1,1 @@
-"""Which executor and algorithm serves a call, and why; no I/O."""
+"""The selection of the executor and algorithm of a call, with its reasons; no I/O."""

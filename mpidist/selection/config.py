@@ -1,4 +1,4 @@
-"""The configuration of collectives: strategies, thresholds, counts and the deadline."""
+"""The configuration of collectives: strategies, thresholds, numbers of ranks, and the deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import ConfigError, UnknownName
 from .strategy import ALLOWED, Strategy, strategy_for
 
 LEVELS = ("local", "global")
-# What is played on a level whose strategy is left open while the other level's is given.
+# The algorithms of a level with strategy "auto", inside and between nodes, if the other is set.
 OPEN = {
     "allreduce": ("direct", "ring"),
     "reduce": ("direct", "binomial"),
@@ -25,7 +25,7 @@ Config = TypeVar("Config", bound="Steering")
 
 
 class Steering:
-    """The decisions of a :class:`CollectiveConfig`, which supplies the fields."""
+    """The methods of :class:`CollectiveConfig` that choose an algorithm by its fields."""
 
     num_devices: int
     num_nodes: int | None
@@ -35,10 +35,10 @@ class Steering:
     given: frozenset[str]
 
     def __init__(self, **values: Any):
-        raise NotImplementedError("the fields come with CollectiveConfig")
+        raise NotImplementedError("CollectiveConfig defines the fields")
 
     def check_size(self, size: int, rank: int | None = None) -> None:
-        """Raise ConfigError if the counts that were given do not make `size` ranks."""
+        """Raise ConfigError if the numbers of devices and nodes contradict the number of ranks."""
         nodes = self.num_nodes or 1
         who = "" if rank is None else f"rank {rank}: "
         counts = f"num_devices={self.num_devices}, num_nodes={self.num_nodes}"
@@ -49,18 +49,18 @@ class Steering:
             raise ConfigError(f"{who}{counts}: {size} ranks do not divide into {nodes} nodes")
 
     def groups(self, natural: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        """Give the ranks by node as the configuration counts them.
+        """Return the ranks of each node according to the configuration.
 
         Parameters
         ----------
         natural : tuple of tuple of int
-            Ranks by node as they really are (``Topology.groups``).
+            The ranks of each real node (``Topology.groups``).
 
         Returns
         -------
         tuple of tuple of int
-            `natural` if it has `num_nodes` equal nodes or there is one level only; else every
-            ``size / num_nodes`` consecutive ranks count as a node.
+            `natural` if it has `num_nodes` nodes of one size, or without `num_nodes`; else every
+            ``size / num_nodes`` consecutive ranks are a node.
         """
         size = sum(map(len, natural))
         self.check_size(size)
@@ -72,11 +72,11 @@ class Steering:
 
     @property
     def two_level(self) -> bool:
-        """Whether collectives work inside nodes and between nodes."""
+        """Whether collectives have two levels: inside the nodes and between them."""
         return self.num_nodes is not None
 
     def select_allreduce(self, nbytes: int, size: int) -> Strategy:
-        """Give the allreduce strategy for a buffer: the original's rule.
+        """Return the allreduce strategy for a buffer, by the rule of pmetal-distributed.
 
         Parameters
         ----------
@@ -98,22 +98,22 @@ class Steering:
         return Strategy("ring")
 
     def steering(self, collective: str, nbytes: int, size: int) -> str | None:
-        """Give the algorithm that the user's settings ask for on a single level.
+        """Return the algorithm that the user's settings select on a single level.
 
         Parameters
         ----------
         collective : str
-            Any collective; only allreduce, reduce and broadcast can be configured.
+            Name of any collective; only allreduce, reduce and broadcast can be configured.
         nbytes, size : int
             Bytes of the whole buffer, and number of ranks.
 
         Returns
         -------
         str or None
-            ``"ring"``, ``"tree:k"`` or ``"linear"``; None where nothing that was set speaks about
-            this collective.  A strategy other than auto decides.  Otherwise, with a threshold or an
-            arity set, allreduce follows :meth:`select_allreduce`; with an arity set, reduce and
-            broadcast take that tree below the threshold (above it the original names no rival of
+            ``"ring"``, ``"tree:k"`` or ``"linear"``; None if no setting concerns this collective.
+            A strategy other than auto decides.  Otherwise, if a threshold or an arity is set,
+            allreduce follows :meth:`select_allreduce`; if an arity is set, reduce and broadcast
+            use that tree below the threshold (above it pmetal-distributed has no alternative to
             the tree, so the choice stays open).
         """
         if collective not in ALLOWED:
@@ -129,38 +129,38 @@ class Steering:
         return None
 
     def asked(self, collective: str, nbytes: int, size: int, commutes: bool = True) -> str | None:
-        """Give the algorithm that the user's settings ask for, on one level or two.
+        """Return the algorithm that the user's settings select, on one level or two.
 
         Parameters
         ----------
         collective, nbytes, size
-            As of :meth:`steering`.
+            As for :meth:`steering`.
         commutes : bool
-            Whether the operation does.  One that does not is served on a single level: the ranks of
-            a node need not follow each other.
+            Whether the operation is commutative.  If not, a single level is used, because the
+            ranks of a node need not be consecutive.
         """
-        if not self.given:  # defaults ask for nothing
+        if not self.given:  # defaults select nothing
             return None
         if self.two_level and collective in OPEN and commutes:
             return self.both_levels(collective, nbytes, size)
         return self.steering(collective, nbytes, size)
 
     def both_levels(self, collective: str, nbytes: int, size: int) -> str | None:
-        """Give the two-level algorithm that the strategies of both levels make up.
+        """Return the two-level algorithm composed of the strategies of both levels.
 
         Parameters
         ----------
         collective : {"allreduce", "reduce", "broadcast"}
-            What is to be served.
+            Name of the collective.
         nbytes, size : int
             Bytes of the whole buffer, and number of ranks on all nodes.
 
         Returns
         -------
         str or None
-            ``"hierarchical/LOCAL/GLOBAL"`` where every local rank carries a slice between the nodes
-            (a ring in the node, or left open), ``"hierarchical_leaders/…"`` where a root gathers in
-            the node (a tree, centralized); None where both levels are left open.
+            ``"hierarchical/LOCAL/GLOBAL"`` if the local strategy is a ring or auto, so that every
+            local rank sends a slice between the nodes; ``"hierarchical_leaders/…"`` if it is a tree
+            or centralized, with one root per node; None if both levels are auto.
         """
         nodes = self.num_nodes or 1
         local = self.level(collective, "local", nbytes, size // nodes)
@@ -172,15 +172,15 @@ class Steering:
         return "/".join((kind, *parts))
 
     def at_level(self: Config, which: str) -> Config:
-        """Give the single-level configuration inside the nodes or between them.
+        """Return the single-level configuration inside the nodes or between them.
 
         Parameters
         ----------
         which : {"local", "global"}
-            The level; the result is for a sub-communicator that holds the ranks of that level.
+            The level; the result is for a sub-communicator of the ranks of that level.
         """
         if which not in LEVELS:
-            raise ConfigError(f"level {which!r}: allowed are {' and '.join(LEVELS)}")
+            raise ConfigError(f"level {which!r}: expected {' or '.join(LEVELS)}")
         kept = {n: getattr(self, n) for n in self.given if n.startswith(("tree", "timeout"))}
         for collective in ALLOWED:
             name = f"{which}_{collective}"
@@ -189,14 +189,14 @@ class Steering:
         return type(self)(**kept)
 
     def level(self, collective: str, which: str, nbytes: int, size: int) -> str:
-        """Give the algorithm for one of two levels, ``"auto"`` where the user leaves it open.
+        """Return the algorithm of one of two levels, ``"auto"`` if the user has not set it.
 
         Parameters
         ----------
         collective : str
-            The collective that runs on that level.
+            Name of the collective on that level.
         which : {"local", "global"}
-            Inside the nodes or between them.
+            The level: inside the nodes or between them.
         nbytes, size : int
             Bytes, and number of ranks on that level.
         """
@@ -207,7 +207,7 @@ ENVIRONMENT_PREFIX = "MPIDIST_"
 
 
 def _remember_given(cls: type) -> type:
-    """Make ``__init__`` note which fields the user gave: only these steer ``auto``."""
+    """Make ``__init__`` record the fields that the user gave: only these steer ``auto``."""
     init = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -222,26 +222,27 @@ def _remember_given(cls: type) -> type:
 @_remember_given
 @dataclass(frozen=True, kw_only=True)
 class CollectiveConfig(Steering):
-    """What the user wants of collectives; immutable, and valid from the moment it exists.
+    """The user's settings for collectives; immutable, and validated on construction.
 
     A field that was given, even with the value of its default, steers ``algorithm="auto"``; a
-    default does not.  Strategies are written as :class:`~mpidist.selection.strategy.Strategy` says.
+    default does not.  Strategies are written as in :class:`~mpidist.selection.strategy.Strategy`.
 
     Parameters
     ----------
     num_devices : int
-        Ranks on each node.  If given, a communicator must have ``num_devices * (num_nodes or 1)``.
+        Ranks on each node.  If given, a communicator must have ``num_devices * (num_nodes or 1)``
+        ranks.
     local_allreduce, local_reduce, local_broadcast : str
-        Strategies on a single level, or inside the node when there are two.
+        Strategies of a single level, or inside the nodes if there are two levels.
     num_nodes : int or None
-        Number of nodes; if given, collectives work on two levels and all `global_` strategies are
-        needed.
+        Number of nodes; if given, collectives have two levels, and all `global_` strategies must
+        be given.
     global_allreduce, global_reduce, global_broadcast : str or None
         Strategies between the nodes.
     tree_threshold_bytes : int
         Size in bytes below which a tree is preferred over a ring.
     tree_arity : int
-        Children of a rank in a tree whose strategy does not say it, ≥ 2.
+        Arity, ≥ 2, of a tree whose strategy does not include one.
     timeout : float or None
         Deadline of every wait in seconds; None waits forever.
 
@@ -285,12 +286,12 @@ class CollectiveConfig(Steering):
 
     @classmethod
     def single_node(cls, num_devices: int) -> CollectiveConfig:
-        """Configure `num_devices` ranks on one node: allreduce by a ring."""
+        """Return a configuration of `num_devices` ranks on one node, with allreduce by a ring."""
         return cls(num_devices=num_devices, local_allreduce="ring")
 
     @classmethod
     def multi_node(cls, num_devices: int, num_nodes: int) -> CollectiveConfig:
-        """Configure `num_devices` ranks on each of `num_nodes` nodes."""
+        """Return a configuration of `num_devices` ranks on each of `num_nodes` nodes."""
         return cls(
             num_devices=num_devices,
             num_nodes=num_nodes,
@@ -301,7 +302,7 @@ class CollectiveConfig(Steering):
         )
 
     def validate(self) -> None:
-        """Raise ConfigError if a value is not allowed; construction has already done so."""
+        """Raise ConfigError if a value is not allowed; called on construction."""
         _check_number("num_devices", self.num_devices, 1)
         _check_number("tree_threshold_bytes", self.tree_threshold_bytes, 0)
         _check_number("tree_arity", self.tree_arity, 2)
@@ -316,32 +317,32 @@ class CollectiveConfig(Steering):
         wait = self.timeout
         number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
         if wait is not None and not (number and wait > 0):
-            raise ConfigError(f"timeout={wait!r}: allowed are seconds > 0, or None: wait forever")
+            raise ConfigError(f"timeout={wait!r}: expected seconds > 0, or None to wait forever")
 
     def is_set(self, name: str) -> bool:
-        """Tell whether the user set the field `name`."""
+        """Return whether the user set the field `name`."""
         _check_known([name])
         return name in self.given
 
     def replace(self, **changes: Any) -> CollectiveConfig:
-        """Give a copy with `changes`, which count as set by the user."""
+        """Return a copy with `changes`, which count as set by the user."""
         _check_known(changes)
         return CollectiveConfig(**{**{n: getattr(self, n) for n in self.given}, **changes})
 
     def to_json(self) -> str:
-        """Write the fields that were set, and only these, as a JSON object."""
+        """Return the fields that were set, and only these, as a JSON object."""
         values = {n: getattr(self, n) for n in FIELDS if n in self.given}
         return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str) -> CollectiveConfig:
-        """Read what :meth:`to_json` wrote; ConfigError for anything else."""
+        """Return the configuration of a text of :meth:`to_json`; ConfigError for other texts."""
         try:
             values = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"the configuration is not JSON: {error}") from None
         if not isinstance(values, dict):
-            raise ConfigError(f"the configuration must be a JSON object, not {values!r}")
+            raise ConfigError(f"the configuration is {values!r}: expected a JSON object")
         _check_known(values)
         return cls(**values)
 
@@ -349,14 +350,14 @@ class CollectiveConfig(Steering):
     def from_environment(
         cls, environ: Mapping[str, str] = os.environ, base: CollectiveConfig | None = None
     ) -> CollectiveConfig:
-        """Read ``MPIDIST_NUM_DEVICES``, ``MPIDIST_LOCAL_ALLREDUCE``, …: one variable a field.
+        """Return the configuration of ``MPIDIST_NUM_DEVICES``, …: one variable per field.
 
         Parameters
         ----------
         environ : mapping
-            The variables; an empty one counts as not there, ``none`` means None.
+            The variables; an empty one counts as not set, ``none`` means None.
         base : CollectiveConfig, optional
-            What the variables override.
+            The configuration that the variables override.
         """
         changes = {}
         for name in FIELDS:
@@ -371,7 +372,7 @@ class CollectiveConfig(Steering):
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(CollectiveConfig) if f.init)
-"""Names of the fields a user can set."""
+"""Names of the fields that a user can set."""
 
 
 VARIABLES = (
@@ -381,12 +382,12 @@ VARIABLES = (
     *(ENVIRONMENT_PREFIX + name for name in ("GPU", "GPU_AWARE", "GPU_CHUNK_BYTES", "GPU_DEVICE")),
     *(ENVIRONMENT_PREFIX + name for name in ("TERMINAL", "RUN_WORD", "RUN_NOTES")),
 )
-"""Every environment variable that is read."""
+"""All environment variables that are read."""
 _OF_TESTS = tuple(ENVIRONMENT_PREFIX + name for name in ("TEST_", "STRESS_", "MPICH_PYTHON"))
 
 
 def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a sentence for each ``MPIDIST_…`` variable that nothing reads."""
+    """Return a sentence for each variable ``MPIDIST_…`` that is not read."""
     found = []
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_OF_TESTS):
@@ -398,7 +399,7 @@ def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _read(name: str, text: str) -> Any:
-    """Read the value of one environment variable."""
+    """Return the value of a field for the text of its environment variable."""
     if text.lower() in ("none", "forever") and name != "tree_arity":
         return None
     if name not in ("num_devices", "num_nodes", "tree_threshold_bytes", "tree_arity", "timeout"):
@@ -408,7 +409,7 @@ def _read(name: str, text: str) -> Any:
     except ValueError:
         kind = "a number" if name == "timeout" else "a whole number"
         variable = ENVIRONMENT_PREFIX + name.upper()
-        raise ConfigError(f"{variable}={text!r} is not {kind}") from None
+        raise ConfigError(f"{variable}={text!r}: expected {kind}") from None
 
 
 def _check_known(names: Any) -> None:
@@ -419,4 +420,4 @@ def _check_known(names: Any) -> None:
 
 def _check_number(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: allowed are whole numbers >= {least}")
+        raise ConfigError(f"{name}={value!r}: expected a whole number >= {least}")

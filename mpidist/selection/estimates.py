@@ -1,4 +1,4 @@
-"""What a communicator knows about the speed of its ways: a tuning table, and a calibration."""
+"""A communicator's estimates of times: a tuning table, and the calibrated cost model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, cost
 from ..schedule.registry import Choice, Groups
 from .segmentation import Pipelining
-from .tuning import PRIVATE, SYMMETRIC, Entry, Key, TuningTable, kind_for
+from .tuning import PRIVATE, SYMMETRIC, Key, TuningEntry, TuningTable, kind_for
 
-MOST_RANKS = 16  # above, running through a schedule takes too long for a call to wait for
+MOST_RANKS = 16  # above, simulating a schedule takes too long for a call to wait
 _MOST_PIECES = 16
 
 
 def scaled_down(groups: Groups) -> Groups:
-    """Give as many nodes, up to four, with ranks that are few enough to be run through.
+    """Return a smaller grouping, of at most four nodes and 16 ranks, that can be simulated.
 
     Examples
     --------
@@ -34,16 +34,16 @@ def scaled_down(groups: Groups) -> Groups:
 
 
 class Model:
-    """Predicts times by the cost model; each figure is worked out once.
+    """Predictions of times by the cost model, each of which is computed once.
 
     Parameters
     ----------
     calibration : Calibration
-        The constants.
+        The constants of the cost model.
     groups : tuple of tuple of int
-        Which ranks share a node.
+        The ranks of each node.
     pipelining : Pipelining
-        How long blocks are cut, as in a run.
+        The segmentation of long blocks, as in a real run.
     """
 
     def __init__(self, calibration: Calibration, groups: Groups, pipelining: Pipelining):
@@ -54,21 +54,21 @@ class Model:
         self._known: dict[tuple[str, str, int], float | None] = {}
 
     def seconds(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        """Give the time of an algorithm at the power of two next to `nbytes`; None if too big.
+        """Return the time of an algorithm for the power of two next to `nbytes`.
 
-        The schedule of at most 16 ranks is run through, in at most 16 segments.
+        None for more than 16 ranks.  The schedule is simulated in at most 16 segments.
         """
         return None if self._size > MOST_RANKS else self.seconds_of_few(collective, choice, nbytes)
 
     def seconds_of_few(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        """Give that time; of more than 16 ranks as if there were fewer, on fewer nodes."""
+        """Return the time of :meth:`seconds`; more than 16 ranks are scaled down."""
         bucket = 1 << round(math.log2(max(nbytes, 1)))
         key = (collective, choice.name, bucket)
         if key not in self._known:
-            self._known[key] = self._run_through(collective, choice, bucket)
+            self._known[key] = self._simulate(collective, choice, bucket)
         return self._known[key]
 
-    def _run_through(self, collective: str, choice: Choice, nbytes: int) -> float | None:
+    def _simulate(self, collective: str, choice: Choice, nbytes: int) -> float | None:
         known, groups = self.calibration, self.small
         size, link = sum(map(len, groups)), None
         if known.far_alpha is not None and known.far_beta is not None:
@@ -97,18 +97,18 @@ class Model:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The cost model's constants for one communicator: a message of n bytes takes α + nβ.
+    """The cost model's constants of one communicator: a message of n bytes takes α + nβ.
 
     Attributes
     ----------
     alpha : float
-        Seconds of an empty message, one way.
+        Seconds per empty message, one way.
     beta : float
         Seconds per byte sent.
     gamma : float
         Seconds per byte combined.
     far_alpha, far_beta : float or None
-        α and β between nodes; None where they were not told apart.
+        α and β between nodes; None if they were not measured separately.
     """
 
     alpha: float
@@ -126,22 +126,22 @@ _USUAL = Pipelining()
 
 
 class Advice:
-    """Advises the selection; the same on every rank, for it knows only what the ranks share.
+    """Estimates for the selection; equal on all ranks, because they share all the data.
 
     Parameters
     ----------
     library : str
-        The MPI library and its version, as tables name it.
+        The MPI library and its version, as in tuning tables.
     groups : tuple of tuple of int
-        Which ranks share a node.
+        The ranks of each node.
     calibrates : bool
-        Whether constants may be measured.
+        Whether the cost model's constants may be measured.
     calibration : Calibration, optional
-        If they are known already.
+        The constants, if they are known.
     tuning : TuningTable, optional
-        Of this or other communicators.
+        The tuning table, which may be for other communicators.
     pipelining : Pipelining
-        How long blocks are cut.
+        The segmentation of long blocks.
     """
 
     def __init__(
@@ -163,26 +163,26 @@ class Advice:
         self.mute = tuning and tuning.why_not(library, self.ranks_per_node)
 
     def learn(self, calibration: Calibration) -> None:
-        """Predict with these constants from now on."""
+        """Set the constants of the cost model."""
         self.calibration = calibration
         self.model = Model(calibration, self.groups, self._pipelining)
 
     @property
     def uncalibrated(self) -> bool:
-        """Whether constants are to be measured as soon as a choice needs them."""
+        """Whether the constants will be measured once a choice needs them."""
         return self.calibrates and self.calibration is None
 
     def tell(self, rank: int) -> None:
-        """Log, on rank 0 and once for each table, that it does not apply."""
+        """Log on rank 0, once per table, that the table does not apply to this communicator."""
         if self.table is None or self.table.told:
             return
-        self.table.told = True  # parts of the communicator that it was made for need no table
+        self.table.told = True  # sub-communicators share the table, which need not apply to them
         if rank == 0 and self.mute:
             log.warning("%s; the shipped rules choose", self.mute)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The constants of :class:`Calibration` that are still to be measured."""
+        """The constants of :class:`Calibration` that have not been measured yet."""
         if not self.uncalibrated:
             return ()
         far = ("far_alpha", "far_beta") if len(self.groups) > 1 else ()
@@ -190,8 +190,8 @@ class Advice:
 
     # -- the table ------------------------------------------------------------------------------
 
-    def entry(self, call: Call, memory: str) -> tuple[Entry | None, str]:
-        """Give the table's entry for a call, or None and why there is none; "" without a table."""
+    def entry(self, call: Call, memory: str) -> tuple[TuningEntry | None, str]:
+        """Return the table's entry for a call, or None with the reason ("" without a table)."""
         if self.table is None:
             return None, ""
         if self.mute:
@@ -199,22 +199,22 @@ class Advice:
         if call.uneven_alltoall:
             return None, "uneven alltoall is not tuned: no rank knows the others' bytes"
         if call.op is not None and not call.op.builtin:
-            return None, "a function of the user is not what the table was tuned with"
+            return None, "operations of the user are not tuned"
         key = self.key(kind_for(call), call.collective, memory)
         found = self.table.find(key)
         if found is None:
-            what = f"{call.collective} of kind {key.kind} in {memory} memory"
-            return None, f"the tuning table {self.table.source} has no entry for {what}"
+            wanted = f"{call.collective} of kind {key.kind} in {memory} memory"
+            return None, f"the tuning table {self.table.source} has no entry for {wanted}"
         return found, ""
 
     def key(self, kind: str, collective: str, memory: str) -> Key:
-        """Give the key of an entry for this communicator."""
+        """Return the key of an entry for this communicator."""
         return Key(self.library, self.ranks_per_node, kind, collective, memory)
 
     # -- predicted times ------------------------------------------------------------------------
 
     def cheapest(self, call: Call, choices: list[Choice]) -> tuple[Choice, str] | None:
-        """Give the algorithm that the cost model predicts to be the fastest; None if unknown."""
+        """Return the algorithm with the lowest predicted time; None if a time is unknown."""
         times = [(self.modelled(call, choice), choice) for choice in choices]
         known = [(seconds, choice) for seconds, choice in times if seconds is not None]
         if len(known) < len(times) or len(known) < 2:
@@ -224,7 +224,7 @@ class Advice:
         return best, f"cost model: {best.name} {seconds * 1e6:.3g} µs, {', '.join(others)}"
 
     def modelled(self, call: Call, choice: Choice) -> float | None:
-        """Give the cost model's time in seconds, or None."""
+        """Return the cost model's time in seconds, or None."""
         if self.model is None or call.uneven_alltoall:
             return None
         return self.model.seconds(call.collective, choice, call.nbytes)
@@ -232,7 +232,7 @@ class Advice:
     def between_nodes(
         self, collective: str, choices: list[Choice], nbytes: int
     ) -> list[float] | None:
-        """Give times by the links that were measured inside of nodes and between them, or None."""
+        """Return predicted times, if the links between nodes were measured separately, or None."""
         if self.model is None or self.model.calibration.far_alpha is None:
             return None
         times = [self.model.seconds_of_few(collective, choice, nbytes) for choice in choices]
@@ -241,14 +241,14 @@ class Advice:
 
     @property
     def scaled_down(self) -> str:
-        """Say for how many ranks these times are, if for fewer than there are."""
+        """The number of simulated ranks as text; empty if all ranks are simulated."""
         if self.model is None or self.model.small == self.groups:
             return ""
         small = self.model.small
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
 
     def predicted(self, call: Call, way: Any, memory: str) -> Any:
-        """Give a way with the time that it is expected to take, if that is known."""
+        """Return a way with its measured or predicted time, if that is known."""
         entry, _ = self.entry(call, memory)
         if not way.can:
             return way
@@ -262,5 +262,5 @@ class Advice:
 
 
 def memory_of(symmetric: bool) -> str:
-    """Name the kind of memory as tables do."""
+    """Return the kind of memory, as in tuning tables."""
     return SYMMETRIC if symmetric else PRIVATE

@@ -1,4 +1,4 @@
-"""The shipped rules: which way is the fastest from how many bytes on, as it was measured."""
+"""The shipped rules: the executor or algorithm measured to be the fastest, by number of bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from ..schedule.registry import NATIVE
 
-STAGING_BYTES = 2 << 20  # of each of the two slots of a rank
-MPICH = "MPICH"  # as mpi4py calls the vendor
+STAGING_BYTES = 2 << 20  # size of each of the two slots of a rank
+MPICH = "MPICH"  # the vendor's name in mpi4py
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Below `below` bytes of the whole buffer, on so many ranks and nodes, take `name`."""
+    """A rule: choose `name` below so many bytes of the whole buffer, for some ranks and nodes."""
 
     below: float
     name: str
@@ -24,11 +24,11 @@ class Rule:
 
     @property
     def between_nodes(self) -> bool:
-        """Whether it names an algorithm on two levels."""
+        """Whether the rule names an algorithm between nodes."""
         return (self.several_nodes or self.two_nodes) and self.name != NATIVE
 
     def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
-        """Tell whether the rule speaks about such a call."""
+        """Return whether the rule applies to such a call."""
         small = nbytes < self.below or self.below == float("inf")
         if (self.one_node and nodes > 1) or (self.several_nodes and nodes == 1):
             return False
@@ -51,7 +51,7 @@ WITHOUT_NATIVE: dict[str, tuple[Rule, ...]] = {
 }
 """Shipped rules for backends without collectives of their own (Thakur et al. 2005, figures 5–9)."""
 
-_SLICES = 16 << 10  # bytes from which a slice for every lane pays, between nodes
+_SLICES = 16 << 10  # bytes from which a slice per lane is faster, between nodes
 
 
 def _between_nodes(
@@ -85,23 +85,23 @@ WITH_NATIVE: dict[str, tuple[Rule, ...]] = {
     "reduce_scatter": (*_between_nodes(_LANES), Rule(_ANY, NATIVE)),
     "barrier": (*_between_nodes(()), Rule(_ANY, NATIVE)),
 }
-"""Shipped rules where the library has its own: ours only where it was measured to be faster.
+"""Shipped rules with a library's collectives: our algorithms only where they measured faster.
 
 On one node, direct took 0.57–0.94 of native's time from 4 MB on (Open MPI 5.0.11 and MPICH 5.0.2, 2
 ranks), and from 16 MB on with more ranks than cores (4 on 2; at 4 MB 1.04–1.2 with Open MPI).
 Above 32 MB native allreduce maps a full-size temporary in every call, on any nodes.
 Between nodes see docs/hierarchical.rst: there a native call with a deadline first waits until all
-have come, which costs a round trip that ours does not need.
+ranks have arrived, which costs a round trip that our algorithms do not need.
 """
 
 
 def levels_for(collective: str) -> list[str]:
-    """List the two-level algorithms that the rules name for a collective between nodes."""
+    """Return the algorithms that the rules name for a collective between nodes."""
     rules = WITH_NATIVE.get(collective, ())
     return [r.name for r in rules if r.between_nodes]
 
 
-Range = tuple[float, float]  # from so many bytes, below so many
+Range = tuple[float, float]  # lower bound, inclusive, and upper bound, exclusive, in bytes
 
 WITH_SYMMETRIC: dict[str, tuple[int, int]] = {
     "allreduce": (0, 0),
@@ -114,13 +114,13 @@ WITH_SYMMETRIC: dict[str, tuple[int, int]] = {
     "alltoall": (0, 0),
     "barrier": (0, 0),
 }
-"""Arrays in symmetric memory: the bytes from which it beat native and staged on both libraries.
+"""Arrays in symmetric memory: bytes from which they were faster than native and staged.
 
-The second number is for more ranks than cores, where native with a deadline pays most.  Measured
-with Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2 cores, contenders in an order drawn for
-every iteration.  Native waits, for its deadline, until all ranks have come; after that what is to
-be brought lies one read away.  Gather and scatter meet twice, and
-in slots once.
+The second number is for more ranks than cores, where a deadline costs native most.  Measured with
+Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2 cores, contenders in a random order in every
+iteration; the bytes hold for both libraries.  To keep its deadline, native waits until all ranks
+have arrived; in symmetric memory the data are then one read away.  Gather and scatter have two
+barriers in symmetric memory, and one in slots.
 """
 
 _SLOT = (2 << 20) + 1
@@ -169,7 +169,10 @@ _STAGED_MPICH: dict[bool, dict[str, int]] = {
         "scatter": _SLOT,
     },
 }
-"""Private arrays through slots of shared memory: below so many bytes, measured as the above."""
+"""Private arrays through slots of shared memory: bytes below which they were faster.
+
+Keys are whether there are more ranks than cores, and the collective; measured as the above.
+"""
 
 _ABOVE_A_SLOT: dict[str, Range] = dict.fromkeys(
     ("allreduce", "reduce", "reduce_scatter"), (_SLOT, _ANY)
@@ -179,7 +182,7 @@ _SINGLE_COPY: dict[bool, dict[str, Range]] = {
     True: _ABOVE_A_SLOT,
 }
 _SINGLE_COPY_MPICH: dict[bool, dict[str, Range]] = {False: _ABOVE_A_SLOT, True: _ABOVE_A_SLOT}
-"""Private arrays that the ranks read in each other's memory, where that beat what came before.
+"""Private arrays by single copy: bytes between which it was faster than native and staged.
 
 Measured as the above, from 1 MB to 64 MB.  Allreduce took 0.44–0.90 of native's time apart and
 0.48–1.06 in place (Open MPI at 2 and 4 MB gains nothing there), reduce_scatter 0.20–0.93, reduce
@@ -190,15 +193,15 @@ of native's time, and at 2 MiB 0.7–0.8 of single copy's.
 
 
 def staged_below(collective: str, vendor: str, crowded: bool) -> float:
-    """Give the bytes below which private arrays gain by slots of shared memory.
+    """Return the bytes below which private arrays are faster through slots of shared memory.
 
     Parameters
     ----------
     collective : str
-        Which.
+        Name of the collective.
     vendor : str
-        The name of the MPI library, without its version.  MPICH has rules of its own; all others
-        have Open MPI's.
+        Name of the MPI library, without its version.  MPICH has rules of its own; all other
+        libraries have Open MPI's.
     crowded : bool
         Whether there are more ranks than cores.
     """
@@ -207,9 +210,9 @@ def staged_below(collective: str, vendor: str, crowded: bool) -> float:
 
 
 def single_copy_range(collective: str, vendor: str, crowded: bool) -> Range:
-    """Give the bytes for which private arrays gain if the ranks read them in each other's memory.
+    """Return the range of bytes in which private arrays are faster by single copy.
 
-    See :func:`staged_below`.
+    Parameters are those of :func:`staged_below`.
     """
     tables = _SINGLE_COPY_MPICH if vendor == MPICH else _SINGLE_COPY
     return tables[crowded].get(collective, (0, 0))

@@ -1,4 +1,4 @@
-"""In how many segments the blocks of an algorithm are pipelined, and how many are under way."""
+"""The number of segments of an algorithm's blocks, and of segments in flight."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from ..schedule.registry import Algorithm
 
 _SEGMENT_LIMIT = 255
 _BLOCK_LIMIT = 1 << 30  # bytes: MPI counts are 32-bit in some places of every library
-_FEWER = ("allreduce", "hierarchical")  # segments under way, with MPICH
+_FEWER = ("allreduce", "hierarchical")  # has fewer segments in flight with MPICH
 _BETWEEN_NODES = (128 << 10, 256 << 10)  # bytes of a segment, at least and at most
 
 
 @dataclass(frozen=True)
 class Pipelining:
-    """What a user may set about it.
+    """The pipelining of long blocks in segments.
 
     Attributes
     ----------
     segment_bytes : int
-        Blocks longer than this are pipelined in segments.
+        Length in bytes above which a block is cut into segments.
     window : int
-        Segments under way at a time.
+        Number of segments in flight at a time.
     library : str
-        The one that moves them.
+        Name and version of the library that sends the messages.
     """
 
     segment_bytes: int = 1 << 20
@@ -33,27 +33,27 @@ class Pipelining:
     def of(
         self, algorithm: Algorithm, size: int, nodes: int, blocks: int, largest: int
     ) -> tuple[int, int]:
-        """Give the number of segments of each block, and the window.
+        """Return the number of segments of each block, and the window.
 
-        Algorithms that cut the data into a block per rank are left whole, but for what is too long
-        for one message: their rounds overlap already (ring, 4 MB, 2 ranks: whole 0.60 ms, in
-        segments 0.84).  Two levels between nodes take shorter segments and more of them, so that
-        the nodes work while the links are busy (allreduce, 4 MB, 2 nodes of 2 at 1 Gbit/s, over the
-        ring: segments of 1 MiB 1.23, of 256 KiB with a window of 8 1.48).  On all lanes
-        MPICH is faster with fewer under way (1, 4, 16 MB: three 10.9, 38.8, 148 ms, eight 11.3,
+        Algorithms with a block per rank are not segmented, except for blocks too long for one
+        message: their rounds overlap already (ring, 4 MB, 2 ranks: whole 0.60 ms, in segments
+        0.84).  Hierarchical algorithms have shorter segments and more of them, so that the nodes
+        work while the links are busy (allreduce, 4 MB, 2 nodes of 2 at 1 Gbit/s, speed relative to
+        the ring: segments of 1 MiB 1.23, of 256 KiB with a window of 8 1.48).  On all lanes MPICH
+        is faster with fewer segments in flight (1, 4, 16 MB: three 10.9, 38.8, 148 ms, eight 11.3,
         40.2, 159), Open MPI with more (15.3, 53.6, 249 against 13.9, 45.0, 168); the other
-        collectives, and leaders, are not, or slower.
+        collectives, and leaders, are not faster or even slower.
 
         Parameters
         ----------
         algorithm : Algorithm
-            Which is played.
+            The algorithm.
         size, nodes : int
-            Ranks, and nodes that they are on.
+            Number of ranks, and of nodes.
         blocks : int
-            Into so many the algorithm cuts the data.
+            Number of blocks that the algorithm cuts the data into.
         largest : int
-            Bytes of the longest of them.
+            Bytes of the longest block.
         """
         limit, window = self.segment_bytes, self.window
         if nodes > 1 and algorithm.local:

@@ -1,4 +1,4 @@
-"""Strategies: how a configuration says which family of algorithms it wants."""
+"""Strategies: names of families of algorithms, for configurations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ALLOWED = {
     "reduce": ("auto", "tree", "centralized", "direct"),
     "broadcast": ("auto", "tree", "centralized", "direct"),
 }
-"""The strategies of each collective: no direct allreduce, no ring to or from a root."""
+"""The strategies allowed for each collective: no direct allreduce, no ring with a root."""
 
 
 class Strategy(str):
     """A family of algorithms: auto, ring, tree, tree:4, centralized (or linear), direct.
 
-    It is a string and compares equal to its name; ``"linear"`` becomes ``"centralized"``.  A tree
-    without a number takes the configuration's ``tree_arity``.
+    It is a string and equal to its name; ``"linear"`` becomes ``"centralized"``.  A tree without a
+    number has the configuration's ``tree_arity``.
 
     Parameters
     ----------
@@ -27,7 +27,8 @@ class Strategy(str):
     Raises
     ------
     ConfigError
-        For an unknown name (with the nearest ones), or an arity that is not a whole number ≥ 2.
+        For an unknown name (with the most similar ones), or an arity that is not a whole number
+        ≥ 2.
 
     Examples
     --------
@@ -41,7 +42,7 @@ class Strategy(str):
 
     def __new__(cls, text: str) -> Strategy:  # noqa: D102  (see the class)
         if not isinstance(text, str):
-            raise ConfigError(f"{text!r} is no strategy: allowed are {', '.join(KINDS)}, as a str")
+            raise ConfigError(f"{text!r} is not a strategy: expected a str of {', '.join(KINDS)}")
         kind, colon, arity = text.strip().lower().partition(":")
         kind = "centralized" if kind == "linear" else kind
         if kind not in KINDS:
@@ -51,12 +52,12 @@ class Strategy(str):
         if kind != "tree":
             raise ConfigError(f"strategy {text!r}: {kind} has no arity; only tree has one")
         if not arity.isdigit() or int(arity) < 2:
-            raise ConfigError(f"strategy {text!r}: the arity must be a whole number >= 2")
+            raise ConfigError(f"strategy {text!r}: arity {arity!r}: expected a whole number >= 2")
         return super().__new__(cls, f"{kind}:{int(arity)}")
 
     @classmethod
     def tree(cls, arity: int) -> Strategy:
-        """Give the tree in which every rank has up to `arity` children."""
+        """Return the strategy of a tree in which every rank has up to `arity` children."""
         return cls(f"tree:{arity}")
 
     @property
@@ -66,23 +67,23 @@ class Strategy(str):
 
     @property
     def arity(self) -> int | None:
-        """Children of a rank in the tree; None where the strategy does not say."""
+        """The arity of the tree; None if the strategy does not include one."""
         number = self.partition(":")[2]
         return int(number) if number else None
 
     def algorithm(self, tree_arity: int) -> str:
-        """Give the algorithm that the strategy stands for.
+        """Return the name of the algorithm for this strategy.
 
         Parameters
         ----------
         tree_arity : int
-            Arity of a tree that does not give its own.
+            Arity of a tree without one of its own.
 
         Returns
         -------
         str
-            ``"auto"``, ``"ring"``, ``"tree:k"``, or ``"linear"`` for centralized and direct: over a
-            star the root talks to everyone directly.
+            ``"auto"``, ``"ring"``, ``"tree:k"``, or ``"linear"`` for centralized and direct: the
+            root exchanges messages with all ranks directly.
         """
         if self.kind == "tree":
             return f"tree:{self.arity or tree_arity}"
@@ -93,12 +94,12 @@ class Strategy(str):
 
 
 def strategy_for(collective: str, text: str, argument: str) -> Strategy:
-    """Read the strategy `text` of `collective`, given as `argument`.
+    """Return the strategy `text` of `collective`, given as `argument`.
 
     Raises
     ------
     ConfigError
-        That names the argument, if there is no such strategy or the collective does not have it.
+        If the strategy does not exist or is not allowed for the collective; it names `argument`.
     """
     try:
         strategy = Strategy(text)
@@ -106,5 +107,5 @@ def strategy_for(collective: str, text: str, argument: str) -> Strategy:
         raise ConfigError(f"{argument}: {error}") from None
     if strategy.kind not in ALLOWED[collective]:
         allowed = ", ".join(ALLOWED[collective])
-        raise ConfigError(f"{argument}={text!r}: allowed for {collective} are {allowed}")
+        raise ConfigError(f"{argument}={text!r}: expected for {collective} one of {allowed}")
     return strategy

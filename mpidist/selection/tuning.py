@@ -1,4 +1,4 @@
-"""The tuning table: which way was measured to be the fastest, by communicator, call and bytes."""
+"""The tuning table: the way (executor or algorithm) measured fastest, by call and bytes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..schedule.registry import RESERVED, find
 PRIVATE, SYMMETRIC = "private", "symmetric"
 MEMORIES = (PRIVATE, SYMMETRIC)
 KINDS = ("any", "float", "half", "int", "bool", "complex")
-"""Classes of dtypes: "any" where nothing is combined, "half" for floats of two bytes or less."""
+"""Kinds of dtypes: "any" for collectives that combine nothing, "half" for floats of ≤ 2 bytes."""
 
 Times = Mapping[int, Mapping[str, float]]
 
 
 def kind_for(call: Call) -> str:
-    """Give the class of dtypes that a call is tuned with."""
+    """Return the kind of dtype of a call, one of :data:`KINDS`."""
     if call.op is None:
         return "any"
     kind = kind_of(call.dtype)
@@ -35,20 +35,20 @@ def kind_for(call: Call) -> str:
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What an entry was measured for.
+    """The key of an entry: the communicator and the kind of call that it was measured for.
 
     Attributes
     ----------
     library : str
         The MPI library and its version.
     ranks_per_node : tuple of int
-        Ranks on each node.
+        Number of ranks on each node.
     kind : str
-        One of :data:`KINDS`.
+        Kind of dtype, one of :data:`KINDS`.
     collective : str
-        Which.
+        Name of the collective.
     memory : str
-        Where the arrays are: one of :data:`MEMORIES`.
+        Kind of memory of the arrays, one of :data:`MEMORIES`.
     """
 
     library: str
@@ -59,15 +59,17 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What to take for one key, and the times that say so.
+class TuningEntry:
+    """The fastest ways for one key by number of bytes, and the measured times.
 
     Attributes
     ----------
+    key : Key
+        The communicator and the kind of call.
     choose : tuple of (int, str)
-        The way from so many bytes on, ascending; the first from 0.
+        Lower bound in bytes and name of each way, in ascending order; the first bound is 0.
     times : mapping
-        Seconds of each candidate, by bytes; those that were clearly slower may be missing.
+        Seconds of each candidate, by bytes; candidates that were clearly slower may be missing.
     """
 
     key: Key
@@ -75,11 +77,11 @@ class Entry:
     times: Times
 
     @classmethod
-    def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> Entry:
-        """Make the entry of ways that were chosen at some sizes.
+    def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
+        """Return the entry for ways that were chosen at some sizes.
 
-        Between two sizes it changes from one way to the other where their times, interpolated on
-        logarithmic axes, cross; in the middle if one of them was not measured at both.
+        Between two sizes with different ways the bound is where their times, interpolated on
+        logarithmic axes, cross; it is in the middle if one way was not measured at both sizes.
         """
         sizes = sorted(chosen)
         choose = [(0, chosen[sizes[0]])]
@@ -90,18 +92,18 @@ class Entry:
         return cls(key, tuple(choose), times)
 
     def at(self, nbytes: int) -> tuple[str, int, float]:
-        """Give the way for `nbytes`, and the bytes from which and below which it is taken.
+        """Return the way for `nbytes`, and the lower and upper bound of its range in bytes.
 
-        Below the smallest and above the largest size that was measured, the way is that of it.
+        Beyond the smallest and largest measured size, the way is that of the nearest one.
         """
         index = bisect_right([first for first, _ in self.choose], nbytes) - 1
         above = self.choose[index + 1][0] if index + 1 < len(self.choose) else math.inf
         return self.choose[index][1], self.choose[index][0], above
 
     def seconds(self, way: str, nbytes: int) -> float | None:
-        """Give the time of a way by interpolation on logarithmic axes; None if not measured.
+        """Return the time of a way, interpolated on logarithmic axes; None if not measured.
 
-        Below the smallest size it is that of the smallest, above the largest in proportion.
+        Below the smallest measured size it is constant, above the largest proportional to size.
         """
         known = sorted((size, times[way]) for size, times in self.times.items() if way in times)
         if not known:
@@ -119,47 +121,47 @@ class Entry:
 def _crossing(low: int, high: int, before: str, after: str, times: Times) -> int:
     part, first, second = 0.5, times.get(low, {}), times.get(high, {})
     if all(way in at for way in (before, after) for at in (first, second)):
-        ahead = math.log(first[after] / first[before])  # of `before`, at the lower size
+        ahead = math.log(first[after] / first[before])  # gain of `before` at the lower size
         behind = math.log(second[before] / second[after])
         if ahead >= 0 and behind >= 0 and ahead + behind > 0:
             part = ahead / (ahead + behind)
     edge = max(low, 1) * (high / max(low, 1)) ** part
-    return min(max(math.ceil(edge), low + 1), high)  # what was measured keeps its own way
+    return min(max(math.ceil(edge), low + 1), high)  # measured sizes keep their ways
 
 
 FORMAT = 1
-"""Version of the document; another one is refused."""
+"""Version of the JSON document; other versions are refused."""
 
 
 class TuningTable:
-    """Measured choices of ``auto``; read and written as JSON, made by ``mpidist tune``.
+    """Measured choices for ``algorithm="auto"``, written by ``mpidist tune`` as JSON.
 
     Parameters
     ----------
-    entries : iterable of Entry
-        One for each key; of equal keys the last counts.
+    entries : iterable of TuningEntry
+        The entries; of several with one key the last counts.
     about : mapping, optional
-        On what it was measured: kept, not used.
+        Facts about the measurement, which are stored but not used.
     source : str
-        What it is called in messages, for example the file's name.
+        Name of the table in messages, for example the file's name.
     """
 
     def __init__(
         self,
-        entries: Iterable[Entry] = (),
+        entries: Iterable[TuningEntry] = (),
         about: Mapping[str, Any] | None = None,
         source: str = "given to the communicator",
     ):
         self.entries = {entry.key: entry for entry in entries}
         self.about, self.source = dict(about or {}), source
-        self.told = False  # whether a communicator has said that it uses this, or cannot
+        self.told = False  # whether a communicator has checked, and logged, that it applies
 
-    def find(self, key: Key) -> Entry | None:
-        """Give the entry of a key, or None."""
+    def find(self, key: Key) -> TuningEntry | None:
+        """Return the entry of a key, or None."""
         return self.entries.get(key)
 
     def why_not(self, library: str, ranks_per_node: tuple[int, ...]) -> str | None:
-        """Say why the table says nothing about a communicator, or give None."""
+        """Return why the table does not apply to a communicator, or None if it does."""
         known = {(key.library, key.ranks_per_node) for key in self.entries}
         if (library, ranks_per_node) in known:
             return None
@@ -168,47 +170,47 @@ class TuningTable:
         return f"the tuning table {self.source} does not apply: it is for {made}; this is {here}"
 
     def merged(self, newer: TuningTable) -> TuningTable:
-        """Give this table with the entries of `newer` over its own."""
+        """Return a table with the entries of both; for equal keys those of `newer`."""
         entries = [*self.entries.values(), *newer.entries.values()]
         return TuningTable(entries, newer.about, self.source)
 
     # -- as a document --------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Write as a JSON object; times in microseconds."""
+        """Return the table as a JSON object, with times in microseconds."""
         lines = [json.dumps(_write(self.entries[key])) for key in sorted(self.entries)]
         head = json.dumps({"mpidist_tuning": FORMAT, "about": self.about})[:-1]
         return head + ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
 
     @classmethod
     def from_json(cls, text: str, source: str = "a tuning table") -> TuningTable:
-        """Read what :meth:`to_json` wrote.
+        """Return the table of a text written by :meth:`to_json`.
 
         Raises
         ------
         ConfigError
-            That names `source`, the place in it, and what is wrong: it is no JSON, no table, of
-            another version, or names an algorithm that there is not.
+            If the text is not JSON, not a table, has another version, or names an unknown
+            algorithm; the message has `source` and the place.
         """
         try:
             content = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"{source} is not JSON: {error}") from None
         if not isinstance(content, dict) or "mpidist_tuning" not in content:
-            raise ConfigError(f"{source} is no tuning table: it has no 'mpidist_tuning'")
+            raise ConfigError(f"{source} is not a tuning table: it has no 'mpidist_tuning'")
         if content["mpidist_tuning"] != FORMAT:
             version = content["mpidist_tuning"]
-            raise ConfigError(f"{source} has version {version!r} of the table; known is {FORMAT}")
+            raise ConfigError(f"{source}: version {version!r} of the table: expected {FORMAT}")
         entries = content.get("entries")
         if not isinstance(entries, list):
-            raise ConfigError(f"{source}: 'entries' must be a list, not {entries!r:.60}")
+            raise ConfigError(f"{source}: 'entries' is {entries!r:.60}: expected a list")
         read = [_read(entry, f"{source}: entry {i}") for i, entry in enumerate(entries)]
         about = content.get("about")
         return cls(read, about if isinstance(about, dict) else {}, source)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> TuningTable:
-        """Read a file; ConfigError, with the path and why, if it cannot be read."""
+        """Return the table of a file; ConfigError, with path and reason, if it cannot be read."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -217,7 +219,7 @@ class TuningTable:
         return cls.from_json(text, os.fspath(path))
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a file, whole or not at all."""
+        """Write the table to a file, atomically."""
         beside = Path(f"{os.fspath(path)}.{os.getpid()}.new")
         try:
             beside.write_text(self.to_json(), encoding="utf-8")
@@ -234,7 +236,7 @@ def _ranks(ranks_per_node: tuple[int, ...]) -> str:
     return f"{total} ranks on {nodes} nodes ({'+'.join(map(str, ranks_per_node))})"
 
 
-def _write(entry: Entry) -> dict[str, Any]:
+def _write(entry: TuningEntry) -> dict[str, Any]:
     key = entry.key
     return {
         "library": key.library,
@@ -250,10 +252,10 @@ def _write(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _read(entry: Any, where: str) -> Entry:
-    """Check one entry of the document."""
+def _read(entry: Any, where: str) -> TuningEntry:
+    """Return one entry of the document; ConfigError if it is wrong."""
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where} must be an object, not {entry!r:.60}")
+        raise ConfigError(f"{where} is {entry!r:.60}: expected an object")
     key = _read_key(entry, where)
     try:
         choose = tuple((int(part["from"]), str(part["way"])) for part in entry["choose"])
@@ -263,17 +265,17 @@ def _read(entry: Any, where: str) -> Entry:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{where}: 'choose' must be a list of {{from, way}} and 'times_us' of objects "
-            f"way: µs by bytes ({type(error).__name__}: {error})"
+            f"{where}: expected 'choose' to be a list of {{from, way}}, and 'times_us' an object "
+            f"of {{way: µs}} by bytes ({type(error).__name__}: {error})"
         ) from None
     starts = [first for first, _ in choose]
     if not choose or starts[0] != 0 or starts != sorted(set(starts)):
-        raise ConfigError(f"{where}: 'choose' must begin from 0 and ascend, not {starts}")
+        raise ConfigError(f"{where}: 'choose' has bounds {starts}: expected 0 and ascending ones")
     if any(size < 0 or not us > 0 for size, at in times.items() for us in at.values()):
-        raise ConfigError(f"{where}: 'times_us' must be above 0, of sizes >= 0")
+        raise ConfigError(f"{where}: 'times_us': expected times > 0 and sizes >= 0")
     for _, way in choose:
         _check_way(key.collective, way, where)
-    return Entry(key, choose, times)
+    return TuningEntry(key, choose, times)
 
 
 def _read_key(entry: dict[str, Any], where: str) -> Key:
@@ -281,13 +283,13 @@ def _read_key(entry: dict[str, Any], where: str) -> Key:
     for name, values in allowed.items():
         if entry.get(name) not in values:
             listed = ", ".join(values)
-            raise ConfigError(f"{where}: {name}={entry.get(name)!r}: allowed are {listed}")
+            raise ConfigError(f"{where}: {name}={entry.get(name)!r}: expected one of {listed}")
     library, nodes = entry.get("library"), entry.get("ranks_per_node")
     if not isinstance(library, str):
-        raise ConfigError(f"{where}: library={library!r}: must be a name")
+        raise ConfigError(f"{where}: library={library!r}: expected a name")
     numbers = isinstance(nodes, list) and nodes and all(type(n) is int and n > 0 for n in nodes)
     if not numbers:
-        raise ConfigError(f"{where}: ranks_per_node={nodes!r}: must be whole numbers > 0")
+        raise ConfigError(f"{where}: ranks_per_node={nodes!r}: expected whole numbers > 0")
     assert isinstance(nodes, list)
     return Key(library, tuple(nodes), entry["kind"], entry["collective"], entry["memory"])
 
@@ -298,5 +300,5 @@ def _check_way(collective: str, way: str, where: str) -> None:
     try:
         find(collective, way)
     except MpidistError as error:
-        advice = "register your own before the table is read"
+        advice = "register your own algorithms before the table is read"
         raise ConfigError(f"{where}: {error} ({advice})") from None

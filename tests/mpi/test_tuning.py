@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist import ConfigError
-from mpidist.selection.tuning import Entry, Key, TuningTable
+from mpidist.selection.tuning import Key, TuningEntry, TuningTable
 
 SIZES = (8, 512, 1 << 16, 1 << 20)
 LIMIT = 0.05  # seconds that a calibration may take
@@ -30,7 +30,7 @@ def table(comm, *ways):
     keys = [
         Key(library(), nodes, "float", "allreduce", memory) for memory in ("private", "symmetric")
     ]
-    return TuningTable([Entry(key, choose, times) for key in keys])
+    return TuningTable([TuningEntry(key, choose, times) for key in keys])
 
 
 def names(comm, memory="private"):
@@ -84,7 +84,7 @@ def test_two_runs_decide_alike(comm, made, tmp_path):
 def test_a_table_for_other_ranks_falls_back_to_the_rules(comm, made, caplog):
     other = table(comm, "linear")
     entries = [
-        Entry(
+        TuningEntry(
             Key(library(), (99,), *[getattr(k, n) for n in ("kind", "collective", "memory")]),
             e.choose,
             e.times,
@@ -103,7 +103,7 @@ def test_a_bad_table_is_an_error_everywhere_and_leaves_nothing(comm, made, tmp_p
     path = tmp_path / "t.json"
     if comm.rank == 0:
         path.write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="rank 0: tuning=.*t.json.* is no tuning table"):
+    with pytest.raises(ConfigError, match="rank 0: tuning=.*t.json.* is not a tuning table"):
         made(tuning=path)
     with pytest.raises(ConfigError, match="rank 0: tuning=3: must be a path or a TuningTable"):
         made(tuning=3)
@@ -133,7 +133,7 @@ def test_a_table_may_name_slots_at_every_size(comm, made):
     """Also for the messages by which the ranks make the memory that the slots are in."""
     nodes, times = tuple(map(len, comm.topology.groups)), {8: {"staged": 1e-6}}
     entries = [
-        Entry(Key(library(), nodes, "any", name, "private"), ((0, "staged"),), times)
+        TuningEntry(Key(library(), nodes, "any", name, "private"), ((0, "staged"),), times)
         for name in ("broadcast", "allgather", "gather", "scatter")
     ]
     tuned = made(tuning=TuningTable(entries))

@@ -192,7 +192,7 @@ def test_two_levels():
     for which in ("local", "global"):
         inner = config.at_level(which)
         assert not inner.two_level and inner.timeout is None and not inner.is_set("num_devices")
-    with pytest.raises(ConfigError, match="local and global"):
+    with pytest.raises(ConfigError, match="'inner': .*local or global"):
         config.at_level("inner")
 
 

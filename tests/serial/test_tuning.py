@@ -18,7 +18,7 @@ from mpidist.selection import choose as selection
 from mpidist.selection.choose import Means, Ways, choose, why_not
 from mpidist.selection.estimates import MOST_RANKS, Advice, Calibration, Model
 from mpidist.selection.segmentation import Pipelining
-from mpidist.selection.tuning import Entry, Key, TuningTable, kind_for
+from mpidist.selection.tuning import Key, TuningEntry, TuningTable, kind_for
 
 KEY = Key("simulated", (4,), "float", "allreduce", "private")
 TIMES = {
@@ -29,7 +29,7 @@ TIMES = {
 
 def table(chosen=None, times=TIMES, key=KEY, source="t.json"):
     return TuningTable(
-        [Entry.from_points(key, chosen or {64: "tree:4", 1024: "ring"}, times)], {}, source
+        [TuningEntry.from_points(key, chosen or {64: "tree:4", 1024: "ring"}, times)], {}, source
     )
 
 
@@ -87,25 +87,25 @@ def document(**changes):
     ("content", "told"),
     [
         ("{", "t.json is not JSON"),
-        ([], "t.json is no tuning table"),
-        ({"rows": []}, "t.json is no tuning table"),
-        ({"mpidist_tuning": 7, "entries": []}, "version 7 of the table; known is 1"),
-        ({"mpidist_tuning": 1, "entries": 3}, "'entries' must be a list, not 3"),
-        ({"mpidist_tuning": 1, "entries": [3]}, "entry 0 must be an object, not 3"),
+        ([], "t.json is not a tuning table"),
+        ({"rows": []}, "t.json is not a tuning table"),
+        ({"mpidist_tuning": 7, "entries": []}, "t.json: version 7 of the table: .* 1"),
+        ({"mpidist_tuning": 1, "entries": 3}, "'entries' is 3: .* list"),
+        ({"mpidist_tuning": 1, "entries": [3]}, "entry 0 is 3: .* object"),
         (document(choose=[{"from": 0, "way": "rign"}]), "entry 0: .*did you mean 'ring'"),
         (document(choose=[{"from": 0, "way": "ring:4"}]), "entry 0: .*ring has no arity"),
         (document(choose=[{"from": 0, "way": "auto"}]), "entry 0: .*'auto'"),
-        (document(choose=[{"from": 8, "way": "ring"}]), "must begin from 0"),
-        (document(choose=[{"way": "ring"}]), "must be a list of {from, way}"),
-        (document(choose=[]), "must begin from 0"),
-        (document(times_us={"8": {"ring": 0}}), "must be above 0"),
+        (document(choose=[{"from": 8, "way": "ring"}]), r"entry 0: 'choose' .*\[8\]: expected 0"),
+        (document(choose=[{"way": "ring"}]), "entry 0: .*'choose' .* list of {from, way}"),
+        (document(choose=[]), r"entry 0: 'choose' .*\[\]: expected 0"),
+        (document(times_us={"8": {"ring": 0}}), "entry 0: 'times_us': .*> 0"),
         (document(times_us={"x": {}}), "'times_us'"),
-        (document(collective="allredcue"), "collective='allredcue': allowed are allreduce"),
-        (document(kind="float32"), "kind='float32': allowed are any, float"),
-        (document(memory="shared"), "memory='shared': allowed are private, symmetric"),
-        (document(ranks_per_node=[0]), r"ranks_per_node=\[0\]: must be whole numbers > 0"),
+        (document(collective="allredcue"), "collective='allredcue': .*allreduce"),
+        (document(kind="float32"), "kind='float32': .*any, float"),
+        (document(memory="shared"), "memory='shared': .*private, symmetric"),
+        (document(ranks_per_node=[0]), r"ranks_per_node=\[0\]: .*> 0"),
         (document(ranks_per_node=4), "ranks_per_node=4"),
-        (document(library=None), "library=None: must be a name"),
+        (document(library=None), "library=None: .*name"),
     ],
 )
 def test_bad_documents_say_where_and_why(content, told):
@@ -126,7 +126,7 @@ def test_bad_files(tmp_path):
 
 def test_merged_replaces_equal_keys_and_keeps_the_others():
     other = Key("simulated", (2,), "float", "allreduce", "private")
-    old = TuningTable([*table().entries.values(), Entry(other, ((0, "ring"),), {})])
+    old = TuningTable([*table().entries.values(), TuningEntry(other, ((0, "ring"),), {})])
     new = old.merged(table({64: "linear"}))
     assert new.find(other).at(1)[0] == "ring"
     assert new.find(KEY).at(1 << 20)[0] == "linear"
@@ -209,7 +209,7 @@ def test_a_way_that_cannot_serve_is_skipped_for_the_rules():
     [
         (call_for(16), ((0, 1), (2, 3)), r"it is for simulated, 4 ranks on 1 node; this is sim"),
         (call_for(16, dtype="int32"), None, "no entry for allreduce of kind int in private memory"),
-        (call_for(16, Op(np.add)), None, "a function of the user"),
+        (call_for(16, Op(np.add)), None, "operations of the user"),
     ],
 )
 def test_a_table_for_something_else_does_not_apply_and_says_so(call, groups, told):
