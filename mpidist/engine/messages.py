@@ -354,25 +354,25 @@ class Messages:
         """Wait until all posted messages have moved, with one deadline."""
         if what is not None and not callable(what) and not (isinstance(what, str) and what.strip()):
             raise self.place.wrong(f"what={what!r}: allowed are None, texts, and functions of none")
-        every = list(messages)
+        every, left = list(messages), []
         for message in every:
             if type(message) is not PostedMessage or message.owner is not self:
                 raise self.place.wrong(
                     f"messages has {message!r}: allowed are what post_send and post_recv of this "
                     "communicator returned"
                 )
-        left = every[:]
+            if not message.ended():
+                left.append(message)
 
         def ended() -> bool:
-            while left:
-                if not left[-1].ended():
-                    return False
+            while left and left[-1].ended():
                 left.pop()
-            return True
+            return not left
 
-        if not ended():
+        if left:
             self.service.check_usable()
-            self._wait(ended, partial(_describe, what), left, timeout)
+            test = left[0].ended if len(left) == 1 else ended
+            self._wait(test, partial(_describe, what), left, timeout)
         for message in every:
             message.test()
 
@@ -455,14 +455,8 @@ class PostedMessage:
         CollectiveMismatch
             If it did not have the length of the memory that was given, as often as it is asked.
         """
-        test = self._test
-        if test is not None:
-            try:
-                if not test():
-                    return False
-            except Exception as error:
-                self._fail(error)
-            self._test = None  # with it go the request, and what it holds
+        if self._test is not None and not self.ended():
+            return False
         if self._error is not None:
             raise self._error
         return True
@@ -486,14 +480,16 @@ class PostedMessage:
 
     def ended(self) -> bool:
         """Make progress; return whether the message has moved or failed, without raising why."""
-        try:
-            return self.test()
-        except Exception:
-            return True
-
-    def _fail(self, error: Exception) -> None:
-        self._error = self.owner.translated(error, self)
-        self._error.__cause__ = error
+        test = self._test
+        if test is not None:
+            try:
+                if not test():
+                    return False
+            except Exception as error:
+                self._error = self.owner.translated(error, self)
+                self._error.__cause__ = error
+            self._test = None  # with it go the request, and what it holds
+        return True
 
     def describe(self) -> str:
         """Return what the message is, for reports."""
