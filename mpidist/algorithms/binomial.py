@@ -17,7 +17,7 @@ def _block_0(first: int, stop: int) -> Blocks:
 def _up(
     rank: int, size: int, arrive: type[Reduce] | type[Recv] = Reduce, part: Part = _block_0
 ) -> Iterator[Round]:
-    """Yield the way of the subtrees' blocks up to rank 0, small subtrees first."""
+    """Yield a reduce or gather up the tree to rank 0, small subtrees first."""
     for distance in powers(size):
         if rank & distance:
             yield Send(rank - distance, part(rank, min(rank + distance, size)))
@@ -28,7 +28,7 @@ def _up(
 
 
 def _down(rank: int, size: int, part: Part = _block_0) -> Iterator[Round]:
-    """Yield the way of the subtrees' blocks down from rank 0, large subtrees first."""
+    """Yield a broadcast or scatter down the tree from rank 0, large subtrees first."""
     for distance in reversed(powers(size)):
         child = rank + distance
         if rank % (2 * distance) == distance:
@@ -96,7 +96,7 @@ def gather_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
 @algorithm("scatter", "binomial")
 def scatter_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """Every rank receives the blocks of its subtree as one message and scatters them in it.
+    """Every rank receives its subtree's blocks as one message and sends its children theirs.
 
     Rounds: ceil(lg p).  Bytes per rank: (p-1)/p n on the root, 0 on a leaf.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).

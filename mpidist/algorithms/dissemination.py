@@ -9,7 +9,7 @@ from .relabel import powers
 
 @algorithm("barrier", "dissemination")
 def barrier_dissemination(rank: int, size: int) -> Iterator[Round]:
-    """In round k every rank notifies the rank 2^k to its right, so that word of all ranks spreads.
+    """After ceil(lg p) rounds every rank has been notified, directly or indirectly, by all others.
 
     Rounds: ceil(lg p).  Bytes per rank: ceil(lg p) empty messages.
     Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17

@@ -175,7 +175,7 @@ def barrier_hierarchical_leaders(
     local: str = "binomial",
     across: str = "dissemination",
 ) -> Iterator[Round]:
-    """The first rank of each node waits for its node, for the other nodes, and releases its node.
+    """Each node's first rank waits for its node, then for the other nodes, and notifies its node.
 
     Rounds: 2 ceil(lg g) + ceil(lg m) on m nodes of at most g ranks.  Bytes per rank: empty
     messages, ceil(lg m) between nodes for a leader.

@@ -8,7 +8,7 @@ from ..schedule.rounds import Copy, Recv, Round, Send
 
 @algorithm("alltoall", "pairwise")
 def alltoall_pairwise(rank: int, size: int) -> Iterator[Round]:
-    """In round k every rank sends to the rank k to its right and receives from that k to its left.
+    """In round k every rank sends k ranks to the right and receives from k ranks to the left.
 
     Rounds: p-1.  Bytes per rank: (p-1)/p n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).

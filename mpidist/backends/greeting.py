@@ -37,26 +37,26 @@ class _Header:
         self.data = np.zeros(NBYTES, np.uint8)
         self.words = self.data[: 8 * _WORDS].view(np.int64).data
 
-    def write(self, fingerprint: int, nbytes: int, what: str) -> None:
+    def write(self, fingerprint: int, nbytes: int, call: str) -> None:
         """Write a call's fingerprint, its bytes for the peer, and its text."""
         self.words[0], self.words[1] = fingerprint, nbytes
-        text = np.frombuffer(what.encode()[: NBYTES - 8 * _WORDS], np.uint8)
+        text = np.frombuffer(call.encode()[: NBYTES - 8 * _WORDS], np.uint8)
         self.data[8 * _WORDS :] = 0
         self.data[8 * _WORDS : 8 * _WORDS + len(text)] = text
 
     def compare(self, named: Named, rank: int, peer: int, expected: int) -> None:
         """Raise CollectiveMismatch if the peer's call, or its length, is another."""
-        told, nbytes = self.words
-        if told == named.fingerprint and nbytes == expected:
+        fingerprint, nbytes = self.words
+        if fingerprint == named.fingerprint and nbytes == expected:
             return
-        if told != named.fingerprint:
+        if fingerprint != named.fingerprint:
             text = bytes(self.data[8 * _WORDS :]).rstrip(b"\0").decode(errors="ignore")
             raise CollectiveMismatch(
-                f"rank {rank}: collective #{named.sequence} is {named.what} here and {text} on "
+                f"rank {rank}: collective #{named.sequence} is {named.call} here and {text} on "
                 f"rank {peer}; MPIDIST_DEBUG=1 shows who called what where"
             )
         raise CollectiveMismatch(
-            f"rank {rank}: {named.what} (collective #{named.sequence}): expected {expected} bytes "
+            f"rank {rank}: {named.call} (collective #{named.sequence}): expected {expected} bytes "
             f"from rank {peer}, which sends {nbytes}: the ranks disagree on the array's length"
         )
 
@@ -65,7 +65,7 @@ class Named(NamedTuple):
     """A call as the ranks compare it: its fingerprint, text and number."""
 
     fingerprint: int = 0
-    what: str = ""
+    call: str = ""
     sequence: int = 0
 
 
@@ -187,12 +187,12 @@ class Greeting:
                 peer.transfer = bind([Message(True, peer.rank, peer.header.data, GREETING_TAG)])
         return bool(self._peers)
 
-    def name(self, sequence: int, what: str, fingerprint: int) -> None:
+    def name(self, sequence: int, call: str, fingerprint: int) -> None:
         """Set the call that the next run serves."""
         if self._named.fingerprint != fingerprint:
             for rank, head in self._heads.items():
-                head.write(fingerprint, self._peers[rank].sent, what)
-        self._named = Named(fingerprint, what, sequence)
+                head.write(fingerprint, self._peers[rank].sent, call)
+        self._named = Named(fingerprint, call, sequence)
 
     def start(self) -> None:
         """Post the greetings of this rank and the receives of the peers' greetings."""

@@ -16,7 +16,7 @@ from ..errors import CollectiveMismatch, CommunicationError, Unsupported
 from . import memory_file
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Message, Request, pieces
 from .board import Board, bytes_needed, private_words
-from .mpi_messages import GONE, MpiRequest, MpiShortRequest, MpiTransfer, ShortRoom, as_bytes
+from .mpi_messages import COMPLETED, MpiRequest, MpiShortRequest, MpiTransfer, ShortBuffer, as_bytes
 from .native import NativeCollectives
 from .roll_call import RollCall
 from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
@@ -137,7 +137,7 @@ class MpiBackend(Backend):
         self.comm = comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        self._rooms: list[ShortRoom] = []
+        self._short_buffers: list[ShortBuffer] = []
         limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI sets it on no other communicator
         self.tag_limit = int(limit) if limit else 32767
         self.hosts: Sequence[object] = tuple(hosts) if hosts is not None else self._find_hosts()
@@ -213,13 +213,13 @@ class MpiBackend(Backend):
     def isend_short(self, content: bytes, peer: int, tag: int) -> Request:
         """Begin to send a short message."""
         request = self.comm.Isend((content, MPI.BYTE), peer, tag)
-        return GONE if request.Test() else MpiRequest(request, content, self.rank)
+        return COMPLETED if request.Test() else MpiRequest(request, content, self.rank)
 
     def irecv_short(self, peer: int, tag: int) -> MpiShortRequest:
         """Begin to receive a short message, into memory for the longest one."""
-        free = self._rooms
-        room = free.pop() if free else ShortRoom()
-        return MpiShortRequest(self.comm.Irecv(room.buffer, peer, tag), room, free)
+        free = self._short_buffers
+        buffer = free.pop() if free else ShortBuffer()
+        return MpiShortRequest(self.comm.Irecv(buffer.buffer, peer, tag), buffer, free)
 
     def bind(self, messages: Sequence[Message]) -> MpiTransfer:
         """Bind the messages of a round to persistent requests."""

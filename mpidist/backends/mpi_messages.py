@@ -17,9 +17,9 @@ _buffer = MPI.buffer.frombuffer
 
 _kept: dict[int, tuple[MPI.Request, object]] = {}
 """Pending requests whose owners are gone, each with its memory."""
-_rooms: list[ShortRoom] = []
+_short_buffers: list[ShortBuffer] = []
 # MPI_Finalize may still write into their memory, and runs after Python has cleared all modules.
-for _memory in (_kept, _rooms):
+for _memory in (_kept, _short_buffers):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_memory))
 
 
@@ -54,7 +54,7 @@ def _keep(
     kept[id(request)] = (request, memory)
 
 
-class Gone:
+class Completed:
     """The request of a message that was complete as soon as it was sent."""
 
     def test(self) -> bool:
@@ -62,7 +62,7 @@ class Gone:
         return True
 
 
-GONE = Gone()
+COMPLETED = Completed()
 
 
 class MpiRequest:
@@ -105,7 +105,7 @@ class MpiRequest:
             keep(self._request, self._data)
 
 
-class ShortRoom:
+class ShortBuffer:
     """Memory for one short message at a time, used again and never freed."""
 
     __slots__ = ("memory", "buffer")
@@ -113,21 +113,21 @@ class ShortRoom:
     def __init__(self) -> None:
         self.memory = bytearray(SHORT_BYTES)
         self.buffer = [_buffer(self.memory), SHORT_BYTES, MPI.BYTE]
-        _rooms.append(self)
+        _short_buffers.append(self)
 
 
 class MpiShortRequest:
     """The pending receive of a short message."""
 
-    __slots__ = ("content", "test", "_room", "_free")
+    __slots__ = ("content", "test", "_buffer", "_free")
 
-    def __init__(self, request: MPI.Request, room: ShortRoom, free: list[ShortRoom]):
+    def __init__(self, request: MPI.Request, buffer: ShortBuffer, free: list[ShortBuffer]):
         self.test: Callable[[], bool] = request.Test
-        self.content, self._room, self._free = room.memory, room, free
+        self.content, self._buffer, self._free = buffer.memory, buffer, free
 
     def release(self) -> None:
         """Release the memory, for another message."""
-        self._free.append(self._room)
+        self._free.append(self._buffer)
 
 
 class MpiTransfer:

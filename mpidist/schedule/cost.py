@@ -121,12 +121,10 @@ class Timed(Machine):
     def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], tuple[float, float]]:
         """Return the ports that a message needs, and its alpha and beta."""
         ports = [("sends", source), ("receives", target)]
-        here, there = self.group[source], self.group[target]
-        if here == there:
+        own, other = self.group[source], self.group[target]
+        if own == other or self.link is None:
             return ports, (self.alpha, self.beta)
-        if self.link is None:
-            return ports, (self.alpha, self.beta)
-        ports += [("leaves", here), ("enters", there)]
+        ports += [("leaves", own), ("enters", other)]
         return ports, (self.link.alpha, self.link.beta)
 
     def _wake(self, strand: Strand) -> None:
