@@ -64,7 +64,7 @@ test-mpich: $(VENV)/.test $(MPICH_VENV)/.test  ## the tests under MPICH
 	$(LAUNCH) mpich-2 mpich-3 $(ARGS)
 
 test-gpu: gpu-here $(VENV)/.gpu  ## the tests that need a GPU, on 1, 2 and 4 ranks that may share one; CUDA=13
-	MPIDIST_TEST_GPU=needed $(LAUNCH) openmpi-1 openmpi-2 openmpi-4 --path tests/gpu $(ARGS)
+	MPIDIST_TEST_GPU=needed $(LAUNCH) openmpi-1 openmpi-2 openmpi-4 --kind cuda $(ARGS)
 
 gpu-here:
 	@$(PYTHON) tests/gpu_here.py $(CUDA)

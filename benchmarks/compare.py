@@ -15,14 +15,17 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launching import ROOT, run_missing, say
-from merge import merge
-from plan import FULL, MAIN, QUICK, Launch, plan
-from tables import Group, page, without_paths
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks.launching import ROOT, run_missing, say
+from benchmarks.merge import merge
+from benchmarks.plan import FULL, MAIN, QUICK, Launch, plan
+from benchmarks.tables import Group, page, without_paths
 from mpidist.bench.results import Results
 
 _VENDOR = (

@@ -11,8 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from plan import Launch
-
+from benchmarks.plan import Launch
 from mpidist.bench.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent

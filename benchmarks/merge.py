@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plan import MAIN
-
+from benchmarks.plan import MAIN
 from mpidist.bench.results import Row, bound_percent
 
 K, M = 1 << 10, 1 << 20

@@ -1,7 +1,7 @@
 """Run ``mpidist`` on emulated nodes that are joined by a slow link.
 
 ``python benchmarks/slow_link.py bench allreduce --bytes 64K-16M`` runs ``mpidist bench …`` on 2
-nodes of 2 ranks, 1 Gbit/s and 100 µs.  It needs root and /dev/net/tun; see tests/minicluster.py.
+nodes of 2 ranks, 1 Gbit/s and 100 µs.  It needs root and /dev/net/tun, as minicluster.py does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from minicluster import Cluster, Refused  # noqa: E402
+sys.path[0] = str(ROOT)
+from tests.support.minicluster import Cluster, Refused  # noqa: E402
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from merge import (
+from benchmarks.merge import (
     ANY,
     BARE,
     PLACES,
@@ -19,8 +19,7 @@ from merge import (
     geometric_mean,
     judge,
 )
-from plan import VARIANTS
-
+from benchmarks.plan import VARIANTS
 from mpidist.bench.memory import describe_stream
 from mpidist.bench.results import microseconds
 from mpidist.measure import round_size

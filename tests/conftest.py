@@ -1,6 +1,6 @@
 """One conftest for every launch: serial, and under mpiexec with pytest in each rank.
 
-Under mpiexec rank 0 reports for all (tests/rank_reports.py).  Without it no MPI is started here.
+Under mpiexec rank 0 reports for all (support/rank_reports.py).  Without it no MPI is started here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import os
 
 import pytest
 from hypothesis import settings
-from rank_exchange import Exchange
-from rank_reports import RankReports, silence
-from results import Recorder
+
+from tests.support.rank_exchange import Exchange
+from tests.support.rank_reports import RankReports, silence
+from tests.support.results import Recorder
 
 # What an mpiexec, or srun, sets for the processes it starts.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -25,9 +26,25 @@ settings.load_profile(os.environ.get("MPIDIST_TEST_PROFILE", "fixed"))
 
 RANKS = pytest.StashKey[RankReports]()
 
+# How a file is run: test_x.py serially, test_x_mpi.py under mpiexec, test_x_cuda.py too but with a
+# GPU, test_x_alone.py with the machine for itself; these folders' files each in a way of their own.
+SUFFIXES = ("mpi", "cuda", "alone")
+FOLDERS = ("slurm", "stress")
+
+
+def is_launched():
+    """Return whether an mpiexec or srun started this process."""
+    return any(name in os.environ for name in LAUNCHED)
+
 
 def pytest_addoption(parser):
     group = parser.getgroup("mpidist")
+    group.addoption(
+        "--kind",
+        metavar="KIND,…",
+        help=f"how the tests are run: {', '.join(('serial', *SUFFIXES, *FOLDERS))} (default: "
+        "mpi and cuda under mpiexec, without it all but slurm and stress)",
+    )
     group.addoption(
         "--results", metavar="FILE", help="write a JSON line for every test begun, ended"
     )
@@ -40,10 +57,29 @@ def pytest_addoption(parser):
     )
 
 
+def kind_of(path):
+    """Return how a test file, or the files of a folder, are run; None where its parts decide."""
+    if path.is_dir():
+        return path.name if path.name in FOLDERS else None
+    suffix = path.stem.rpartition("_")[2]
+    return None if path.parent.name in FOLDERS else suffix if suffix in SUFFIXES else "serial"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out the tests of other kinds; pytest does not ask for paths on its command line."""
+    default = ("mpi", "cuda") if is_launched() else ("serial", *SUFFIXES)
+    given = config.getoption("kind")
+    unknown = set(given.split(",") if given else ()) - {"serial", *SUFFIXES, *FOLDERS}
+    if unknown:
+        raise pytest.UsageError(f"--kind={given}: no kind is called {' or '.join(sorted(unknown))}")
+    kind = kind_of(collection_path)
+    return True if kind and kind not in (given.split(",") if given else default) else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     config.option.with_mpi = True  # tests marked mpi run without more ado, on one rank too
-    exchange = Exchange() if any(name in os.environ for name in LAUNCHED) else None
+    exchange = Exchange() if is_launched() else None
     path = config.getoption("results")
     if exchange is not None and exchange.rank:
         silence(config, path and f"{path}.rank{exchange.rank}.log")

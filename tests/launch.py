@@ -8,7 +8,8 @@
     python tests/launch.py slurm                    # real jobs on emulated nodes, where Slurm is
 
 Tests of the serial launch run two at a time and more (--workers), for many of them wait for
-processes and deadlines; those that need the machine for themselves are in tests/alone.
+processes and deadlines; those that need the machine for themselves run after them.  How a file is
+run stands in its name (`kind_of` in tests/conftest.py).
 
 A launch has failed if a test failed, if it crashed, hung or ran no test, or if a test was skipped
 for a reason that tests/allowed_skips.txt does not name.
@@ -27,17 +28,18 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes import Finished, environment, mpiexec, run
-from results import Results
+if __name__ == "__main__":  # in place of the folder of this file
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from tests.support.processes import Finished, environment, mpiexec, run
+from tests.support.results import Results
 
 HERE = Path(__file__).resolve().parent
 ALLOWED_SKIPS = HERE / "allowed_skips.txt"
 ALL = ["serial", "alone", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
 ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "openmpi-3-stress-nodes", "slurm"]
 NAMES = r"serial|alone|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore|-nodes)?)?"
-KINDS = ("serial", "alone", "slurm", "mpi", "stress")
-FOLDERS = {kind: [f"tests/{kind}"] for kind in KINDS}
-FOLDERS["mpi"].append("tests/gpu")
+ONE_PROCESS = ("serial", "alone", "slurm")  # the launches without an mpiexec
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
 
 
@@ -60,10 +62,10 @@ class Launch:
 
     @property
     def kind(self) -> str:
-        """Which tests: serial, alone, slurm, mpi or stress."""
-        if self.name in FOLDERS:
+        """The tests of the launch, for pytest's --kind."""
+        if self.name in ONE_PROCESS:
             return self.name
-        return "stress" if "-stress" in self.name else "mpi"
+        return "stress" if "-stress" in self.name else "mpi,cuda"
 
     @property
     def one_core(self) -> bool:
@@ -115,7 +117,8 @@ class Launch:
 def perform(launch: Launch, options, folder: Path) -> None:
     """Run one launch; its lines are shown as they come and kept in a file."""
     jsonl = folder / f"{launch.name}.jsonl"
-    program = ["-m", "pytest", f"--results={jsonl}", *(options.paths or FOLDERS[launch.kind])]
+    chosen = [f"--kind={options.kind or launch.kind}", *(options.paths or ["tests"])]
+    program = ["-m", "pytest", f"--results={jsonl}", *chosen]
     python = str(Path(options.mpich_python if launch.mpi == "mpich" else options.python).absolute())
     if launch.ranks:  # which would race for pytest's cache; and prterun gives rank 0 a terminal
         program += ["-p", "no:cacheprovider", "--color=no"]
@@ -182,8 +185,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--results", default=".test", help="folder for the logs and the summary")
     parser.add_argument(
-        "--path", action="append", dest="paths", help="instead of the tests' folders"
+        "--path", action="append", dest="paths", help="files and folders instead of all tests"
     )
+    parser.add_argument("--kind", help="of tests, instead of the launch's own: cuda, for instance")
     options = parser.parse_args(arguments[:cut])
     options.launches = options.launches or list(ALL)
     options.pytest = arguments[cut + 1 :]

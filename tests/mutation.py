@@ -16,15 +16,14 @@ from pathlib import Path
 from random import Random
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
-
-from mutant_run import Trial
-from mutants import mutate, write_down
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import MpidistError, ScheduleError
 from mpidist.schedule import Algorithm, algorithms
 from mpidist.schedule.machine import Machine
+from tests.support.mutant_run import Trial
+from tests.support.mutants import mutate, write_down
 
 SIZES = (2, 3, 4, 5, 6)
 

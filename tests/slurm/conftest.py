@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from jobs import PYTHONS
-from running_cluster import running
-from slurm_cluster import LONG, ROOT, SlurmCluster, user_environment, why_not
+
+from tests.support.jobs import PYTHONS
+from tests.support.running_cluster import running
+from tests.support.slurm_cluster import LONG, ROOT, SlurmCluster, user_environment, why_not
 
 
 def pytest_collection_modifyitems(items):

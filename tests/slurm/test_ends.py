@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from slurm_cluster import LONG
-from slurm_jobs import DEADLINE, ONE_TASK_A_CORE, RUNS, all_begun, submit
+
+from tests.support.slurm_cluster import LONG
+from tests.support.slurm_jobs import DEADLINE, ONE_TASK_A_CORE, RUNS, all_begun, submit
 
 HOW = ["killed", "leaves", "raises"] if LONG else ["killed"]
 

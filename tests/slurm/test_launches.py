@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from slurm_cluster import LONG, ROOT, why_not
+
+from tests.support.slurm_cluster import LONG, ROOT, why_not
 
 SAY = (
     "import mpidist, socket, os\n"
@@ -123,7 +124,7 @@ def test_info_of_an_allocation(cluster, mpi, user, script):
 @pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
 def test_every_algorithm_over_the_slow_link(cluster, mpi, user, script):
     """Two nodes of two ranks, 1 Gbit/s and 100 µs; every root, in place or not, in segments too."""
-    job = ROOT / "tests" / "slow_link_job.py"
+    job = ROOT / "tests" / "support" / "slow_link_job.py"
     done = cluster.wait(cluster.submit(*TWO, script("every", f"{RUN}{job} every"), **user), 300)
     assert done.completed and "every: yes" in done.output, done.output
 

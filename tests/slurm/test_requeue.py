@@ -5,8 +5,9 @@ import time
 from datetime import datetime, timedelta
 
 import pytest
-from jobs import PYTHONS
-from slurm_cluster import LONG, user_environment
+
+from tests.support.jobs import PYTHONS
+from tests.support.slurm_cluster import LONG, user_environment
 
 SCRIPT = "slurm/train_requeue.sbatch"
 # Tasks on one node as on two: in the short run both jobs of the array have one for themselves.

@@ -1,9 +1,10 @@
 """A node loses its power.  The last of the tests here: the node is gone afterwards."""
 
 import pytest
-from jobs import PYTHONS
-from slurm_cluster import LONG
-from slurm_jobs import DEADLINE, RUNS, all_begun, submit
+
+from tests.support.jobs import PYTHONS
+from tests.support.slurm_cluster import LONG
+from tests.support.slurm_jobs import DEADLINE, RUNS, all_begun, submit
 
 # Open MPI's mpirun says 0 then.
 CASES = [(mpi, how) for mpi in PYTHONS for how in RUNS] if LONG else [("this", "mpiexec")]

@@ -13,8 +13,9 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from mpi4py import MPI
-from sequence_player import Player
-from sequence_steps import sequences
+
+from tests.support.sequence_player import Player
+from tests.support.sequence_steps import sequences
 
 SECONDS = float(os.environ.get("MPIDIST_STRESS_SECONDS", "20"))
 os.environ["MPIDIST_STREAM_BYTES"] = "4K"  # what is drawn is shorter than the default

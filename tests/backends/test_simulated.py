@@ -1,0 +1,504 @@
+"""The simulated backend: faults on demand, deadlocks seen at once, and what users test with it."""
+
+import re
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist import CollectiveConfig, Communicator, Faults, SimulatedBackend, run_simulated
+from mpidist.backends.base import DEFAULTS, Backend, complete
+from mpidist.backends.simulated import run_group
+from mpidist.backends.waiting import poll
+from mpidist.engine.binding import Binder
+from mpidist.engine.storage import HostMemory, Storage
+from mpidist.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorBroken,
+    DeadlockError,
+    InvalidArgument,
+    RankFailed,
+    ScheduleError,
+    Unsupported,
+)
+from mpidist.schedule import algorithms
+from mpidist.schedule.contract import COLLECTIVES
+from mpidist.schedule.rounds import Reduce, Send, parallel
+from mpidist.schedule.unrolled import Lengths, materialise
+from mpidist.testing import check_backend
+from tests.support import collective_cases as cases
+from tests.support import message_cases
+
+SHORT = CollectiveConfig(timeout=0.4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_conformance(size):
+    assert len(check_backend(lambda: SimulatedBackend.create_group(size))) == 11
+
+
+def test_conformance_finds_faults():
+    """A backend that loses the order of messages, or their length, is not let pass."""
+
+    class Careless(SimulatedBackend):
+        def irecv(self, data, peer, tag):
+            return super().irecv(data, peer, 0)
+
+        def isend(self, data, peer, tag):
+            return super().isend(data, peer, 0)
+
+    with pytest.raises(AssertionError, match="order_and_tags, rank"):
+        check_backend(lambda: Careless.create_group(2))
+
+    class Unequal(SimulatedBackend):
+        def split(self, color, key):
+            return super().split(color, -key)
+
+    with pytest.raises(AssertionError, match="splits, rank"):
+        check_backend(lambda: Unequal.create_group(3))
+
+
+class Bare:
+    """A backend that inherits nothing and defines only the members without a default."""
+
+    def __init__(self, inner):
+        self.inner, self.name, self.library = inner, "bare", "bare"
+        self.rank, self.size, self.tag_limit = inner.rank, inner.size, inner.tag_limit
+        self.board, self.hosts = inner.board, inner.hosts
+        self.isend, self.irecv = inner.isend, inner.irecv
+        self.isend_short, self.irecv_short = inner.isend_short, inner.irecv_short
+        self.abort = inner.abort
+
+    def wait(self, test, deadline, progress=None):
+        return poll(test, deadline, progress)
+
+    def split(self, color, key):
+        sub = self.inner.split(color, key)
+        return None if sub is None else Bare(sub)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_backends_need_not_inherit(size):
+    """The members that a class does not define have the defaults of the base class."""
+    group = SimulatedBackend.create_group
+    assert len(check_backend(lambda: [Bare(b) for b in group(size)])) == 11
+    bare = complete(Bare(group(size)[0]))
+    defaults = {name: getattr(Backend, name) for name in DEFAULTS}
+    for name, value in defaults.items():
+        if not callable(value):
+            assert getattr(bare, name) == value
+    assert bare.bind([]) is None and bare.missing(1) == tuple(range(size))
+    error = ValueError("as it is")
+    assert bare.translate(error) is error and bare.close() is None
+    with pytest.raises(Unsupported, match="rank 0: the bare backend"):
+        bare.begin_arrival(1)
+
+
+def test_own_members_are_kept():
+    """A member that a class defines itself is not replaced by a default."""
+    bare = Bare(SimulatedBackend.create_group(1)[0])
+    bare.vendor, bare.threads = "mine", True
+    assert (complete(bare).vendor, bare.threads, bare.crowded) == ("mine", True, False)
+
+
+@pytest.mark.parametrize("cls", [Bare, SimulatedBackend])
+def test_conformance_names_missing_members(cls):
+    """A backend without a required member is refused by its name."""
+    backend = SimulatedBackend.create_group(1)[0]
+    backend = Bare(backend) if cls is Bare else backend
+    del backend.hosts
+    with pytest.raises(AssertionError, match="attributes, rank 0.*hosts"):
+        check_backend(lambda: [backend])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize(("collective", "name"), cases.WITHOUT_NATIVE)
+def test_collectives(size, collective, name):
+    def body(comm):
+        cannot = cases.cannot(comm, collective, name)
+        for n, in_place in ((0, False), (1, True), (size + 1, False), (29, True)):
+            check = partial(cases.CHECKS[collective], comm, name, n, "int64", n % size, in_place)
+            if cannot is None:
+                check()
+                continue
+            with pytest.raises(Unsupported, match=re.escape(cannot)):
+                check()
+
+    run_simulated(size, body)
+
+
+@settings(max_examples=150)
+@given(data=st.data(), size=st.integers(1, 6), n=st.integers(0, 40))
+def test_any_reduction_is_that_of_one_process(data, size, n):
+    collective = data.draw(st.sampled_from(["allreduce", "reduce", "reduce_scatter"]))
+    op = data.draw(st.sampled_from(["sum", "prod", "max", "min", "and", "or", "xor"]))
+    able = [a for a in algorithms(collective) if a.unsupported(size) is None]
+    algorithm = data.draw(st.sampled_from(able)).name
+    root = data.draw(st.integers(0, size - 1))
+    segment = data.draw(st.sampled_from([8, 24, 1 << 20]))
+    counts = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
+    if collective == "reduce_scatter":
+        n = sum(counts)
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = random.integers(-(2**62), 2**62, (size, n))
+    ufunc = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}.get(
+        op, getattr(np, f"bitwise_{op}", None)
+    )
+    expected = ufunc.reduce(x, axis=0)
+    extra = {"root": root} if collective == "reduce" else {}
+    extra |= {"counts": counts} if collective == "reduce_scatter" else {}
+
+    def body(comm):
+        return getattr(comm, collective)(x[comm.rank], op, algorithm=algorithm, **extra)
+
+    results = run_simulated(size, body, segment_bytes=segment)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    for rank, got in enumerate(results):
+        if collective == "reduce" and rank != root:
+            assert got is None
+        elif collective == "reduce_scatter":
+            np.testing.assert_array_equal(got, expected[starts[rank] : starts[rank + 1]])
+        else:
+            np.testing.assert_array_equal(got, expected)
+
+
+@settings(max_examples=100)
+@given(data=st.data(), size=st.integers(1, 6))
+def test_any_movement(data, size):
+    table = data.draw(
+        st.lists(
+            st.lists(st.integers(0, 5), min_size=size, max_size=size), min_size=size, max_size=size
+        )
+    )
+    able = {
+        c: [a.name for a in algorithms(c) if a.unsupported(size) is None and not a.equal_blocks]
+        for c in ("alltoall", "allgather", "gather", "scatter")
+    }
+    pick = {c: data.draw(st.sampled_from(names)) for c, names in able.items()}
+    root = data.draw(st.integers(0, size - 1))
+    counts = table[0]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    whole = np.arange(sum(counts)) * 3
+
+    def sent(source, target):
+        return source * 100 + target * 10 + np.arange(table[source][target])
+
+    def body(comm):
+        r = comm.rank
+        mine = whole[starts[r] : starts[r + 1]]
+        x = np.concatenate([sent(r, d) for d in range(size)])
+        return (
+            comm.alltoall(x, algorithm=pick["alltoall"], counts=table[r]),
+            comm.allgather(mine, algorithm=pick["allgather"], counts=counts),
+            comm.gather(mine, root, algorithm=pick["gather"], counts=counts),
+            comm.scatter(whole, root, algorithm=pick["scatter"], counts=counts),
+        )
+
+    for rank, (a, b, c, d) in enumerate(run_simulated(size, body)):
+        np.testing.assert_array_equal(a, np.concatenate([sent(s, rank) for s in range(size)]))
+        np.testing.assert_array_equal(b, whole)
+        if rank == root:
+            np.testing.assert_array_equal(c, whole)
+        np.testing.assert_array_equal(d, whole[starts[rank] : starts[rank + 1]])
+
+
+# -- faults -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(late=st.lists(st.sampled_from([0, 0, 0.001, 0.003]), min_size=9, max_size=9))
+def test_delays_change_nothing(late):
+    """Messages overtake those of other ranks; the results stay."""
+
+    def delay(source, target, number):
+        return late[(source + 2 * target + 5 * number) % 9]
+
+    def body(comm):
+        works = [comm.iallreduce(np.arange(5) + k, algorithm="ring") for k in range(3)]
+        gathered = comm.allgather(comm.rank, algorithm="ring")
+        return [w.wait().tolist() for w in works[::-1]], gathered.tolist()
+
+    for works, gathered in run_simulated(3, body, faults=Faults(delay=delay)):
+        assert works == [[3 * (i + k) for i in range(5)] for k in (2, 1, 0)]
+        assert gathered == [0, 1, 2]
+
+
+@pytest.mark.parametrize("collective", list(cases.CHECKS))
+def test_a_lost_message_meets_the_deadline(collective):
+    """Every algorithm: with its first message lost it must not give a result to everyone."""
+    for algorithm in [a for a in algorithms(collective) if a.unsupported(4) is None][:2]:
+        lost = []
+
+        def drop(source, target, number, lost=lost):
+            lost.append((source, target))
+            return len(lost) == 1
+
+        def body(comm, name=algorithm.name):
+            cases.CHECKS[collective](comm, name, 8, "int64", 0, False)
+
+        begin = time.monotonic()
+        with pytest.raises((CollectiveTimeout, CollectiveMismatch)) as caught:
+            run_simulated(4, body, config=SHORT, faults=Faults(drop=drop))
+        assert time.monotonic() - begin < 5
+        if isinstance(caught.value, CollectiveTimeout):
+            assert "within 0.4 s" in str(caught.value)
+            assert caught.value.collective == collective and caught.value.sequence
+
+
+def test_the_missing_are_named_and_the_communicator_is_broken():
+    ready = threading.Barrier(3)
+
+    def body(comm):
+        if comm.rank == 2:
+            ready.wait(10)
+            return None
+        with pytest.raises(CollectiveTimeout) as caught:
+            comm.allreduce(1, algorithm="linear")
+        assert caught.value.missing == (2,) and caught.value.sequence == 1
+        assert "rank 2 not arrived (at no collective yet" in str(caught.value)
+        for call in (comm.barrier, lambda: comm.iallreduce(1), lambda: comm.send(1, 2)):
+            with pytest.raises(CommunicatorBroken, match="broken since allreduce.*Timeout"):
+                call()
+        ready.wait(10)
+        return comm.broken
+
+    results = run_simulated(3, body, config=SHORT)
+    assert results[2] is None and "create a new one" in results[0]
+
+
+def test_a_rank_that_is_killed():
+    def body(comm):
+        for _ in range(10):
+            comm.allreduce(np.ones(4), algorithm="ring")
+
+    begin = time.monotonic()
+    with pytest.raises(RankFailed, match="rank 2 was killed after 5 messages"):
+        run_simulated(4, body, faults=Faults(kill={2: 5}))
+    assert time.monotonic() - begin < 5  # no deadline was needed
+
+
+MESSAGES = {
+    "lengths": lambda comm: message_cases.check_lengths(comm, "recv"),
+    "lengths, irecv": lambda comm: message_cases.check_lengths(comm, "irecv"),
+    "forms": lambda comm: message_cases.check_forms(comm, "recv"),
+    "alike": message_cases.check_alike,
+    "order": message_cases.check_order,
+    "both ways": lambda comm: message_cases.check_both_ways(comm, "ring"),
+    "dropped": message_cases.check_dropped,
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages(case):
+    run_simulated(3, MESSAGES[case])
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("case", message_cases.POSTED)
+def test_posted_messages(case, size):
+    run_simulated(size, message_cases.POSTED[case])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("check", [message_cases.check_posted_refusals, message_cases.check_freed])
+def test_posted_messages_that_are_refused(check, size):
+    run_simulated(size, check)
+
+
+@pytest.mark.parametrize("limit", [32767, 32768, 2**23 - 1, 2**31 - 1])
+def test_tags_of_each_kind_are_apart(limit):
+    """Those of collectives, of each kind of message, and of set-up, whatever the backend allows."""
+    used = {}
+
+    class Noting(SimulatedBackend):
+        tag_limit = limit
+
+        def _send(self, payload, peer, tag):
+            used.setdefault(self.kind, set()).add(tag)
+            return super()._send(payload, peer, tag)
+
+    def body(backend):
+        comm = Communicator(backend)
+        for kind, send in (("array", comm.isend), ("posted", comm.post_send)):
+            backend.kind = kind
+            for tag in (0, comm.max_tag):
+                if comm.rank == 0:
+                    send(np.ones(2), 1, tag)
+        backend.kind = "object"
+        for tag in (0, comm.max_tag):
+            if comm.rank == 0:
+                comm.send_object(1, 1, tag)
+        backend.kind = "following"
+        comm._messages._followed = comm.max_tag  # the last of them, and the first
+        for _ in range(2):
+            if comm.rank == 0:
+                comm.isend(np.ones(5000), 1, comm.max_tag)
+        backend.kind = "collective"
+        comm.iallreduce(np.ones(5), algorithm="ring").wait()
+        backend.kind = "set-up"
+        comm._service.everyone(0)
+
+    run_group(Noting.create_group(2), body, 20)
+    used["following"] -= used["array"]
+    ranges = sorted((min(tags), max(tags), kind) for kind, tags in used.items())
+    names = ["collective", "array", "object", "posted", "following", "set-up"]
+    assert [kind for *_, kind in ranges] == names
+    for (_, last, _), (first, *_) in zip(ranges, ranges[1:]):
+        assert last < first
+    assert max(used["set-up"]) <= limit
+
+
+def test_late_messages():
+    """What follows a short message may come long after it, and after that of another one."""
+
+    def delay(source, target, number):
+        return 0.02 * (number % 3)
+
+    run_simulated(2, message_cases.check_order, faults=Faults(delay=delay))
+
+
+def test_a_rank_that_raises_is_the_one_that_is_reported():
+    def body(comm):
+        if comm.rank == 3:
+            raise ZeroDivisionError("mine")
+        comm.barrier()
+
+    with pytest.raises(ZeroDivisionError, match="rank 3: mine"):
+        run_simulated(4, body)
+
+
+@pytest.mark.parametrize("way", ["all receive", "one is missing", "other algorithms"])
+def test_deadlocks_are_seen_at_once(way):
+    def body(comm):
+        if way == "all receive":
+            comm.recv(np.empty(3), (comm.rank + 1) % 3)
+        elif way == "one is missing":
+            if comm.rank:
+                comm.allreduce(1, algorithm="ring")
+        else:
+            comm.allgather(1, algorithm="linear" if comm.rank else "ring")
+
+    begin = time.monotonic()
+    with pytest.raises((DeadlockError, CollectiveMismatch), match="rank"):
+        run_simulated(3, body)
+    assert time.monotonic() - begin < 3
+
+
+def test_a_run_that_does_not_end_is_given_up():
+    stop = threading.Event()
+    with pytest.raises(TimeoutError, match=r"\[1\] have not ended within 0.2 s"):
+        run_simulated(2, lambda comm: comm.rank and stop.wait(5), timeout=0.2)
+    stop.set()
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_different_lengths(debug):
+    """No rank gets a wrong sum without an error; with debug every rank gets the table."""
+
+    def body(comm):
+        with pytest.raises((CollectiveMismatch, RankFailed, DeadlockError)) as caught:
+            comm.allreduce(np.ones(3 + (comm.rank == 1)), algorithm="ring")
+        if debug:
+            assert comm.allreduce(1, algorithm="ring") == 3
+        return str(caught.value)
+
+    if not debug:
+        try:
+            run_simulated(3, body)
+        except RankFailed:
+            pass
+        return
+    for text in run_simulated(3, body, debug=True):
+        for rank, n in enumerate((3, 4, 3)):
+            assert f"rank {rank}: allreduce op=sum {n} x float64" in text
+        assert text.count("test_simulated.py:") == 3
+
+
+def test_debug_compares_everything():
+    calls = [
+        lambda comm: comm.barrier() if comm.rank else comm.allreduce(1),
+        lambda comm: comm.allreduce(1, "max" if comm.rank else "min"),
+        lambda comm: comm.broadcast(np.ones(2), root=comm.rank),
+        lambda comm: comm.allreduce(np.ones(2, "f4" if comm.rank else "f8")),
+        lambda comm: comm.allreduce(1, algorithm="ring" if comm.rank else "linear"),
+        lambda comm: comm.reduce(1, root=7 if comm.rank else 0),
+        lambda comm: comm.iallgather(np.ones(comm.rank)),
+    ]
+
+    def body(comm):
+        for call in calls:
+            with pytest.raises((CollectiveMismatch, InvalidArgument), match="rank 1"):
+                call(comm)
+            assert comm.allreduce(1) == 2  # still good
+
+    run_simulated(2, body, debug=True)
+
+
+def test_split_and_nodes():
+    def body(comm):
+        sub = comm.split(comm.rank % 2, -comm.rank)
+        return sub.rank, sub.size, sub.allgather(comm.rank).tolist(), comm.topology.node_rank
+
+    results = run_simulated(5, body, nodes=["a", "a", "b", "b", "b"])
+    assert results[0] == (2, 3, [4, 2, 0], 0) and results[3] == (0, 2, [3, 1], 1)
+
+
+def test_wrong_groups():
+    for size in (0, -1, 1.5, "3"):
+        with pytest.raises(InvalidArgument, match=re.escape(f"size={size!r}") + ".*>= 1"):
+            SimulatedBackend.create_group(size)
+    with pytest.raises(InvalidArgument, match="nodes=.* 2 ranks, not 1"):
+        SimulatedBackend.create_group(2, nodes=[0])
+
+
+@pytest.mark.parametrize("limit", [32767, 1 << 18, 2**31 - 1])
+def test_operations_use_tags_that_exist_and_only_their_own(limit):
+    """MPI promises 32,767; the lower half is of collectives, and each has tags of its own."""
+    tags = [set() for _ in range(101)]
+
+    def body(comm):
+        send = comm.backend.isend
+
+        def isend(data, peer, tag):
+            tags[int(data.view(np.float64)[0])].add(tag)
+            return send(data, peer, tag)
+
+        comm.backend.isend = isend
+        comm.reduce(np.zeros(1000), algorithm="linear")
+        works = [comm.ireduce(np.full(1000, float(k))) for k in range(1, 8)]
+        for k in range(8, 101):
+            works.pop(0).wait()
+            works.append(comm.ireduce(np.full(1000, float(k)), algorithm="linear"))
+        return [work.wait() for work in works]
+
+    backends = SimulatedBackend.create_group(2)
+    for backend in backends:
+        backend.tag_limit = limit
+    totals, _ = run_group(backends, lambda b: body(Communicator(b, segment_bytes=64)), 60)
+    assert [total[-1] for total in totals] == [2 * k for k in range(94, 101)]
+    assert all(0 <= tag < limit // 2 for used in tags for tag in used)
+    for k in range(1, 101):
+        others = [tags[0], *tags[max(1, k - 7) : k]]  # those that may be under way with it
+        assert tags[k] and not any(tags[k] & other for other in others)
+
+
+def test_strands_that_need_more_tags_than_there_are():
+    """Three levels of strands would run into the tags of operations in the background."""
+
+    def nested(rank, size):
+        peer = 1 - rank
+        innermost = [(Send(peer, blocks=0), Reduce(peer, blocks=0))]
+        yield parallel([parallel([parallel(innermost)])])
+
+    written = materialise(nested(0, 2))
+    backend = SimulatedBackend.create_group(2)[0]
+    data = np.ones(1)
+    lengths, memory = Lengths.even(1, 1, 1), HostMemory(data.dtype)
+    storage = Storage(COLLECTIVES["allreduce"], (0, 2, 0), lengths, data, data, memory)
+    with pytest.raises(ScheduleError, match="needs tag 65793, .* has 65536"):
+        Binder(backend, storage, None, False).program(written)

@@ -1,0 +1,64 @@
+"""The benchmark of training, on networks that are small."""
+
+import numpy as np
+import pytest
+
+from mpidist.bench import training
+from mpidist.bench.training import OURS, communication
+from mpidist.commands.bench_training import describe
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+
+def check(comm, rows, names):
+    assert [row.name for row in rows] == names
+    assert all(row.seconds > 0 for row in rows)
+    assert rows[0].ratio == 1
+    assert rows[1].ratio == pytest.approx(rows[0].seconds / rows[1].seconds)
+    told = comm.allgather_object([row.as_json() for row in rows])
+    assert all(other == told[0] for other in told)
+
+
+def test_communication(comm):
+    rows = communication(comm, rounds=2, count=20, elements=10)
+    check(comm, rows, [OURS, "one allreduce per parameter"])
+
+
+def test_overlap(comm, monkeypatch):
+    for name, value in (("LAYERS", 3), ("ELEMENTS", 10), ("SECONDS", 1e-4)):
+        monkeypatch.setattr(training, name, value)
+    rows = training.overlaps(comm, 3, "waits", training.waiting, autos=1)
+    ways = ["none", "polls", "thread"] if comm.size > 1 else ["none"]
+    assert [row.name for row in rows[:-2]] == ways
+    assert rows[-2].name in [f"auto 1 ({way})" for way in ways]
+    assert rows[-1].name == "communication alone"
+    assert rows[0].share == 1 and rows[0].hidden is None
+    assert all(0 < row.least <= row.seconds for row in rows)
+    told = comm.allgather_object([row.as_json() for row in rows])
+    assert all(other == told[0] for other in told)
+
+
+def test_what_was_hidden(comm, monkeypatch):
+    """Of backward or communication, whichever is shorter, by the least times."""
+    times = np.array([[10.0, 9.0, 8.0, 11.0, 4.0], [12.0, 10.0, 6.0, 10.0, 5.0]])
+    names = ["none", "polls", "thread"] if comm.size > 1 else ["none"]
+    chosen = [names.index(name) for name in names] + [3, 4]
+    monkeypatch.setattr(training, "take_turns", lambda *_: times[:, chosen])
+    rows = {
+        row.name.partition(" (")[0]: row
+        for row in training.overlaps(comm, 2, "waits", training.waiting, autos=1)
+    }
+    assert rows["auto 1"].hidden == 0 and rows["auto 1"].share == (11 / 10 + 10 / 12) / 2
+    if comm.size > 1:
+        assert rows["polls"].hidden == 1 / 4 and rows["thread"].hidden == 4 / 4
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_training(comm):
+    from mpidist.bench.training_torch import training
+
+    names = [OURS, "no communication"]
+    if comm.size > 1:
+        names += ["one allreduce per parameter", "torch DDP over gloo"]
+    rows, stats = training(comm, rounds=2, width=16)
+    check(comm, rows, names)
+    assert f"overlap '{stats.overlap}'" in describe(stats) and " ms, hidden " in describe(stats)

@@ -1,0 +1,324 @@
+"""The command line in real jobs, started by ``mpidist run``, each with a time limit."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpidist.schedule import COLLECTIVES
+from mpidist.selection.tuning import TuningTable
+from tests.support.jobs import each_mpi
+from tests.support.processes import end, environment, run
+
+LIMIT = 80  # seconds; each takes a few
+
+
+def plain():
+    """Return an environment without what `mpidist run` has to find out by itself."""
+    of_mpi = ("OMPI_", "PRTE_", "OMP_", "OPENBLAS_NUM")
+    kept = {k: v for k, v in environment().items() if not k.startswith(of_mpi)}
+    root = str(Path(__file__).resolve().parents[2])
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH")]))}
+
+
+def mpidist(*arguments, ranks=2, status=0, cwd=None):
+    """Run a command of mpidist on some ranks; 0: on none, without a launcher."""
+    start = [sys.executable, "-m", "mpidist"]
+    if ranks:
+        start += ["run", "-n", str(ranks), "--"]
+        arguments = ("mpidist", *arguments) if not arguments[0].endswith(".py") else arguments
+    done = run([*start, *arguments], LIMIT, env=plain(), cwd=cwd)
+    assert done.status is not None, f"timed out\n{done.output}"
+    assert (done.status == status) if status is not None else done.status, done.output
+    return done.output.replace("\0", "")
+
+
+def test_info_tells_of_all_ranks_once():
+    text = mpidist("info", ranks=2)
+    assert text.count("thread level") == 1
+    assert "2 on 1 node" in text and "mpi4py" in text
+    assert any(vendor in text for vendor in ("Open MPI", "MPICH"))
+    assert "GPU" in text and "reduce_scatter" in text
+
+
+def test_info_on_one_rank_without_a_launcher():
+    assert "1 on 1 node" in mpidist("info", ranks=0)
+
+
+def test_explain_says_what_and_why():
+    text = mpidist("explain", "allgather", "--bytes", "8K", ranks=3)
+    assert "3 ranks" in text and "native" in text
+    assert "expected an even number" in text
+
+
+def test_explain_of_a_barrier_speaks_of_no_bytes():
+    text = mpidist("explain", "barrier", ranks=2)
+    assert "barrier, 2 ranks on 1 node: symmetric" in text
+    assert "shipped rule: symmetric at every size" in text and "0 B" not in text
+
+
+def test_explain_shows_what_is_taken(monkeypatch):
+    """A way made of two levels stands in the table by its full name, with its time."""
+    monkeypatch.setenv("MPIDIST_RANKS_PER_NODE", "1")
+    text = mpidist("explain", "allreduce", "--bytes", "1M", ranks=2)
+    taken = [line.split() for line in text.splitlines() if " taken " in line]
+    assert [words[0] for words in taken] == ["hierarchical/direct/recursive_doubling"]
+    assert float(taken[0][2].replace(",", "")) > 0
+    text = mpidist("explain", "barrier", ranks=2)
+    assert "hierarchical_leaders, expected" in text, "chosen as for no bytes, not for 1M"
+
+
+def test_bench_writes_json_plot_and_page(tmp_path):
+    text = mpidist(
+        *(
+            "bench",
+            "allreduce",
+            "broadcast",
+            "--bytes",
+            "8,10K",
+            "--algorithms",
+            "native,ring,chain",
+        ),
+        *("--budget", "0.1", "--json", "a.json", "--plot", "a.svg", "--report", "a.html"),
+        cwd=tmp_path,
+    )
+    assert text.count("allreduce, 2 ranks, float32, sum") == 1
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert {(r["collective"], r["algorithm"], r["bytes"]) for r in found["rows"]} == {
+        (collective, algorithm, nbytes)
+        for collective, own in (("allreduce", "ring"), ("broadcast", "chain"))
+        for algorithm in ("mpi4py", "native", own)
+        for nbytes in (8, 10240)
+    }
+    row = found["rows"][0]
+    assert set(row) == {
+        *("collective", "algorithm", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
+        *("time_us", "algbw_gbs", "busbw_gbs", "vs_native", "correct", "memory", "spread"),
+    }
+    assert all(r["correct"] and r["time_us"] > 0 and r["vs_native"] > 0 for r in found["rows"])
+    assert {r["algorithm"]: r["vs_native"] for r in found["rows"]}["mpi4py"] == 1.0
+    header = found["header"]
+    assert header["ranks"] == 2 and header["mpi"]["vendor"] and header["versions"]["numpy"]
+    assert "bench allreduce broadcast" in header["command"]
+    assert (tmp_path / "a.svg").read_text().count("<svg") == 1
+    assert "broadcast" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize("in_place", [(), ("--in-place",)], ids=["apart", "in-place"])
+def test_bench_in_symmetric_memory_keeps_private_baselines(tmp_path, in_place):
+    every = [c for c in COLLECTIVES if c != "barrier"]
+    names = ("--algorithms", "native,auto,symmetric,ring")
+    args = ("--bytes", "40,100K", "--budget", "0.05", "--json", "a.json", *names, *in_place)
+    text = mpidist("bench", *every, "--memory", "symmetric", *args, cwd=tmp_path)
+    assert "WRONG" not in text
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    seen = {(row["collective"], row["algorithm"], row["memory"]) for row in rows}
+    for collective in every:
+        assert {(a, m) for c, a, m in seen if c == collective and a != "ring"} == {
+            *(("mpi4py", "private"), ("native", "private")),
+            *((name, "symmetric") for name in ("native", "auto", "symmetric")),
+        }
+    assert ("allreduce", "ring", "symmetric") in seen
+
+
+def test_bench_on_one_rank_and_what_cannot_be_measured():
+    text = mpidist("bench", "allgather", "barrier", "--bytes", "64", "--budget", "0.05", ranks=0)
+    assert "neighbor_exchange" in text.partition("not measured")[2]
+    assert "WRONG" not in text
+
+
+def test_bench_over_its_limit_says_so():
+    text = mpidist(
+        "bench", "reduce", "--bytes", "8", "--limit", "0", "--algorithms", "native", ranks=0
+    )
+    assert text.count("over the limit of 0 s") == 2
+
+
+@pytest.mark.parametrize("algorithm", ["mine", "forgetful"])
+def test_bench_of_a_users_algorithm(tmp_path, algorithm):
+    (tmp_path / "mine.py").write_text(
+        "from mpidist.schedule import algorithm\n"
+        "from mpidist.algorithms.ring import allreduce_ring\n"
+        "@algorithm('allreduce', 'mine', blocks=lambda size: size)\n"
+        "def mine(rank, size):\n    '''A ring.'''\n    yield from allreduce_ring(rank, size)\n"
+        "@algorithm('allreduce', 'forgetful')\n"
+        "def forgetful(rank, size):\n    '''Nothing.'''\n    yield from ()\n"
+    )
+    args = ("bench", "allreduce", "--import", "mine.py", "--bytes", "100", "--budget", "0.05")
+    status = 0 if algorithm == "mine" else None
+    text = mpidist(*args, "--algorithms", algorithm, cwd=tmp_path, status=status)
+    assert ("WRONG" in text) == (algorithm == "forgetful")
+    assert any(line.split()[1:2] == [algorithm] for line in text.splitlines())
+
+
+def test_overhead_prints_both_figures():
+    text = mpidist("bench", "--overhead")
+    assert "engine, one round" in text and "native, 8 bytes" in text
+
+
+def test_demo_trains_compares_and_reports(tmp_path):
+    text = mpidist(
+        *("demo", "--epochs", "2", "--budget", "0.3", "--report", "r.html", "--json", "r.json"),
+        cwd=tmp_path,
+    )
+    assert "replicas bit-identical: yes" in text and "as in one process: yes" in text
+    assert "WRONG" not in text
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert {"mpi4py", "native", "ring", "rabenseifner"} <= {row["algorithm"] for row in rows}
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") == 1 and "test accuracy" in page
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_an_error_of_all_ranks_is_told_once():
+    text = mpidist("explain", "alreduce", status=2)
+    assert text.count("mpidist: error: unknown collective 'alreduce'; did you mean") == 1
+    assert "Traceback" not in text
+
+
+def test_an_error_after_mpi_has_started_is_told_once():
+    text = mpidist("bench", "reduce", "--root", "2", "--bytes", "8", status=2)
+    assert text.count("mpidist: error") == 1 and "root" in text
+    text = mpidist("bench", "allreduce", "--dtype", "bool", "--op", "sum", status=None)
+    assert text.count("mpidist: error") == 1 and "not defined for dtype bool" in text
+
+
+def test_a_rank_that_fails_ends_the_job(tmp_path):
+    script = tmp_path / "fail.py"
+    script.write_text(
+        "import mpidist\n"
+        "comm = mpidist.init()\n"
+        "if comm.rank == 1:\n    raise ValueError('boom')\n"
+        "comm.barrier()\n"
+    )
+    text = mpidist(str(script), status=None)
+    assert "ValueError: boom" in text and "rank 1 of 2 failed" in text
+
+
+def test_the_exit_code_is_the_jobs(tmp_path):
+    script = tmp_path / "exit.py"
+    script.write_text("import sys\nprint('here', sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n")
+    assert "here ['0']" in mpidist(str(script), "0")
+    mpidist(str(script), "3", ranks=1, status=3)
+
+
+def test_run_in_a_job_is_a_clear_error():
+    text = mpidist("run", "-n", "2", "x.py", status=2)
+    assert text.count("mpidist run was itself started by an MPI launcher") == 1
+
+
+def test_the_printed_command_works_when_pasted(tmp_path):
+    script = tmp_path / "hello.py"
+    script.write_text(
+        "import mpidist\ncomm = mpidist.init()\nprint('rank', comm.rank, comm.size)\n"
+    )
+    line = mpidist("run", "-n", "3", "--dry-run", str(script), ranks=0)
+    done = run(shlex.split(line), LIMIT, env=plain())
+    assert done.status == 0, done.output
+    assert (
+        sorted(part for part in done.output.split() if part.isdigit())
+        == ["0", "1", "2"] + ["3"] * 3
+    )
+
+
+ENDS = {
+    "raises": "from mpi4py import MPI\nc = MPI.COMM_WORLD\nc.recv() if c.rank else 1 / 0",
+    "leaves": (
+        "import os, mpidist\nc = mpidist.init()\nc.barrier()\n"
+        "os._exit(0) if c.rank else c.recv(__import__('numpy').zeros(1), 1)"
+    ),
+}
+
+
+@each_mpi
+@pytest.mark.parametrize("how", ENDS)
+def test_a_rank_that_ends_ends_the_job(python, how, tmp_path):
+    """Also one that fails without mpidist, or says that all is well and never came to the end."""
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS[how] + "\n")
+    done = run([python, "-m", "mpidist", "run", "-n", "2", str(script)], LIMIT, env=plain())
+    assert done.status and done.seconds < LIMIT / 2, done.output
+
+
+def test_tune_writes_a_table_that_explain_shows_and_verify_scores(tmp_path):
+    """A second run keeps what the first has found for another collective."""
+    for collective in ("reduce", "barrier"):
+        text = mpidist(
+            "tune", collective, "--bytes", "8,1K", "--budget", "2s", "-o", "t.json", cwd=tmp_path
+        )
+        assert "sizes measured" in text
+    keys = [
+        (e["collective"], e["memory"])
+        for e in json.loads((tmp_path / "t.json").read_text())["entries"]
+    ]
+    assert keys == [("barrier", "private"), ("reduce", "private"), ("reduce", "symmetric")]
+    text = mpidist("explain", "reduce", "--bytes", "100", "--tuning", "t.json", cwd=tmp_path)
+    assert "tuning table t.json: " in text and "measured, from the tuning table" in text
+    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "2s", "--verify", "t.json")
+    text = mpidist(*verify, "--json", "v.json", cwd=tmp_path)
+    assert "noise floor" in text
+    sizes = json.loads((tmp_path / "v.json").read_text())["sizes"]
+    assert {size["bytes"] for size in sizes} == {8, 92, 1024}
+
+
+def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_TERMINAL", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s")
+    for how, heads in (("-o", ("collective", "memory", "way")), ("--verify", ("floor", "pick"))):
+        text = mpidist(*tuned, how, "t.json", ranks=0, cwd=tmp_path)
+        assert "…" not in text and all(head in text for head in heads), text
+        rows = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text)
+        assert re.search("^ reduce_scatter +private ", rows, re.MULTILINE), text
+
+
+def test_tune_says_that_it_wrote_nothing_and_what_is_no_table(tmp_path):
+    tuned = ("tune", "allreduce", "--bytes", "8", "-o", "t.json")
+    text = mpidist(*tuned, "--budget", "0.000001s", ranks=0, cwd=tmp_path, status=1)
+    assert "nothing was measured: t.json was not written" in text
+    (tmp_path / "t.json").write_text("{broken")
+    text = mpidist(*tuned, ranks=2, cwd=tmp_path, status=2)
+    assert "-o t.json is not JSON" in text and "Traceback" not in text
+    assert (tmp_path / "t.json").read_text() == "{broken"
+
+
+def test_the_table_of_bench_fits_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_TERMINAL", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    what = ("bench", "allreduce", "--bytes", "1M", "--memory", "both", "--budget", "0.1")
+    names = ("--algorithms", "hierarchical_leaders", "--stream")
+    text = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", mpidist(*what, *names, ranks=0))
+    rows = [line.split() for line in text.splitlines() if "hierarchical_leaders" in line]
+    assert "…" not in text and [row[1] for row in rows] == ["private", "symmetric"], text
+    assert all(row[-1] == "yes" for row in rows)
+
+
+def test_a_tuner_that_is_interrupted_has_written_what_it_measured(tmp_path):
+    """As by Ctrl-C on the terminal: the launcher passes it on to the ranks."""
+    path = tmp_path / "t.json"
+    start = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--", "mpidist"]
+    job = subprocess.Popen(
+        [*start, "tune", "allreduce", "--budget", "60s", "-o", str(path)],
+        env=plain(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until = time.monotonic() + LIMIT
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.killpg(job.pid, signal.SIGINT)
+        job.wait(20)
+    finally:
+        end(job)
+    assert TuningTable.load(path).entries

@@ -1,0 +1,387 @@
+"""The command line without MPI: lists, proofs, the command that run would start, and bad input."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from mpidist.cli import main
+from mpidist.commands.console import launched_rank
+from mpidist.commands.prove import spans
+from mpidist.commands.run import check_not_nested
+from mpidist.communicator import launch
+from mpidist.errors import LaunchError
+from mpidist.launcher.mpi import settings_for
+from mpidist.pipeline.schedules import schedules
+from mpidist.schedule import COLLECTIVES, algorithms
+from mpidist.schedule.registry import unregister
+from tests.support.processes import environment
+
+COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "tune")
+
+MINE = '''
+from mpidist.schedule import algorithm
+from mpidist.algorithms.ring import allreduce_ring
+
+@algorithm("allreduce", "mine", blocks=lambda size: size)
+def mine(rank, size):
+    """Go round as I like it.
+
+    Rounds: 2(p-1).  Bytes per rank: 2(p-1)/p n.
+    """
+    yield from allreduce_ring(rank, size)
+'''
+
+
+@pytest.fixture(autouse=True)
+def no_launch(monkeypatch):
+    """Act as a user would who is in no MPI job."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def a_process_of_its_own():
+    """Each command would start mpidist with settings of its own; here all share a process."""
+    yield
+    if launch._default is not None and launch._default.broken is None:
+        launch._default.free()
+
+
+def call(*arguments, status=0):
+    result = CliRunner().invoke(main, list(arguments), prog_name="mpidist")
+    if not isinstance(result.exception, (SystemExit, type(None))):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command):
+    text = call(command, "--help")
+    assert "Usage: mpidist " + command in text
+    assert command == "info" or "mpidist" in text.partition("Examples:")[2]
+
+
+def test_help_names_every_command():
+    text = call("--help")
+    assert all(f"\n  {command}" in text for command in COMMANDS)
+    assert "mpidist 0" in call("--version")
+
+
+def test_list_has_every_algorithm_in_order_of_the_collectives():
+    lines = [line.split()[:2] for line in call("list").splitlines()]
+    for known in algorithms():
+        name = known.name + (":K" if "arity" in known.uses else "")
+        assert [known.collective, name] in lines
+    places = [list(COLLECTIVES).index(first) for first, *_ in lines if first in COLLECTIVES]
+    assert places == sorted(places)
+
+
+def test_list_explains_its_names():
+    legend = " ".join(call("list").splitlines()[-6:])
+    for word in ("tree:K", "hierarchical/LOCAL/ACROSS", "m nodes"):
+        assert word in legend
+    for word in ("native", "symmetric", "staged", "single_copy"):
+        assert f"{word}, " in legend
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_list_fits_the_terminal(columns, monkeypatch):
+    """No word is cut, and no summary is a column of single words."""
+    monkeypatch.setenv("MPIDIST_TERMINAL", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = re.sub("\x1b\\[[0-9;]*m", "", call("list"))
+    assert all(len(line) <= int(columns) for line in text.splitlines())
+    entries = len(algorithms()) + len(schedules())
+    assert "…" not in text and len(text.splitlines()) < 5 * entries
+
+
+def test_help_names_what_each_command_does_in_one_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in call("--help").partition("Commands:")[2]
+
+
+def test_list_as_json_has_costs_of_every_algorithm():
+    rows = json.loads(call("list", "--json"))
+    assert len(rows) == len(algorithms())
+    assert all(row["rounds"] and row["bytes_per_rank"] and row["summary"] for row in rows)
+    by_name = {(row["collective"], row["algorithm"]): row for row in rows}
+    assert "even" in by_name["allgather", "neighbor_exchange"]["requires"]
+    assert by_name["allreduce", "linear"]["ordered"]
+    ours = json.loads(call("list", "barrier", "--json"))
+    assert {row["collective"] for row in ours} == {"barrier"}
+
+
+def test_a_users_algorithm_is_listed_and_proved(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(MINE)
+    try:
+        assert "Go round as I like it." in call("list", "allreduce", "--import", str(script))
+        args = ("prove", "--import", str(script), "--algorithm", "mine", "--ranks", "1-5")
+        assert "1 algorithms, 5 proofs" in call(*args)
+    finally:
+        unregister("allreduce", "mine")
+
+
+def test_a_users_file_that_fails_is_named_with_its_line(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("x = 1\nraise ValueError('oh no')\n")
+    text = call("list", "--load", str(script), status=1)
+    assert f"--import {script}, line 2: ValueError: oh no" in text
+    assert "Traceback" not in text
+    for missing in ("no_such_module", "no_such_file.py"):
+        assert f"--import {missing}: there is no" in call("list", "--import", missing, status=2)
+
+
+def test_show_draws_text_and_pictures(tmp_path):
+    text = call("show", "allreduce", "ring", "--ranks", "3")
+    assert "allreduce ring on 3 ranks" in text and "rank 2" in text
+    tree = call("show", "broadcast", "tree:3", "--root", "1")
+    assert "arity 3" in tree and tree == call("show", "broadcast", "tree", "--root=1", "--arity=3")
+    target = tmp_path / "tree.svg"
+    call("show", "reduce", "tree", "--ranks", "4", "--svg", str(target))
+    assert target.read_text().startswith("<svg")
+    nodes = call("show", "allreduce", "hierarchical", "--ranks", "4", "--nodes", "2,2")
+    assert nodes != call("show", "allreduce", "hierarchical", "--ranks", "4")
+
+
+def test_what_cannot_be_drawn_says_why():
+    args = ("show", "allgather", "neighbor_exchange", "--ranks", "3")
+    assert "expected an even number" in call(*args, status=1)
+
+
+def test_prove_prints_totals():
+    text = call("prove", "--ranks", "1-6", "--collective", "allreduce,barrier")
+    assert text.splitlines()[-1].endswith("all proved")
+    assert "NO" not in text.split()
+
+
+def test_prove_as_json():
+    report = json.loads(call("prove", "--ranks", "3,4", "--algorithm", "ring", "--json"))
+    assert report["proved"] and report["proofs"] == 6
+    assert {row["name"] for row in report["rows"]} == {"ring"}
+
+
+def test_prove_fails_with_the_counter_example(tmp_path):
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        "from mpidist.schedule import Recv, Send, algorithm\n"
+        "@algorithm('broadcast', 'half')\n"
+        "def half(rank, size, *, root):\n"
+        "    '''Reach one rank only.'''\n"
+        "    if rank == root and size > 1: yield Send((root + 1) % size)\n"
+        "    elif rank == (root + 1) % size and size > 1: yield Recv(root)\n"
+    )
+    try:
+        args = ("prove", "--import", str(script), "--algorithm", "half", "--ranks", "1-4")
+        text = call(*args, status=1)
+    finally:
+        unregister("broadcast", "half")
+    assert "counter-example: broadcast half: 3 ranks, root 0" in text
+    assert "1 NOT proved" in text
+
+
+def test_spans_of_numbers():
+    assert spans((1, 2, 3, 4, 7)) == "1-4, 7"
+    assert spans((2, 4, 6, 8)) == "2, 4, … 8"
+    assert spans(()) == ""
+
+
+# -- run -----------------------------------------------------------------------------------------
+
+
+def test_run_prints_a_command_that_can_be_pasted(monkeypatch):
+    for name in [n for n in os.environ if n.startswith(("OMPI_", "PRTE_", "OMP_"))]:
+        monkeypatch.delenv(name)  # what is set already is not set again
+    words = shlex.split(
+        call("run", "-n", "3", "--dry-run", "--", "mpidist", "demo", "--epochs", "2")
+    )
+    at = words.index("-n")
+    assert words[at - 1].endswith(("mpiexec", "mpirun"))
+    program = [sys.executable, "-m", "mpidist", "demo", "--epochs", "2"]
+    assert words[at:] == ["-n", "3", *program]
+    assert words[0] == "env" and all("=" in word for word in words[1 : at - 1])
+
+
+@pytest.mark.parametrize(
+    ("given", "started"),
+    [
+        (["-m", "pkg.train", "--lr", "1"], [sys.executable, "-m", "pkg.train", "--lr", "1"]),
+        (["-c", "print(1)"], [sys.executable, "-m", "mpi4py", "-c", "print(1)"]),
+        (["python", "-V"], [sys.executable, "-V"]),
+        (["python", "x.py", "-m"], [sys.executable, "-m", "mpi4py", "x.py", "-m"]),
+        (
+            ["python3", "-u", "-W", "error", "-c", "1"],
+            [sys.executable, "-u", "-W", "error", "-m", "mpi4py", "-c", "1"],
+        ),
+        (["python", "-Om", "pkg"], [sys.executable, "-Om", "pkg"]),
+        (["python", "-m", "pkg"], [sys.executable, "-m", "pkg"]),
+        (["echo", "-n", "x"], ["echo", "-n", "x"]),
+    ],
+)
+def test_run_knows_scripts_modules_and_programs(given, started):
+    words = shlex.split(call("run", "-n", "2", "--dry-run", *given))
+    assert words[-len(started) :] == started
+
+
+def test_run_starts_a_script_with_its_own_options(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    words = shlex.split(call("run", "-n", "2", "--dry-run", str(script), "--dry-run", "-n", "9"))
+    program = [sys.executable, "-m", "mpi4py", str(script), "--dry-run", "-n", "9"]
+    assert words[-len(program) :] == program
+
+
+def test_settings_are_those_that_the_machine_needs():
+    few = settings_for("Open MPI", 2, 4, False, {})
+    assert few == {"OMP_NUM_THREADS": "2"}
+    many = settings_for("Open MPI", 8, 4, True, {"OMP_NUM_THREADS": "3"})
+    assert many["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+    assert many["OMPI_ALLOW_RUN_AS_ROOT"] == many["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert "OMP_NUM_THREADS" not in many  # the user's stays
+    assert settings_for("MPICH", 8, 4, True, {}) == {"OMP_NUM_THREADS": "1"}
+
+
+def test_run_inside_of_a_job_is_refused():
+    for environ in (
+        {"OMPI_COMM_WORLD_RANK": "0"},
+        {"PMI_RANK": "3"},
+        {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"},
+    ):
+        with pytest.raises(LaunchError, match="itself started by an MPI launcher"):
+            check_not_nested(environ)
+    # in an allocation, not in a step of several tasks: that is where mpirun belongs
+    check_not_nested({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"})
+    check_not_nested({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
+
+
+def test_launched_rank():
+    assert launched_rank({}) is None
+    assert launched_rank({"PMI_RANK": "2"}) == 2
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("list reduze", "did you mean 'reduce'"),
+        ("show allreduce rign", "did you mean 'ring'"),
+        ("show allreduce tree:1", "arity '1': expected a number >= 2"),
+        ("show allreduce ring --ranks 0", "--ranks 0: allowed"),
+        ("show reduce tree --ranks 4 --root 4", "allowed are 0 … 3"),
+        ("show allreduce ring --arity 3", "has no arity"),
+        ("show allreduce ring --svg /no/such/folder/x.svg", "--svg /no/such/folder/x.svg"),
+        ("show allreduce ring --ranks 4 --nodes 2,1", "whose sum is --ranks 4"),
+        ("show allreduce ring --segments 0", "--segments 0: allowed"),
+        ("prove --ranks 0", "--ranks 0: allowed"),
+        ("prove --ranks 3-", "allowed are whole numbers"),
+        ("prove --ranks 5-3", "FROM <= TO"),
+        ("prove --arity 1", "--arity 1: allowed"),
+        ("prove --jobs 0", "--jobs 0: allowed"),
+        ("prove --algorithm rign --ranks 2", "did you mean 'ring'"),
+        ("prove --collective x --ranks 2", "unknown collective 'x'"),
+        ("explain allreduce --bytes 1Q", "'1Q' is not a size"),
+        ("bench", "no collective was named; allowed are allreduce, reduce"),
+        ("bench allredcue", "did you mean 'allreduce'"),
+        ("bench allreduce --bytes 8,x", "'x' is not a size"),
+        ("bench allreduce --bytes -8", "'-8' is not a size"),
+        ("bench allreduce --plot x.foo", "--plot x.foo: allowed endings are"),
+        ("bench allreduce --compare a.json b.json", "--compare together with a collective"),
+        ("bench --compare a.json b.json --plot x.png", "--compare together with --plot"),
+        ("bench --compare no-a.json no-b.json", "--compare no-a.json"),
+        ("bench ddp --op max", "--parameters and --overlap, not --op"),
+        (
+            "bench ddp allreduce",
+            "bench ddp stands alone; allowed are --iterations, --json, --parameters and",
+        ),
+        ("bench ddp --parameters 4,x", "--parameters 4,x: allowed are millions"),
+        ("bench ddp --parameters 0", "--parameters 0: allowed are millions"),
+        ("bench ddp --overlap --parameters 4", "--overlap together with --parameters"),
+        ("bench ddp --overlap", "bench ddp --overlap: allowed on 2 ranks and more"),
+        ("bench allreduce --overlap", "--overlap: allowed with bench ddp only"),
+        ("bench ddp --iterations 0", "--iterations 0: allowed are numbers >= 1"),
+        ("bench allreduce --overhead", "--overhead together with a collective"),
+        ("bench allreduce --dtype float31", "dtype 'float31': allowed are"),
+        ("bench allreduce --iterations 0", "--iterations 0: allowed"),
+        ("bench allreduce --budget -1", "--budget -1.0: allowed"),
+        ("bench allreduce --json /no/such/folder/x.json", "--json /no/such/folder/x.json"),
+        ("tune", "one of -o FILE and --verify FILE"),
+        ("tune -o a.json --verify b.json", "one of -o FILE and --verify FILE"),
+        ("tune -o a.json --json b.json", "--json goes with --verify"),
+        ("tune allredcue -o a.json", "did you mean 'allreduce'"),
+        ("tune -o a.json --budget 1d", "'1d' is no time: allowed are"),
+        ("tune -o a.json --budget 0", "'0' is no time"),
+        ("tune -o /no/such/folder/x.json", "-o /no/such/folder/x.json"),
+        ("tune --verify /no/such/file.json", "/no/such/file.json: No such file"),
+        ("explain allreduce --memory share", "'share' is not one of"),
+        ("demo --bytes-limit 3", "--bytes-limit 3: allowed"),
+        ("demo --report /no/such/folder/x.html", "--report /no/such/folder/x.html"),
+        ("run -n 0 train.py", "-n 0: allowed"),
+        ("run -n 2 no_such_script.py", "no_such_script.py: there is no such script"),
+        ("run -n 2 demo", "did you mean: mpidist demo"),
+        ("run -n 2 --fast x.py", "--fast: no option of run"),
+        ("run -n 2", "PROGRAM"),
+        ("run x.py", "-n is missing"),
+        ("lisd", "No such command 'lisd'"),
+        ("list --jsno", "No such option"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, told):
+    text = call(*arguments.split(), status=2)
+    assert told in text and "Traceback" not in text
+    if "mpidist: error:" in text:
+        assert len(text.splitlines()) == 1
+
+
+def test_a_missing_matplotlib_is_said_before_anything_is_measured(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    text = call("bench", "allreduce", "--plot", "x.png", status=1)
+    assert "pip install 'mpidist[bench]'" in text
+
+
+def test_errors_that_are_no_ours_are_not_hidden(monkeypatch):
+    def broken(collective):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("mpidist.commands.catalogue.algorithms", broken)
+    result = CliRunner().invoke(main, ["list"])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_the_module_can_be_run_and_its_output_cut_off():
+    command = [sys.executable, "-m", "mpidist", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 0 and "allreduce" in done.stdout and not done.stderr
+    cut = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command)} | head -n 1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+    )
+    assert cut.stdout.startswith("collective") and not cut.stderr
+
+
+def test_only_rank_0_prints(monkeypatch):
+    monkeypatch.setattr("mpidist.commands.main.REPORT_SECONDS", 0)
+    assert main.context_settings["help_option_names"]
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert call("list", "nothing", status=2) == ""
+    assert call("nothing", status=2) == ""
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert "unknown collective" in call("list", "nothing", status=2)
+    assert isinstance(main, click.Group)

@@ -1,0 +1,127 @@
+"""Bad input under MPI: a clear error, no hang, and the next call is right."""
+
+import pytest
+
+from mpidist import Op
+from mpidist.communicator.simulation import run_simulated
+from mpidist.errors import InvalidArgument
+from tests.support.jobs import each_mpi, job, said
+
+
+@each_mpi
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_bad_input_on_every_rank(python, debug):
+    finished = job(python, 3, "bad_input", MPIDIST_DEBUG=debug)
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_debug_shows_who_called_what_where(python):
+    finished = job(python, 3, "debug_mismatches", MPIDIST_DEBUG="1")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+    for text in (
+        "table kind: rank 1: barrier",
+        "table length: rank 1: allreduce op=sum 4 x float64",
+        "table op: rank 1: allreduce op=max 1 x int64",
+        "table dtype: rank 1: allreduce op=sum 2 x float32",
+        "table root: rank 1: broadcast root=1 2 x float64",
+        "table raises: rank 1: raised InvalidRank: rank 1: root=99 is not a rank",
+        "table split: rank 1: raised InvalidArgument: rank 1: color=-1",
+        "table empty: rank 1: empty (4,), float64",
+        "table counts: rank 1: barrier",
+        "table scatter: rank 1: barrier",
+    ):
+        assert said(finished, text) == [0, 1, 2], text
+
+
+@each_mpi
+def test_mismatched_native_collectives(python):
+    finished = job(python, 3, "mismatches")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+@pytest.mark.parametrize("algorithm", ["ring", "linear", "recursive_doubling", "rabenseifner"])
+def test_arrays_of_different_length(python, algorithm):
+    """Those who can see it raise; it ends in time, and nobody gets wrong numbers unnoticed."""
+    finished = job(python, 3, "lengths", algorithm)
+    assert finished.status and finished.seconds < 20, finished.output
+    assert "RAW" not in finished.output
+    assert said(finished, "raised CollectiveMismatch"), finished.output
+    assert said(finished, "returned") == [], finished.output
+
+
+def test_zero_ranks():
+    for size in (0, -3):
+        with pytest.raises(InvalidArgument, match=f"size={size}: .*>= 1"):
+            run_simulated(size, lambda comm: None)
+
+
+def test_an_operation_that_is_no_function():
+    with pytest.raises(InvalidArgument, match="op function=3: .* function"):
+        Op(3)
+
+
+@each_mpi
+@pytest.mark.parametrize("form", ["blocking", "bound", "background"])
+@pytest.mark.parametrize("algorithm", ["native", "ring", "linear"])
+def test_unlike_calls_on_different_nodes(python, algorithm, form):
+    finished = job(python, 2, "unlike", algorithm, form, MPIDIST_RANKS_PER_NODE="1")
+    assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
+    for text in ("op=max: rank ", "int64: rank ", "root=1: rank ", "allgather: rank ", " 9 x: "):
+        assert said(finished, text) == [0, 1], text
+
+
+@each_mpi
+@pytest.mark.parametrize("form", ["blocking", "background"])
+def test_unlike_calls_on_two_nodes_of_several_ranks(python, form):
+    finished = job(python, 3, "unlike", "ring", form, MPIDIST_RANKS_PER_NODE="2")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+@pytest.mark.parametrize("nodes", ["", "1"])
+def test_ranks_that_wait_in_another_order(python, nodes):
+    finished = job(python, 2, "wait_in_another_order", MPIDIST_RANKS_PER_NODE=nodes)
+    assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_debug_shows_another_order_in_the_background(python):
+    finished = job(python, 3, "begun_in_another_order", MPIDIST_DEBUG="1")
+    assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_ranks_that_differ_in_their_first_call(python):
+    finished = job(python, 3, "differ_in_their_first_call")
+    assert said(finished, "usable") == [0, 1, 2], finished.output
+
+
+@each_mpi
+def test_a_rank_that_is_late_in_its_first_call(python):
+    finished = job(python, 3, "late_in_its_first_call")
+    assert said(finished, "named") == [0, 2] and finished.status, finished.output
+
+
+@each_mpi
+def test_a_rank_that_cannot_make_the_board(python):
+    finished = job(python, 2, "no_board")
+    assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
+
+
+@each_mpi
+@pytest.mark.parametrize(
+    ("algorithm", "ranks_per_node"), [("ring", "1"), ("ring", "2"), ("hierarchical", "2")]
+)
+def test_messages_that_are_too_long(python, algorithm, ranks_per_node):
+    """Seen before the first of them: Open MPI would write them past the end of an array."""
+    finished = job(python, 2, "longer", algorithm, MPIDIST_RANKS_PER_NODE=ranks_per_node)
+    assert said(finished, "whole") == [0, 1] and finished.status == 0, finished.output
+
+
+@each_mpi
+def test_a_misspelt_variable_is_named_once(python):
+    finished = job(python, 2, "longer", "ring", MPIDIST_TIMEUOT="3")
+    assert finished.output.count("MPIDIST_TIMEUOT=3 has no effect") == 1, finished.output
+    assert "did you mean MPIDIST_TIMEOUT?" in finished.output

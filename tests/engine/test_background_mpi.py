@@ -1,0 +1,248 @@
+"""Operations in the background: many at once, waited for in any order, mixed with blocking ones."""
+
+import gc
+import itertools
+import os
+import time
+
+import numpy as np
+import pytest
+
+from mpidist.errors import CollectiveMismatch, CommunicatorBroken
+from tests.support import collective_cases as cases
+
+
+def begin(comm, collective, name, n, mark):
+    """Begin a collective; gives the work and what its result must be."""
+    p, rank = comm.size, comm.rank
+    root = mark % p
+    own = cases.part(rank, n) + mark
+    everyone = np.concatenate([cases.part(r, n) + mark for r in range(p)])
+    big = np.tile(own, p)
+    call = getattr(comm, f"i{collective}")
+    summed = sum(cases.part(r, n) + mark for r in range(p))
+    if collective == "allreduce":
+        return call(own, algorithm=name), summed
+    if collective == "reduce":
+        return call(own, root=root, algorithm=name), summed if rank == root else None
+    if collective == "broadcast":
+        x = own if rank == root else np.zeros_like(own)
+        return call(x, root, algorithm=name), cases.part(root, n) + mark
+    if collective == "allgather":
+        return call(own, algorithm=name), everyone
+    if collective == "gather":
+        return call(own, root, algorithm=name), everyone if rank == root else None
+    if collective == "reduce_scatter":
+        return call(big, algorithm=name), summed
+    if collective == "scatter":
+        return call(big, root, np.empty_like(own), name), cases.part(root, n) + mark
+    return call(big, algorithm=name), everyone
+
+
+def check(work, expected):
+    got = work.wait()
+    if expected is None:
+        assert got is None
+    else:
+        np.testing.assert_array_equal(got, expected)
+
+
+def served(comm):
+    pairs = [pair for pair in cases.PAIRS if cases.cannot(comm, *pair) is None]
+    return [(c, n) for c, n in pairs if ":" not in n]
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "inside out"])
+def test_all_in_flight_together(comm, order):
+    """One of every kind, begun together, waited for in another order on every rank."""
+    begun = [begin(comm, *pair, 300, mark) for mark, pair in enumerate(served(comm))]
+    if order == "backward":
+        begun.reverse()
+    elif order == "inside out":
+        begun = begun[comm.rank :: 2] + begun[: comm.rank : 1] + begun[comm.rank + 1 :: 2]
+    for work, expected in begun:
+        check(work, expected)
+    assert all(work.done for work, _ in begun)
+
+
+def test_mixed_with_blocking_calls(comm):
+    pairs = served(comm)
+    for mark, (pair, other) in enumerate(zip(pairs[::2], pairs[1::2])):
+        work, expected = begin(comm, *pair, 500, mark)
+        second, also = begin(comm, *other, 3, mark + 1)
+        blocking, name = other
+        cases.CHECKS[blocking](comm, name, 40, "int64", mark % comm.size, False)
+        barrier = comm.ibarrier(algorithm="linear")
+        check(second, also)
+        assert barrier.wait() is None
+        check(work, expected)
+
+
+def test_many_at_once(comm):
+    """More than there are tags of their own."""
+    n = 100
+    works = [comm.iallreduce(np.full(9, k + comm.rank), algorithm="linear") for k in range(n)]
+    for k in reversed(range(n)):
+        assert (works[k].wait() == sum(k + r for r in range(comm.size))).all()
+
+
+def test_tags_are_not_used_twice_at_a_time(comm):
+    """What is under way keeps its tags, however many calls come in between."""
+    for name in ("ring", "linear"):
+        n = 50_000
+        first = comm.iallreduce(np.full(n, 1.0), algorithm=name)
+        for k in range(63):  # native calls bring nothing forward
+            comm.allreduce(np.float64(k), algorithm="native")
+        second = comm.iallreduce(np.full(n, 2.0), algorithm=name)
+        assert (second.wait() == 2.0 * comm.size).all()
+        assert (first.wait() == comm.size).all()
+
+
+def test_background_and_persistent_requests(comm):
+    """A rank that used its buffer before must meet one that did not."""
+    x, out = np.full(3000, comm.rank + 1.0), np.empty(3000)
+    for _ in range(3):
+        comm.allreduce(x, out=out, algorithm="ring")
+    for used in range(comm.size):
+        mine = (x, out) if comm.rank == used else (x.copy(), out.copy())
+        work = comm.iallreduce(*mine[:1], out=mine[1], algorithm="ring")
+        other = comm.allreduce(2 * x, algorithm="ring")
+        assert (work.wait() == cases.total(comm.size)).all()
+        assert (other == 2 * cases.total(comm.size)).all()
+
+
+def test_the_same_buffer_again_while_it_is_busy(comm):
+    """Two operations that read one array; the second must not disturb the first."""
+    x = np.arange(2000.0) + comm.rank
+    expected = np.arange(2000.0) * comm.size + sum(range(comm.size))
+    works = [comm.iallreduce(x, algorithm="ring") for _ in range(3)]
+    np.testing.assert_array_equal(comm.allreduce(x, algorithm="ring"), expected)
+    for work in works[::-1]:
+        np.testing.assert_array_equal(work.wait(), expected)
+
+
+def test_work_that_is_dropped(comm):
+    """Its memory lives on until its messages have moved, and then no longer."""
+    for name in ("ring", "native"):
+        for _ in range(10):
+            comm.iallreduce(np.full(60_000, comm.rank + 1.0), algorithm=name)
+            gc.collect()
+            assert (np.full(60_000, 7.0) == 7.0).all()  # takes the memory, had it been freed
+    for peer in range(comm.size):
+        if peer != comm.rank:
+            comm.isend([float(comm.rank)] * 60_000, peer)
+    gc.collect()
+    for peer in range(comm.size):
+        if peer != comm.rank:
+            assert (comm.recv(np.empty(60_000), peer) == peer).all()
+    comm.barrier()
+    comm.ibarrier().wait()
+    comm.barrier(algorithm="linear")
+    works = comm._service.background.works
+    end = time.monotonic() + 10
+    while works and time.monotonic() < end:  # the others may be waiting for a core
+        comm._service.background.sweep()
+        comm._service.engine.progress()
+        os.sched_yield()
+    assert not works
+
+
+def test_two_communicators(comm):
+    other = comm.split(0, -comm.rank)
+    assert other.rank == comm.size - 1 - comm.rank
+    for first, second in itertools.product(("ring", "native"), repeat=2):
+        a = comm.iallreduce(np.full(5000, 1.0 + comm.rank), algorithm=first)
+        b = other.iallreduce(np.full(5000, 2.0 + other.rank), algorithm=second)
+        c = other.iallgather(np.full(7, other.rank), algorithm="linear")
+        assert (comm.allreduce(1, algorithm="linear")) == comm.size
+        assert c.wait()[::7].tolist() == list(range(comm.size))
+        assert (b.wait() == 2.0 * comm.size + sum(range(comm.size))).all()
+        assert (a.wait() == cases.total(comm.size)).all()
+    work = other.iallreduce(np.ones(3), algorithm="linear")
+    work.wait()
+    other.free()
+    with pytest.raises(CommunicatorBroken, match="freed"):
+        other.iallreduce(1)
+
+
+def test_work(comm):
+    x = np.full(20_000, 1.0)
+    out = np.empty_like(x)
+    work = comm.iallreduce(x, out=out, algorithm="linear")
+    if comm.size > 1 and comm.rank == comm.size - 1 and not work._done:
+        with pytest.raises(RuntimeError, match="under way"):
+            work.result  # noqa: B018
+    while not work.test():
+        pass
+    assert work.done and work.test() and work.result is out
+    assert work.wait() is out and work.wait(timeout=0.001) is out
+    assert (out == comm.size).all()
+    mean = comm.iallreduce(np.full(3, comm.rank + 1.0), "mean")
+    first = mean.wait()
+    assert mean.wait() is first and (first == (comm.size + 1) / 2).all()  # divided once only
+    assert comm.iallreduce(2).wait() == 2 * comm.size
+    strided = np.zeros((4, 6))[:, ::2]
+    assert comm.iallreduce(np.ones((4, 3)), out=strided).wait() is strided
+    assert (strided == comm.size).all()
+
+
+def test_uneven_in_the_background(comm):
+    counts = [(r + 1) % 3 for r in range(comm.size)]
+    x = np.full((counts[comm.rank], 2), comm.rank)
+    expected = np.repeat(np.arange(comm.size), counts)
+    for name in ("native", "ring"):
+        works = [comm.iallgather(x, algorithm=name, counts=counts) for _ in range(3)]
+        for work in works:
+            assert (work.wait()[:, 0] == expected).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_error_stays_with_its_work(comm):
+    """A message of another length is found out where it is waited for; nothing else is hurt."""
+    if comm.rank == 1:
+        comm.send(np.ones(3), 0, tag=5)
+        comm.send(np.ones(5), 0, tag=5)
+        comm.send(np.ones(4), 0, tag=6)
+    elif comm.rank == 0:
+        works = [comm.irecv(np.empty(4), 1, tag=5) for _ in range(2)]
+        good = comm.irecv(np.empty(4), 1, tag=6)
+        assert (good.wait() == 1).all()
+        for work in works:
+            for _ in range(2):
+                with pytest.raises(CollectiveMismatch, match="length"):
+                    work.wait()
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "way", ["native", pytest.param("symmetric", marks=pytest.mark.one_node), "ring"]
+)
+def test_waiting_on_one_communicator_brings_others_forward(comm, way):
+    """Rank 0 waits where the others come only when what was begun elsewhere has ended."""
+    other = comm.split(0)
+    meeting = other.empty(9) if way == "symmetric" else np.zeros(9)
+    for begun in ("ring", "linear", "message"):
+        meeting[:] = 1
+        if begun == "message":
+            data = np.full(600_000, comm.rank)
+            peers = range(1, comm.size)
+            if comm.rank:
+                requests = [comm.backend.comm.Irecv(data, 0, 5)]
+            else:
+                requests = [comm.backend.comm.Isend(data, peer, 5) for peer in peers]
+
+            def wait(requests=requests, data=data):
+                for request in requests:
+                    request.Wait()
+                return data
+        else:
+            data = np.full(100_000, comm.rank + 1.0)
+            wait = comm.iallreduce(data, algorithm=begun).wait
+        if comm.rank == 0:
+            other.allreduce(meeting, out=meeting, algorithm=way)
+        got = wait()
+        if comm.rank:
+            other.allreduce(meeting, out=meeting, algorithm=way)
+        assert (meeting == comm.size).all()
+        assert (got == (0 if begun == "message" else sum(range(1, comm.size + 1)))).all()

@@ -1,0 +1,158 @@
+"""Collectives on a real GPU, by every path: make test-gpu; skipped where there is none."""
+
+import numpy as np
+import pytest
+
+from mpidist.bench.gpu import forced
+from mpidist.device.find import find_device
+from mpidist.device.recognise import describe
+from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.gpu.nccl import calls
+from mpidist.gpu.nccl.backend import NcclBackend, why_not_here
+from tests.support import collective_cases as cases
+from tests.support import gpu_needed
+from tests.support.gpu_cases import OnDevice
+from tests.support.gpu_needed import cupy
+
+pytestmark = gpu_needed.MARK
+
+MIB = 1 << 20
+SIZES = (0, 4, 4096, MIB, 3 * MIB + 4, 64 * MIB, 256 * MIB)
+DTYPES = ("int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
+DTYPES += ("complex64", "complex128", "bool")
+
+
+@pytest.fixture(autouse=True)
+def number(comm):
+    """Each rank has a GPU of its own, where there are as many: before the first array."""
+    return comm.use_gpu()
+
+
+@pytest.fixture(params=["nccl", "ipc", "mpi", "staged"])
+def sub(request, comm, number):
+    """A communicator whose arrays take one path; skipped where it cannot be."""
+    with forced(comm, request.param) as made:
+        try:
+            x = made.empty(1, device="cuda") if request.param == "ipc" else cupy.ones(1)
+            made.allreduce(x, out=x)
+        except Unsupported as error:
+            if request.param == "staged":  # it always can
+                raise
+            pytest.skip(f"this path cannot be here: {error}")
+        made.path = request.param
+        yield made
+
+
+class OnGpu(OnDevice):
+    """Arrays of cupy."""
+
+    def __init__(self, comm, background=False):
+        super().__init__(comm, background)
+        self.device = cupy
+
+
+@pytest.mark.parametrize("collective", list(cases.CHECKS))
+def test_every_collective(comm, collective):
+    for number, n in enumerate([*cases.lengths(comm.size), 3_000_017]):
+        for in_place in (False, True):
+            root = (number + in_place) % comm.size
+            for background in (False, True):
+                case = cases.CHECKS[collective]
+                case(OnGpu(comm, background), "auto", n, "int64", root, in_place)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_every_size(sub, nbytes):
+    """An allreduce in place, of float32, whose sums are whole numbers."""
+    count = nbytes // 4
+    x = sub.empty(count, "float32", device="cuda") if sub.path == "ipc" else cupy.empty(count, "f4")
+    x[...] = cupy.arange(count, dtype="i4") % 97 + sub.rank
+    assert sub.allreduce(x, out=x) is x
+    expected = cupy.arange(count, dtype="i4") % 97 * sub.size + sub.size * (sub.size - 1) // 2
+    assert bool((x == expected.astype("f4")).all())
+    if sub.path == "ipc" and count:
+        sub.free(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(sub, dtype):
+    """Each operation that is defined; what a path has no form of is staged."""
+    for n in (1, sub.size + 1, 4099):
+        host = np.random.default_rng([sub.rank, n]).integers(0, 3, n).astype(dtype)
+        x = sub.empty(n, dtype, device="cuda") if sub.path == "ipc" else cupy.empty(n, dtype)
+        numbers = ("sum", "prod", "mean") if host.dtype.kind in "fc" else ("sum", "prod", "xor")
+        for op in ("max", "or") if dtype == "bool" else numbers:
+            x.set(host)
+            assert sub.allreduce(x, op, out=x) is x
+            assert np.array_equal(x.get(), sub.allreduce(host, op, algorithm="direct")), op
+        x.set(host)
+        sub.broadcast(x, sub.size - 1)
+        assert np.array_equal(x.get(), sub.broadcast(host, sub.size - 1))
+        if sub.path == "ipc":
+            sub.free(x)
+
+
+def test_the_bits_of_the_host(comm):
+    """Kernels round as numpy does, and keep numbers that cupy's own kernels take for zero."""
+    n = 40_000
+    for dtype in ("float16", "float32", "float64", "complex64"):
+        random = np.random.default_rng([comm.rank, 1])
+        host = random.normal(size=n).astype(dtype)
+        if dtype == "float32":
+            host[::2] = np.ldexp(np.float32(1.3), random.integers(-149, -100, n // 2))
+        try:
+            x = comm.empty(n, dtype, device="cuda")
+        except Unsupported as error:
+            pytest.skip(f"this path cannot be here: {error}")
+        rest = () if dtype == "complex64" else ("prod", "max", "min")
+        for op in ("sum", "mean", *rest):
+            x.set(host)
+            comm.allreduce(x, op, out=x)
+            expected = comm.allreduce(host, op, algorithm="direct")
+            assert x.get().tobytes() == expected.tobytes(), (dtype, op)
+        comm.free(x)
+
+
+def test_on_a_stream_of_ones_own(comm):
+    with cupy.cuda.Stream(non_blocking=True):
+        x = cupy.zeros(5_000_000, "f4")
+        x += comm.rank + 1
+        comm.allreduce(x, out=x)
+        x *= 2
+        assert (x.get() == 2 * cases.total(comm.size)).all()
+
+
+def test_what_is_refused(comm):
+    x = cupy.zeros((4, 4))
+    with pytest.raises(InvalidArgument, match="C-contiguous"):
+        comm.allreduce(x[:, :2])
+    with pytest.raises(InvalidArgument, match="host memory"):
+        comm.allreduce(x, out=np.zeros((4, 4)))
+    assert find_device().owns(describe(x, 0).pointer)
+
+
+def test_tensors_of_torch(comm, number):
+    torch = gpu_needed.torch()
+    torch.cuda.set_device(number)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.full((1000,), comm.rank + 1.0, dtype=dtype, device="cuda")
+        got = comm.allreduce(x)
+        assert got.is_cuda and got.dtype == dtype
+        assert (got.float().cpu() == cases.total(comm.size)).all()
+
+
+def test_nccl_by_name(comm):
+    """With a GPU for each rank all calls; with ranks on one GPU the refusal, before it starts."""
+    if why_not_here():
+        pytest.skip(f"this path cannot be here: {why_not_here()}")
+    try:
+        backend = NcclBackend(comm)
+    except Unsupported as error:
+        assert comm.size > 1 and "are all on GPU" in str(error)
+        return
+    x = cupy.full(1000, comm.rank + 1.0)
+    calls.nccl_allreduce(x, backend)
+    backend.wait(0)
+    assert (x.get() == cases.total(comm.size)).all()
+    backend.close()

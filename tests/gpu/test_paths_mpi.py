@@ -1,0 +1,227 @@
+"""Arrays on a GPU, by every path that an emulated device can take: its streams are lazy.
+
+Nothing here has run on a GPU; that is what tests/gpu is for.
+"""
+
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpidist import Communicator
+from mpidist.device.find import find_device
+from mpidist.errors import (
+    CollectiveMismatch,
+    ConfigError,
+    InvalidArgument,
+    Unsupported,
+    UnsupportedDtype,
+)
+from mpidist.gpu.paths import CLASSES, ORDER
+from mpidist.operations import OPS, kind_of
+from tests.support import collective_cases as cases
+from tests.support.gpu_cases import OnDevice
+
+DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+DTYPES += ["float16", "float32", "float64", "complex64", "complex128", ">f4"]
+DTYPES = [*map(np.dtype, DTYPES), np.dtype(ml_dtypes.bfloat16)]
+PATHS = ("staged", "mpi")
+
+
+@pytest.fixture
+def make(comm, monkeypatch):
+    """Makes a communicator with settings of its own for GPUs."""
+    made = []
+
+    def make(path="", chunk=64, **environ):
+        monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+        monkeypatch.setenv("MPIDIST_GPU", path)
+        monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", str(chunk))
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        made.append(Communicator(comm.backend.split(0, comm.rank), comm.config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.free()
+
+
+def taken(comm, collective):
+    return next(p.name for p in comm.gpu.paths if p.taken and collective in CLASSES[p.operations])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("collective", list(cases.CHECKS))
+def test_every_collective(make, collective, path):
+    """Lengths that fill no chunk, one, and many; in place and not; every root."""
+    sub = make(path)
+    for number, n in enumerate([*cases.lengths(sub.size), 8]):
+        for in_place in (False, True):
+            root = (number + in_place) % sub.size
+            for background in (False, True):
+                there = OnDevice(sub, background)
+                cases.CHECKS[collective](there, "auto", n, "int64", root, in_place)
+    for name, n, in_place in (("native", 33, False), ("linear", 1, True), ("linear", 33, False)):
+        cases.CHECKS[collective](OnDevice(sub), name, n, "float64", 0, in_place)
+    movement = collective in CLASSES["movement"]
+    assert taken(sub, collective) == (path if movement else "staged")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(make, dtype):
+    """Each operation that is defined for it, against the same on the host; and as bytes."""
+    sub = make("staged")
+    device, numbers = find_device(), np.arange(40) * (sub.rank + 1) % 3 + 1
+    x = (numbers % 2 == 0 if dtype.kind == "b" else numbers).astype(dtype)
+    for name, op in OPS.items():
+        if kind_of(dtype) in op.kinds:
+            got = sub.allreduce(device.array(x), name, algorithm="linear")
+            assert got.dtype == dtype
+            assert got.get().tobytes() == sub.allreduce(x, name, algorithm="linear").tobytes(), name
+        else:
+            with pytest.raises(UnsupportedDtype, match=f"rank {sub.rank}: op='{name}'"):
+                sub.allreduce(device.array(x), name)
+    for path in PATHS:
+        here = make(path)
+        for call in (here.allgather, here.gather):
+            got, expected = call(device.array(x)), call(x)
+            assert got is None or got.get().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_counts_that_differ(make, path):
+    """Rows of each rank; one rank has none; results are made where they are not given."""
+    sub, device = make(path), find_device()
+    p, rank = sub.size, sub.rank
+    counts, rows = [3 * r for r in range(p)], sum(3 * r for r in range(p))
+    data = np.arange(2.0 * rows).reshape(rows, 2)
+    mine = data[sum(counts[:rank]) : sum(counts[: rank + 1])]
+
+    def same(got, expected):
+        assert got.shape == expected.shape and np.array_equal(got.get(), expected)
+
+    same(sub.allgather(device.array(mine), counts=counts), data)
+    got = sub.gather(device.array(mine), p - 1, counts=counts)
+    assert got is None if rank < p - 1 else np.array_equal(got.get(), data)
+    same(sub.scatter(device.array(data) if rank == 0 else None, 0, counts=counts), mine)
+    same(sub.reduce_scatter(device.array(data * (rank + 1)), counts=counts), mine * cases.total(p))
+    sends = [r + rank for r in range(p)]
+    values = np.full(sum(sends), rank)
+    expected = np.concatenate([np.full(rank + r, r) for r in range(p)])
+    same(sub.alltoall(device.array(values), counts=sends), expected)
+    same(sub.allreduce(device.array(np.float64(rank))), np.array(float(p * (p - 1) / 2)))
+
+
+def test_results_are_ordered_on_the_callers_stream(make):
+    """What was queued before a call is seen by it; what is queued after it sees the result."""
+    sub, device = make("staged", chunk=16), find_device()
+    stream = device.new_stream()
+    device.use(stream)
+    try:
+        x = device.array(np.zeros(9))
+        x.set(np.full(9, sub.rank + 1.0))  # queued, and not done yet
+        sub.allreduce(x, out=x)
+        found = []
+        device.launch(lambda: found.append(x._memory.copy()), stream)
+        assert found == []  # nobody has waited
+        device.synchronize(stream)
+        assert (found[0] == cases.total(sub.size)).all()
+    finally:
+        device.use(0)
+
+
+def test_calls_of_all_kinds_in_turn(make):
+    """Slots are used again at once, by longer and shorter arrays, and in the background."""
+    sub, device = make("staged", chunk=40), find_device()
+    total, works = cases.total(sub.size), []
+    for n in (3, 50, 7, 200, 1, 0, 31):
+        x = device.array(np.full(n, sub.rank + 1, "i4"))
+        works.append((sub.iallreduce(x), n))
+        assert (sub.allreduce(x).get() == total).all()
+        assert (sub.allgather(x).get() == np.repeat(np.arange(1, sub.size + 1), n)).all()
+    for work, n in reversed(works):
+        got = work.wait()
+        assert got.shape == (n,) and (got.get() == total).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_messages(make, path):
+    """Between two devices, and between a device and a host."""
+    sub, device = make(path), find_device()
+    if sub.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    right, left = (sub.rank + 1) % sub.size, (sub.rank - 1) % sub.size
+    for n in (0, 1, 1000):
+        x, out = device.array(np.full(n, sub.rank, "i2")), device.array(np.full(n, -1, "i2"))
+        work = sub.isend(x, right)
+        assert sub.recv(out, left) is out and (out.get() == left).all()
+        work.wait()
+        work, host = sub.isend(x, right, 5), np.empty(n, "i2")
+        assert (sub.recv(host, left, 5) == left).all()
+        work.wait()
+    with pytest.raises(InvalidArgument, match="null pointer"):
+        sub.send(foreign_null(device), right)
+
+
+def foreign_null(device):
+    class Null:
+        __cuda_array_interface__ = {"shape": (2,), "typestr": "<f8", "data": (0, False)}
+
+    return Null()
+
+
+def test_what_cannot_be(make, comm):
+    """A path that this library cannot serve is refused on every rank, before anything moves."""
+    sub, device = make("mpi", MPIDIST_GPU_AWARE="0"), find_device()
+    x = device.array(np.ones(3))
+    with pytest.raises(Unsupported, match=r"MPIDIST_GPU=mpi: MPIDIST_GPU_AWARE=0 \(rank 0\)"):
+        sub.allreduce(x)
+    assert sub.allreduce(1) == comm.size  # and all goes on
+    sub = make("staged", MPIDIST_GPU_AWARE="1")
+    with pytest.raises(Unsupported, match="symmetric"):
+        sub.allreduce(x, algorithm="symmetric")
+    assert (sub.allreduce(x).get() == comm.size).all()
+
+
+def test_a_wrong_environment_on_one_rank(make, comm, monkeypatch):
+    """Every rank is told whose it is, and when it is mended all goes on."""
+    last = comm.size - 1
+    sub = make(chunk="many" if comm.rank == last else 64)
+    x = find_device().array(np.ones(4))
+    words = rf"rank {sub.rank}: of rank {last}: MPIDIST_GPU_CHUNK_BYTES='many': allowed are whole"
+    with pytest.raises(ConfigError, match=words):
+        sub.allreduce(x)
+    monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "64")
+    assert (sub.allreduce(x).get() == sub.size).all()
+
+
+def test_debug_tells_a_gpu_from_a_host(make, comm):
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    make("staged")
+    sub, x = Communicator(comm.backend.split(0, comm.rank), debug=True), np.ones(3)
+    there = find_device().array(x)
+    assert (sub.allreduce(there).get() == comm.size).all()
+    with pytest.raises(CollectiveMismatch, match="on a GPU"):
+        sub.allreduce(there if sub.rank else x)
+    assert (sub.allreduce(there).get() == comm.size).all()
+    sub.free()
+
+
+def test_bench_of_every_path(comm, monkeypatch):
+    """What can be is measured and right, and what cannot be says why; as `bench --device cuda`."""
+    from mpidist.bench.gpu import COLLECTIVES, measure_copies, measure_paths
+
+    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+    copies = measure_copies(comm, 4096)
+    rows = measure_paths(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
+    found = {(r.collective, r.path): r for r in rows if r.bytes}
+    assert len(rows) == 2 * len(COLLECTIVES) * len(ORDER) and all(r.correct for r in rows)
+    for name in COLLECTIVES:
+        assert found[name, "ipc"].time_us > 0 and found[name, "staged"].time_us > 0
+        assert "emulated device" in found[name, "nccl"].why_not
+        assert (found[name, "mpi"].time_us is None) == (name in CLASSES["reductions"])
+    assert found["allreduce", "ipc"].of_copies > 0 and found["allreduce", "staged"].of_copies > 0
+    assert "MPIDIST_GPU" not in os.environ

@@ -1,0 +1,100 @@
+"""Training with everything on an emulated device: DDP, ZeRO and pipelines take the device paths."""
+
+import numpy as np
+import pytest
+
+from mpidist import Communicator
+from mpidist.device.find import find_device
+from mpidist.errors import Unsupported
+from mpidist.nn import Linear
+from mpidist.parallel import DDP
+from mpidist.parallel.hooks import Compress
+from tests.support.gpu_training import compare_pipeline, compare_replicas, train, train_alone
+
+
+@pytest.fixture
+def sub(request, comm, monkeypatch):
+    """A communicator for arrays on a device, by the path that the test names."""
+    path = getattr(request, "param", "ipc")
+    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+    monkeypatch.setenv("MPIDIST_GPU", "" if path == "ipc" else path)
+    monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "256")
+    made = Communicator(comm.backend.split(0, comm.rank), comm.config)
+    yield made
+    made.free()
+
+
+@pytest.mark.parametrize(
+    ("sub", "how"),
+    [
+        ("ipc", "ddp"),
+        ("ipc", "accumulate"),
+        ("ipc", "zero-adam"),
+        ("staged", "polls"),
+        ("staged", "zero"),
+        ("mpi", "adam"),
+    ],
+    indirect=["sub"],
+)
+def test_replicas_equal_one_process(sub, how):
+    """Buckets, averages and slices on a device, on a stream of its own; the host reads nothing."""
+    device = find_device()
+    device.use(device.new_stream())
+    try:
+        got, ddp = train(sub, how)
+        compare_replicas(sub, got)
+        for mine, alone in zip(got, train_alone(sub.size, how), strict=True):
+            np.testing.assert_allclose(mine, alone, rtol=1e-9, atol=1e-12)
+        if sub.size > 1:
+            in_place = any(p.taken for p in sub.gpu.paths if p.name == "ipc")
+            assert all(b.comm.gpu.holds(b.flat) == in_place for b in ddp.buckets)
+        ddp.close()
+    finally:
+        device.use(0)
+
+
+def test_gradients_of_several_streams(sub):
+    """A bucket waits for every stream that its gradients came on, and so does who reads them."""
+    if sub.size < 2:
+        pytest.skip("needs at least 2 ranks")  # one rank sends nothing: its streams are its own
+    device = find_device()
+    net = Linear(3, 2, dtype=np.float64)
+    for p in net.parameters():
+        p.data = device.array(p.data)
+    ddp, streams = DDP(net, sub), [0, device.new_stream(), device.new_stream()]
+    for step in range(3):
+        ddp.zero_grad()
+        for p, stream in zip(net.parameters(), streams[1:]):
+            device.use(stream)
+            p.accumulate(device.array(np.zeros(p.data.shape)) + (sub.rank + step))
+        device.use(0)
+        ddp.sync_gradients()
+        for p in net.parameters():
+            assert (p.grad.get() == step + (sub.size - 1) / 2).all()
+
+
+@pytest.mark.parametrize(
+    ("sub", "schedule", "checkpoint"),
+    [("staged", "1f1b", False), ("mpi", "gpipe", True), ("mpi", "zb-h1", False)],
+    indirect=["sub"],
+)
+def test_stages_on_a_device(sub, schedule, checkpoint):
+    """Activations and gradients go from device to device; the bits are those of the host."""
+    if sub.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    device = find_device()
+    device.use(device.new_stream())
+    try:
+        compare_pipeline(sub, schedule, checkpoint)
+    finally:
+        device.use(0)
+
+
+def test_what_has_no_form_on_a_device(sub):
+    net = Linear(3, 2)
+    for p in net.parameters():
+        p.data = find_device().array(p.data)
+    with pytest.raises(Unsupported, match="hook=Compress computes on the host.*on a GPU"):
+        DDP(net, sub, hook=Compress())
+    with pytest.raises(Unsupported, match="overlap='thread': the gradients are on a GPU"):
+        DDP(net, sub, overlap="thread")

@@ -1,0 +1,301 @@
+"""``mpidist run`` watches its ranks, on this machine; a shell stands for the launcher."""
+
+import contextlib
+import os
+import pty
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from mpidist.commands import run as running
+from mpidist.errors import LaunchError
+from mpidist.launcher import watch as watching
+from mpidist.launcher.connections import Rank, addresses_v6, enough_files
+from mpidist.launcher.watch import Signals, Watch
+from tests.support import processes
+from tests.support.processes import environment, run
+
+RANK = {**environment(), "OMPI_COMM_WORLD_RANK": "0"}
+
+
+def python(program):
+    return [sys.executable, "-c", program]
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "told"),
+    [
+        ("print('all well')", 0, "0: all well"),
+        ("import sys; sys.exit(3)", 3, "ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "was ended by signal 9 (SIGKILL)"),
+    ],
+)
+def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
+    (tmp_path / "program.py").write_text(program)
+    words = ["-m", "mpidist", "run", "-n", "2", "--label", str(tmp_path / "program.py")]
+    done = run([sys.executable, *words], 40, environment())
+    assert done.status == status and told in done.output, done.output
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
+def test_the_watch_does_not_listen_to_strangers(said):
+    """A port scan must not end a job: the one rank ends well after it."""
+    watch = Watch(1)
+    port = watch.lines._door.getsockname()[1]
+
+    def visit():
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+            stranger.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""  # it is shown the door
+
+    guest = threading.Thread(target=visit)
+    guest.start()
+    assert watch.run(watch.command(python("import time; time.sleep(0.5)")), RANK) == 0
+    guest.join()
+
+
+def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path):
+    os.symlink("/dev/full", tmp_path / "rank-00000.log")
+    program = "for k in range(3000): print('a line that does not fit', k)"
+    watch = Watch(1, logs=str(tmp_path))
+    assert watch.run(watch.command(python(program)), RANK) == 0
+
+
+LATE = """
+import signal, sys, threading, time
+came = threading.Event()
+time.sleep(0.4)  # as long as it takes to import what one needs
+signal.signal(signal.SIGUSR1, lambda *_: came.set())
+sys.exit(0 if came.wait(20) else 1)
+"""
+
+
+def test_a_signal_before_the_program_can_hear_it(tmp_path):
+    """It was sent before the rank was there, and waits until the program has a handler.
+
+    The shell around the program has none, and is not ended by it.
+    """
+    watch, program = Watch(1), tmp_path / "late.py"
+    program.write_text(LATE)
+    watch.lines.send(signal.SIGUSR1)
+    shell = ["sh", "-c", f"{sys.executable} {program}; exit $?"]
+    assert watch.run(watch.command(shell), RANK) == 0
+
+
+@pytest.mark.parametrize(
+    ("left", "last", "does", "codes"),
+    [
+        (
+            "sleep 60",
+            "wait",
+            "while [ ! -e {} ]; do sleep 0.05; done; kill -9 $!; wait $!",
+            (1, 137),
+        ),
+        ("sh -c 'trap : TERM; sleep 60; sleep 60'", "exit 0", "wait $!", (0,)),
+    ],
+    ids=["killed", "well"],
+)
+def test_what_a_shell_started_ends_with_its_rank(tmp_path, monkeypatch, left, last, does, codes):
+    """The process beside the rank is killed, or the shell ends: with it all of the rank.
+
+    What it leaves behind holds its output, and does not hear SIGTERM.
+    """
+    number = tmp_path / "number"
+    program = f"{left} & echo $! > {number}.part; mv {number}.part {number}; {last}"
+    watch, begun = Watch(1, label=True), time.monotonic()
+    words = watch.command(["sh", "-c", program])
+    assert watch.run(["sh", "-c", f'"$@" & {does.format(number)}', "sh", *words], RANK) in codes
+    assert time.monotonic() - begun < 40
+    until = time.monotonic() + 10
+    while processes.stat(int(number.read_text()))[:1] not in ([], ["Z"]):
+        assert time.monotonic() < until, "the child of the shell is still there"
+        time.sleep(0.02)
+
+
+COUNT = """
+import signal, sys, time
+count = 0
+def more(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, more)
+print("ready", flush=True)
+until = time.monotonic() + 20.0
+while not count and time.monotonic() < until:
+    time.sleep(0.05)
+time.sleep(0.5)  # for a second one
+print(f"heard {count}", flush=True)
+"""
+WATCHED = """
+import os, sys
+from mpidist.launcher.watch import Watch
+Watch(0).run(sys.argv[1:], os.environ)
+"""
+
+
+def test_control_c_reaches_the_launcher_once():
+    """A terminal sends it to both; srun and mpirun take a second one for impatience."""
+    number, screen = pty.fork()
+    if not number:
+        os.execve(sys.executable, [*python(WATCHED), *python(COUNT)], environment())
+    text = b""
+    with contextlib.suppress(OSError):  # EIO at the end
+        while part := os.read(screen, 1000):
+            text += part
+            if b"ready" in part:
+                os.write(screen, b"\x03")
+    os.waitpid(number, 0)
+    os.close(screen)
+    assert b"heard 1" in text, text
+
+
+def test_a_signal_of_a_process_is_passed_on():
+    """Not of a terminal: the launcher has not got it, and is sent it."""
+    watch = Watch(0)
+    assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 20"], environment()) == 143
+
+
+def test_a_launcher_that_does_not_end(monkeypatch, capfd):
+    """All ranks finished well, so this is no failure; but nobody waits for it for ever."""
+    monkeypatch.setattr(watching, "ENDS_WITHIN", 0.2)
+    watch = Watch(1)
+    words = watch.command(["true"])
+    assert watch.run(["sh", "-c", '"$@"; exec sleep 60', "sh", *words], RANK) == 0
+    assert "all ranks finished well 0.2 s ago: ending the launcher" in capfd.readouterr().err
+
+
+def test_before_slurm_kills_all(monkeypatch):
+    """After SIGTERM the steps to the end fit into the time that is left."""
+    watch = Watch(0, haste=2.0)
+    begun = time.monotonic()
+    deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 60 & wait; sleep 60"]
+    assert watch.run(deaf, environment()) == 137
+    assert time.monotonic() - begun < 10  # 8 s and three steps of 3 s otherwise
+
+
+INIT = """
+import sys, time
+from mpidist.communicator.launcher_notes import tell_run
+if sys.argv[1] != "early":
+    tell_run("starting")
+if sys.argv[1] == "through":
+    tell_run("started")
+    time.sleep(0.5)
+elif sys.argv[1] == "hangs":
+    time.sleep(60)
+sys.exit(sys.argv[1] != "through")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "how", "status", "never", "told"),
+    [
+        (1, "hangs", 1, True, "1 of 1 ranks (0) have been in MPI_Init for 0.2 s (--start-timeout)"),
+        (1, "aborts", 1, True, "rank 0 on "),
+        (1, "early", 1, False, "rank 0 on "),
+        (1, "through", 0, False, ""),
+        (2, "through", 1, False, "how rank 1 of 2 ended is not known"),  # it never came
+    ],
+)
+def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, told):
+    """As MPICH under SLURM's pmi2, now and then; a rank that is late is waited for."""
+    monkeypatch.setattr(watching, "LAST_WORDS", 0.5)
+    watch = Watch(ranks, start_timeout=0.2)
+    words = watch.command([sys.executable, "-c", INIT, how])
+    assert watch.run(words, RANK) == status
+    assert watch.never_started == never and told in capfd.readouterr().err
+
+
+def test_real_time_signals_have_no_name():
+    assert str(Rank(3, "n2", -40)) == "rank 3 on n2 was ended by signal 40"
+
+
+def test_more_ranks_than_files():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pytest.raises(LaunchError, match=r"allowed are \d+ \(ulimit -Hn\); --no-watch"):
+        enough_files(limits[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, limits[1]))
+    try:
+        enough_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 456
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_addresses_beyond_the_link(tmp_path):
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fe8000000000000002163efffe000001 02 40 20 80     eth0\n"
+        "20010db8000000000000000000000007 02 40 00 80     eth0\n"
+    )
+    assert addresses_v6(table) == ["2001:db8::7"]
+
+
+def test_the_word_of_a_run_is_not_in_its_command():
+    watch = Watch(1)
+    assert watch.lines.word not in " ".join(watch.command(["true"]))
+    assert (
+        watch.run(
+            watch.command(python("import os; assert 'MPIDIST_RUN_WORD' not in os.environ")), RANK
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "begun", "lines"),
+    [([], False, ["--mpi=pmi2", "mpiexec"]), ([], True, ["--mpi=pmi2"])]
+    + [(["--launcher", "srun"], False, ["--mpi=pmi2"])],
+)
+def test_once_more_without_pmi2(monkeypatch, options, begun, lines):
+    """Only where no rank came through MPI_Init, and nobody asked for srun by name."""
+    started = []
+
+    def plan(library, allocation, ranks, per_node, launcher, mpi, knobs):
+        chosen = ["mpiexec"] if launcher == "mpiexec" else ["srun", "--mpi=pmi2"]
+        return running.Launch(2, chosen, {}, True)
+
+    def start(launch, arguments, watching):
+        started.append(launch.launcher[-1])
+        return (0, True) if launch.launcher == ["mpiexec"] else (1, begun)
+
+    monkeypatch.setattr(running, "plan", plan)
+    monkeypatch.setattr(running, "start", start)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2(x2)")
+    status = running.run_command.main([*options, "true"], standalone_mode=False)
+    assert started == lines and status == (lines[-1] != "mpiexec")
+
+
+@pytest.mark.parametrize(("label", "logs", "drawn"), [(0, None, 1), (1, None, 0), (0, "x", 0)])
+def test_no_bars_are_drawn_through_a_pipe(monkeypatch, label, logs, drawn):
+    """With --label and --log-dir lines are carried, not what a bar writes."""
+    seen = []
+
+    class Guard:
+        never_started = False
+
+        def __init__(self, *_):
+            pass
+
+        def command(self, program):
+            return program
+
+        def run(self, command, environ):
+            seen.append(int(environ["MPIDIST_TERMINAL"]) > 0)
+            return 0
+
+    monkeypatch.setattr(running, "Watch", Guard)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    launch = running.Launch(1, ["mpiexec"], {}, False)
+    watching = running.Watching(bool(label), logs, Signals())
+    assert running.start(launch, ["true"], watching) == (0, True)
+    assert seen == [bool(drawn)]

@@ -1,0 +1,68 @@
+"""Training under mpiexec."""
+
+import numpy as np
+import pytest
+
+from mpidist.errors import InvalidArgument
+from mpidist.nn import Linear
+from mpidist.parallel import DDP
+from tests.support import training_cases as cases
+from tests.support.case_sizes import skip_if_too_few
+from tests.support.training_kits import KITS
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
+def test_training(comm, case, kit):
+    skip_if_too_few(case, comm.size)
+    case(comm, kit)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("optimizer, overlap, passes, options", cases.ONE_PROCESS)
+def test_equals_one_process(comm, kit, optimizer, overlap, passes, options):
+    cases.equals_one_process(comm, kit, optimizer, overlap, passes, **options)
+
+
+@pytest.mark.parametrize("overlap", ("polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+def test_early_buckets(comm, kit, overlap):
+    cases.early_buckets_are_launched_in_backward(comm, kit, overlap)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("optimizer", ("sgd", "momentum", "adam"))
+def test_uneven_inputs(comm, kit, optimizer):
+    cases.uneven_inputs(comm, kit, optimizer)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_a_forgotten_sync(comm, kit, caplog):
+    cases.a_forgotten_sync_is_told(comm, kit, caplog)
+
+
+@pytest.mark.one_node
+def test_buckets_lie_in_symmetric_memory(comm):
+    """Their algorithm is pinned, and none whose bits might differ between ranks."""
+    net = Linear(100, 400)
+    model = DDP(net, comm)
+    for _ in range(2):
+        model(np.ones((1, 100), np.float32))
+        model.backward(np.full((1, 400), comm.rank, np.float32))
+        model.sync_gradients()
+        model.zero_grad()
+    if comm.size > 1:
+        assert [bucket.algorithm for bucket in model.buckets] == ["symmetric"]
+    small = DDP(Linear(2, 2), comm)
+    assert not {"native", "staged"} & {bucket.algorithm for bucket in small.buckets}
+    asked = DDP(Linear(2, 2), comm, algorithm="native")
+    assert [bucket.algorithm for bucket in asked.buckets] == ["native"]
+
+
+def test_ways_can_be_left_out(comm):
+    """Of what "explain" chooses; training leaves out what may differ in bits between ranks."""
+    every = ("native", "staged", "single_copy", "symmetric")
+    for nbytes in (8, 64 << 10, 4 << 20, 64 << 20):
+        assert comm.explain("allreduce", nbytes, without=every)[0].choice is not None
+    with pytest.raises(InvalidArgument, match=r"without=\('ring',\): allowed are native, "):
+        comm.explain("allreduce", 8, without=("ring",))

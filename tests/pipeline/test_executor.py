@@ -1,0 +1,96 @@
+"""What all ranks learn of a step: promises that were not kept, and the counts of halves."""
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.errors import (
+    CommunicatorBroken,
+    InvalidArgument,
+    RankFailed,
+    ScheduleError,
+)
+from mpidist.nn import Linear, Sequential
+from tests.support.pipeline_stage_kits import (
+    COUNT,
+    ROWS,
+    WIDTH,
+    Keeping,
+    plain_squares,
+)
+
+
+def test_all_ranks_learn_of_a_promise_that_was_not_kept():
+    """More activations alive than the plan says, on one rank."""
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "gpipe")
+        x = np.ones((ROWS, WIDTH))
+        if comm.rank == 1:
+            plan = pipe._runner.plan
+            pipe._runner.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
+        told = "4 activations were alive at a time and 0 still are, 0 and 0 are what gpipe promises"
+        kind = ScheduleError if comm.rank == 1 else RankFailed
+        with pytest.raises(kind, match=f"rank 1.*{told}"):
+            pipe.step(x, x, plain_squares)
+        with pytest.raises(CommunicatorBroken, match="pipeline step"):
+            pipe.step(x, x, plain_squares)
+        comm.barrier()
+
+    mpidist.run_simulated(2, job)
+
+
+def test_all_ranks_learn_of_a_parameter_without_a_gradient():
+    """DDP finds it after the last action; ranks of other stages would wait in the next step."""
+
+    class Idle(Linear):
+        def forward(self, x):
+            self._input = x
+            return x
+
+        def backward(self, grad):
+            return grad
+
+    def job(comm):
+        grid = mpidist.Grid(comm, data=2)
+        layer = Linear(WIDTH, WIDTH, dtype=np.float64)
+        if grid.pipe_index == 0:
+            layer = Sequential(layer, Idle(WIDTH, WIDTH, dtype=np.float64))
+        model = mpidist.DDP(layer, grid.data, unused="error")
+        pipe, x = mpidist.Pipeline(model, grid.pipe, COUNT), np.ones((ROWS, WIDTH))
+        kind, told = InvalidArgument, "1.weight"
+        if grid.pipe_index == 1:
+            kind, told = (
+                RankFailed,
+                "rank 0 ended its part of the step with InvalidArgument.*1.weight",
+            )
+        with pytest.raises(kind, match=told):
+            pipe.step(x, x, plain_squares)
+        with pytest.raises(CommunicatorBroken, match="pipeline step"):
+            pipe.step(x, x, plain_squares)
+
+    mpidist.run_simulated(4, job)
+
+
+def test_halves_are_counted_as_a_step_is(tmp_path):
+    """Times, peaks and the trace of forward() and backward(), whatever was between and after."""
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "gpipe")
+        x = np.ones((ROWS, WIDTH))
+        outputs = pipe.forward(x)
+        with pytest.raises(InvalidArgument, match="before the first step"):
+            pipe.trace(tmp_path / "run.json")
+        assert pipe.stats().steps == 0
+        pipe.backward(np.concatenate(outputs) if outputs else None)
+        stats, trace = pipe.stats(), pipe.trace(tmp_path / "run.json")
+        assert stats.steps == 1 and stats.seconds >= stats.span >= stats.busy > 0
+        assert stats.bubble == pytest.approx(1 - stats.busy / stats.span)
+        assert stats.peak_live == stats.predicted_live == COUNT and stats.peak_bytes > 0
+        assert all(len(part) == 2 * COUNT for part in trace.measured.spans)
+        pipe.forward(x)
+        again = pipe.stats()
+        assert (again.peak_live, again.steps) == (stats.peak_live, 1)
+        assert pipe.trace(tmp_path / "run.json").measured.spans == trace.measured.spans
+
+    mpidist.run_simulated(2, job)

@@ -1,0 +1,150 @@
+"""Pipelines under mpiexec: of 2 ranks up to all of them."""
+
+import time
+from functools import cache
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.errors import InvalidArgument
+from mpidist.nn import Module
+from mpidist.pipeline.schedules import Costs, as_schedule, pipeline_schedule, simulate
+from mpidist.pipeline.schedules.schedule import unregister_schedule
+from tests.support import pipeline_cases as cases
+from tests.support.pipeline_kits import KITS
+
+
+@pytest.fixture
+def pipe_comm(comm):
+    """All ranks, at least 2."""
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    return comm
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", cases.ALL)
+def test_equals_unsplit(pipe_comm, kit, schedule):
+    size = pipe_comm.size
+    for microbatches, rows in ((3, 11), (size, 4 * size)):
+        if cases.serves(schedule, size, microbatches):
+            cases.equals_unsplit(pipe_comm, kit, schedule, microbatches, rows)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("gpipe", "1f1b", "zb-v"))
+def test_halves(pipe_comm, kit, schedule):
+    cases.halves_equal_unsplit(pipe_comm, kit, schedule, 4, 11)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
+def test_cases(pipe_comm, kit, case):
+    case(pipe_comm, kit)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-v"))
+def test_recomputation(pipe_comm, kit, schedule):
+    cases.equals_unsplit(pipe_comm, kit, schedule, 4, 11, checkpoint=True)
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-h1"))
+def test_replicas(comm, kit, schedule):
+    """Grid(data=2, pipe=2); of 5 ranks the last one stays out."""
+    if comm.size < 4:
+        pytest.skip("needs at least 4 ranks")
+    four = comm.split(0 if comm.rank < 4 else None)
+    if four is not None:
+        cases.replicas(four, kit, schedule)
+    comm.barrier()
+
+
+def test_a_schedule_that_only_some_ranks_know(pipe_comm):
+    """An error everywhere, and nobody waits for those who do not know it."""
+    if pipe_comm.rank == 0:
+        pipeline_schedule("of rank 0")(as_schedule("1f1b").function)
+    with pytest.raises(InvalidArgument, match="(rank 1: UnknownName: |^)unknown pipeline schedule"):
+        mpidist.Pipeline(Waiting(), pipe_comm, 2, "of rank 0")
+    unregister_schedule("of rank 0")
+
+
+def test_a_small_communicator_is_refused(comm):
+    cases.a_small_communicator_is_refused(comm)
+
+
+class Waiting(Module):
+    """Takes a fixed time and no core, so that 4 stages fit on 2 cores."""
+
+    saved = ()
+    seconds = 0.02
+
+    def wait(self, times=1):
+        time.sleep(times * self.seconds)
+
+    def forward(self, x):
+        self.wait()
+        return x
+
+    def backward(self, grad):
+        self.wait(2)
+        return grad
+
+    def backward_input(self, grad):
+        self.wait()
+        return grad
+
+    def backward_weight(self):
+        self.wait()
+
+
+@cache
+def measured(comm, schedule, microbatches=4):
+    """The shortest of a few steps of waiting stages, measured, with the same one predicted.
+
+    On a busy machine a step takes longer; one that is near what is predicted ends the series.
+    """
+    known, second = as_schedule(schedule), Waiting.seconds
+    stages = [Waiting() for _ in range(known.chunks)]
+    pipe = mpidist.Pipeline(stages, comm, microbatches, schedule)
+    predicted = simulate(schedule, comm.size, microbatches, costs=Costs(second, second, second))
+    x, best = np.ones((microbatches, 4)), None
+    pipe.step(x, x, no_loss)
+    for _ in range(5):
+        pipe.step(x, x, no_loss)
+        trace, stats = pipe.trace("/dev/null"), pipe.stats()
+        assert trace.peak == predicted.peak and stats.peak_live == predicted.peak[comm.rank]
+        if best is None or trace.measured.makespan < best.makespan:
+            best = trace.measured
+        if best.makespan < 1.02 * predicted.makespan:
+            break
+    pipe.close()
+    return best, predicted
+
+
+def no_loss(y, target):
+    return 0.0, y
+
+
+@pytest.mark.parametrize("schedule", cases.ALL)
+def test_measured_is_predicted(comm, schedule):
+    """The bubble within 5 percentage points, the order of actions and the peaks exactly."""
+    if comm.size != 4:
+        pytest.skip("needs exactly 4 ranks")
+    found, predicted = measured(comm, schedule)
+    assert abs(found.bubble - predicted.bubble) < 0.05
+    actions = [[[span.action for span in part] for part in it.spans] for it in (found, predicted)]
+    assert actions[0] == actions[1]
+
+
+def test_zero_bubble_is_shorter(comm):
+    """By 2 (p - 1) W: the bubbles are (p - 1)(F + I + W) and (p - 1)(F + I - W)."""
+    if comm.size != 4:
+        pytest.skip("needs exactly 4 ranks")
+    longer, shorter = (measured(comm, name) for name in ("1f1b", "zb-h1"))
+    saved = 2 * (comm.size - 1) * Waiting.seconds
+    assert longer[1].makespan - shorter[1].makespan == pytest.approx(saved)
+    found = longer[0].makespan - shorter[0].makespan
+    assert abs(found - saved) < 0.05 * longer[1].makespan

@@ -1,0 +1,1 @@
+"""What the tests share: cases, kits, jobs, emulated machines."""

@@ -1,0 +1,238 @@
+"""What DDP and Grid must do on any communicator; run on the simulated backend and under mpiexec."""
+
+import numpy as np
+import pytest
+
+from mpidist.errors import ConfigError, InvalidArgument, InvalidRank
+from mpidist.nn import SGD, CrossEntropy, Linear, Parameter, ReLU, Sequential
+from mpidist.parallel import DDP
+from mpidist.topology import Grid
+from tests.support.case_sizes import needs_ranks
+
+
+class Weights:
+    """A module of bare arrays, and nothing that is not needed."""
+
+    def __init__(self, *arrays):
+        self.weights = [Parameter(np.array(a)) for a in arrays]
+
+    def parameters(self):
+        return self.weights
+
+
+def mlp(seed=0, dtype=np.float64):
+    random = np.random.default_rng(seed)
+    layers = Linear(6, 8, seed=random, dtype=dtype), Linear(8, 3, seed=random, dtype=dtype)
+    return Sequential(layers[0], ReLU(), layers[1])
+
+
+def sync_gives_the_mean(comm):
+    for method in ("sync_gradients", "overlapped_sync_gradients"):
+        shapes = [(3,), (), (2, 5), (0,), (1, 7, 1)]
+        dtypes = [np.float32, np.float64, np.float32, np.float32, np.float64]
+        module = Weights(*map(np.zeros, shapes, dtypes))
+        ddp = DDP(module, comm, bucket_bytes=40, first_bucket_bytes=8)
+        for number, p in enumerate(module.weights, 1):
+            p.grad = np.full_like(p.data, number * (comm.rank + 1))
+        getattr(ddp, method)()
+        for number, p in enumerate(module.weights, 1):
+            assert p.grad.shape == p.data.shape and p.grad.dtype == p.data.dtype
+            np.testing.assert_allclose(p.grad, number * (comm.size + 1) / 2, rtol=1e-6)
+
+
+def missing_gradients_count_as_zero(comm):
+    module = Weights(np.ones(4), np.ones(3))
+    ddp = DDP(module, comm)
+    if comm.rank == comm.size - 1:
+        module.weights[0].grad = np.full(4, float(comm.size))
+    ddp.sync_gradients()
+    np.testing.assert_allclose(module.weights[0].grad, 1.0)
+    np.testing.assert_array_equal(module.weights[1].grad, np.zeros(3))
+
+
+def buffers_are_kept_across_steps(comm):
+    module = Weights(np.ones(4), np.ones((2, 3)))
+    ddp = DDP(module, comm, bucket_bytes=50, first_bucket_bytes=50)
+    seen = []
+    for step in range(3):
+        for p in module.weights:
+            p.grad = np.full_like(p.data, step + comm.rank)
+        ddp.overlapped_sync_gradients()
+        for p in module.weights:
+            np.testing.assert_allclose(p.grad, step + (comm.size - 1) / 2)
+        seen.append([id(bucket.flat) for bucket in ddp.buckets])
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 2
+    # A backward that adds to what is there works in the buffer itself.
+    for p in module.weights:
+        p.grad += 1.0
+    ddp.sync_gradients()
+    np.testing.assert_allclose(module.weights[1].grad, 3 + (comm.size - 1) / 2)
+    ddp.zero_grad()
+    ddp.sync_gradients()
+    np.testing.assert_array_equal(module.weights[1].grad, 0.0)
+
+
+def broadcast_is_in_place(comm):
+    for root in range(comm.size):
+        net = mlp(seed=comm.rank)
+        before = [(p, p.data) for p in net.parameters()]
+        optimizer = SGD(net.parameters())
+        ddp = DDP(net, comm, init_sync=False)
+        ddp.broadcast_parameters(root)
+        for (p, data), q, expected in zip(
+            before, net.parameters(), mlp(seed=root).parameters(), strict=True
+        ):
+            assert p is q and p.data is data
+            np.testing.assert_array_equal(data, expected.data)
+        assert optimizer.parameters == net.parameters()
+
+
+def broadcast_leaves_gradients(comm):
+    module = Weights(np.ones(3))
+    ddp = DDP(module, comm)
+    module.weights[0].grad = np.full(3, 2.0)
+    ddp.sync_gradients()
+    ddp.broadcast_parameters()
+    np.testing.assert_array_equal(module.weights[0].grad, 2.0)
+
+
+@needs_ranks(2)
+def unlike_modules_are_refused_everywhere(comm):
+    odd = comm.rank == comm.size - 1
+    for unlike, said in (
+        (np.zeros(4), rf"rank {comm.size - 1} has.*\(4,\).*rank 0 has.*\(3,\)"),
+        (np.zeros(3, np.float32), "float32.*rank 0 has.*float64"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            DDP(Weights(unlike if odd else np.zeros(3)), comm)
+    with pytest.raises(InvalidArgument, match="nothing"):
+        DDP(Weights(*[np.zeros(3)] * (2 if odd else 1)), comm)
+    assert float(comm.allreduce(1.0)) == comm.size  # the communicator is still good
+
+
+def wrong_root_is_refused(comm):
+    with pytest.raises(InvalidRank, match=f"rank {comm.rank}: root={comm.size}"):
+        DDP(Weights(np.zeros(3)), comm).broadcast_parameters(comm.size)
+
+
+def no_parameters_at_all(comm):
+    ddp = DDP(Weights(), comm)
+    ddp.broadcast_parameters()
+    ddp.sync_gradients()
+    ddp.overlapped_sync_gradients()
+    assert ddp.parameters() == [] and ddp.buckets == ()
+
+
+def training_is_that_of_one_process(comm):
+    """The mean is over the whole batch, though parts differ in size and some are empty."""
+    random = np.random.default_rng(3)
+    x, labels = random.normal(size=(11, 6)), random.integers(0, 3, 11)
+    ddp, alone = DDP(mlp(), comm, 200, 100), mlp()
+    steps = [(0, 11), (11 - comm.size, 11), (4, 5)]
+    optimizers = SGD(ddp.parameters(), 0.1, 0.9), SGD(alone.parameters(), 0.1, 0.9)
+    loss = CrossEntropy("sum")
+    for first, last in steps:
+        mine = slice(first + comm.rank, last, comm.size)
+        loss(ddp(x[mine]), labels[mine])
+        ddp.zero_grad()
+        ddp.backward(loss.backward(comm.size / (last - first)))
+        ddp.overlapped_sync_gradients()
+        loss(alone(x[first:last]), labels[first:last])
+        alone.zero_grad()
+        alone.backward(loss.backward(1 / (last - first)))
+        for p, q in zip(ddp.parameters(), alone.parameters(), strict=True):
+            np.testing.assert_allclose(p.grad, q.grad, atol=1e-14)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def algorithm_is_passed_on(comm):
+    module = Weights(np.zeros(5))
+    for name in ("ring", "tree:3", "linear"):
+        module.weights[0].grad = np.full(5, float(comm.rank))
+        DDP(module, comm, algorithm=name).sync_gradients()
+        np.testing.assert_allclose(module.weights[0].grad, (comm.size - 1) / 2)
+    with pytest.raises(InvalidArgument, match="rung"):
+        DDP(module, comm, algorithm="rung").sync_gradients()
+
+
+def grid_has_rows_and_columns(comm):
+    for data in (d for d in range(1, comm.size + 1) if comm.size % d == 0):
+        grid = Grid(comm, data=data)
+        assert grid.shape == (data, comm.size // data)
+        assert (grid.data.size, grid.pipe.size) == grid.shape
+        assert (grid.data.rank, grid.pipe.rank) == (grid.data_index, grid.pipe_index)
+        assert comm.rank == grid.pipe_index * data + grid.data_index
+        same_stage = np.arange(data) + grid.pipe_index * data
+        np.testing.assert_array_equal(grid.data.allgather(np.array([comm.rank])), same_stage)
+        same_replica = np.arange(comm.size // data) * data + grid.data_index
+        np.testing.assert_array_equal(grid.pipe.allgather(np.array([comm.rank])), same_replica)
+    assert Grid(comm, data=-1, pipe=comm.size).shape == (1, comm.size)
+
+
+def bad_grids_are_refused(comm):
+    size = comm.size
+    for sides in ({"data": size + 1}, {"data": 2, "pipe": size}, {"pipe": 0}, {}, {"data": True}):
+        with pytest.raises(ConfigError, match=f"rank {comm.rank}.* on {size} ranks"):
+            Grid(comm, **sides)
+
+
+def buckets_are_in_flight_together(comm, others=None):
+    """No bucket can be done before the other ranks have begun, yet rank 0 starts them all.
+
+    `others` is an event that the other ranks wait for where all ranks are threads of one process.
+    """
+    module = Weights(*np.ones((3, 4)))
+    watched = Watched(comm)
+    ddp = DDP(module, watched, bucket_bytes=32, first_bucket_bytes=32, overlap="none")
+    for p in module.weights:
+        p.grad = np.full(4, float(comm.rank))
+    if comm.rank == 0:
+        watched.after_start = others.set if others else lambda: comm.send(np.ones(1), 1, tag=9)
+        watched.wanted = len(ddp.buckets)
+    elif others:
+        assert others.wait(20)
+    elif comm.rank == 1:
+        comm.recv(np.empty(1), 0, tag=9)
+    ddp.overlapped_sync_gradients()
+    assert ddp.in_flight_high_water == 3
+    if comm.rank == 0:
+        assert watched.open_together == 3
+    for p in module.weights:
+        np.testing.assert_allclose(p.grad, (comm.size - 1) / 2)
+
+
+class Watched:
+    """A communicator that counts the allreduces that are begun and not done."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.works, self.open_together = [], 0
+        self.wanted, self.after_start = None, None
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def iallreduce(self, *args, **options):
+        work = self.comm.iallreduce(*args, **options)
+        self.works.append(work)
+        self.open_together = max(self.open_together, sum(not w.test() for w in self.works))
+        if len(self.works) == self.wanted:
+            self.after_start()
+        return work
+
+
+CASES = [
+    sync_gives_the_mean,
+    missing_gradients_count_as_zero,
+    buffers_are_kept_across_steps,
+    broadcast_is_in_place,
+    broadcast_leaves_gradients,
+    unlike_modules_are_refused_everywhere,
+    wrong_root_is_refused,
+    no_parameters_at_all,
+    training_is_that_of_one_process,
+    algorithm_is_passed_on,
+    grid_has_rows_and_columns,
+    bad_grids_are_refused,
+]

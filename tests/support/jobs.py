@@ -1,0 +1,75 @@
+"""Start the jobs of failure_jobs.py and the like under each MPI that is there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support import job_words, processes
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LIMIT = 40.0  # seconds; no job that is meant to fail may take longer
+
+
+def pythons() -> dict[str, str]:
+    """This Python, and the one with MPICH where that is another and there is one."""
+    found = {"this": sys.executable}
+    other = os.environ.get("MPIDIST_MPICH_PYTHON", str(ROOT / ".venv-mpich/bin/python"))
+    if Path(other).exists() and Path(other).absolute() != Path(sys.executable).absolute():
+        found["mpich"] = str(Path(other).absolute())
+    return found
+
+
+PYTHONS = pythons()
+each_mpi = pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
+
+
+@dataclass
+class Job(processes.Finished):
+    """What became of a job, and what its ranks said, by rank (job_words.py)."""
+
+    words: list[list[str]]
+
+
+def job(
+    python: str, ranks: int, *arguments: str, script: str = "failure_jobs.py", **env: str
+) -> Job:
+    """Run one job to its end, which must come in time."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = processes.mpiexec(ranks, str(HERE / script), *arguments, python=python)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = processes.environment(PYTHONPATH=path, **{job_words.FOLDER: folder}, **env)
+        finished = processes.run(command, LIMIT, environment)
+        words = [job_words.words(folder, rank) for rank in range(ranks)]
+    assert not finished.timed_out, finished.output
+    return Job(**vars(finished), words=words)
+
+
+@contextmanager
+def no_memory_left_behind() -> Iterator[None]:
+    """Whatever a job within has made in /dev/shm must go; of another job, some may come and go."""
+
+    def named():
+        return {path.name for path in Path("/dev/shm").glob("mpidist-*")}
+
+    before = named()
+    yield
+    left, until = named() - before, time.monotonic() + 5
+    while left:
+        assert time.monotonic() < until, f"left behind in /dev/shm: {sorted(left)}"
+        time.sleep(0.05)
+        left &= named()
+
+
+def said(job: Job, text: str) -> list[int]:
+    """The ranks that said what begins so."""
+    return [rank for rank, words in enumerate(job.words) if any(w.startswith(text) for w in words)]

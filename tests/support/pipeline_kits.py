@@ -1,0 +1,196 @@
+"""The same models for pipelines in mpidist.nn and in PyTorch, with what they must give unsplit."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from mpidist.nn import CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+WIDTHS = (6, 8, 8, 5, 8, 8, 5, 8, 3)
+
+
+def data(rows, seed=3):
+    """A batch and its classes."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(rows, WIDTHS[0])), random.integers(0, WIDTHS[-1], rows)
+
+
+class Plain:
+    """mpidist.nn."""
+
+    name = "plain"
+
+    def layers(self, seed=0):
+        """8 blocks, so that 2, 4 and 8 stages have whole ones, and 3 unequal ones."""
+        random = np.random.default_rng(seed)
+        linear = functools.partial(Linear, seed=random, dtype=np.float64)
+        blocks = [[linear(a, b), ReLU()] for a, b in zip(WIDTHS, WIDTHS[1:])]
+        blocks[-1].pop()
+        return [Sequential(*block) for block in blocks]
+
+    def join(self, layers):
+        return Sequential(*layers)
+
+    def loss(self):
+        return CrossEntropy()
+
+    def tensor(self, x):
+        return x
+
+    def array(self, x):
+        return np.asarray(x)
+
+    def linear(self, weight):
+        made = Linear(*weight.shape[::-1], bias=False, dtype=np.float64)
+        made.weight.data[...] = weight
+        return made
+
+    @staticmethod
+    def squares(y, target):
+        """The squares of a row's errors, added up; their mean over the rows, and its gradient."""
+        error = y - target
+        return float((error**2).sum(axis=1).mean()), 2 * error / len(error)
+
+    def mixed(self, rank, size):
+        return Mixed(rank, size)
+
+    def unsplit(self, model, x, labels):
+        """Loss and gradients of the whole model on one rank."""
+        loss = CrossEntropy()
+        value = loss(model(x), labels)
+        model.backward(loss.backward())
+        return value, self.gradients(model)
+
+    def gradients(self, model):
+        return [None if p.grad is None else p.grad.copy() for p in model.parameters()]
+
+    def gradient_of_outputs(self, outputs, labels):
+        """What backward() is given after forward()."""
+        loss = CrossEntropy()
+        loss(np.concatenate(outputs), labels)
+        return loss.backward()
+
+
+class Mixed(Module):
+    """Multiplies by a number; what it declares nothing about has to be found.
+
+    The first stage makes a dict of what it is given, and the last one a tensor of that.
+    """
+
+    def __init__(self, rank, size):
+        self.weight = Parameter(np.array(2.0 + rank))
+        self._first, self._last = rank == 0, rank == size - 1
+
+    def forward(self, x=None, steps=None, beside=None, note=None):
+        self.given = x
+        y = x * self.weight.data
+        if self._first:
+            beside = [y, None]
+        made = {"x": y, "steps": steps, "beside": beside, "note": ("kept", 3)}
+        assert self._first or (note == ("kept", 3) and beside[1] is None)
+        return y + (beside[0] + steps[:, None]) if self._last else made
+
+    def backward(self, grad):
+        if self._last:
+            own, beside = grad, grad
+        else:
+            own, beside = grad["x"], grad["beside"][0]
+            assert grad["steps"] is None and grad["note"] == (None, None)
+        if self._first:
+            own, beside = own + beside, None
+        self.weight.accumulate(np.asarray((own * self.given).sum()))
+        back = own * self.weight.data
+        return (
+            None
+            if self._first
+            else {"x": back, "steps": None, "beside": [beside, None], "note": None}
+        )
+
+
+def torch_mixed(rank, size):
+    first, last = rank == 0, rank == size - 1
+
+    class TorchMixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(2.0 + rank, dtype=torch.float64))
+
+        def forward(self, x, steps, beside=None, note=None):
+            y = x * self.weight
+            if first:
+                beside = [y, None]
+            assert first or (note == ("kept", 3) and beside[1] is None)
+            made = {"x": y, "steps": steps, "beside": beside, "note": ("kept", 3)}
+            return y + (beside[0] + steps[:, None]) if last else made
+
+    return TorchMixed()
+
+
+class Torch:
+    """PyTorch."""
+
+    name = "torch"
+
+    def layers(self, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        blocks = []
+        for a, b in zip(WIDTHS, WIDTHS[1:]):
+            linear = torch.nn.Linear(a, b).double()
+            with torch.no_grad():
+                for p in linear.parameters():
+                    p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / 2)
+            blocks.append(torch.nn.Sequential(linear, torch.nn.Tanh()))
+        return blocks
+
+    def join(self, layers):
+        return torch.nn.Sequential(*layers)
+
+    def loss(self):
+        return torch.nn.functional.cross_entropy
+
+    def tensor(self, x):
+        return torch.from_numpy(x)
+
+    def array(self, x):
+        return x.detach().numpy()
+
+    def linear(self, weight):
+        made = torch.nn.Linear(*weight.shape[::-1], bias=False).double()
+        made.weight.data.copy_(torch.from_numpy(weight))
+        return made
+
+    @staticmethod
+    def squares(y, target):
+        return ((y - target) ** 2).sum(dim=1).mean()
+
+    def mixed(self, rank, size):
+        return torch_mixed(rank, size)
+
+    def unsplit(self, model, x, labels):
+        loss = self.loss()(model(self.tensor(x)), self.tensor(labels))
+        loss.backward()
+        return float(loss.detach()), self.gradients(model)
+
+    def gradients(self, model):
+        return [None if p.grad is None else p.grad.numpy().copy() for p in model.parameters()]
+
+    def gradient_of_outputs(self, outputs, labels):
+        whole = torch.cat([output.detach() for output in outputs]).requires_grad_()
+        self.loss()(whole, torch.from_numpy(labels)).backward()
+        return whole.grad
+
+
+KITS = [
+    pytest.param(Plain(), id="plain"),
+    pytest.param(Torch(), id="torch", marks=pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)),
+]
+
+
+def chunks_of(layers, placement, rank):
+    """The layers of each virtual stage of a rank, as equal as can be."""
+    stages = placement.stages
+    ends = [k * len(layers) // stages for k in range(stages + 1)]
+    mine = [placement.stage(rank, chunk) for chunk in range(placement.chunks)]
+    return [(ends[stage], ends[stage + 1]) for stage in mine]

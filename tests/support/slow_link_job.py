@@ -1,0 +1,103 @@
+"""What every rank does in tests/communicator/test_slow_link_alone.py: two nodes of two ranks."""
+
+import sys
+from time import perf_counter
+
+import numpy as np
+
+import mpidist
+from mpidist.schedule import algorithms, find
+from tests.support import collective_cases as cases
+
+OTHERS = {
+    "allreduce": ["hierarchical/ring/recursive_doubling", "hierarchical_leaders/tree:2/direct"],
+    "broadcast": ["hierarchical/bruck/chain"],
+}
+
+
+def right(comm):
+    """Every two-level algorithm gives the right result, from every root, in place or not.
+
+    Those that take all ranks for alike too, from one root; "every" has them do all of it.
+    """
+    check(comm, two=(0, 1, 5, 1001), flat=(5, 1001), all_flat=False)
+
+
+def every(comm):
+    """Every algorithm at all, also with buffers that go in segments."""
+    sizes = (0, 1, 5, 1001, 300_001)
+    check(comm, two=sizes, flat=sizes, all_flat=True)
+
+
+def check(comm, two, flat, all_flat):
+    """Check every algorithm at these numbers of elements."""
+    checked = 0
+    for algorithm in algorithms():
+        collective, full = algorithm.collective, all_flat or bool(algorithm.local)
+        if algorithm.unsupported(comm.size, groups=comm.topology.groups) is not None:
+            continue
+        names = [algorithm.name, *(OTHERS.get(collective, []) if algorithm.local else [])]
+        roots = range(comm.size) if algorithm.contract.rooted else (0,)
+        for name in names:
+            checked += 1
+            if collective == "barrier":
+                comm.barrier(name)
+                continue
+            for root in roots if full else roots[-1:]:
+                for n in two if algorithm.local else flat:
+                    for in_place in (False, True) if full else (False,):
+                        cases.CHECKS[collective](comm, name, n, "float32", root, in_place)
+    if comm.rank == 0:
+        print(f"{checked} algorithms", flush=True)
+
+
+def chosen(comm):
+    """Across nodes "auto" takes two levels for large buffers; so does a two-level configuration."""
+    for collective in ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter"):
+        name = comm.explain(collective, 64 << 10)[0].name
+        assert find(collective, name).algorithm.local, f"{collective} takes {name}"
+    assert "the first call will calibrate" in comm.explain("allreduce", 16 << 20)[0].why
+    x = np.full(1 << 20, comm.rank + 1.0, "float32")
+    assert (comm.allreduce(x) == 10).all()
+    way = comm.explain("allreduce", 16 << 20)[0]
+    assert way.name.startswith("hierarchical/"), way
+    assert way.why.startswith("cost model with the measured links: hierarchical/"), way.why
+    assert len(set(comm.allgather_object(way.why))) == 1, "every rank has the same figures"
+    config = mpidist.CollectiveConfig.multi_node(num_devices=2, num_nodes=2)
+    from mpidist.backends.mpi import MpiBackend
+
+    two = mpidist.Communicator(MpiBackend(comm.backend.comm), config)
+    assert two.explain("allreduce", 4 << 20)[0].name == "hierarchical_leaders/tree:2/ring"
+    assert (two.allreduce(x) == 10).all() and (two.iallreduce(x).wait() == 10).all()
+    two.free()
+
+
+def faster(comm):
+    """Two levels against the flat ring, in turns; prints the ratio of the least times."""
+    names = ("ring", "hierarchical/direct/recursive_doubling")
+    for nbytes in (64 << 10, 1 << 20):
+        x = np.ones(nbytes // 4, "float32")
+        times = {name: [] for name in names}
+        for turn in range(12):
+            for name in names[:: 1 if turn % 2 else -1]:
+                comm.barrier()
+                begun = perf_counter()
+                comm.allreduce(x, algorithm=name)
+                taken = np.array([perf_counter() - begun])
+                times[name].append(float(comm.allreduce(taken, op="max")[0]))
+        ratio = min(times[names[0]][2:]) / min(times[names[1]][2:])
+        if comm.rank == 0:
+            print(f"ring / two levels at {nbytes}: {ratio:.2f}", flush=True)
+
+
+def main(part):
+    comm = mpidist.init(timeout=30.0)
+    assert comm.topology.groups == ((0, 1), (2, 3)), comm.topology.groups
+    {"right": right, "every": every, "chosen": chosen, "faster": faster}[part](comm)
+    comm.barrier()
+    if comm.rank == 0:
+        print(f"{part}: yes", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,109 @@
+"""The launcher itself: what makes a launch fail, and that nothing stays behind."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.support import processes
+from tests.support.throwaway import closing, command, launch
+
+
+def test_a_skip_for_another_reason_fails_the_launch(tmp_path):
+    suite = """
+def test_passes(): pass
+def test_skipped(): pytest.skip("did not feel like it")
+def test_expected(): pytest.xfail("some day")
+"""
+    status, output = launch(tmp_path, suite)
+    assert status == 1
+    line = output.splitlines()[-2]
+    assert "not allowed: did not feel like it; expected failure: some day" in line
+    assert closing(output) == "1 passed, 1 failed, 2 skipped"
+
+
+def test_a_crash_is_counted_and_named(tmp_path):
+    suite = """
+def test_passes(): pass
+def test_crashes():
+    if world.rank == 0: os.kill(os.getpid(), signal.SIGKILL)
+"""
+    status, output = launch(tmp_path, suite)
+    assert status == 1
+    assert re.search(r"FAILED: crashed \(status \d+\) in test_suite.py::test_crashes", output)
+    assert closing(output) == "1 passed, 1 failed, 0 skipped"
+
+
+def test_a_launch_that_runs_no_test_fails(tmp_path):
+    status, output = launch(tmp_path, "")
+    assert status == 1
+    assert "FAILED: ran no test" in output
+
+
+def test_a_serial_launch_starts_no_mpi(tmp_path):
+    suite = "import sys\ndef test_it(): assert 'mpi4py' not in sys.modules\n"
+    status, output = launch(tmp_path, suite, "serial")
+    assert status == 0
+    assert re.search(r"serial +1 passed +0 failed +0 skipped", output)
+    assert closing(output) == "1 passed, 0 failed, 0 skipped"
+
+
+def test_a_crash_of_a_worker_is_counted_and_named(tmp_path):
+    """Serial tests run two at a time: the other one goes on."""
+    suite = """
+import os, signal
+def test_passes(): pass
+def test_crashes(): os.kill(os.getpid(), signal.SIGKILL)
+"""
+    status, output = launch(tmp_path, suite, "serial", "--workers", "2")
+    assert status == 1
+    assert re.search(r"serial: failed: \S+::test_crashes: worker \S+ crashed", output)
+    assert closing(output) == "1 passed, 1 failed, 0 skipped"
+
+
+def test_the_limit_of_the_launch_ends_every_process(tmp_path):
+    pids = tmp_path / "pids"
+    suite = f"""
+def test_stops():
+    open({str(pids)!r}, "a").write(f"{{os.getpid()}}\\n")
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    status, output = launch(tmp_path, suite, "openmpi-2", "--limit", "10")
+    assert status == 1
+    # Woken up at the end they may yet fail the test: it is named as failed then, not as running.
+    assert "FAILED: timed out" in output and "test_suite.py::test_stops" in output
+    assert gone(pids) == 2
+
+
+def test_ending_the_launcher_ends_what_it_started(tmp_path):
+    pids = tmp_path / "pids"
+    suite = f"""
+def test_hangs():
+    open({str(pids)!r}, "a").write(f"{{os.getpid()}}\\n")
+    world.recv(source=world.rank, tag=5)
+"""
+    launcher = subprocess.Popen(
+        command(tmp_path, suite), env=processes.environment(), stdout=subprocess.DEVNULL
+    )
+    limit = time.monotonic() + 30
+    while not (pids.exists() and pids.read_text().count("\n") == 2):
+        assert time.monotonic() < limit and launcher.poll() is None
+        time.sleep(0.05)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(30) == 143
+    assert gone(pids) == 2
+
+
+def gone(pids: Path) -> int:
+    """Check that none of the processes is alive, and return how many there were."""
+    limit, numbers = time.monotonic() + 5, [int(line) for line in pids.read_text().split()]
+    while any(alive(pid) for pid in numbers):
+        assert time.monotonic() < limit, f"still alive: {[pid for pid in numbers if alive(pid)]}"
+        time.sleep(0.05)
+    return len(numbers)
+
+
+def alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}") and processes.stat(pid)[:1] != ["Z"]

@@ -1,0 +1,41 @@
+"""The prover and a run must say the same of every broken algorithm; `make mutation` tries more."""
+
+import pytest
+
+import mpidist  # noqa: F401  (registers the algorithms)
+from mpidist.errors import ScheduleError
+from mpidist.schedule import COLLECTIVES, Copy, Recv, Send, algorithms, prove
+from tests import mutation
+from tests.support.mutant_run import Trial
+
+
+@pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label.replace(" ", "-"))
+def test_prover_and_run_agree_on_mutants(algorithm):
+    tally = mutation.judge(algorithm, 300)
+    assert tally.disagreements == []
+    assert tally.mutants == tally.rejected + tally.accepted == 300
+    assert tally.rejected > 200
+
+
+def alltoall_through_tmp(rank, size):
+    """Every block waits in tmp first, where it must find a place of its length."""
+    yield Copy(rank, rank)
+    for step in range(1, size):
+        to, source = (rank + step) % size, (rank - step) % size
+        yield Send(to, to, "in"), Recv(source, source, "tmp")
+    others = tuple(r for r in range(size) if r != rank)
+    if others:
+        yield Copy(others, others, "tmp", "out")
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+def test_scratch_blocks_are_as_long_as_those_of_the_result(size):
+    assert prove("alltoall", alltoall_through_tmp, size).messages == size * (size - 1)
+    parts = [mutation.write_down(alltoall_through_tmp(r, size)) for r in range(size)]
+    Trial(COLLECTIVES["alltoall"], size, 0, size, False).run(parts)
+
+
+def test_a_copy_of_unequal_numbers_of_blocks_is_refused():
+    parts = [[(Copy((0, 1), (0,)),)], []]
+    with pytest.raises(ScheduleError, match="copies 2 blocks to 1"):
+        Trial(COLLECTIVES["alltoall"], 2, 0, 2, True).run(parts)

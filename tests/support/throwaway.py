@@ -1,0 +1,44 @@
+"""Run the launcher over a throw-away suite with faults put in."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from tests.support import processes
+
+TESTS = Path(__file__).resolve().parents[1]
+SETTINGS = f"""
+[pytest]
+pythonpath = {TESTS.parent}
+addopts = -ra --strict-markers --import-mode=importlib
+faulthandler_timeout = 1
+timeout = 3
+"""
+HEAD = """
+import os, signal, time
+import pytest
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+"""
+
+
+def command(folder: Path, text: str, name: str = "openmpi-2", *options: str) -> list[str]:
+    """Write a suite of one file and return the command that launches it; serial: without MPI."""
+    (folder / "pytest.ini").write_text(SETTINGS)
+    (folder / "test_suite.py").write_text(HEAD * (name != "serial") + text)
+    shutil.copy(TESTS / "conftest.py", folder)
+    own = ["--python", sys.executable, "--results", str(folder / "results"), *options]
+    own += ["--path", str(folder / "test_suite.py")]
+    return [sys.executable, str(TESTS / "launch.py"), name, *own, "--", "--rank-grace=2"]
+
+
+def launch(folder: Path, text: str, name: str = "openmpi-2", *options: str) -> tuple[int, str]:
+    """Launch the suite and return the status and all that was printed."""
+    finished = processes.run(command(folder, text, name, *options), limit=60)
+    assert finished.status is not None, finished.output
+    return finished.status, finished.output
+
+
+def closing(output: str) -> str:
+    """Return the last line."""
+    return output.splitlines()[-1]

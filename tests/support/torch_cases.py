@@ -1,0 +1,315 @@
+"""What only modules of PyTorch have: buffers, hooks of autograd, mixed dtypes, sparse gradients."""
+
+import copy
+import pickle
+import threading
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from mpidist.errors import InvalidArgument, ReplicasDiffer
+from mpidist.parallel import DDP
+from tests.support.training_kits import torch
+
+nn = torch.nn if torch else None
+SMALL = {"bucket_bytes": 64, "first_bucket_bytes": 64}
+ONE_AT_A_TIME = threading.Lock()  # TorchScript's compiler is not for the threads of simulated ranks
+
+
+def inside(view, flat):
+    begin = flat.__array_interface__["data"][0]
+    return begin <= view.data_ptr() and (
+        view.data_ptr() + view.numel() * view.element_size() <= begin + flat.nbytes
+    )
+
+
+def buckets_are_rebuilt_in_observed_order(comm):
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.third, self.first, self.second = (nn.Linear(4, 4, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            return self.third(self.second(self.first(x)))
+
+    model = DDP(Backwards(), comm, **SMALL)
+    before = [name for bucket in model.buckets for name in bucket.names]
+    assert before == ["second.weight", "first.weight", "third.weight"]
+    previous = None
+    for _ in range(3):
+        model(torch.full((2, 4), float(comm.rank))).sum().backward()
+        model.sync_gradients()
+        order = [name for bucket in model.buckets for name in bucket.names]
+        ready = ["third.weight", "second.weight", "first.weight"]
+        assert order == (ready if comm.size > 1 else before)
+        for bucket in model.buckets if comm.size > 1 else ():
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                assert p.grad is view and inside(view, bucket.flat)
+        expected = [p.grad.clone() for p in model.parameters()]
+        assert previous is None or all(map(torch.equal, expected, previous))
+        previous = expected
+        model.zero_grad()
+
+
+class TwoHeads(nn.Module if torch else object):
+    """Rank r uses head r % 2 only, and nobody the third one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+        self.heads = nn.ModuleList(nn.Linear(3, 1) for _ in range(3))
+
+    def forward(self, x, head):
+        return self.heads[head](self.body(x))
+
+
+def unused_parameters_are_zeros(comm):
+    model = DDP(TwoHeads(), comm, overlap="polls", **SMALL)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(1, 3), comm.rank % 2).sum().backward()
+        model.sync_gradients()
+        for head in range(3):
+            users = sum(rank % 2 == head for rank in range(comm.size))
+            torch.testing.assert_close(
+                model.module.heads[head].bias.grad, torch.full((1,), users / comm.size)
+            )
+
+
+def unused_parameters_are_named(comm):
+    model = DDP(TwoHeads(), comm, unused="error", **SMALL)
+    every = ", ".join(map(str, range(comm.size)))
+    odd = ", ".join(map(str, range(0, comm.size, 2)))
+    for _ in range(2):
+        model(torch.ones(1, 3), comm.rank % 2).sum().backward()
+        with pytest.raises(InvalidArgument) as error:
+            model.sync_gradients()
+        assert f"rank {comm.rank}: " in str(error.value)
+        assert f"heads.2.weight (on rank {every})" in str(error.value)
+        assert f"heads.1.bias (on rank {odd})" in str(error.value)
+        even = ", ".join(map(str, range(1, comm.size, 2)))  # rank 0 has used it
+        assert comm.size == 1 or f"heads.0.bias (on rank {even})" in str(error.value)
+        assert "body" not in str(error.value)
+        model.zero_grad()
+    keep = torch.optim.SGD(model.parameters(), lr=0.0)
+    for head in range(3):
+        with model.no_sync():
+            model(torch.ones(1, 3), head).sum().backward()
+    model(torch.ones(1, 3), 0).sum().backward()
+    model.sync_gradients()  # everything was used
+    keep.zero_grad(set_to_none=False)  # which leaves no trace but that of the hooks
+    for head in range(3):
+        with model.no_sync():
+            model(torch.ones(1, 3), head).sum().backward()
+    model(torch.ones(1, 3), 0).sum().backward()
+    model.sync_gradients()
+
+
+def buffers_are_made_equal(comm):
+    for how in ("broadcast", "average", "keep"):
+        net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        model = DDP(net, comm, buffers=how)
+        running = net[1].running_mean
+        model(torch.full((4, 2), float(comm.rank)) + torch.arange(4.0)[:, None]).sum().backward()
+        mine = running.clone()
+        model.sync_gradients()
+        means = torch.from_numpy(comm.allgather(mine.numpy()[None]))
+        expected = {"broadcast": means[0], "average": means.mean(0), "keep": mine}[how]
+        torch.testing.assert_close(running, expected)
+        assert net[1].running_mean is running and int(net[1].num_batches_tracked) == 1
+
+
+def buffers_that_a_forward_replaces_are_made_equal(comm):
+    class Smoothed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.register_buffer("mean", torch.zeros(2))
+
+        def forward(self, x):
+            self.mean = 0.5 * self.mean + x.mean(0)  # not in place
+            return self.layer(x)
+
+    net = Smoothed()
+    model = DDP(net, comm)
+    for _ in range(2):
+        model(torch.full((2, 2), comm.rank + 1.0)).sum().backward()
+        model.sync_gradients()
+    assert net.mean.tolist() == [1.5, 1.5]  # that of rank 0
+    net.mean = torch.zeros(3)
+    if comm.size > 1:
+        with pytest.raises(InvalidArgument, match=r"buffer mean was \(2,\).*is \(3,\)"):
+            model.sync_gradients()
+
+
+def what_is_frozen_or_not_stays_so(comm):
+    for before in (True, False):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        net[0].requires_grad_(before)
+        model = DDP(net, comm)
+        model(torch.ones(1, 2)).sum().backward()
+        model.sync_gradients()
+        net[0].requires_grad_(not before)
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: requires_grad of 0.weight, "):
+            model.sync_gradients()
+
+
+def what_is_replaced_is_told(comm):
+    for change in (
+        lambda net: net.load_state_dict(
+            {k: v + 1 for k, v in net.state_dict().items()}, assign=True
+        ),
+        lambda net: net.__setitem__(1, nn.Linear(2, 2)),
+        lambda net: net.append(nn.Linear(2, 2)),
+        lambda net: net.pop(1),
+        lambda net: net.append(nn.ReLU()),  # which is not learnt
+    ):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model = DDP(net, comm)
+        change(net)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            if len(net) == 3 and isinstance(net[2], nn.ReLU):
+                model.sync_gradients()
+                continue
+            said = f"rank {comm.rank}: since the module was wrapped .* came to it and . went"
+            with pytest.raises(InvalidArgument, match=said):
+                model.sync_gradients()
+
+
+def a_copy_is_not_wrapped(comm):
+    net = nn.Linear(2, 2)
+    model = DDP(net, comm, overlap="polls")
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        other(torch.ones(1, 2)).sum().backward()
+        assert net.weight.grad is None and not model.reducer.touched.any()
+
+
+def what_has_no_shape_is_named(comm):
+    net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    said = f"rank {comm.rank}: 0.weight, 0.bias, 1.weight, .*1.running_mean.*: no shape yet"
+    with pytest.raises(InvalidArgument, match=said):
+        DDP(net, comm)
+    net(torch.ones(3, 4))
+    DDP(net, comm)
+
+
+def gradients_can_be_filled_with_zeros(comm):
+    net = nn.Linear(2, 2)
+    model = DDP(net, comm)
+    model(torch.ones(1, 2)).sum().backward()
+    model.sync_gradients()
+    before = net.weight.grad
+    model.zero_grad(set_to_none=False)
+    assert net.weight.grad is before and not before.any()
+    model.zero_grad()
+    assert net.weight.grad is None
+
+
+def any_dtype_and_sharing(comm):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide = nn.Linear(3, 3).double()
+            self.tied = self.wide
+            self.short = nn.Linear(3, 2, bias=False).bfloat16()
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+            self.words = nn.Embedding(5, 3, sparse=True)
+
+        def forward(self, index):
+            x = self.frozen(self.words(index)).double()
+            return self.short(self.tied(self.wide(x)).bfloat16()).float()
+
+    model = DDP(Mixed(), comm, overlap="polls", **SMALL)
+    names = {name for name, _ in model.named_parameters()}
+    assert names == {"wide.weight", "wide.bias", "short.weight", "words.weight"}
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.tensor([comm.rank % 5])).sum().backward()
+        model.sync_gradients()
+        assert {str(p.grad.dtype) for _, p in model.named_parameters()} == {
+            "torch.float64",
+            "torch.bfloat16",
+            "torch.float32",
+        }
+        grad = model.module.words.weight.grad.to_dense()
+        used = grad.abs().sum(1) > 0
+        assert used.nonzero().flatten().tolist() == sorted({r % 5 for r in range(comm.size)})
+
+
+def a_gradient_with_a_graph_is_copied(comm):
+    net = nn.Linear(3, 1, bias=False)
+    model = DDP(net, comm)
+    out = model(torch.full((1, 3), comm.rank + 1.0))
+    (out**2).sum().backward(create_graph=True)
+    model.sync_gradients()
+    assert not net.weight.grad.requires_grad or comm.size == 1
+    assert model.stats().copies == (comm.size > 1)
+    weight = net.weight.detach()
+    scale = np.mean([2 * (r + 1.0) ** 2 for r in range(comm.size)])
+    torch.testing.assert_close(net.weight.grad.detach(), weight.sum() * torch.full((1, 3), scale))
+
+
+def a_dead_wrapper_hears_nothing(comm):
+    net = nn.Linear(2, 2)
+    for _ in range(3):
+        model = DDP(net, comm, overlap="polls")
+        model(torch.ones(1, 2)).sum().backward()
+        model.sync_gradients()
+        torch.testing.assert_close(net.bias.grad, torch.ones(2))
+        model.zero_grad()
+        del model
+
+
+def what_torchscript_made_is_refused(comm):
+    """By name, on every rank, if only one has such a module."""
+    last = comm.size - 1
+    for make, kind in (
+        (torch.jit.script, "RecursiveScriptModule"),
+        (lambda net: torch.jit.trace(net, torch.ones(1, 2)), "TopLevelTracedModule"),
+    ):
+        for ranks in (range(comm.size), (last,)):
+            net = nn.Linear(2, 2)
+            with ONE_AT_A_TIME:
+                net = make(net) if comm.rank in ranks else net
+            with pytest.raises(InvalidArgument, match=f"rank .: module: a {kind}, as torch.jit"):
+                DDP(net, comm)
+    assert float(comm.allreduce(1.0)) == comm.size
+
+
+def frozen_parameters_start_equal(comm):
+    """A replica is the whole model, also what of it is not learnt."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for p in net.parameters():
+        nn.init.constant_(p, comm.rank + 1.0)
+    net[0].requires_grad_(False)
+    model = DDP(net, comm, check_replicas=1)
+    assert all((p == 1).all() for p in net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    model.sync_gradients()
+    nn.init.constant_(net[0].weight, comm.rank + 1.0)
+    every = ", ".join(map(str, range(1, comm.size)))
+    told = pytest.raises(ReplicasDiffer, match=f"0.weight on ranks? {every};")
+    with nullcontext() if comm.size == 1 else told:
+        model.sync_gradients()
+
+
+CASES = [
+    what_torchscript_made_is_refused,
+    frozen_parameters_start_equal,
+    buckets_are_rebuilt_in_observed_order,
+    unused_parameters_are_zeros,
+    unused_parameters_are_named,
+    buffers_are_made_equal,
+    buffers_that_a_forward_replaces_are_made_equal,
+    what_is_frozen_or_not_stays_so,
+    what_is_replaced_is_told,
+    a_copy_is_not_wrapped,
+    what_has_no_shape_is_named,
+    gradients_can_be_filled_with_zeros,
+    any_dtype_and_sharing,
+    a_gradient_with_a_graph_is_copied,
+    a_dead_wrapper_hears_nothing,
+]

@@ -1,0 +1,522 @@
+"""Data-parallel training is that of one process: on any communicator, with any library."""
+
+import copy
+import pickle
+import re
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpidist.errors import InvalidArgument, ReplicasDiffer, UnknownName
+from mpidist.parallel import DDP, ZeroOptimizer
+from mpidist.parallel.hooks import Compress, TopK
+from mpidist.parallel.transport import Average
+from mpidist.topology import Grid
+from tests.support.case_sizes import needs_ranks
+from tests.support.training_kits import batch, fingerprint
+
+STEPS = 50
+SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 100}  # several buckets
+
+
+def assert_identical(comm, kit, model):
+    assert len(set(comm.allgather_object(fingerprint(kit, model)))) == 1
+
+
+def assert_close(kit, model, alone, tolerance=1e-12):
+    for mine, reference in zip(kit.values(model), kit.values(alone), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=0, atol=tolerance)
+
+
+def train(comm, kit, model, optimizer, steps=STEPS, check=True, passes=1):
+    """Train on this rank's part of a global batch that changes from step to step."""
+    for step in range(steps):
+        x, labels = batch(step)
+        parts = [slice(comm.rank + k * comm.size, None, comm.size * passes) for k in range(passes)]
+        optimizer.zero_grad()
+        for part in parts[:-1]:
+            with model.no_sync():
+                kit.step(model, x[part], labels[part], comm.size / len(x))
+        kit.step(model, x[parts[-1]], labels[parts[-1]], comm.size / len(x))
+        model.sync_gradients()
+        optimizer.step()
+        if check:
+            assert_identical(comm, kit, model)
+
+
+def train_alone(kit, seed, optimizer_name, steps=STEPS):
+    net = kit.mlp(seed)
+    make, options = kit.optimizers()[optimizer_name]
+    optimizer = make(net.parameters(), **options)
+    for step in range(steps):
+        x, labels = batch(step)
+        optimizer.zero_grad()
+        kit.step(net, x, labels, 1 / len(x))
+        optimizer.step()
+    return net
+
+
+def equals_one_process(comm, kit, optimizer_name, overlap="none", passes=1, **options):
+    net = kit.mlp(comm.rank)  # the wrapper gives all the weights of rank 0
+    model = DDP(net, comm, overlap=overlap, **{**SMALL, **options})
+    make, settings = kit.optimizers()[optimizer_name]
+    train(comm, kit, model, make(net.parameters(), **settings), passes=passes)
+    assert_close(kit, net, train_alone(kit, 0, optimizer_name))
+    return model
+
+
+def automatic_overlap_ends_with_a_choice(comm, kit):
+    model = equals_one_process(comm, kit, "momentum", "auto")
+    stats = model.stats()
+    assert stats.steps == STEPS
+    assert stats.bytes == sum(p.nbytes for p in kit.values(model))
+    if comm.size > 1:
+        assert set(stats.trials) == {"none", "polls", "thread"}
+        assert len(set(comm.allgather_object(stats.overlap))) == 1
+        fastest = min(stats.trials, key=stats.trials.get)
+        assert stats.overlap in ("none", fastest)
+    assert stats.compute > 0 and stats.exposed > 0
+    assert 0 <= stats.hidden <= stats.communication
+
+
+def early_buckets_are_launched_in_backward(comm, kit, overlap):
+    model = DDP(kit.mlp(), comm, overlap=overlap, **SMALL)
+    x, labels = batch()
+    for step in range(3):
+        model.zero_grad()
+        kit.step(model, x, labels, 1.0)
+        under_way = sum(bucket.work is not None for bucket in model.buckets)
+        if comm.size > 1:
+            assert under_way == (len(model.buckets) if step else 0)  # the first step is observed
+        model.sync_gradients()
+    assert len(model.buckets) > 2
+
+
+def nothing_is_copied(comm, kit):
+    """Though gradients are forgotten in every step, as zero_grad() of PyTorch does."""
+    net = kit.mlp()
+    model = DDP(net, comm, overlap="none", **SMALL)
+    make, settings = kit.optimizers()["sgd"]
+    optimizer = make(net.parameters(), **settings)
+    x, labels = batch()
+    for _ in range(4):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.stats().copies == 0
+    if comm.size > 1:  # a gradient that does not lie in its bucket is copied, and counted
+        for p in model.parameters():
+            p.grad = p.data * 0
+        model.sync_gradients()
+        assert model.stats().copies == len(model.parameters())
+
+
+@needs_ranks(2)
+def a_second_backward_is_refused(comm, kit):
+    model = DDP(kit.mlp(), comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    for _ in range(2):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: .*2 times.* 1 are.*no_sync"):
+        kit.step(model, x, labels, 1.0)
+    for bucket in model.buckets:  # what was launched is whole
+        bucket.wait(comm.rank)
+
+
+@needs_ranks(2)
+def a_gradient_that_was_sent_is_not_replaced(comm, kit):
+    model = DDP(kit.mlp(), comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    for step in range(2):
+        model.zero_grad()
+        kit.step(model, x, labels, 1.0)
+        name, p = model.named_parameters()[0]
+        if step:  # the first step is observed only
+            p.grad = None
+            said = f"rank {comm.rank}: the gradient of {name} was replaced between backward and"
+            with pytest.raises(InvalidArgument, match=said):
+                model.sync_gradients()
+        else:
+            model.sync_gradients()
+
+
+def uneven_inputs(comm, kit, optimizer_name):
+    """Rank r has r steps more than rank 0; the mean is over all ranks all the time."""
+    net = kit.mlp(comm.rank)
+    model = DDP(net, comm, **SMALL)
+    make, settings = kit.optimizers()[optimizer_name]
+    optimizer = make(net.parameters(), **settings)
+    with model.join(optimizer) as joined:
+        for step in range(2 + comm.rank):
+            x, labels = batch(step)
+            optimizer.zero_grad()
+            kit.step(model, x[comm.rank :: comm.size], labels[comm.rank :: comm.size], 1.0)
+            model.sync_gradients()
+            optimizer.step()
+    assert joined.first == ((0, 2) if comm.size > 1 else None)
+    assert_identical(comm, kit, net)
+    alone = kit.mlp(0)
+    optimizer = make(alone.parameters(), **settings)
+    for step in range(1 + comm.size):
+        x, labels = batch(step)
+        active = [r for r in range(comm.size) if step < 2 + r]
+        mine = np.concatenate([np.arange(len(x))[r :: comm.size] for r in active])
+        optimizer.zero_grad()
+        kit.step(alone, x[mine], labels[mine], 1 / comm.size)
+        optimizer.step()
+    assert_close(kit, net, alone)
+
+
+def join_without_an_optimizer(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, **SMALL)
+    make, settings = kit.optimizers()["sgd"]
+    optimizer = make(net.parameters(), **settings)
+    with model.join():
+        for step in range(4 - 2 * (comm.rank % 2)):
+            x, labels = batch(step)
+            optimizer.zero_grad()
+            kit.step(model, x, labels, 1.0)
+            model.sync_gradients()
+            optimizer.step()
+    assert_identical(comm, kit, net)
+
+
+@needs_ranks(2)
+def uneven_inputs_can_be_an_error(comm, kit):
+    model = DDP(kit.mlp(), comm, **SMALL)
+    x, labels = batch()
+    with pytest.raises(InvalidArgument, match="rank 1 is the first to finish, after 1 steps"):
+        with model.join(early="error"):
+            for _ in range(3 if comm.rank != 1 else 1):
+                model.zero_grad()
+                kit.step(model, x, labels, 1.0)
+                model.sync_gradients()
+    assert float(comm.allreduce(1.0)) == comm.size
+
+
+def a_step_that_others_do_not_make_is_told(comm, kit):
+    """Clipping that a finished rank does not do is an error; as part of step() it is not."""
+
+    class Clipped:
+        def __init__(self, model, optimizer):
+            self.model, self.optimizer = model, optimizer
+
+        def step(self):
+            self.model.clip_gradients(0.01)
+            self.optimizer.step()
+
+        def zero_grad(self):
+            self.optimizer.zero_grad()
+
+    for whole in (True, False):
+        net = kit.mlp()
+        model = DDP(net, comm, unused="error", **SMALL)
+        make, settings = kit.optimizers()["sgd"]
+        optimizer = Clipped(model, make(net.parameters(), **settings))
+        given = optimizer if whole else optimizer.optimizer
+        told = pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*differ from those of")
+        with nullcontext() if whole or comm.size == 1 else told, model.join(given):
+            for step in range(1 + comm.rank):
+                x, labels = batch(step)
+                kit.step(model, x, labels, 1.0)
+                model.sync_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+        if whole:
+            assert_identical(comm, kit, net)
+
+
+def clipping_is_by_the_norm_of_all(comm, kit):
+    net, alone = kit.mlp(), kit.mlp()
+    model = DDP(net, comm, **SMALL)
+    x, labels = batch()
+    kit.step(model, x[comm.rank :: comm.size], labels[comm.rank :: comm.size], comm.size)
+    kit.step(alone, x, labels, 1.0)
+    model.sync_gradients()
+    expected = np.sqrt(sum((g**2).sum() for g in kit.gradients(alone)))
+    assert model.clip_gradients(0.5) == pytest.approx(expected, rel=1e-12)
+    for mine, whole in zip(kit.gradients(net), kit.gradients(alone), strict=True):
+        np.testing.assert_allclose(mine, whole * 0.5 / expected, rtol=1e-9, atol=1e-15)
+    assert model.clip_gradients(10.0) == pytest.approx(0.5)  # below: nothing changes
+    for wrong in (0, "a", None, True, float("nan")):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: max_norm={wrong!r}: allow"):
+            model.clip_gradients(wrong)
+
+
+def a_forgotten_sync_is_told(comm, kit, caplog):
+    model = DDP(kit.mlp(), comm, **SMALL)
+    x, labels = batch()
+    with caplog.at_level("WARNING", "mpidist"):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+        kit.step(model, x, labels, 1.0)
+        assert "sync_gradients" not in caplog.text
+        model.zero_grad()
+        model(kit.inputs(x))
+    told = f"rank {comm.rank}: gradients were computed and forgotten without sync_gradients()"
+    assert (told in caplog.text) == (comm.size > 1)
+
+
+def a_closed_wrapper_leaves_the_module_alone(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    for _ in range(2):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+    model.close()
+    for _ in range(2):  # twice without a sync: nobody minds
+        kit.step(net, x, labels, comm.rank + 1.0)
+    gradients = [np.array(g) for g in kit.gradients(net)]
+    alone = kit.mlp()
+    kit.step(alone, x, labels, 2 * (comm.rank + 1.0))
+    for mine, reference in zip(gradients, kit.gradients(alone), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=1e-12, atol=1e-12)
+    assert float(comm.allreduce(1.0)) == comm.size
+
+
+def replicas_of_a_stage_on_a_grid(comm, kit):
+    """Each stage of a pipeline averages over its own replicas."""
+    for pipe in (p for p in range(1, comm.size + 1) if comm.size % p == 0):
+        grid = Grid(comm, pipe=pipe)
+        net = kit.mlp(comm.rank)
+        model = DDP(net, grid.data, **SMALL)
+        make, settings = kit.optimizers()["sgd"]
+        train(grid.data, kit, model, make(net.parameters(), **settings), steps=3)
+        reference = train_alone(kit, grid.pipe_index * grid.shape[0], "sgd", steps=3)
+        assert_close(kit, net, reference)
+
+
+def replicas_that_differ_are_named(comm, kit):
+    """One rank skips a step: the next comparison says which parameters differ, and where."""
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    last, (x, labels) = comm.size - 1, batch()
+    make, options = kit.optimizers()["sgd"]
+    for every, zero, overlap in ((1, False, "polls"), (3, False, "none"), (2, True, "none")):
+        net = kit.mlp()
+        model = DDP(net, comm, check_replicas=every, overlap=overlap, **SMALL)
+        optimizer = (
+            ZeroOptimizer(make, model, **options) if zero else make(net.parameters(), **options)
+        )
+        names = [name for name, _ in model.named_parameters()]
+
+        def step(number, model=model, net=net, optimizer=optimizer, zero=zero):
+            optimizer.zero_grad()
+            kit.step(model, x, labels, 1.0)
+            model.sync_gradients()
+            if zero:  # its step is collective: something else has gone wrong on that rank
+                optimizer.step()
+            if zero and number == 1 and comm.rank == last:
+                model.framework.values(model.named_parameters()[2][1])[...] += 1
+            elif not zero and (number != 1 or comm.rank != last):
+                optimizer.step()
+
+        raised = None
+        for number in range(1, 2 * every + 2):
+            try:
+                step(number)
+            except ReplicasDiffer as error:
+                assert raised is None and number == every + (every == 1)
+                raised = str(error)
+                assert f"rank {comm.rank}: sync_gradients() number {number}" in raised
+                wrong = names[2:3] if zero else names[:5]
+                assert all(f"{name} on rank {last}" in raised for name in wrong)
+                assert zero or f"and {len(names) - 5} more" in raised
+                model.broadcast_parameters()
+                optimizer.zero_grad()
+        assert raised
+        assert_identical(comm, kit, net)
+
+
+def replicas_are_not_compared_where_they_may_differ(comm, kit):
+    """In join() without an optimizer the parameters of finished ranks stay behind, till its end."""
+    make, options = kit.optimizers()["sgd"]
+    for given in (True, False):
+        net = kit.mlp()
+        model = DDP(net, comm, check_replicas=1, **SMALL)
+        optimizer = make(net.parameters(), **options)
+        with model.join(optimizer if given else None):
+            for step in range(1 + comm.rank):
+                x, labels = batch(step)
+                kit.step(model, x, labels, 1.0)
+                model.sync_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_identical(comm, kit, net)
+
+
+def what_only_the_last_rank_left_out_is_named(comm, kit):
+    """An error on all ranks, also if rank 0 has used every parameter."""
+    net, last, (x, labels) = kit.mlp(), comm.size - 1, batch()
+    model = DDP(net, comm, unused="error", **SMALL)
+    for _ in range(2):
+        model.zero_grad()
+        if comm.rank != last:
+            kit.step(model, x, labels, 1.0)
+        with pytest.raises(InvalidArgument) as caught:
+            model.sync_gradients()
+        assert f"rank {comm.rank}: parameters without a gradient" in str(caught.value)
+        for name, _ in model.named_parameters():
+            assert f"{name} (on rank {last})" in str(caught.value)
+
+
+def wrong_options_are_refused(comm, kit):
+    for option, value in (
+        ("overlap", "sometimes"),
+        ("buffers", "mine"),
+        ("unused", "maybe"),
+        ("algorithm", "rung"),
+        ("bucket_bytes", 0),
+        ("init_sync", "no"),
+        ("check_replicas", -1),
+        ("check_replicas", 1.5),
+        ("check_replicas", True),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"\b{option}[ =]{re.escape(repr(value))}"):
+            DDP(kit.mlp(), comm, **{option: value})
+
+
+def what_is_no_module_is_refused(comm, kit):
+    net = kit.mlp()
+    first = DDP(net, comm)
+    for module, said in ((first, "DDP"), (list(net.parameters()), "list")):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: module is of {said}: allow"):
+            DDP(module, comm)
+    first.close()
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: hook='float16': allowed are"):
+        DDP(net, comm, hook="float16")
+    with pytest.raises(InvalidArgument, match="hook=Compress is a class: allowed are .* Compress"):
+        DDP(net, comm, hook=Compress)
+    for strange in (None, SimpleNamespace(rank=0, size=1)):  # as one of mpi4py
+        with pytest.raises(InvalidArgument, match="comm=.*: allowed are"):
+            DDP(net, strange)
+    model = DDP(net, comm)
+    net.note = 1
+    with pytest.raises(AttributeError, match="'DDP' object has no attribute 'note', .*module.note"):
+        _ = model.note
+    with pytest.raises(AttributeError, match="'DDP' object has no attribute 'nota'$"):
+        _ = model.nota
+    with pytest.raises(InvalidArgument, match="join.*: optimizer is of int, which has no step"):
+        with model.join(3):
+            pass
+    for state in ({}, net.state_dict(), 3, {"module": net.state_dict(), "sending": {}}):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state is not one that"):
+            model.load_state_dict(state)
+
+
+def a_parameter_has_one_wrapper(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm)
+    said = f"rank {comm.rank}: the module has 0.weight, 0.bias, .* another DDP averages: close"
+    with pytest.raises(InvalidArgument, match=said):
+        DDP(net, comm)
+    if kit.name == "torch":
+        with pytest.raises(InvalidArgument, match="the module has weight, bias, which another"):
+            DDP(net[2], comm)
+    model.close()
+    with pytest.raises(UnknownName) as failed:  # whose traceback holds what was not made
+        DDP(net, comm, algorithm="rung")
+    again = DDP(net, comm)
+    assert failed.tb
+    again.close()
+    DDP(net, comm).close()
+
+
+@needs_ranks(2)
+def arguments_are_the_same_everywhere(comm, kit):
+    for name, here, there in (
+        ("overlap", "polls", "none"),
+        ("bucket_bytes", 64, 128),
+        ("buffers", "keep", "average"),
+        ("algorithm", "ring", "linear"),
+        ("hook", TopK(), None),
+        ("init_sync", True, False),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank 1 has {name}=.* where rank 0 has"):
+            DDP(kit.mlp(), comm, **{name: there if comm.rank else here})
+
+
+@needs_ranks(2)
+def what_a_hook_gives_is_looked_at(comm, kit):
+    x, labels = batch()
+    for overlap in ("none", "polls", "thread"):
+        model = DDP(kit.mlp(), comm, overlap=overlap, hook=lambda bucket: bucket.flat)
+        kit.step(model, x, labels, 1.0)
+        said = f"rank {comm.rank}: hook gave ndarray for bucket 0: allowed are Works"
+        with pytest.raises(InvalidArgument, match=said):
+            model.sync_gradients()
+
+
+@needs_ranks(2)
+def after_a_failed_sync_nothing_is_taken_for_sent(comm, kit):
+    average, works = Average(), [0]
+
+    def fails_once(bucket):
+        if bucket.index == 1 and works[0] == 0:
+            works[0] = 1
+            raise ValueError("once")
+        return average(bucket)
+
+    model = DDP(kit.mlp(), comm, overlap="none", hook=fails_once, **SMALL)
+    x, labels = batch()
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(ValueError, match="once"):
+        model.sync_gradients()
+    model.zero_grad(set_to_none=False)
+    kit.step(model, x, labels, comm.rank + 1.0)
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .* failed before .Val"):
+        model.sync_gradients()
+
+
+def a_copy_of_a_module_is_not_wrapped(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    kit.step(copy.deepcopy(net), x, labels, 1.0)
+    assert not model.reducer.touched.any()
+    optimizer = kit.optimizers()["sgd"]
+    for whole in (model, ZeroOptimizer(optimizer[0], model, **optimizer[1])):
+        for act in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: a .* cannot be copied"):
+                act(whole)
+
+
+CASES = [
+    automatic_overlap_ends_with_a_choice,
+    nothing_is_copied,
+    a_second_backward_is_refused,
+    a_gradient_that_was_sent_is_not_replaced,
+    join_without_an_optimizer,
+    uneven_inputs_can_be_an_error,
+    a_step_that_others_do_not_make_is_told,
+    what_is_no_module_is_refused,
+    a_parameter_has_one_wrapper,
+    arguments_are_the_same_everywhere,
+    what_a_hook_gives_is_looked_at,
+    after_a_failed_sync_nothing_is_taken_for_sent,
+    a_copy_of_a_module_is_not_wrapped,
+    clipping_is_by_the_norm_of_all,
+    a_closed_wrapper_leaves_the_module_alone,
+    replicas_of_a_stage_on_a_grid,
+    replicas_that_differ_are_named,
+    replicas_are_not_compared_where_they_may_differ,
+    what_only_the_last_rank_left_out_is_named,
+    wrong_options_are_refused,
+]
+ONE_PROCESS = [  # optimizer, overlap, backward passes in a step, options
+    ("sgd", "none", 1, {"algorithm": "rabenseifner"}),
+    ("momentum", "polls", 2, {}),
+    ("momentum", "thread", 1, {"algorithm": "ring"}),
+    ("adam", "thread", 1, {}),
+    ("adam", "polls", 3, {"algorithm": "tree:2"}),
+]

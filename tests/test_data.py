@@ -1,0 +1,158 @@
+"""Each rank's part of a data set."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.parallel import shard
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+
+class Rank:
+    """A rank that sends nothing."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+def parts(data, size, **options):
+    return [shard(data, Rank(rank, size), **options) for rank in range(size)]
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(1, 7),
+    st.booleans(),
+    st.sampled_from(["repeat", "drop", "keep"]),
+    st.integers(0, 3),
+)
+def test_a_partition(count, size, shuffle, uneven, seed):
+    shards = parts(range(100, 100 + count), size, shuffle=shuffle, seed=seed, uneven=uneven)
+    for _ in range(2):
+        lengths = [len(one) for one in shards]
+        taken = [list(one) for one in shards]
+        assert lengths == [len(one) for one in taken]
+        together = sorted(x for one in taken for x in one)
+        everything = list(range(100, 100 + count))
+        if uneven == "keep":
+            assert together == everything
+        else:
+            assert len(set(lengths)) == 1
+        if uneven == "repeat":
+            assert sorted(set(together)) == everything and len(together) < count + size
+        if uneven == "drop":
+            assert len(set(together)) == len(together) == count // size * size
+
+
+def test_epochs_and_seeds_differ():
+    one = shard(range(50), Rank(0, 1), shuffle=True)
+    first, second = list(one), list(one)
+    assert first != second and sorted(first) == sorted(second) == list(range(50))
+    assert list(shard(range(50), Rank(0, 1), shuffle=True)) == first
+    assert list(shard(range(50), Rank(0, 1), shuffle=True, seed=1)) != first
+
+
+@given(
+    st.integers(0, 30),
+    st.integers(1, 5),
+    st.integers(0, 8),
+    st.sampled_from(["repeat", "drop", "keep"]),
+)
+def test_resumes_with_the_same_samples(count, size, steps, uneven):
+    """Those that are taken twice too, or an interrupted training would end with other bits."""
+    options = {"shuffle": True, "uneven": uneven}
+    for rank in range(size):
+        whole = list(shard(range(count), Rank(rank, size), **options))
+        one, other = (shard(range(count), Rank(rank, size), **options) for _ in range(2))
+        begun = iter(one)
+        taken = [next(begun) for _ in range(min(steps, len(whole)))]
+        other.load_state_dict(one.state_dict())
+        assert taken + list(other) == whole
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 8))
+def test_resumes_on_another_number_of_ranks(before, after, steps):
+    """What was taken before and what is taken after is everything, once."""
+    shards = parts(range(47), before, shuffle=True, seed=2, uneven="keep")
+    taken = []
+    for one in shards:
+        samples = iter(one)
+        taken += [next(samples) for _ in range(steps)]
+    resumed = parts(range(47), after, shuffle=True, uneven="keep")
+    for one in resumed:
+        one.load_state_dict(shards[0].state_dict())
+    rest = [x for one in resumed for x in one]
+    assert sorted(taken + rest) == list(range(47))
+    again = [x for one in resumed for x in one]  # the next epoch is whole
+    assert sorted(again) == list(range(47))
+
+
+@pytest.mark.parametrize(
+    "uneven, expected",
+    [("keep", [[0, 3, 6], [1, 4], [2, 5]]), ("drop", [[0, 3], [1, 4], [2, 5]])],
+)
+def test_a_stream(uneven, expected):
+    assert [list(shard(iter(range(7)), Rank(r, 3), uneven=uneven)) for r in range(3)] == expected
+
+
+def test_a_stream_is_filled_up():
+    taken = [list(shard(iter(range(7)), Rank(r, 3))) for r in range(3)]
+    assert taken == [[0, 3, 6], [1, 4, 6], [2, 5, 6]]
+    # With more than one item left: the ranks without one begin again at the first of these.
+    taken = [list(shard(iter(range(8)), Rank(r, 5))) for r in range(5)]
+    assert taken == [[0, 5], [1, 6], [2, 7], [3, 5], [4, 6]]
+
+
+def test_wrong_arguments():
+    with pytest.raises(InvalidArgument, match="rank 1: uneven='cut': allowed are 'repeat'"):
+        shard([1], Rank(1, 2), uneven="cut")
+    with pytest.raises(InvalidArgument, match="rank 0: shuffle=True: .*no length"):
+        shard(iter([1]), Rank(0, 2), shuffle=True)
+    for data in ({"a": 1}, {1, 2}, 5, None):
+        with pytest.raises(InvalidArgument, match=f"rank 1: data is of {type(data).__name__}: all"):
+            shard(data, Rank(1, 2))
+    for seed in (-1, "a", 1.5):
+        with pytest.raises(InvalidArgument, match=f"rank 1: seed={seed!r}: allowed are whole"):
+            shard([1], Rank(1, 2), seed=seed)
+
+
+def test_wrong_states():
+    samples = shard([1, 2, 3], Rank(1, 2))
+    for state in ({}, None, {"seed": 0, "epoch": 0, "position": -2}):
+        with pytest.raises(InvalidArgument, match=f"rank 1: state={re.escape(repr(state))}: all"):
+            samples.load_state_dict(state)
+    with pytest.raises(InvalidArgument, match="'position': 4} is of a longer .* has 3 samples"):
+        samples.load_state_dict({"seed": 0, "epoch": 0, "position": 4})
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_loader():
+    data = torch.utils.data.TensorDataset(torch.arange(22))
+    make = torch.utils.data.DataLoader
+    shards = parts(make(data, batch_size=3, shuffle=True), 2, seed=4, uneven="keep")
+    epochs = [[[x.tolist() for (x,) in one] for one in shards] for _ in range(2)]
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch[0]] == [3, 3, 3, 2]
+        assert sorted(x for one in epoch for batch in one for x in batch) == list(range(22))
+    assert epochs[0] != epochs[1] and len(shards[0]) == 4
+    again = parts(make(data, batch_size=3, shuffle=True), 2, seed=4, uneven="keep")
+    for _ in zip(range(2), again[0], strict=False):
+        state = again[0].state_dict()
+    assert state == {"seed": 4, "epoch": 0, "position": 12}
+    resumed = parts(make(data, batch_size=3), 3, shuffle=True, uneven="keep")
+    rest = []
+    for one in resumed:
+        one.load_state_dict(state)
+        rest += [x for (batch,) in one for x in batch.tolist()]
+    before = [x for one in epochs[0] for batch in one[:2] for x in batch]
+    assert sorted(before + rest) == list(range(22))
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 22, 22)
+    with pytest.raises(Unsupported, match="rank 0: .*WeightedRandomSampler"):
+        shard(make(data, sampler=sampler), Rank(0, 2))
+    for options in ({"num_samples": 4}, {"replacement": True}):
+        sampler = torch.utils.data.RandomSampler(data, **options)
+        with pytest.raises(Unsupported, match="rank 0: the loader's RandomSampler takes"):
+            shard(make(data, sampler=sampler), Rank(0, 2))

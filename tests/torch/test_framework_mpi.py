@@ -1,0 +1,12 @@
+"""Modules of PyTorch under mpiexec."""
+
+import pytest
+
+from tests.support import torch_cases as cases
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
+def test_torch(comm, case):
+    case(comm)
