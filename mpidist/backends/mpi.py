@@ -113,7 +113,7 @@ class DisseminationArrival:
 
 
 class MpiBackend(Backend):
-    """A duplicate of an MPI communicator.
+    """The MPI backend: messages and collectives on a duplicate of an MPI communicator.
 
     Parameters
     ----------

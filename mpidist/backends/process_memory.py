@@ -25,7 +25,7 @@ _LIMIT = 1 << 30  # bytes of one system call; Linux moves a little less than 2 G
 
 
 class _Span(ctypes.Structure):
-    """``struct iovec``."""
+    """The C type ``struct iovec``: an address and a length."""
 
     _fields_ = (("start", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 

@@ -59,7 +59,7 @@ class Linear(Module):
         return y
 
     def backward(self, grad: Any) -> Any:
-        """Return the gradient of the input for that of the output, and add those of parameters."""
+        """Return the gradient of the input, and add the gradients of weight and bias."""
         self._grad = grad
         self.backward_weight()
         return grad @ self.weight.data

@@ -76,7 +76,7 @@ class Module:
         raise NotImplementedError
 
     def backward(self, grad: Any) -> Any:
-        """Return the gradient of the input of the last forward, and add those of parameters."""
+        """Return the gradient of the last input, and add the gradients of the parameters."""
         raise NotImplementedError
 
     def backward_input(self, grad: Any) -> Any:
