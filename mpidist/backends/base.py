@@ -107,11 +107,13 @@ class Native(Protocol):
     def why_not(self, call: Call) -> str | None:
         """Return why the library cannot serve a call, or None."""
 
-    def bind(self, call: Call) -> Callable[[], Any]:
-        """Return the blocking call, which can be made any number of times."""
+    def actions(self, call: Call) -> list[Callable[[], Any]]:
+        """Return the blocking call as actions, with its arithmetic before and after."""
 
-    def start(self, call: Call) -> Callable[[], bool]:
-        """Begin the non-blocking call; return the function that tests whether it has ended."""
+    def started(
+        self, call: Call
+    ) -> tuple[list[Callable[[], Any]], Transfer, list[Callable[[], Any]]]:
+        """Return the non-blocking call, with its arithmetic before and after."""
 
 
 class Backend(Protocol):

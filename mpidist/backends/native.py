@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..calls.arrays import address
 from ..calls.call import Call
 from ..device.array import DeviceArray
 from ..operations import (
+    OPS,
     Op,
     accumulator,
     divides_first,
@@ -25,7 +26,9 @@ from ..operations import (
     narrow,
     widen,
 )
+from .program import Action
 
+Actions = list[Action]
 _MPI_OPS = {
     "sum": MPI.SUM,
     "mean": MPI.SUM,
@@ -56,8 +59,52 @@ def _standard() -> str:
     return ".".join(map(str, MPI.Get_version()))
 
 
+def _calling(op: Op, call: Callable[[], Any]) -> None:
+    """Make a call that combines by a function, which lives as long as this action."""
+    call()
+
+
+class _Request:
+    """A non-blocking call; see :class:`~mpidist.backends.base.Transfer`."""
+
+    __slots__ = ("_method", "_arguments", "_op", "_request")
+
+    def __init__(self, method: Callable[..., MPI.Request], arguments: list, op: Op | None):
+        self._method, self._arguments = method, arguments
+        self._op = op  # the library knows a function by its address only
+        self._request = MPI.REQUEST_NULL
+
+    def start(self) -> None:
+        """Start the call."""
+        self._request = self._method(*self._arguments)
+
+    def test(self) -> bool:
+        """Return whether the call has ended."""
+        return self._request.Test()
+
+
+@lru_cache(maxsize=256)
+def _library_operation(name: str, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype] | None:
+    """Return MPI's operation and type, or None where its arithmetic is not numpy's."""
+    datatype = mpi_datatype(dtype)
+    if datatype is None or not library_agrees(OPS[name], dtype):
+        return None
+    return (_LOGICAL if dtype.kind == "b" else _MPI_OPS)[name], datatype
+
+
+@lru_cache(maxsize=256)
+def _needs_arithmetic(name: str, dtype: np.dtype) -> bool:
+    """Return whether there is arithmetic before or after the library's call."""
+    op = OPS[name]
+    return is_mean(op) or accumulator(op, dtype) != dtype
+
+
 class NativeCollectives:
-    """The MPI library's collectives on one communicator, as :class:`~.base.Native` calls."""
+    """Calls of one MPI communicator, bound to the addresses of arrays.
+
+    ``why_not`` says what the library cannot do; ``actions`` and ``started`` are the blocking and
+    non-blocking call.
+    """
 
     def __init__(self, comm: MPI.Comm):
         self.comm = comm
@@ -70,38 +117,20 @@ class NativeCollectives:
             return f"counts above {_COUNT_LIMIT} need MPI 4; the library is MPI {_standard()}"
         return None
 
-    def bind(self, call: Call) -> Callable[[], Any]:
-        """Return the blocking call, which can be made any number of times."""
+    def actions(self, call: Call) -> Actions:
+        """Return the blocking call as actions, with its arithmetic before and after."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "")
-        bound, own = partial(method, *arguments), call.op is not None and not call.op.builtin
-        if not (before or after or own):
-            return bound
-        actions: Actions = [*before, bound, *after]
-        op = call.op
+        bound = partial(method, *arguments)
+        if call.op is not None and not call.op.builtin:
+            bound = partial(_calling, call.op, bound)
+        return [*before, bound, *after]
 
-        def run(kept: Op | None = op) -> None:
-            for action in actions:
-                action()
-
-        return run
-
-    def start(self, call: Call) -> Callable[[], bool]:
-        """Begin the non-blocking call; return the function that tests whether it has ended."""
+    def started(self, call: Call) -> tuple[Actions, _Request, Actions]:
+        """Return the non-blocking call, with its arithmetic before and after."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "I")
-        for action in before:
-            action()
-        request = method(*arguments)
-
-        def test(kept: Call = ours) -> bool:  # MPI uses the call's memory until then
-            if not request.Test():
-                return False
-            while after:
-                after.pop(0)()
-            return True
-
-        return test
+        return before, _Request(method, arguments, call.op), after
 
     def _bound(self, call: Call, form: str) -> tuple:
         """Return the mpi4py method and its arguments; `form` is "" (blocking) or "I"."""
@@ -117,10 +146,9 @@ class NativeCollectives:
         Where MPI has none, or one with another arithmetic, they call our own function.
         """
         assert op is not None
-        datatype = mpi_datatype(dtype)
-        if op.builtin and datatype is not None and library_agrees(op, dtype):
-            table = _LOGICAL if dtype.kind == "b" else _MPI_OPS
-            return table[op.name], datatype
+        known = _library_operation(op.name, dtype) if op.builtin else None
+        if known is not None:
+            return known
         # A function without weak references lives as long as the operation made of it.
         holder: Any = op.function if _allows_weakref(op.function) else op
         key = (id(holder), dtype)
@@ -172,7 +200,8 @@ class NativeCollectives:
     def _allreduce(self, call: Call) -> tuple:
         op, datatype = self._operation(call.op, call.dtype)
         out = self._typed(call.out, datatype)
-        return "Allreduce", self._source(call, self._typed(call.x, datatype)), out, op
+        source = MPI.IN_PLACE if call.in_place else self._typed(call.x, datatype)
+        return "Allreduce", source, out, op
 
     def _reduce(self, call: Call) -> tuple:
         op, datatype = self._operation(call.op, call.dtype)
@@ -227,9 +256,6 @@ class NativeCollectives:
         return "Alltoallv", source, self._parts(call.out, call.out_counts, call.dtype)
 
 
-Actions = list[Callable[[], Any]]
-
-
 def _around(call: Call) -> tuple[Actions, Call, Actions]:
     """Return the actions before the library's call, that call, and the actions after it.
 
@@ -237,6 +263,8 @@ def _around(call: Call) -> tuple[Actions, Call, Actions]:
     convert data that are accumulated in another dtype.
     """
     op = call.op
+    if op is not None and op.builtin and not _needs_arithmetic(op.name, call.dtype):
+        return [], call, []
     if call.collective == "broadcast" and call.x is not None and not call.in_place:
         return [partial(np.copyto, _view(call.out), _view(call.x))], call, []
     if op is None or call.x is None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .base import Transfer
-from .greeting import Greeting
 
 Action = Callable[[], Any]
 
@@ -41,25 +40,69 @@ class Side:
     window: int
 
 
+class Named(Protocol):
+    """A part of a program that compares which operation the ranks mean."""
+
+    def name(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Note the operation that the next run serves."""
+
+
 @dataclass(slots=True)
 class Program:
-    """A schedule bound to memory, ready to be run any number of times, one run at a time.
+    """A call bound to memory, ready to be run any number of times, one run at a time.
 
     Attributes
     ----------
+    items : list of Round or Side
+        The messages and actions, in order.
+    finish : tuple of callable
+        Actions after the last of them, once the result is complete.
+    scratch_bytes : int
+        Bytes of scratch memory.
+    messages, requests : int
+        Number of messages sent; of messages sent and received.
     tags : list of int
-        One number: the slot whose tags the next run uses; slot 0 belongs to blocking calls.
-    greeting : Greeting or None
-        The greetings, if there are messages with ranks of other nodes; each run sets their call.
+        The number of the slot whose tags the next run has; 0 is that of blocking calls.
+    busy : bool
+        Whether a run in the background is pending.
+    before : tuple of callable
+        Actions before this rank is announced: the others may read their results from then on.
+    meets : bool
+        Whether nothing else is done before all ranks have been announced.
+    interruptible : bool
+        Whether a wait inside can end at the deadline; a call of a library cannot, so the watchdog
+        looks at it.
+    announced : bool
+        Whether a run is an operation with a number of its own; if not, it makes such calls itself.
+    slot : int or None
+        The slot of staging memory that it uses.
+    named : Named or None
+        Told which operation each run serves.
+    begin : callable or None
+        ``begin(give)`` starts a run in the background that the engine does not poll, as on a
+        stream of a GPU, and returns the Work.
+    held : int
+        Bytes that it holds, once :func:`~mpidist.engine.binding.held_bytes` has counted them.
     """
 
     items: list[Round | Side]
-    finish: tuple[Action, ...]
-    scratch_bytes: int
-    messages: int
-    tags: list[int]
+    finish: tuple[Action, ...] = ()
+    scratch_bytes: int = 0
+    messages: int = 0
+    tags: list[int] = field(default_factory=lambda: [0])
     busy: bool = False
-    before: tuple[Action, ...] = ()  # run before the rank is announced; then others may read it
-    requests: int = 0  # messages sent and received
-    held: int = 0  # the result of `held_bytes`
-    greeting: Greeting | None = None
+    before: tuple[Action, ...] = ()
+    requests: int = 0
+    meets: bool = False
+    interruptible: bool = True
+    announced: bool = True
+    slot: int | None = None
+    named: Named | None = None
+    begin: Callable[[Callable[[], Any]], Any] | None = None
+    held: int = 0
+
+
+def library_call(*actions: Action, before: tuple[Action, ...] = ()) -> Program:
+    """Return the program of blocking calls of a library, made once all ranks have come."""
+    items: list[Round | Side] = [Round((), None, actions)]
+    return Program(items, tags=[0], before=before, meets=True, interruptible=False)

@@ -22,7 +22,6 @@ from ..device.recognise import is_on_device
 from ..engine.agreement import check_alike
 from ..engine.calibration import from_environment
 from ..engine.messages import Messages, PostedMessage, as_bytes
-from ..engine.repeated import QuickCalls, ShortCalls
 from ..engine.service import Service
 from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
@@ -37,7 +36,7 @@ from ..selection.config import CollectiveConfig
 from ..selection.estimates import Advice, Calibration
 from ..selection.segmentation import Pipelining
 from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
-from ..shared_memory import NEEDS, Heap, check_shape
+from ..shared_memory import NEEDS, check_shape
 from ..topology import Topology
 from .explain import example_call
 
@@ -77,12 +76,8 @@ class _Beginning:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
-    @property
-    def _quick(self) -> _Beginning:
-        return self
-
-    def find(self, *_: Any) -> None:
-        """Find nothing: only blocking calls are bound for repetition."""
+    def _find(self, *_: Any) -> None:
+        """Find nothing: a bound call is a blocking one."""
 
     def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
         return self._comm._begin(collective, make, algorithm)
@@ -136,6 +131,7 @@ class Communicator:
         self._backend, self._place = complete(backend), Place(backend.rank, backend.size)
         pipelining = Pipelining(segment_bytes, window, backend.library)
         self._service = Service(backend, config, pipelining)
+        self._find = self._service.programs.find
         self._messages = Messages(self._service)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
@@ -147,14 +143,8 @@ class Communicator:
         self._debug = (
             os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
         )
-        self._quick = QuickCalls(self._service)
-        self._short = ShortCalls(self._service)
         self._gpu_service: GpuService | None = None
         self.rank, self.size = backend.rank, backend.size
-        if backend.native is not None and self.topology.num_nodes == 1:
-            patience = backend.patience
-            everyone = self._service.everyone
-            self._service.shared.heap = Heap(self.rank, self.size, everyone, patience)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"
@@ -264,9 +254,9 @@ class Communicator:
         precision does not overflow.
         """
         key = ("allreduce", id(x), id(out), op, algorithm, commute)
-        quick = self._quick.find(key, x, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
             return out
         return self._run(
             "allreduce",
@@ -305,9 +295,9 @@ class Communicator:
             On the root `out`, or a new array; None elsewhere.
         """
         key = ("reduce", id(x), id(out), op, algorithm, root, commute)
-        quick = self._quick.find(key, x, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
             return out if self.rank == root else None
         return self._run(
             "reduce",
@@ -345,9 +335,9 @@ class Communicator:
             `out`, else `x` itself, filled.
         """
         key = ("broadcast", id(x), id(out), algorithm, root)
-        quick = self._quick.find(key, x, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
             return x if out is None else out
         return self._run(
             "broadcast",
@@ -385,9 +375,9 @@ class Communicator:
             `out`, or a new array of shape (p·n, …), or (sum(counts), …).
         """
         key = ("allgather", id(x), id(out), algorithm) if counts is None else None
-        quick = self._quick.find(key, x, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
             return out
         return self._run(
             "allgather",
@@ -428,9 +418,9 @@ class Communicator:
             On the root `out`, or a new array; None elsewhere.
         """
         key = ("gather", id(x), id(out), algorithm, root) if counts is None else None
-        quick = self._quick.find(key, x, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
             return out if self.rank == root else None
         return self._run(
             "gather",
@@ -472,9 +462,9 @@ class Communicator:
         key = None
         if counts is None:
             key = ("reduce_scatter", id(x), id(out), op, algorithm, commute)
-        quick = self._quick.find(key, x, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
             return out
         return self._run(
             "reduce_scatter",
@@ -526,9 +516,9 @@ class Communicator:
         """
         mine = x if self.rank == root else out
         key = ("scatter", id(mine), id(out), algorithm, root) if counts is None else None
-        quick = self._quick.find(key, mine, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, mine, out)
+        if bound is not None:
+            bound.run()
             return out
         return self._run(
             "scatter",
@@ -567,9 +557,9 @@ class Communicator:
             `out`, or a new array of the shape of `x`; with `counts`, as many rows as all send here.
         """
         key = ("alltoall", id(x), id(out), algorithm) if counts is None else None
-        quick = self._quick.find(key, x, out)
-        if quick is not None:
-            quick.run()
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
             return out
         return self._run(
             "alltoall", partial(self._exchanging, x, out, counts), algorithm, key, x, out
@@ -589,9 +579,9 @@ class Communicator:
             If the deadline passes; it names the ranks that have not come.
         """
         key = ("barrier", algorithm)
-        quick = self._quick.find(key, _NOTHING, None)
-        if quick is not None:
-            return quick.run()
+        bound = self._find(key, _NOTHING, None)
+        if bound is not None:
+            return bound.run()
         return self._run(
             "barrier", partial(prepare, "barrier", self._place), algorithm, key, _NOTHING, None
         )
@@ -922,7 +912,7 @@ class Communicator:
         reason = self._why_no_symmetric_memory()
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
-        heap = self._service.shared.heap
+        heap = self._service.heap
         assert heap is not None
         what = "empty" if device is None else f"empty on {device}"
         dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
@@ -970,7 +960,7 @@ class Communicator:
         InvalidArgument
             If `x` is not from :meth:`empty` of this communicator, or was freed before.
         """
-        heap = self._service.shared.heap
+        heap = self._service.heap
         if x is not None and is_on_device(x):
             gpu = self._gpu_for("free of an array on a GPU")
             self._agreed("free", lambda: (gpu.key(x),))
@@ -981,18 +971,16 @@ class Communicator:
                 raise self._place.wrong("free(x): this communicator has no symmetric memory")
             if self._debug:
                 self._agreed("free", lambda: (heap.key(x),))
-            self._quick.clear()
+            self._service.programs.clear()
             heap.forget(x)
             return
-        self._short.clear()
         if self._service.broken is None:
             if self._debug:
                 self._agreed("free", tuple)
             self._service.background.finish()
             if self._gpu_service is not None:
                 self._gpu_service.close()
-            self._quick.clear()
-            self._service.cache.clear()
+            self._service.programs.clear()
             self._service.meet("free", self._backend.close)
             self._service.broken, self._service.freed = "the communicator was freed", True
 
@@ -1071,7 +1059,6 @@ class Communicator:
 
         Without it this happens when "auto" first needs them, unless that was turned off.
         """
-        self._quick.clear()
         return self._service.calibrate()
 
     def learn(self, calibration: Calibration) -> None:
@@ -1083,7 +1070,6 @@ class Communicator:
             The same on every rank, for instance that of
             ``mpidist.engine.calibration.measure_links``.
         """
-        self._quick.clear()
         self._service.learn(calibration)
 
     def _gpu_for(self, what: str) -> GpuService:
@@ -1104,7 +1090,7 @@ class Communicator:
         if calibrate is None:
             calibrate = from_environment()
         measures = self._backend.native is not None if calibrate is None else bool(calibrate)
-        pipelining = self._service.cache.pipelining
+        pipelining = self._service.pipelining
         table = self._options["tuning"]
         library, groups = self._backend.library, self.topology.groups
         return Advice(library, groups, measures, known, table, pipelining)
@@ -1124,22 +1110,17 @@ class Communicator:
         x: Any = None,
         out: Any = None,
     ) -> Any:
-        prepared = self._prepared(collective, make, algorithm)
+        prepared = self._prepared(collective, make, algorithm) if self._debug else make()
         if prepared.call.on_device:
-            return self._gpu_for(prepared.call.fingerprint).serve(prepared, algorithm)
-        if self._short.serve(prepared, algorithm):
-            result = prepared.give()
-        else:
-            result = self._service.serve(prepared, algorithm)
-        same = result is None or result is out or result is x
-        if key is not None and not self._debug and same:
-            self._quick.remember(key, prepared, algorithm, x, out)
-        return result
+            self._gpu_for(prepared.call.fingerprint)
+        if self._debug:  # the ranks agree on every call first
+            key = None
+        return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
 
     def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
-        prepared = self._prepared(collective, make, algorithm, background=True)
+        prepared = self._prepared(collective, make, algorithm, True) if self._debug else make()
         if prepared.call.on_device:
-            return self._gpu_for(prepared.call.fingerprint).begin(prepared, algorithm)
+            self._gpu_for(prepared.call.fingerprint)
         return self._service.background.begin(prepared, algorithm)
 
     def _prepared(
@@ -1149,9 +1130,7 @@ class Communicator:
         algorithm: str,
         background: bool = False,
     ) -> Prepared:
-        """Check the arguments; with debug, agree with the other ranks on them, and on the way."""
-        if not self._debug:
-            return make()
+        """Check the arguments, and agree on them with the other ranks; see MPIDIST_DEBUG."""
         self._service.check_usable()
         try:
             prepared = make()
@@ -1160,11 +1139,11 @@ class Communicator:
         except MpidistError as error:
             check_alike(self._service, collective, error)
             raise
-        call, intention = prepared.call, self._service.chooser.intention
+        call, intention = prepared.call, self._service.intention
         when = " in the background" * background + " on a GPU" * call.on_device
         check_alike(self._service, f"{call.fingerprint} algorithm={algorithm}{when}")
         # Arrays may be symmetric on some ranks only.
-        if self._service.shared.heap is not None and not call.on_device:
+        if self._service.heap is not None and not call.on_device:
             self._agreed("", lambda: (intention(call, algorithm, background),))
         return prepared
 
@@ -1214,7 +1193,8 @@ class Communicator:
         exchange = prepare("alltoall", place, np.array(sends))
         if self._debug:
             self._agreed("alltoall with one row of counts", tuple)
-        receives = self._service.serve(exchange, "auto", "alltoall, exchange of counts: ")
+        purpose = "alltoall, exchange of counts: "
+        receives = self._service.serve(exchange, "auto", purpose=purpose)
         return prepare("alltoall", place, x, out, counts=sends, receives=receives.tolist())
 
     def _why_no_symmetric_memory(self) -> str | None:

@@ -229,7 +229,7 @@ class Binder:
             self.messages,
             self._slot,
             requests=self._requests,
-            greeting=greeting,
+            named=greeting,
         )
 
     def _strand(

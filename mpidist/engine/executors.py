@@ -1,105 +1,182 @@
-"""What the ranks of one node do without messages: symmetric arrays, staged ones, barriers."""
+"""The executors of host arrays: the library's own collectives, and algorithms over messages.
+
+Those in shared memory are in its room, those of arrays on a GPU in theirs.
+"""
 
 from __future__ import annotations
 
-from ..backends.base import Backend
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from ..backends.base import Backend, PendingArrival, Transfer
+from ..backends.executor import Executor
+from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
-from ..errors import Unsupported
-from ..schedule.registry import SINGLE_COPY, STAGED, SYMMETRIC
-from ..shared_memory import NEEDS, Heap, Place, place_of, single_copy, slots, where
-from ..shared_memory.in_place import Kernel, meeting
-from .programs import ProgramCache
+from ..schedule.registry import Choice, Groups, reserve
+from ..selection.segmentation import Pipelining
+from ..shared_memory.heap import Heap
+from ..shared_memory.in_place import Symmetric
+from ..shared_memory.single_copy import SingleCopy
+from ..shared_memory.slots import Staged
+from .binding import CallBinder
+from .reports import Reports
+from .storage import HostMemory
+
+_TELLING_SECONDS = 1.0  # that ranks of several nodes give each other to report a mismatch
 
 
-class SharedMemory:
-    """The kernels of one communicator.
+class Host(Protocol):
+    """What executors of host arrays are made from: the service of a communicator."""
 
-    Attributes
-    ----------
-    heap : Heap or None
-        The memory; None where the ranks share none.
+    backend: Backend
+    reports: Reports
+    heap: Heap | None
+    groups: Groups
+    pipelining: Pipelining
+    arity: int
+
+
+class Native(Executor):
+    """The backend's own collectives.
+
+    In the background between nodes, a call is started when all ranks are known to mean the same
+    one.  On one node two ranks that differ see it on the board, and one of them before it starts.
     """
 
-    def __init__(self, backend: Backend, cache: ProgramCache):
-        self._backend, self._cache = backend, cache
-        self.heap: Heap | None = None
-        self._no_staging: str | None = None
-        self._no_reach: str | None = None
-        self._reach: single_copy.Reach | None = None
-        self.last_use = [0, 0]  # number of the operation that last used each staging slot
+    name, summary = "native", "the backend's own collective"
 
-    def place(self, call: Call) -> Place | None:
-        """Give the place of the array that must be symmetric, or None."""
-        return place_of(call, self.heap)
+    def __init__(self, host: Host):
+        self._backend, self._reports = host.backend, host.reports
+        self._waiting: deque[_Compared] = deque()  # to be started in order, the same on every rank
 
-    def where(self, call: Call, place: Place | None) -> str:
-        """Name the symmetric memory of a call; empty if there is none."""
-        return "" if self.heap is None or place is None else where(call, place, self.heap)
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return what the library cannot do."""
+        native = self._backend.native
+        if native is None:
+            return f"the {self._backend.name} backend has no collectives of its own"
+        return native.why_not(call)
 
-    def why_not_symmetric(self, call: Call, place: Place | None) -> str | None:
-        """Give why a call cannot be served in symmetric memory, or None."""
-        if self.heap is None:
-            return "the ranks share no memory"
-        if call.collective == "barrier":
-            return None
-        if place is None:
-            return f"{NEEDS.get(call.collective, 'x')} is no array of comm.empty()"
-        return "rows of other ranks are not known" if call.uneven_alltoall else None
-
-    def why_not_staged(self, call: Call) -> str | None:
-        """Give why a call of private arrays cannot go through shared slots, or None."""
-        if self.heap is None:
-            return "the ranks share no memory"
-        return self._no_staging or slots.why_not(call)
-
-    def why_not_single_copy(self, call: Call) -> str | None:
-        """Give why the ranks cannot read a call's private arrays, or None; the first use tries."""
-        if self.heap is None:
-            return "the ranks share no memory"
-        return self._no_reach or single_copy.why_not(call)
-
-    def kernel(
+    def bind(
         self,
         call: Call,
-        name: str,
-        place: Place | None,
-        sequence: int,
+        choice: Choice | None,
+        *,
         background: bool = False,
-        keep: bool = True,
-    ) -> Kernel:
-        """Give the kernel for operation number `sequence`; `keep` says to keep a staged one."""
-        assert self.heap is not None
-        if call.collective == "barrier":
-            return meeting().in_background(self._backend.board) if background else meeting()
-        if name == SYMMETRIC:
-            assert place is not None
-            return self._cache.kernel(call, place, self.heap, background)
-        if name == SINGLE_COPY:
-            assert self._reach is not None
-            return self._cache.single_copy(call, self._reach)
-        return self._cache.staged(call, self.heap, sequence % 2, keep)
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Bind the library's call to the arrays' addresses."""
+        backend, native = self._backend, self._backend.native
+        assert native is not None
+        if not background:
+            return library_call(*native.actions(call))
+        before, transfer, after = native.started(call)
+        compared: _Compared | None = None
+        if len(backend.board.ranks) < backend.size:
+            transfer = compared = _Compared(backend, self._reports, transfer, self._waiting)
+        item = Round(tuple(before), transfer, tuple(after))
+        return Program([item], interruptible=False, named=compared)
 
-    def has(self, name: str) -> bool:
-        """Tell whether there is what a way needs."""
-        if name == STAGED:
-            return self.heap is not None and self.heap.has_staging
-        return name != SINGLE_COPY or self._reach is not None
+    def advance(self) -> bool:
+        """Start the pending calls to which all ranks have come; return whether none is left."""
+        waiting = self._waiting
+        while waiting and waiting[0].arrived():
+            waiting.popleft().start_call()
+        return not waiting
 
-    def make(self, name: str) -> None:
-        """Make what a way needs, collective; where it cannot be, that is a reason against it."""
-        assert self.heap is not None
-        try:
-            if name == STAGED:
-                self.heap.make_staging()
-            else:
-                self._reach = single_copy.Reach(self.heap)
-        except (MemoryError, Unsupported) as error:
-            if name == STAGED:
-                self._no_staging = str(error)
-            else:
-                self._no_reach = str(error)
 
-    def slot_is_free(self, slot: int) -> bool:
-        """Tell whether every rank has done with what was last in a staging slot."""
-        last = self.last_use[slot]
-        return not last or self._backend.board.all_reached(last + 1)
+class _Compared:
+    """A native call in the background between nodes, started once the ranks' calls are compared."""
+
+    def __init__(
+        self, backend: Backend, reports: Reports, call: Transfer, waiting: deque[_Compared]
+    ):
+        assert backend.roll_call is not None  # there are other nodes
+        self._backend, self._roll_call = backend, backend.roll_call
+        self._reports, self._call, self._waiting = reports, call, waiting
+        self._sequence, self._what, self._fingerprint = 0, "", 0
+        self._arrival: PendingArrival
+        self._started = False
+        self._until: float | None = None  # when the others have reported their calls, or will not
+
+    def name(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Begin to compare which operation the ranks mean."""
+        self._sequence, self._what, self._fingerprint = sequence, what, fingerprint
+        self._started, self._until = False, None
+        self._arrival = self._backend.begin_arrival(sequence)
+
+    def start(self) -> None:
+        """Wait behind the calls that were begun before."""
+        self._waiting.append(self)
+
+    def arrived(self) -> bool:
+        """Return whether all ranks have come to this operation."""
+        return self._arrival.test()
+
+    def start_call(self) -> None:
+        """Start the call; where the ranks mean different ones, report this rank's to the others."""
+        if self._arrival.alike:
+            self._call.start()
+            self._started = True
+            return
+        self._roll_call.tell(self._sequence, self._fingerprint, self._what)
+        self._until = time.monotonic() + _TELLING_SECONDS
+
+    def test(self) -> bool:
+        """Return whether the call has ended; raise if the ranks mean different ones."""
+        while self._waiting and self._waiting[0].arrived():
+            self._waiting.popleft().start_call()
+        if self._until is not None:
+            other = self._roll_call.different(self._sequence, self._fingerprint)
+            if other or time.monotonic() > self._until:
+                raise self._reports.mismatch(self._sequence, self._what, other)
+        return self._started and self._call.test()
+
+
+class Messages(Executor):
+    """Any registered algorithm, over the backend's messages.
+
+    The first use of an array posts its messages one by one; a repeated call has persistent
+    requests.
+    """
+
+    name, summary = "messages", "an algorithm over messages"
+
+    def __init__(self, host: Host):
+        self._backend, self._arity = host.backend, host.arity
+        self._binder = CallBinder(host.groups, host.pipelining)
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return that the name of an algorithm is expected."""
+        return "it runs the algorithm that the call names, such as ring"
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return the name of the algorithm."""
+        assert choice is not None
+        return f"by {choice.name}"
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Bind the schedule; in the background tags change, so no requests are persistent."""
+        assert choice is not None
+        memory, arity = HostMemory(call.dtype), choice.arity or self._arity
+        persistent = repeated and not background
+        return self._binder.program(self._backend, memory, call, choice, arity, persistent)
+
+
+EXECUTORS: list[Any] = [Native, Symmetric, Staged, SingleCopy, Messages]
+"""The executors of host arrays, in the order in which ``explain`` lists them.
+
+Each is made from the service of a communicator, see :class:`Host`.
+"""
+for _executor in EXECUTORS:
+    if _executor is not Messages:
+        reserve(_executor.name)

@@ -1,163 +1,362 @@
-"""The program cache: a schedule bound to a buffer is kept for reuse while the buffer lives."""
+"""The cache of bound calls: what is called again with the same arrays runs at once."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from itertools import repeat
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..backends.base import Backend
 from ..backends.program import Program
-from ..calls.arrays import address, owner
+from ..calls.arrays import address
 from ..calls.call import Call
-from ..schedule.registry import Choice, Groups
-from ..selection.segmentation import Pipelining
-from ..shared_memory import Heap, Place, in_place, single_copy, slots, where
-from ..shared_memory.in_place import Kernel
-from .binding import CallBinder, held_bytes
-from .bound_calls import BoundCalls
-from .storage import HostMemory
+from ..schedule.registry import GENERATION
+from .binding import held_bytes
 
-LIMIT = 128 << 20  # bytes held by the programs of one communicator
+LIMIT = 128 << 20  # bytes held by the bound calls of one communicator, scratch memory included
+NOTED = 1 << 14  # calls that are remembered without being kept, about 300 bytes each
+CALL_BYTES = 6 << 10  # of a bound call itself
+_LOOKS = 8  # bound calls that are looked at to make room for one
 
-
-class _Known:
-    """A program that is kept, with what watches its memory."""
-
-    __slots__ = ("program", "persistent", "nbytes", "used", "_watched")
-
-    def __init__(self, program: Program, persistent: bool, now: int, watched: list[weakref.ref]):
-        self.program, self.persistent, self.used = program, persistent, now
-        self.nbytes, self._watched = held_bytes(program), watched
+Key = tuple[Hashable, ...]
 
 
-class ProgramCache:
-    """Makes programs for calls, and keeps them.
+def key_of(call: Call, algorithm: str) -> Key:
+    """Return the key of a call: everything that its program depends on, with its addresses."""
+    x, out, op = call.x, call.out, call.op
+    at = None if x is None else (address(x), x.size)
+    return (
+        call.collective,
+        algorithm,
+        None if op is None else op.identity,
+        call.dtype,
+        call.root,
+        call.counts,
+        call.out_counts,
+        at,
+        at if out is x else None if out is None else (address(out), out.size),
+    )
 
-    The first use of a buffer posts its messages one by one; from the second on they are persistent
-    requests.  A program refers to memory by address and is dropped when the memory's owner dies,
-    so it neither outlives the user's array nor keeps it alive.
+
+def owners_of(call: Call) -> list[Any]:
+    """Return the objects that a bound call depends on: once one has died, it is dropped.
+
+    These are the owners of its arrays' memory, and a user's function: one that is made anew in
+    every call, with all that it captures, is not to be kept.  Of memory that no weak reference
+    can watch, the last array on the way to it.
+    """
+    found: list[Any] = []
+    for data in (call.x, call.out):
+        if data is None:
+            continue
+        holder = data
+        while isinstance(holder, np.ndarray) and holder.base is not None:
+            last, holder = holder, holder.base
+            if not getattr(type(holder), "__weakrefoffset__", 0):
+                holder = last
+                break
+        if not found or holder is not found[0]:
+            found.append(holder)
+    op = call.op
+    if op is not None and not op.builtin and not isinstance(op.function, np.ufunc):
+        found.append(op.function)
+    return found
+
+
+class Bound:
+    """A call bound to memory.
 
     Parameters
     ----------
-    backend : Backend
-        Where programs run.
-    groups : tuple of tuple of int
-        Which ranks share a node.
-    pipelining : Pipelining
-        How long blocks are cut.
+    programs : sequence of Program
+        Its programs; several take turns.
+    run : callable
+        Serves the call again, blocking; None for a program that runs in the background.
+    nbytes : int
+        Bytes of arrays of its own.
+
+    Attributes
+    ----------
+    program : Program
+        The first of the programs.
+    nbytes : int
+        Bytes that it holds: scratch memory, requests, arrays, and its own objects.
+    used : int
+        Number of the operation before its last use; whoever uses it writes this.
+    x, out : ndarray or None
+        Arrays of its own that calls of its kind share; they are copied in and out.
     """
 
-    def __init__(self, backend: Backend, groups: Groups, pipelining: Pipelining):
-        self.backend, self.pipelining = backend, pipelining
-        self._binder = CallBinder(groups, pipelining)
-        self._kept: BoundCalls[_Known] = BoundCalls(LIMIT)
-        self._uses = 0
+    __slots__ = (
+        *("program", "run", "nbytes", "used", "generation", "x", "out"),
+        *("watched", "repeated"),
+    )
 
-    def program(self, call: Call, choice: Choice, arity: int, background: bool) -> Program:
-        """Give a program for the call that is not busy."""
-        key = self._key(call, choice, arity)
-        known = self._find(key)
-        if known is not None and not known.program.busy and known.persistent != background:
-            # Persistent requests have the tags of blocking calls; background ones change theirs.
-            return known.program
-        if background or (known is not None and known.program.busy):
-            key = (*key, "background")
-            known = self._find(key)
-            if known is not None and not known.program.busy:
-                return known.program
-        persistent = known is not None and not background and not known.program.busy
-        program = self._bind(call, choice, arity, persistent)
-        self._keep(call, key, program, persistent)
-        return program
+    def __init__(
+        self, programs: Sequence[Program], run: Callable[[], None] | None, nbytes: int = 0
+    ):
+        self.program, self.run = programs[0], run
+        self.nbytes = CALL_BYTES + nbytes + sum(map(held_bytes, programs))
+        self.used, self.generation = 0, GENERATION[0]
+        self.x: np.ndarray | None = None
+        self.out: np.ndarray | None = None
+        self.watched: list[weakref.ref] = []
+        self.repeated: dict[Hashable, Repeated] = {}
 
-    def kernel(self, call: Call, place: Place, heap: Heap, background: bool = False) -> Kernel:
-        """Give a kernel, not busy, for a call whose arrays lie in symmetric memory."""
-        key = (*self._key(call, None, 0), "kernel", where(call, place, heap), background)
+    def serve(self, call: Call) -> None:
+        """Serve a call, by way of this one's own arrays where it has any."""
+        assert self.run is not None
+        if self.x is not None:
+            self.x[...] = call.x
+        self.run()
+        # A root broadcasts in place, from an array that may be read-only.
+        source = call.in_place and call.collective == "broadcast" and call.rank == call.root
+        if self.out is not None and call.out is not None and not source:
+            call.out[...] = self.out
 
-        def make() -> Kernel:
-            made = in_place.kernel(call, place, heap)
-            return made.in_background(self.backend.board) if background else made
 
-        return self._kernel(call, key, make)
+class Repeated:
+    """A bound call, found by the very objects that the user passed.
 
-    def staged(self, call: Call, heap: Heap, slot: int, keep: bool = True) -> Kernel:
-        """Give a kernel for a call whose arrays go through slots of shared memory.
+    It refers to the arrays weakly, which also keeps numpy from resizing them: an address that was
+    right once stays right as long as the array lives.
 
-        One that the caller keeps need not be kept here as well.
+    Attributes
+    ----------
+    run : callable
+        Serves the call again.
+    bound : Bound
+        The call.
+    """
+
+    __slots__ = ("x", "out", "run", "bound", "dtype", "flags", "out_dtype", "out_flags")
+
+    def __init__(self, bound: Bound, x: Any, out: Any, forget: Callable[[Any], Any]):
+        assert bound.run is not None
+        self.bound, self.run = bound, bound.run
+        self.x: Any = weakref.ref(x, forget)
+        self.out: Any = None if out is None else weakref.ref(out, forget)
+        # A strided or read-only array has other flags; of no array twice, of a barrier not at all.
+        self.dtype, self.flags = x.dtype, None if x is out or not x.size else x.flags.num
+        self.out_dtype = None if out is None else out.dtype
+        self.out_flags = None if out is None else out.flags.num
+
+
+class Clock(Protocol):
+    """Counts the operations of a communicator.
+
+    Attributes
+    ----------
+    sequence : int
+        Number of the last operation.
+    """
+
+    sequence: int
+
+
+class Programs:
+    """The bound calls of one communicator, by key, up to a number of bytes.
+
+    A call is bound at its second use: many arrays are used once, and binding takes as long as a
+    call or two.  A bound call refers to memory by address and is dropped when the memory's owner
+    dies, so it neither outlives the user's array nor keeps it alive.
+
+    Once the cache is full, a call replaces another only if that was not used since the call's own
+    last use: the reuse distances of both are compared, as in LIRS (Jiang and Zhang, SIGMETRICS
+    2002).  A loop over more arrays than fit thus keeps as many as fit.  The least recently used
+    alone would not do: each call of the loop would drop the one that is needed soonest, and be
+    dropped before its next turn.
+
+    A hit only writes `used`.  As in CLOCK, the order is brought up to date when room is needed.
+
+    Parameters
+    ----------
+    clock : Clock
+        Counts the operations.
+    limit : int, optional
+        Bytes.  The last one that is kept may go beyond, as its bytes are known only once it is
+        bound: so a call that needs more than all others may be kept too.
+
+    Attributes
+    ----------
+    entries : dict
+        The bound calls by key; `keep` and `drop` change it.
+    nbytes : int
+        Bytes held by all.
+    """
+
+    def __init__(self, clock: Clock, limit: int = LIMIT):
+        self.limit, self.nbytes, self._clock = limit, 0, clock
+        self.entries: OrderedDict[Hashable, Bound] = OrderedDict()
+        self._repeated: dict[Hashable, Repeated] = {}
+        self._noted: dict[int, tuple[int, tuple[weakref.ref, ...]]] = {}
+
+    # -- looking up -----------------------------------------------------------------------------
+
+    def find(self, key: Hashable, x: Any, out: Any) -> Repeated | None:
+        """Return the bound call of these arguments, if it was made before with these very arrays.
+
+        Parameters
+        ----------
+        key : hashable
+            The arguments, arrays by their identity.
+        x, out : object
+            The arrays.
         """
-        key = (*self._key(call, None, 0), "staged", slot)
-        return self._kernel(call, key, lambda: slots.kernel(call, heap, slot), keep)
+        try:
+            found = self._repeated.get(key)
+        except TypeError:  # an argument that cannot be hashed; the checks will say what is wrong
+            return None
+        # In one function, for a call of another is a tenth of the time.  Dtype and flags of an
+        # array can be changed.
+        if (
+            found is None
+            or found.x() is not x
+            or x.dtype is not found.dtype
+            or (
+                found.out is not None
+                and (
+                    found.out() is not out
+                    or out.dtype is not found.out_dtype
+                    or out.flags.num != found.out_flags
+                )
+            )
+            or (found.flags is not None and x.flags.num != found.flags)
+            or found.bound.generation != GENERATION[0]
+        ):
+            return None
+        found.bound.used = self._clock.sequence
+        return found
 
-    def single_copy(self, call: Call, reach: single_copy.Reach) -> Kernel:
-        """Give a kernel for a call whose arrays the ranks read in each other's memory."""
-        key = (*self._key(call, None, 0), "single_copy")
-        return self._kernel(call, key, lambda: single_copy.kernel(call, reach))
+    def get(self, key: Hashable) -> Bound | None:
+        """Return the bound call of a key, if it is not busy."""
+        bound = self.entries.get(key)
+        if bound is None or bound.program.busy:
+            return None
+        if bound.generation != GENERATION[0]:  # another algorithm may have its name by now
+            self.drop(key)
+            return None
+        bound.used = self._clock.sequence
+        return bound
 
-    def _kernel(
-        self, call: Call, key: Hashable, make: Callable[[], Kernel], keep: bool = True
-    ) -> Kernel:
-        known = self._find(key)
-        if known is not None and not known.program.busy:
-            assert isinstance(known.program, Kernel)
-            return known.program
-        made = make()
-        if known is None and keep:
-            self._keep(call, key, made, True)
-        return made
+    def repeat(self, key: Hashable, call: Call, bound: Bound, x: Any, out: Any) -> None:
+        """Have a bound call found by the user's own arrays from now on, if they are its memory.
 
-    def _find(self, key: Hashable) -> _Known | None:
-        self._uses += 1
-        known = self._kept.entries.get(key)
-        if known is not None:
-            known.used = self._uses
-        return known
+        At the second use of an array: views may be made anew for every call.
 
-    def _keep(self, call: Call, key: Hashable, program: Program, persistent: bool) -> None:
-        """Keep a program until its memory dies, where that can be watched and there is room."""
-        kept, op = self._kept, call.op
-        if op is not None and not op.builtin and not isinstance(op.function, np.ufunc):
-            # A function may be made anew for every call, with all that it captures: it is kept
-            # from its second call on.
-            try:
-                if kept.last_use(key, self._uses, op.function) is None:
-                    return
-            except TypeError:  # it cannot be watched
-                return
-        if not kept.admits(key, self._uses):
+        Parameters
+        ----------
+        key : hashable
+            See :meth:`find`.
+        call : Call
+            What the arguments became.
+        bound : Bound
+            The call, bound.
+        x, out : object
+            The user's arrays.
+        """
+        if type(x) is not np.ndarray or not x.flags.c_contiguous:
             return
+        if out is not None and type(out) is not np.ndarray:
+            return
+        for mine, given in ((call.x, x), (call.out, x if out is None else out)):
+            same = mine is None or mine.base is given or not mine.size
+            if not same and address(mine) != address(given):
+                return  # the call's own is a copy, which would stay as it is now
+        if x.base is not None and self.last_use(key, x) is None:
+            return
+
+        def forget(_: Any) -> None:
+            self._repeated.pop(key, None)
+            bound.repeated.pop(key, None)
+
+        self._repeated[key] = bound.repeated[key] = Repeated(bound, x, out, forget)
+
+    # -- keeping --------------------------------------------------------------------------------
+
+    def last_use(self, key: Hashable, *things: Any) -> int | None:
+        """Return when a call that is not kept was made last, or None; note that it is made now.
+
+        Parameters
+        ----------
+        key : hashable
+            Names the call.
+        *things : object
+            Only a call with these very objects counts: others may have their identity later.  The
+            note keeps neither them nor the key alive.
+
+        Raises
+        ------
+        TypeError
+            If the key cannot be hashed, or no weak reference to a thing can be made.
+        """
+        mark = hash(key)
+        before = self._noted.get(mark)
+        if before is None and len(self._noted) >= NOTED:
+            self._forget_half()
+        self._noted[mark] = self._clock.sequence, tuple(map(weakref.ref, things))
+        if before is None or len(before[1]) != len(things):
+            return None
+        for ref, thing in zip(before[1], things):
+            if ref() is not thing:
+                return None
+        return before[0]
+
+    def _forget_half(self) -> None:
+        """Forget the calls whose arrays are dead, and at least the older half."""
+        noted = list(self._noted.items())[NOTED // 2 :]
+        self._noted = {m: n for m, n in noted if all(ref() is not None for ref in n[1])}
+
+    def make_room(self, since: int | None, nbytes: int = 0) -> bool:
+        """Return whether a call that was last made at `since` may be kept; drop what must go.
+
+        Parameters
+        ----------
+        since : int or None
+            See :meth:`last_use`; where that is None, nothing is dropped.
+        nbytes : int, optional
+            Bytes of the call, if they are known before it is bound.
+        """
+        entries, looks = self.entries, 0
+        while entries and self.nbytes + nbytes > self.limit:
+            key, bound = next(iter(entries.items()))
+            if since is not None and bound.used < since:
+                self.drop(key)
+                continue
+            entries.move_to_end(key)  # used since: the last to be looked at again
+            looks += 1
+            if since is None or looks == _LOOKS:
+                return False
+        return True
+
+    def keep(self, key: Hashable, bound: Bound, owners: Sequence[Any] = ()) -> None:
+        """Keep a bound call, in the place of one with the same key, until an owner dies."""
 
         def forget(_: weakref.ref) -> None:
-            kept.drop(key)
+            self.drop(key)
 
-        holders = [owner(data) for data in (call.x, call.out) if data is not None]
-        if len(holders) == 2 and holders[0] is holders[1]:
-            del holders[1]
-        try:
-            watched = [weakref.ref(holder, forget) for holder in holders]
-        except TypeError:  # not every owner of memory can be watched
-            return
-        kept.keep(key, _Known(program, persistent, self._uses, watched))
+        if key in self.entries:
+            self.drop(key)
+        self._noted.pop(hash(key), None)
+        bound.used = self._clock.sequence
+        bound.watched = list(map(weakref.ref, owners, repeat(forget))) if owners else []
+        self.entries[key] = bound
+        self.nbytes += bound.nbytes
+
+    def drop(self, key: Hashable) -> None:
+        """Drop the bound call of this key, if there is one, and its persistent requests."""
+        bound = self.entries.pop(key, None)
+        if bound is not None:
+            self.nbytes -= bound.nbytes
+            for found in bound.repeated:
+                self._repeated.pop(found, None)
 
     def clear(self) -> None:
-        """Drop every program, and its persistent requests with it."""
-        self._kept.clear()
-
-    def _key(self, call: Call, choice: Choice | None, arity: int) -> tuple:
-        return (
-            call.collective,
-            None if choice is None else choice.algorithm,
-            arity,
-            None if call.op is None else call.op.identity,
-            call.dtype,
-            call.root,
-            call.counts,
-            call.out_counts,
-            None if call.x is None else (address(call.x), call.x.size),
-            None if call.out is None else (address(call.out), call.out.size),
-        )
-
-    def _bind(self, call: Call, choice: Choice, arity: int, persistent: bool) -> Program:
-        memory = HostMemory(call.dtype)
-        return self._binder.program(self.backend, memory, call, choice, arity, persistent)
+        """Drop every bound call and forget every other."""
+        self.entries.clear()
+        self._repeated.clear()
+        self._noted.clear()
+        self.nbytes = 0

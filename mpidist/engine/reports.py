@@ -9,7 +9,6 @@ from ..backends.base import Backend
 from ..backends.board import HISTORY, fence
 from ..backends.greeting import answers_of
 from ..errors import CollectiveMismatch, CollectiveTimeout, RankFailed
-from .executors import SharedMemory
 
 _PRINTS = 4096  # kept in words; with the places of arrays, a long job has any number of them
 
@@ -21,15 +20,20 @@ class Reports:
     ----------
     backend : Backend
         Whose board it is.
-    shared : SharedMemory
-        In which a rank may be behind.
+    behind : callable
+        Returns the ranks that are behind in symmetric memory.
     current : callable
         Gives the number of the last operation begun.
     """
 
-    def __init__(self, backend: Backend, shared: SharedMemory, current: Callable[[], int]):
-        self._backend, self._shared, self._current = backend, shared, current
-        self._roll_call = backend.roll_call
+    def __init__(
+        self,
+        backend: Backend,
+        behind: Callable[[], tuple[int, ...]],
+        current: Callable[[], int],
+    ):
+        self._backend, self._behind, self._current = backend, behind, current
+        self._roll_call = getattr(backend, "roll_call", None)
         self._prints: dict[tuple[str, bool], int] = {}
 
     def fingerprint(self, what: str, meets: bool = True) -> int:
@@ -160,10 +164,6 @@ class Reports:
             sequence=sequence,
             missing=missing,
         )
-
-    def _behind(self) -> tuple[int, ...]:
-        heap = self._shared.heap
-        return heap.behind() if heap is not None else ()
 
     def _inside(self) -> str:
         """Say what is known about who hangs inside an operation."""

@@ -1,14 +1,14 @@
-"""Serves calls: chooses the way, runs it under the deadline, says who is missing."""
+"""The service of a communicator: calls become programs, numbered and run by their deadline."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from ..backends.base import Backend
-from ..backends.program import Program
+from ..backends.executor import Executor
+from ..backends.program import Program, library_call
 from ..calls.call import Call
 from ..calls.prepare import Prepared
 from ..errors import (
@@ -18,23 +18,25 @@ from ..errors import (
     InvalidArgument,
     MpidistError,
 )
-from ..schedule.registry import SINGLE_COPY, STAGED, SYMMETRIC
-from ..selection.choose import Way
+from ..selection.choose import Chooser, Way
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
 from ..selection.segmentation import Pipelining
-from ..shared_memory.in_place import Kernel
+from ..shared_memory.compile import meeting
+from ..shared_memory.heap import Heap
 from ..topology import Topology
 from . import rendezvous
 from .background import Background
 from .calibration import calibrate_shortly
-from .chooser import Chooser
-from .executors import SharedMemory
-from .programs import ProgramCache
+from .executors import EXECUTORS, Native
+from .programs import Bound, Programs, key_of, owners_of
+from .repeated import repeated, with_own_arrays
 from .reports import Reports
 from .run import Engine
 from .watchdog import WATCHDOG
 from .work import UNSET, keep
+
+Choose = Callable[[Call, str, bool], tuple[Executor, Way]]
 
 
 class Service:
@@ -48,28 +50,37 @@ class Service:
         Why the communicator can no longer be used.
     freed : bool
         Whether that is because it was freed.
+    executors : list of Executor
+        The executors of host arrays, in order of listing.
     """
 
     def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Pipelining):
-        self.backend, self.config = backend, config
+        self.backend, self.config, self.pipelining = backend, config, pipelining
         self.timeout: float | None = config.timeout
         self.topology = Topology.from_hosts(backend.rank, list(backend.hosts), {})
         self.groups = config.groups(self.topology.groups)  # by node, as the configuration counts
+        self.arity = config.tree_arity
         self.sequence: int = 0
-        self.cache = ProgramCache(backend, self.groups, pipelining)
-        self.shared = SharedMemory(backend, self.cache)
-        self.reports = Reports(backend, self.shared, lambda: self.sequence)
+        self.heap: Heap | None = None
+        if backend.native is not None and self.topology.num_nodes == 1:
+            self.heap = Heap(backend.rank, backend.size, self.everyone, backend.patience)
+        behind = self.heap.behind if self.heap is not None else tuple[int, ...]
+        self.reports = Reports(backend, behind, lambda: self.sequence)
         # Ranks that are threads of one process see at once that they wait in vain.
         alarm = self.reports.alarm if backend.native is not None else None
         self.engine = Engine(backend, alarm)
 
-        self.chooser = Chooser(
-            backend, config, self.groups, self.shared, lambda what: self.calibrate(what)
-        )
+        self.executors: list[Executor] = [make(self) for make in EXECUTORS]
+        self._native = next(e for e in self.executors if isinstance(e, Native))
+        self.chooser = Chooser(self.executors, config, self.groups, backend.vendor, backend.crowded)
+        self.on_gpu: Choose | None = None  # the executors of arrays on a GPU, once there is one
+        self.programs = Programs(self)
         self.broken: str | None = None
         self.freed = False
         self._setting_up = ("set-up", 0)  # what a set-up exchange is for, and its number
         self._guarded = False
+        self._slot_used = [0, 0]  # number of the operation that last used each staging slot
+        self._meet: Callable[[int, int, str], None] | None = None
         self.met = 0  # number of the last operation to which all ranks are known to have come
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.background = Background(self)
@@ -85,84 +96,183 @@ class Service:
         return found
 
     def learn(self, calibration: Calibration) -> None:
-        """Give the cost model its constants, the same on every rank; choices are made anew."""
+        """Set the cost model's constants, the same on every rank; choices are made anew."""
         if self.chooser.advice is not None:
             self.chooser.advice.learn(calibration)
         self.chooser.forget()
+        self.programs.clear()
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def choose(self, call: Call, algorithm: str, background: bool = False) -> tuple[Executor, Way]:
+        """Choose how to serve a call, and make the executor ready.
+
+        A blocking call calibrates first, if its choice needs that: only there do all ranks meet.
+        """
+        if call.on_device:
+            assert self.on_gpu is not None
+            return self.on_gpu(call, algorithm, background)
+        chooser = self.chooser
+        way = chooser.way(call, algorithm, background, None if background else self.calibrate)
+        executor = chooser.executor(way)
+        while not executor.ready:
+            self.set_up(call.fingerprint, executor.make_ready)
+            chooser.forget()
+            way = chooser.way(call, algorithm, background)
+            executor = chooser.executor(way)
+        return executor, way
+
+    def describe(self, call: Call, executor: Executor, way: Way, background: bool = False) -> str:
+        """Return the text that ranks compare for a call: fingerprint, executor, place in memory."""
+        what, agreed = call.fingerprint, executor.agreed(call, way.choice)
+        if agreed:
+            what = f"{what} {agreed}"
+        return f"{what} in the background" if background else what
+
+    def intention(self, call: Call, algorithm: str, background: bool) -> str:
+        """Return the text of :meth:`describe` for a call that is not served yet."""
+        way = self.chooser.way(call, algorithm, background)
+        return self.describe(call, self.chooser.executor(way), way, background)
 
     # -- running --------------------------------------------------------------------------------
 
-    def serve(self, prepared: Prepared, algorithm: str, purpose: str = "") -> Any:
-        """Serve a call, blocking, and give the user's result; `purpose` is the user's own call."""
-        call = prepared.call
-        place = self.shared.place(call)
-        way = self.chooser.way(call, algorithm, place)
-        self.check_usable()
-        while not self.shared.has(way.name):
-            self.set_up(call.fingerprint, partial(self.shared.make, way.name))
-            self.chooser.forget()
-            way = self.chooser.way(call, algorithm, place)
-        what = purpose + self.chooser.describe(call, way, place)
-        if way.name in (SYMMETRIC, STAGED, SINGLE_COPY):
-            self.enter(self.shared.kernel(call, way.name, place, self.sequence + 1), what, way.name)
-            return prepared.give()
-        meets, program = way.choice is None, None
-        fingerprint = self.reports.fingerprint(what, meets)
-        sequence = self.announce(fingerprint)
-        try:
-            if way.choice is None:
-                self.arrive(sequence, what, self.deadline())
-                self._native(call)
-            else:
-                self.reports.check_first(sequence, what, fingerprint)
-                program = self.cache.program(call, way.choice, self.arity(way), False)
-                self.run(program, what, sequence, way.name)
-                self.reports.check_same(sequence, what, fingerprint)
-        except BaseException as error:
-            raise self.broke(error, what, sequence, program, prepared) from error.__cause__
-        return prepared.give()
+    def serve(
+        self,
+        prepared: Prepared,
+        algorithm: str,
+        *,
+        purpose: str = "",
+        key: Hashable = None,
+        x: Any = None,
+        out: Any = None,
+    ) -> Any:
+        """Serve a call, blocking, and return the user's result.
 
-    def enter(self, kernel: Kernel, what: str, how: str) -> None:
-        """Run a kernel as the next operation, blocking: nothing is touched until all have come."""
+        Parameters
+        ----------
+        prepared : Prepared
+            The call.
+        algorithm : str
+            What it asks for.
+        purpose : str
+            The user's own call, where this is a part of it.
+        key, x, out : optional
+            What :meth:`Programs.find` is to find it by when it is made again.
+        """
+        if self.broken is not None:
+            self.check_usable()
+        call, programs = prepared.call, self.programs
+        address = bound = None
+        if not call.on_device and isinstance(algorithm, str):
+            address = key_of(call, algorithm)
+            bound = programs.get(address)
+        if bound is None:
+            executor, way = self.choose(call, algorithm)
+            what = purpose + self.describe(call, executor, way)
+            if address is not None:
+                bound = self._bound(address, call, executor, way, what)
+            if bound is None:
+                turn = (self.sequence + 1) % executor.turns
+                self.run(executor.bind(call, way.choice, turn=turn), what, way.name, prepared)
+                return prepared.give()
+        bound.serve(call)
+        result = prepared.give()
+        same = result is None or result is out or result is x
+        if key is not None and same and bound.x is bound.out is None:
+            programs.repeat(key, call, bound, x, out)
+        return result
+
+    def _bound(
+        self, key: Hashable, call: Call, executor: Executor, way: Way, what: str
+    ) -> Bound | None:
+        """Return a call bound for repetition, or one of its kind; None where neither pays yet."""
+        programs, owners = self.programs, owners_of(call)
+        try:
+            since = programs.last_use(key, *owners)
+        except TypeError:  # no weak reference to an owner: nobody would tell when it dies
+            since = None
+        if since is not None and programs.make_room(since):
+            bound = repeated(self, call, executor, way, what, owners)
+            programs.keep(key, bound, owners)
+            return bound
+        kind = executor.kind(call)
+        if kind is None:
+            return None
+        key = (executor.name, kind)
+        shared = programs.get(key)
+        if shared is None:
+            nbytes = sum(data.nbytes for data in (call.x, call.out) if data is not None)
+            since = programs.last_use(key)
+            if since is None or not programs.make_room(since, nbytes):
+                return None
+            shared = repeated(self, with_own_arrays(call), executor, way, what, ())
+            programs.keep(key, shared)
+        return shared
+
+    def run(self, program: Program, what: str, how: str, *memory: object) -> None:
+        """Run a program as the next operation, blocking.
+
+        Parameters
+        ----------
+        program : Program
+            The program.
+        what : str
+            The operation, as the ranks compare and report it.
+        how : str
+            The executor or algorithm, for reports.
+        *memory : object
+            Kept if the operation does not end: messages may still be stored there.
+        """
+        meets = program.meets
+        if not program.announced or (meets and self.backend.native is None):
+            # Backends without calls of a library underneath keep deadlines themselves.
+            self.engine.run(program, None)
+            return
+        reports = self.reports
         self.sequence = sequence = self.sequence + 1
         try:
-            self.take_slot(kernel, sequence, what, how)
-            for action in kernel.before:
+            if program.slot is not None:
+                self.take_slot(program.slot, sequence, what, how)
+            for action in program.before:
                 action()
-            self.backend.board.announce(sequence, self.reports.fingerprint(what))
-            self.arrive(sequence, what, self.deadline())
-            self.run(kernel, what, sequence, how)
+            fingerprint = reports.fingerprint(what, meets)
+            if meets:
+                meet = self._meet or self._make_meet()
+                meet(sequence, fingerprint, what)
+            else:
+                self.backend.board.announce(sequence, fingerprint)
+                reports.check_first(sequence, what, fingerprint)
+            self.execute(program, what, sequence, how)
+            if not meets:
+                reports.check_same(sequence, what, fingerprint)
         except BaseException as error:
-            raise self.broke(error, what, sequence) from error.__cause__
+            raise self.broke(error, what, sequence, program, *memory) from error.__cause__
 
-    def take_slot(self, kernel: Kernel, sequence: int, what: str, how: str) -> None:
-        """Wait until the staging slot of a kernel, if it has one, may be written again."""
-        if kernel.slot is None:
-            return
-        slot, free, last_use = kernel.slot, self.shared.slot_is_free, self.shared.last_use
-        late = last_use[slot] >= self.met and not free(slot)
-        if late and not self.engine.wait(lambda: free(slot), self.deadline()):
-            raise self.timed_out(what, last_use[slot] + 1, how)
-        last_use[slot] = sequence
+    def _make_meet(self) -> Callable[[int, int, str], None]:
+        self._meet = meet = meeting(self)
+        return meet
 
-    def run(self, program: Program, what: str, sequence: int, how: str) -> None:
-        """Run a program for operation number `sequence`, blocking."""
+    def take_slot(self, slot: int, sequence: int, what: str, how: str) -> None:
+        """Wait until every rank has done with the last use of a staging slot, and take it."""
+        last, reached = self._slot_used[slot], self.backend.board.all_reached
+        late = last and last >= self.met and not reached(last + 1)
+        if late and not self.engine.wait(lambda: reached(last + 1), self.deadline()):
+            raise self.timed_out(what, last + 1, how)
+        self._slot_used[slot] = sequence
+
+    def execute(self, program: Program, what: str, sequence: int, how: str) -> None:
+        """Run the items of a program that has been announced, blocking."""
         program.tags[0] = 0
-        if program.greeting is not None:
-            program.greeting.name(sequence, what, self.backend.board.fingerprint(sequence))
-        if not self.engine.run(program, self.deadline()):
-            raise self.timed_out(what, sequence, how)
-
-    def arity(self, way: Way) -> int:
-        """Give the arity of a way's tree: the name's, else the configured one."""
-        assert way.choice is not None
-        return way.choice.arity or self.config.tree_arity
-
-    def _native(self, call: Call) -> None:
-        self.inside = self.sequence
-        self._guard()
-        assert self.backend.native is not None
-        self.backend.native.bind(call)()
+        if program.named is not None:
+            program.named.name(sequence, what, self.backend.board.fingerprint(sequence))
+        if program.interruptible:
+            if not self.engine.run(program, self.deadline()):
+                raise self.timed_out(what, sequence, how)
+            return
+        if not self._guarded:
+            self.guard()
+        self.inside = sequence
+        self.engine.run(program, None)
         self.inside = 0
 
     # -- deadlines ------------------------------------------------------------------------------
@@ -182,8 +292,8 @@ class Service:
         self.backend.board.announce(sequence, fingerprint)
         return sequence
 
-    def _guard(self) -> None:
-        """Have the watchdog look at this communicator: a native call is about to begin."""
+    def guard(self) -> None:
+        """Have the watchdog look at this communicator: a library's call is about to begin."""
         if not self._guarded:
             WATCHDOG.watch(self)
             self._guarded = True
@@ -198,10 +308,17 @@ class Service:
         """
         if not self.engine.patiently(
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
-        ) or not self.background.start_natives(deadline):
+        ) or not self.start_natives(deadline):
             raise self.timed_out(what, sequence, how)
         self.reports.check_arrived(sequence, what, self.everyone)
         self.met = sequence
+
+    def start_natives(self, deadline: float | None) -> bool:
+        """Start the native calls that were begun, once all ranks have come to a later operation.
+
+        The library wants its calls in the same order on every rank.  False past the deadline.
+        """
+        return self._native.advance() or self.engine.wait(self._native.advance, deadline)
 
     def meet(self, what: str, act: Callable[[], Any]) -> Any:
         """Do something collective that cannot be interrupted, such as a split, once all have come.
@@ -209,18 +326,9 @@ class Service:
         Backends without calls of a library underneath keep deadlines themselves.
         """
         self.check_usable()
-        if self.backend.native is None:
-            return act()
-        sequence = self.announce(self.reports.fingerprint(what))
-        try:
-            self.arrive(sequence, what, self.deadline())
-            self._guard()
-            self.inside = sequence
-            result = act()
-            self.inside = 0
-        except BaseException as error:
-            raise self.broke(error, what, sequence) from error.__cause__
-        return result
+        found: list[Any] = []
+        self.run(library_call(lambda: found.append(act())), what, what)
+        return found[0]
 
     # -- set-up ---------------------------------------------------------------------------------
 

@@ -9,54 +9,46 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..backends.program import Program, library_call
 from ..calls.call import Call
 from ..calls.prepare import apart
 from ..device.array import DeviceArray
 from ..device.base import Device
-from ..engine.bound_calls import BoundCalls
+from ..engine.programs import Bound
+from ..engine.service import Service
 from ..errors import ConfigError
-from .executor import LIBRARIES, GpuExecutor, GpuProgram
+from ..schedule.registry import Choice
+from .executor import LIBRARIES, GpuExecutor
 
 if TYPE_CHECKING:
-    from ..backends.base import Native
-
-
-_LIMIT = 16 << 20  # bytes held by bound calls
-
-
-@dataclass
-class _Bound:
-    """A call of the library, bound to addresses."""
-
-    call: Callable[[], Any]
-    used: int
-    nbytes: int = 4 << 10
+    pass
 
 
 class Direct(GpuExecutor):
     """Data movement by the library's own collectives, on addresses of the device.
 
     The library knows nothing of streams: the host waits for what the arrays' streams have queued,
-    once, before the call.  Calls are bound to addresses and kept.
+    once, before the call.
 
     Parameters
     ----------
     device : Device
         Where the arrays are.
-    native : Native
-        The library's calls.
+    service : Service
+        The service of the communicator, which keeps bound calls.
     taken : dict
         The path of each collective of arrays in private memory.
     """
 
     name = "mpi"
 
-    def __init__(self, device: Device, native: Native, taken: dict[str, str]):
-        self.device, self._native, self._taken = device, native, taken
-        self._kept: BoundCalls[_Bound] = BoundCalls(_LIMIT)
-        self._calls = 0
+    def __init__(self, device: Device, service: Service, taken: dict[str, str]):
+        self.device, self._service, self._taken = device, service, taken
+        assert service.backend.native is not None
+        self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
         """Return whether it was agreed on; non-blocking collectives do not take addresses."""
@@ -64,53 +56,61 @@ class Direct(GpuExecutor):
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )
 
-    def why_not(self, call: Call) -> str | None:
+    def why_not(self, call: Call, background: bool) -> str | None:
         """Return what the library cannot do."""
         return self._native.why_not(call)
 
-    def agreed(self, call: Call, algorithm: str) -> str:
-        """Tell it from a call of host memory."""
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return what distinguishes it from a call of host memory."""
         return "on a GPU"
 
-    def bind(self, call: Call, algorithm: str) -> GpuProgram:
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
         """Return the library's call, once its arrays hold what their streams have queued."""
         arrays = [data for data in (call.x, call.out) if data is not None]
         for data in arrays:
             self.device.synchronize(data.stream)
         if call.collective == "broadcast" and call.x is not None and not call.in_place:
             self._copy(call.out, call.x)  # MPI broadcasts in place
+            call = replace(call, x=None)
         stream = arrays[0].stream
         separate = apart(call, stream)
-        if separate is not call:
-            self.device.synchronize(stream)
-        run = self._call(separate)
-        return GpuProgram(lambda: (run(), separate))  # whose input, if copied, lives until then
+        if separate is call:
+            return self._bound(call, arrays)
+        self.device.synchronize(stream)
+        # The copy of the input lives until the call has been made.
+        return library_call(*self._native.actions(separate), partial(id, separate))
 
     def _copy(self, target: Any, source: DeviceArray) -> None:
         self.device.copy(target.pointer, source.pointer, source.nbytes, target.stream)
         self.device.synchronize(target.stream)
 
-    def _call(self, call: Call) -> Callable[[], Any]:
-        """Give the library's call for these addresses, made before if possible."""
+    def _bound(self, call: Call, arrays: list[DeviceArray]) -> Program:
+        """Return the library's call for these addresses, bound before if possible."""
+        programs = self._service.programs
         key = (
-            call.collective,
-            call.root,
-            call.dtype,
-            call.counts,
-            call.out_counts,
+            *(self.name, call.collective, call.root, call.dtype, call.counts, call.out_counts),
             call.in_place,
             *((None if a is None else (a.pointer, a.size)) for a in (call.x, call.out)),
         )
-        self._calls += 1
-        known = self._kept.entries.get(key)
-        if known is None:
-            if call.collective == "broadcast":
-                call = replace(call, x=None)  # it is in `out` by now
-            known = _Bound(self._native.bind(call), self._calls)
-            if self._kept.admits(key, self._calls):
-                self._kept.keep(key, known)
-        known.used = self._calls
-        return known.call
+        bound = programs.get(key)
+        if bound is not None:
+            return bound.program
+        program, owners = library_call(*self._native.actions(call)), [a.owner for a in arrays]
+        try:
+            since = programs.last_use(key, *owners)
+        except TypeError:  # no weak reference to an owner: nobody would tell when it dies
+            since = None
+        if since is not None and programs.make_room(since):
+            programs.keep(key, Bound([program], None), owners)
+        return program
 
 
 VARIABLE = "MPIDIST_GPU_AWARE"

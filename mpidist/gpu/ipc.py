@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from ..backends.program import Program, library_call
 from ..calls.call import Call
 from ..device.array import DeviceArray
 from ..device.base import Device
 from ..errors import InvalidArgument, Unsupported
 from ..operations import is_mean
+from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
-from .executor import GpuExecutor, GpuProgram
+from .executor import GpuExecutor
 
 GRAIN = 2 << 20  # bytes; what the driver allocates at the least
 FLAGS = 1 << 12  # bytes of words by which the ranks meet, in an allocation of their own
@@ -224,19 +227,27 @@ class Push(GpuExecutor):
         """Return whether there is a form of it; in the background the ranks would have to meet."""
         return algorithm == "auto" and call.collective in NEEDS and not background
 
-    def why_not(self, call: Call) -> str | None:
-        """Return why not: mostly, that the array is private memory."""
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return mostly that the array is private memory."""
         return why_not(call, self._arena)
 
-    def agreed(self, call: Call, algorithm: str) -> str:
+    def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return where the array lies."""
         spot = spot_of(call, self._arena)
         assert spot is not None
         return f"in symmetric memory of GPUs {spot.key}"
 
-    def bind(self, call: Call, algorithm: str) -> GpuProgram:
-        """Return what queues the call."""
-        return GpuProgram(lambda: self.serve(call))
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Return the program that queues the call."""
+        return library_call(partial(self.serve, call))
 
     def serve(self, call: Call) -> None:
         """Queue a call that can be served, when all ranks have come to it."""

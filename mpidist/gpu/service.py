@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..calls.call import Call, Prepared
-from ..device.array import DeviceArray
+from ..backends.executor import Executor
+from ..calls.call import Call
 from ..device.base import Device
 from ..device.find import find_device
 from ..device.recognise import describe
 from ..engine.service import Service
-from ..engine.work import Work
 from ..errors import ConfigError, MpidistError, Unsupported
+from ..schedule.registry import RESERVED
+from ..selection.choose import Way
 from .assignment import warn_of_sharing
 from .cuda_aware import Direct
 from .executor import GpuExecutor
@@ -55,14 +56,15 @@ class GpuService:
         self._arena = Arena(self.device, rank, size, everyone)
         self._taken = taken(self.paths)
         self._nccl = Nccl(service, everyone, self._taken, self._arena)
-        direct = [] if native is None else [Direct(self.device, native, self._taken)]
+        direct = [] if native is None else [Direct(self.device, service, self._taken)]
         self._executors: list[GpuExecutor] = [
             Push(self._arena),
             self._nccl,
             NcclRounds(service, self._nccl, self._taken, self.device),
             *direct,
-            Staged(service, self.device, self.chunk_bytes),
         ]
+        self._staged = Staged(service, self.device, self.chunk_bytes)
+        service.on_gpu = self.choose
 
     def _told(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[Rank]:
         """Give what all ranks say of themselves; what is wrong on one is an error on all."""
@@ -77,32 +79,12 @@ class GpuService:
                 raise type(entry)(f"rank {rank}: of rank {number}: {entry}")
         return told
 
-    def serve(self, prepared: Prepared, algorithm: str) -> Any:
-        """Serve a call, and give the user's result; what is queued on its stream sees it."""
-        service, call = self._service, prepared.call
-        service.check_usable()
-        executor = self._executor(call, algorithm, background=False)
-        program = executor.bind(call, algorithm)
-        if executor.meets:
-            service.meet(f"{call.fingerprint} {executor.agreed(call, algorithm)}", program.run)
-        else:
-            program.run()
-        return given(prepared)
-
-    def begin(self, prepared: Prepared, algorithm: str) -> Work:
-        """Begin a call in the background: by NCCL, or staged.
-
-        MPI libraries that take addresses on a GPU do not do so in their non-blocking collectives,
-        and to queue something in symmetric memory the ranks would have to meet first.
-        """
-        self._service.check_usable()
-        call = prepared.call
-        program = self._executor(call, algorithm, background=True).bind(call, algorithm)
-        assert program.start is not None
-        return program.start(given(prepared))
-
-    def _executor(self, call: Call, algorithm: str, background: bool) -> GpuExecutor:
+    def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
         """Return the first executor that serves a call, and make it ready; collective.
+
+        In the background that is NCCL, or the staged one.  MPI libraries that take addresses on a
+        GPU do not do so in their non-blocking collectives, and to queue something in symmetric
+        memory the ranks would have to meet first.
 
         Raises
         ------
@@ -112,15 +94,18 @@ class GpuService:
         for executor in self._executors:
             if not executor.takes(call, algorithm, background):
                 continue
-            reason = executor.why_not(call)
+            reason = executor.why_not(call, background)
             if reason is None:
                 executor.make_ready()
-                return executor
+                choice = None
+                if algorithm not in RESERVED:
+                    choice = self._service.chooser.way(call, algorithm).choice
+                return executor, Way(executor.name, choice, "the first path that serves the call")
             if algorithm == "native":
                 raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
             if self._forced == executor.name == "ipc":
                 raise Unsupported(f"rank {call.rank}: MPIDIST_GPU=ipc: {call.collective}: {reason}")
-        raise AssertionError("the last executor serves every call")
+        return self._staged.by(algorithm), Way("staged", None, "no other path serves the call")
 
     @property
     def uses_nccl(self) -> bool:
@@ -167,9 +152,3 @@ class GpuService:
         """Give everything back; collective."""
         self._nccl.close()
         self._arena.close()
-
-
-def given(prepared: Prepared) -> Any:
-    """Give the user's own array, or None where this rank has no result."""
-    result = prepared.result
-    return result.owner if isinstance(result, DeviceArray) else None

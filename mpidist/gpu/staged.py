@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..backends.executor import Executor
+from ..backends.program import Program, Round
 from ..calls.call import Call, Prepared
 from ..device.array import DeviceArray
 from ..device.base import Device, InFlight
 from ..engine.service import Service
 from ..engine.work import Work
+from ..schedule.registry import Choice
 from .chunks import Chunk, Extent, chunks, elements
-from .executor import GpuExecutor, GpuProgram
 
 _SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same length
 
@@ -66,24 +69,24 @@ class Landing(Prepared):
     ----------
     end : callable or None
         Queues what brings the result there.
-    target : object
-        The user's array, to be given.
+    target : callable or None
+        Returns the user's array.
     """
 
     end: Callable[[], None] | None = None
-    target: Any = None
+    target: Callable[[], Any] | None = None
 
     @classmethod
-    def of(cls, part: Prepared, end: Callable[[], None], target: Any) -> Landing:
+    def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> Landing:
         """Have a host call end on a GPU."""
         return cls(part.call, part.result, part.staging, part.scalar, part.shown, end, target)
 
     def give(self) -> Any:
         """Bring the result there, and give the user's array."""
         super(Landing, self).give()
-        assert self.end is not None
+        assert self.end is not None and self.target is not None
         self.end()
-        return self.target
+        return self.target()
 
 
 CHUNK_BYTES = 4 << 20  # of a chunk's array
@@ -116,20 +119,18 @@ class Slot:
             self.emptied.synchronize()
 
 
-class Staged(GpuExecutor):
-    """The staged way of one communicator: each chunk is an operation of the host.
+class Staged:
+    """The staged path of one communicator: each chunk is an operation of the host.
 
     Parameters
     ----------
     service : Service
-        That serves host arrays.
+        The service of the communicator, for host arrays.
     device : Device
         Where the arrays are.
     chunk_bytes : int
         Of an array that goes in one piece.
     """
-
-    name, meets = "staged", False
 
     def __init__(self, service: Service, device: Device, chunk_bytes: int = CHUNK_BYTES):
         self._service, self.device, self.chunk_bytes = service, device, chunk_bytes
@@ -138,16 +139,9 @@ class Staged(GpuExecutor):
         self._ready = device.event()
         self._under_way = InFlight()
 
-    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return True: it always works."""
-        return True
-
-    def bind(self, call: Call, algorithm: str) -> GpuProgram:
-        """Return what serves the chunks; the host agrees on each of them."""
-        return GpuProgram(
-            lambda: self.serve(call, algorithm),
-            lambda result: self.begin(call, algorithm, result),
-        )
+    def by(self, algorithm: str) -> Executor:
+        """Return the executor whose chunks are served by an algorithm."""
+        return _StagedBy(self, algorithm)
 
     def serve(self, call: Call, algorithm: str) -> None:
         """Serve a call; the result is there for whatever its streams do next."""
@@ -165,8 +159,8 @@ class Staged(GpuExecutor):
             slot.emptied.record(self._outward)
         self._leave(streams)
 
-    def begin(self, call: Call, algorithm: str, result: Any) -> Work:
-        """Begin a call in the background, whose Work gives `result`.
+    def begin(self, call: Call, algorithm: str, give: Callable[[], Any]) -> Work:
+        """Begin a call in the background, whose Work returns ``give()``.
 
         It goes in one piece: were chunks begun as they come, the ranks would begin them in orders
         of their own, between the calls that their users make.
@@ -185,7 +179,7 @@ class Staged(GpuExecutor):
             self._under_way.hold(gone, memory)  # the copy reads it after this has returned
             self._leave(streams)
 
-        part = Landing.of(hosted(call, chunk, x, out), end, result)
+        part = Landing.of(hosted(call, chunk, x, out), end, give)
         return self._service.background.begin(part, algorithm)
 
     def _bytes_of(self, call: Call) -> int:
@@ -236,3 +230,35 @@ class Staged(GpuExecutor):
                 target, source = (there, here) if inward else (here, there)
                 self.device.copy(target, source, nbytes, stream)
             there += nbytes
+
+
+class _StagedBy(Executor):
+    """The staged path, by one algorithm of the host.
+
+    Not announced by itself: the host agrees on each chunk.
+    """
+
+    name, summary = "staged", "through pinned host memory, in chunks"
+
+    def __init__(self, staged: Staged, algorithm: str):
+        self._staged, self._algorithm = staged, algorithm
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return None: it serves every call."""
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Return the program that serves the chunks."""
+        staged, algorithm = self._staged, self._algorithm
+        return Program(
+            [Round((), None, (partial(staged.serve, call, algorithm),))],
+            announced=False,
+            begin=lambda give: staged.begin(call, algorithm, give),
+        )

@@ -11,7 +11,7 @@ from ..communicator.communicator import Communicator
 from ..device.recognise import describe
 from ..errors import Unsupported
 from ..frameworks.base import Framework
-from ..schedule.registry import EXECUTORS, find
+from ..schedule.registry import RESERVED, find
 from .bucket import Bucket
 
 
@@ -85,7 +85,7 @@ def choose_algorithms(
         If `asked` is neither "auto" nor an algorithm.
     """
     if asked != "auto":
-        if asked not in EXECUTORS:
+        if asked not in RESERVED:
             find(collective, asked)
         return [asked] * len(nbytes)
     memory = "symmetric" if symmetric else "private"

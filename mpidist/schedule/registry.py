@@ -49,10 +49,15 @@ def check_made(made: object, label: str, items: str, rank: int) -> None:
 
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
-EXECUTORS = ("native", "symmetric", "staged", "single_copy")
-"""Executors that run no registered algorithm; ``algorithm=`` takes their names too."""
-RESERVED = ("auto", *EXECUTORS)
-"""Values of ``algorithm=`` that are not algorithms, and cannot be registered."""
+RESERVED = ["auto"]
+"""Values of ``algorithm=`` that are not algorithms: "auto", and the names of the executors."""
+
+
+def reserve(name: str) -> None:
+    """Reserve the name of an executor: no algorithm may be registered under it."""
+    if name not in RESERVED:
+        RESERVED.append(name)
+
 
 Groups = tuple[tuple[int, ...], ...]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from ..backends.executor import Executor
 from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
 from ..schedule.registry import (
+    GENERATION,
     NATIVE,
+    RESERVED,
     SINGLE_COPY,
     STAGED,
     SYMMETRIC,
@@ -29,6 +32,7 @@ from .rules import (
     single_copy_range,
     staged_below,
 )
+from .tuning import kind_for
 
 AHEAD = 0.9
 """One way must be predicted to take at most this part of the time of the one that the rules name.
@@ -163,6 +167,28 @@ class Way:
     missing: tuple[str, ...] = ()
 
 
+_ASKED = "the call asks for it"
+
+
+class Reasons(Mapping[str, "str | None"]):
+    """For each executor, why it cannot serve a call, or None; each is asked when it is named."""
+
+    def __init__(self, executors: Mapping[str, Executor], call: Call, background: bool):
+        self._executors, self._call, self._background = executors, call, background
+
+    def __getitem__(self, name: str) -> str | None:
+        return self._executors[name].why_not(self._call, self._background)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._executors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._executors)
+
+    def __len__(self) -> int:
+        return len(self._executors)
+
+
 @dataclass(frozen=True)
 class Means:
     """What a communicator has to serve a call with.
@@ -178,21 +204,111 @@ class Means:
         The name of the MPI library, for example "Open MPI"; empty without MPI.
     crowded : bool
         Whether there are more ranks than cores.
+    summaries : mapping of str to str
+        How each executor works.
     """
 
     groups: Groups
     reasons: Mapping[str, str | None]
     vendor: str = ""
     crowded: bool = False
+    summaries: Mapping[str, str] = field(default_factory=dict)
 
 
-# What the executors do, in the list of ``explain``.
-_SUMMARIES = {
-    NATIVE: "the backend's own collective",
-    SYMMETRIC: "every rank reads and writes the others' arrays",
-    STAGED: "every rank reads what the others copied into shared memory",
-    SINGLE_COPY: "every rank reads the others' private arrays",
-}
+class Chooser:
+    """Chooses how to serve the calls of a communicator, once for all calls that are alike.
+
+    Parameters
+    ----------
+    executors : sequence of Executor
+        In order of listing; "messages" serves the registered algorithms.
+    config : CollectiveConfig
+        What the user asks for.
+    groups : tuple of tuple of int
+        The ranks by node, as the configuration counts.
+    vendor, crowded
+        See :class:`Means`.
+
+    Attributes
+    ----------
+    advice : Advice or None
+        The tuning table and the cost model.
+    """
+
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        config: CollectiveConfig,
+        groups: Groups,
+        vendor: str,
+        crowded: bool,
+    ):
+        self.config, self.groups = config, groups
+        self._facts = vendor, crowded
+        self._executors = {executor.name: executor for executor in executors}
+        self._messages = self._executors.pop("messages")
+        self._summaries = {e.name: e.summary for e in self._executors.values()}
+        usual = Executor.depends_on
+        self._depend = [e.depends_on for e in executors if type(e).depends_on is not usual]
+        self.advice: Advice | None = None
+        self._ways: dict[Hashable, Way] = {}
+
+    def forget(self) -> None:
+        """Choose anew from now on: there is more, or less, to choose from."""
+        self._ways.clear()
+
+    def executor(self, way: Way) -> Executor:
+        """Return the executor that serves a call this way."""
+        return self._messages if way.choice is not None else self._executors[way.name]
+
+    def way(
+        self,
+        call: Call,
+        algorithm: str,
+        background: bool = False,
+        calibrate: Callable[[str], object] | None = None,
+    ) -> Way:
+        """Choose how to serve a call; see :func:`choose`.
+
+        The same on every rank, for it depends on what they share.  ``calibrate(what)`` measures the
+        constants of the cost model that the choice needs, if it may be called.
+        """
+        if not isinstance(algorithm, str):
+            known = [a.name for a in algorithms(call.collective)]
+            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, *RESERVED])
+        asked = self._executors.get(algorithm)
+        if asked is not None and asked.why_not(call, background) is None:
+            return Way(algorithm, None, _ASKED)
+        op = call.op
+        key = (
+            call.collective,
+            algorithm,
+            call.nbytes,
+            call.dtype.itemsize,  # a library's limit is one of elements
+            call.even,
+            op is None or op.commute,
+            GENERATION[0],
+            kind_for(call),
+            op is None or op.builtin,
+            background,
+            *(depends_on(call) for depends_on in self._depend),
+        )
+        way = self._ways.get(key)
+        if way is None:
+            ways = Ways(call, self.means(call, background))
+            way = choose(ways, algorithm, self.config, self.advice)
+            if way.missing and calibrate is not None:
+                calibrate(call.fingerprint)  # upon which what was chosen without is forgotten
+                way = choose(ways, algorithm, self.config, self.advice)
+            if len(self._ways) > 4096:
+                self._ways.clear()
+            self._ways[key] = way
+        return way
+
+    def means(self, call: Call, background: bool = False) -> Means:
+        """Return the executors' reasons for a call, and the facts that rules depend on."""
+        reasons = Reasons(self._executors, call, background)
+        return Means(self.groups, reasons, *self._facts, self._summaries)
 
 
 class Ways:
@@ -208,7 +324,7 @@ class Ways:
 
     def __init__(self, call: Call, means: Means):
         self.call, self.means, self.nbytes = call, means, call.nbytes
-        self._reasons = dict(means.reasons)
+        self._reasons: dict[str, str | None] = {}
         self._choices: dict[str, Choice] = {}
 
     def why_not(self, name: str) -> str | None:
@@ -219,16 +335,20 @@ class Ways:
         UnknownName
             If no executor and no algorithm has that name.
         """
-        if name not in self._reasons:
-            choice = find(self.call.collective, name)
-            self._choices[name] = choice
-            self._reasons[name] = why_not(choice, self.call, self.means.groups)
-        return self._reasons[name]
+        known = self._reasons
+        if name in known:
+            return known[name]
+        if name in self.means.reasons:
+            reason = self.means.reasons[name]
+        else:
+            choice = self._choices[name] = find(self.call.collective, name)
+            reason = why_not(choice, self.call, self.means.groups)
+        known[name] = reason
+        return reason
 
     def can(self, name: str) -> bool:
         """Return whether a way can serve the call."""
-        known = self._reasons
-        return (known[name] if name in known else self.why_not(name)) is None
+        return self.why_not(name) is None
 
     def algorithm(self, name: str) -> Choice | None:
         """Return an algorithm if it can serve the call, else None."""
@@ -247,10 +367,9 @@ class Ways:
         return list(self._each())
 
     def _each(self) -> Iterator[Way]:
-        for name, reason in self.means.reasons.items():
-            summary = _SUMMARIES.get(name, f"the executor {name}")
-            if name == SYMMETRIC and self.call.collective == "barrier":
-                summary = "the ranks meet by numbers in shared memory"
+        for name in self.means.reasons:
+            reason = self.why_not(name)
+            summary = self.means.summaries.get(name, f"the executor {name}")
             yield Way(name, None, reason or summary, reason is None)
         for algorithm in algorithms(self.call.collective):
             reason = self.why_not(algorithm.name)
@@ -323,7 +442,7 @@ def choose(
     """
     call = ways.call
     if algorithm != "auto":
-        return ways.taken(algorithm, "the call asks for it")
+        return ways.taken(algorithm, _ASKED)
     commutes = call.op is None or call.op.commute
     asked = config.asked(call.collective, ways.nbytes, call.size, commutes)
     if asked is not None:

@@ -121,26 +121,31 @@ class Barrier:
 class Arrival:
     """A round that is over when every rank has come to an operation, as the arrival board tells.
 
-    Attributes
+    Parameters
     ----------
-    sequence : int
-        Number of the operation; to be set before the start.
+    board : Board
+        The arrival board.
     check : callable
-        Called when all have come; raises if they mean different operations.
+        ``check(sequence, what, fingerprint)`` is called when all have come; it raises if they mean
+        different operations.
     """
 
-    __slots__ = ("_board", "sequence", "check")
+    __slots__ = ("_board", "_check", "_named")
 
-    def __init__(self, board: Board):
-        self._board, self.sequence = board, 0
-        self.check: Callable[[], object] = int
+    def __init__(self, board: Board, check: Callable[[int, str, int], object]):
+        self._board, self._check = board, check
+        self._named = (0, "", 0)
+
+    def name(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Note the operation that the next run serves."""
+        self._named = (sequence, what, fingerprint)
 
     def start(self) -> None:
-        """Do nothing: this rank was announced by who set the number."""
+        """Do nothing: this rank has been announced."""
 
     def test(self) -> bool:
-        """Tell whether all have come."""
-        if not self._board.all_reached(self.sequence):
+        """Return whether all have come."""
+        if not self._board.all_reached(self._named[0]):
             return False
-        self.check()
+        self._check(*self._named)
         return True

@@ -11,12 +11,11 @@ from typing import Any, Protocol
 
 from ..backends.base import Backend
 from ..backends.board import HISTORY, PRINTS, STORES_KEEP_ORDER, fence
-from ..backends.program import Round
+from ..backends.program import Program, Round
 from ..backends.waiting import spin
 from .barrier import Barrier
 from .compiled import vector_width
 from .conditional import Unless
-from .in_place import Kernel
 from .steps import Steps, Words
 
 Serve = Callable[[int], Any]
@@ -43,7 +42,7 @@ class Serving(Protocol):
         """Return the report of a deadline that passed."""
 
 
-def body(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
+def body(service: Serving, what: str, how: str, kernel: Program) -> Serve:
     """Give what does all of a kernel.
 
     Parameters
@@ -54,7 +53,7 @@ def body(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
         The operation, as the ranks compare and report it.
     how : str
         The way, for the report of a deadline that passed.
-    kernel : Kernel
+    kernel : Program
         The kernel.
     """
     make = _compiled if vector_width() else _step_by_step
@@ -65,7 +64,9 @@ def arrival(service: Serving, what: str) -> Serve:
     """Make what announces this rank and waits until all have come."""
     backend, board = service.backend, service.backend.board
     announce, mark = board.announce, service.reports.fingerprint(what)
-    late = _late(service, what)
+
+    def late(sequence: int) -> None:
+        service.arrive(sequence, what, service.deadline())
 
     def one_by_one(sequence: int) -> None:
         announce(sequence, mark)
@@ -73,7 +74,39 @@ def arrival(service: Serving, what: str) -> Serve:
 
     if len(board.ranks) < backend.size:  # those on other nodes tell by messages
         return one_by_one
-    return _compiled_meeting(service, what) if vector_width() else _meeting(service, what)
+    if vector_width():
+        return _compiled_meeting(service, mark, late)
+    return _meeting(service, mark, late)
+
+
+def meeting(service: Serving) -> Callable[[int, int, str], None]:
+    """Return what announces this rank to an operation, by number, mark and words, and meets all.
+
+    One for all operations that are not bound for repetition.
+    """
+    backend, board = service.backend, service.backend.board
+    announce, named = board.announce, [""]
+
+    def one_by_one(sequence: int, mark: int, what: str) -> None:
+        announce(sequence, mark)
+        service.arrive(sequence, what, service.deadline())
+
+    if len(board.ranks) < backend.size or not vector_width():
+        return one_by_one
+
+    def late(sequence: int) -> None:
+        service.arrive(sequence, named[0], service.deadline())
+
+    steps = Steps()
+    told = steps.arrive(_board_words(service), 0, late)
+    run = steps.bind()
+
+    def meet(sequence: int, mark: int, what: str) -> None:
+        told.mark, named[0] = mark, what
+        run(sequence)
+        service.met = sequence
+
+    return meet
 
 
 def _late(service: Serving, what: str) -> Serve:
@@ -85,13 +118,13 @@ def _late(service: Serving, what: str) -> Serve:
     return late
 
 
-def _meeting(service: Serving, what: str) -> Serve:
+def _meeting(service: Serving, mark: int, late: Serve) -> Serve:
     """Make what announces this rank and waits for the others.
 
     Usually all are here already, or soon: so it looks before it sets up a wait that can report.
     """
-    board, backend, late = service.backend.board, service.backend, _late(service, what)
-    words, at, mark = board.words, board.base(backend.rank), service.reports.fingerprint(what)
+    board, backend = service.backend.board, service.backend
+    words, at = board.words, board.base(backend.rank)
     patience, others = backend.patience, board.others
 
     def all_here(sequence: int, slot: int) -> bool:
@@ -117,9 +150,9 @@ def _meeting(service: Serving, what: str) -> Serve:
     return arrive
 
 
-def _compiled_meeting(service: Serving, what: str) -> Serve:
+def _compiled_meeting(service: Serving, mark: int, late: Serve) -> Serve:
     steps = Steps()
-    _add_arrival(steps, service, what)
+    steps.arrive(_board_words(service), mark, late)
     run = steps.bind()
 
     def arrive(sequence: int) -> None:
@@ -134,7 +167,7 @@ def _fence() -> None:
         fence()
 
 
-def _phases(kernel: Kernel) -> tuple[Actions, tuple[tuple[Barrier, Actions], ...]]:
+def _phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Actions], ...]]:
     """Take a kernel apart: what is done when all have come, and what from each barrier on."""
     rounds = [item for item in kernel.items if isinstance(item, Round)]
     barriers = [part.transfer for part in rounds[1:] if isinstance(part.transfer, Barrier)]
@@ -166,7 +199,7 @@ def _waiting(service: Serving, what: str, how: str, barrier: Barrier) -> Serve:
     return wait
 
 
-def _step_by_step(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
+def _step_by_step(service: Serving, what: str, how: str, kernel: Program) -> Serve:
     """Make what does a kernel without any compiled code."""
     arrive, (first, phases) = arrival(service, what), _phases(kernel)
     before = kernel.before
@@ -190,11 +223,11 @@ def _step_by_step(service: Serving, what: str, how: str, kernel: Kernel) -> Serv
     return serve
 
 
-def _compiled(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
+def _compiled(service: Serving, what: str, how: str, kernel: Program) -> Serve:
     """Make one program of compiled code of a kernel."""
     steps, (first, phases) = Steps(), _phases(kernel)
     steps.act(kernel.before)
-    _add_arrival(steps, service, what)
+    steps.arrive(_board_words(service), service.reports.fingerprint(what), _late(service, what))
     steps.act(first)
     for barrier, actions in phases:
         lines, awaits = barrier.lines, barrier.awaits
@@ -209,7 +242,7 @@ def _compiled(service: Serving, what: str, how: str, kernel: Kernel) -> Serve:
     return steps.bind()
 
 
-def _add_arrival(steps: Steps, service: Serving, what: str) -> None:
+def _board_words(service: Serving) -> Words:
+    """Return the words of the arrival board."""
     backend, board = service.backend, service.backend.board
-    words = Words(board.words, board.base(backend.rank), board.others, backend.patience)
-    steps.arrive(words, service.reports.fingerprint(what), _late(service, what))
+    return Words(board.words, board.base(backend.rank), board.others, backend.patience)

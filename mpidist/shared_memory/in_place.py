@@ -11,14 +11,16 @@ an executor of the ``direct`` schedule of its collective, and so gives the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..algorithms.relabel import onward
-from ..backends.board import Board
+from ..backends.base import Backend
+from ..backends.executor import Executor
 from ..backends.program import Action, Program, Round, Side, store
 from ..calls.call import Call
+from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from . import rooted
 from .barrier import Arrival, Barrier
@@ -42,14 +44,14 @@ BY_PARTS = ("gather", "scatter")
 """Whose symmetric array is a rank's own part, anywhere in an allocation that all ranks hold."""
 
 
-def place_of(call: Call, heap: Heap | None) -> Place | None:
-    """Give the place of the array that the kernel of this collective needs, or None.
+def place_of(call: Call, heap: Heap) -> Place | None:
+    """Return the place of the array that the kernel of this collective needs, or None.
 
     Numpy gives an empty array no address of its own, so a rank whose part has no elements cannot
     tell where the others' parts lie.
     """
     need = NEEDS.get(call.collective)
-    if heap is None or need is None:
+    if need is None or call.on_device:
         return None
     if call.collective in BY_PARTS and not call.even and 0 in call.counts:
         return None
@@ -69,47 +71,87 @@ def where(call: Call, place: Place, heap: Heap) -> str:
     return place.key if source is None else f"{place.key} from {source.key}"
 
 
-@dataclass(slots=True)
-class Kernel(Program):
-    """A program that begins when every rank has come to the call.
+class SharedMemory(Protocol):
+    """What executors in shared memory are made from: the service of a communicator."""
 
-    Attributes
-    ----------
-    slot : int or None
-        Which slot of the staging memory it uses.
-    arrival : Arrival or None
-        In the background, the first round; a blocking call waits for the others by itself.
-    """
-
-    slot: int | None = None
-    arrival: Arrival | None = None
-
-    def in_background(self, board: Board) -> Kernel:
-        """Make it wait for the other ranks in its first round."""
-        self.arrival = Arrival(board)
-        self.items = [Round((), self.arrival, ()), *self.items]
-        return self
+    backend: Backend
+    reports: Any
+    heap: Heap | None
 
 
-def kernel(call: Call, place: Place, heap: Heap) -> Kernel:
+NO_HEAP = "the ranks share no memory"
+
+
+class Symmetric(Executor):
+    """Collectives in place, in arrays of ``comm.empty``; and the barrier."""
+
+    name, summary = "symmetric", "every rank reads and writes the others' memory in place"
+
+    def __init__(self, host: SharedMemory):
+        self._heap, self._board = host.heap, host.backend.board
+        self._check_same = host.reports.check_same
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return mostly that an array is private memory."""
+        heap = self._heap
+        if heap is None:
+            return NO_HEAP
+        if call.collective == "barrier":
+            return None
+        if place_of(call, heap) is None:
+            return f"{NEEDS.get(call.collective, 'x')} is no array of comm.empty()"
+        return "rows of other ranks are not known" if call.uneven_alltoall else None
+
+    def depends_on(self, call: Call) -> bool:
+        """Return whether the array that must be symmetric is."""
+        return self._heap is not None and place_of(call, self._heap) is not None
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return the place in symmetric memory."""
+        heap = self._heap
+        assert heap is not None
+        place = place_of(call, heap)
+        return "in symmetric memory" + ("" if place is None else f" {where(call, place, heap)}")
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Bind the kernel; in the background its first round waits for the other ranks."""
+        heap = self._heap
+        assert heap is not None
+        if call.collective == "barrier":
+            program = Program([], meets=True)
+        else:
+            place = place_of(call, heap)
+            assert place is not None
+            program = kernel(call, place, heap)
+        if background:
+            arrival = Arrival(self._board, self._check_same)
+            program.items = [Round((), arrival, ()), *program.items]
+            program.named, program.meets = arrival, False
+        return program
+
+
+def kernel(call: Call, place: Place, heap: Heap) -> Program:
     """Bind the kernel of a call to its memory."""
     base = [0]
     return assemble(_KERNELS[call.collective](call, place, heap, base), heap, base)
 
 
-def meeting() -> Kernel:
-    """Give the kernel of a barrier: over when every rank has come to the call."""
-    return Kernel([], (), 0, 0, [0])
-
-
-def assemble(body: Body, heap: Heap, base: list[int], slot: int | None = None) -> Kernel:
-    """Put a barrier between the phases."""
+def assemble(body: Body, heap: Heap, base: list[int], slot: int | None = None) -> Program:
+    """Return the program of a kernel, with a barrier between its phases."""
     before, phases = body
     first, *later = (phase if isinstance(phase, Phase) else Phase(phase) for phase in phases)
     items: list[Round | Side] = [Round((), None, tuple(first.actions))]
     for actions, awaits in later:
         items.append(Round((), Barrier(heap.lines, base, awaits), tuple(actions)))
-    return Kernel(items, (), 0, 0, base, before=tuple(before), slot=slot)
+    return Program(items, tags=base, before=tuple(before), slot=slot, meets=True)
 
 
 def _own_first(views: Sequence[np.ndarray], rank: int) -> list[np.ndarray]:

@@ -15,14 +15,16 @@ import numpy as np
 
 from ..algorithms.relabel import onward
 from ..backends import process_memory
-from ..backends.program import Action
+from ..backends.executor import Executor
+from ..backends.program import Action, Program
 from ..calls.arrays import address
 from ..calls.call import Call
-from ..errors import RankFailed
+from ..errors import RankFailed, Unsupported
+from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from .fold import PIECE_BYTES, fold
 from .heap import Heap
-from .in_place import Kernel, assemble
+from .in_place import NO_HEAP, SharedMemory, assemble
 from .kernel import divisor, slices_of, unowned
 
 _X, _OUT = range(2)  # the notes: where a rank's arrays lie
@@ -111,14 +113,55 @@ class _Others:
         return act
 
 
-def why_not(call: Call) -> str | None:
-    """Give why a call cannot be served so, or None."""
-    if call.collective not in _KERNELS:
-        return f"{call.collective} has no such form"
-    return None
+class SingleCopy(Executor):
+    """Collectives of private arrays in the ranks' own memory."""
+
+    name, summary = "single_copy", "every rank reads the others' private arrays"
+
+    def __init__(self, host: SharedMemory):
+        self._heap, self._reach = host.heap, None  # type: Heap | None, Reach | None
+        self._reason = NO_HEAP if host.heap is None else None
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return mostly that only reductions have such a form; the first use tries the rest."""
+        if self._reason is not None:
+            return self._reason
+        if background:
+            return "this is in the background"
+        return None if call.collective in _KERNELS else f"{call.collective} has no such form"
+
+    @property
+    def ready(self) -> bool:  # type: ignore[override]
+        """Whether it has been tried to read the others' memory."""
+        return self._reach is not None or self._reason is not None
+
+    def make_ready(self) -> None:
+        """Try to read the others' memory; collective."""
+        assert self._heap is not None
+        try:
+            self._reach = Reach(self._heap)
+        except (MemoryError, Unsupported) as error:
+            self._reason = str(error)
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return the executor's name: ranks that do without would wait for ever."""
+        return self.name
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Bind the kernel to the arrays' addresses."""
+        assert self._reach is not None
+        return kernel(call, self._reach)
 
 
-def kernel(call: Call, reach: Reach) -> Kernel:
+def kernel(call: Call, reach: Reach) -> Program:
     """Bind the kernel of a call to its arrays."""
     base = [0]
     others = _Others(call, reach, base)

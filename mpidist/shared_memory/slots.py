@@ -7,30 +7,93 @@ has come to a later call.  Each kernel is an executor of the ``direct`` schedule
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import cycle
 
 import numpy as np
 
 from ..algorithms.relabel import onward
-from ..backends.program import Action, store
+from ..backends.executor import Executor
+from ..backends.program import Action, Program, store
 from ..calls.call import Call
+from ..errors import Unsupported
+from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from ..selection.rules import STAGING_BYTES
 from .heap import Heap, Place
-from .in_place import Kernel, assemble
+from .in_place import NO_HEAP, SharedMemory, assemble
 from .kernel import Body, combine, combine_all, cut, one_shot, slices_of, unowned
 
 _PIECE_BYTES = 64 << 10  # 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, 2 ranks
 
 
-def kernel(call: Call, heap: Heap, slot: int) -> Kernel:
+_MOST_SHARED_BYTES = 1 << 20  # at 2 MiB binding and copying take as long as each other
+
+
+class Staged(Executor):
+    """Collectives of private arrays through the slots."""
+
+    name, summary = "staged", "every rank reads what the others copied into shared memory"
+    turns = 2
+
+    def __init__(self, host: SharedMemory):
+        self._heap = host.heap
+        self._reason = NO_HEAP if host.heap is None else None
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return mostly that the arrays are too long for a slot."""
+        if self._reason is not None:
+            return self._reason
+        if background:
+            return "this is in the background"
+        return why_not(call)
+
+    @property
+    def ready(self) -> bool:  # type: ignore[override]
+        """Whether there are slots, or cannot be any."""
+        return self._heap is None or self._heap.has_staging or self._reason is not None
+
+    def make_ready(self) -> None:
+        """Make the slots; collective."""
+        assert self._heap is not None
+        try:
+            self._heap.make_staging()
+        except (MemoryError, Unsupported) as error:
+            self._reason = str(error)
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return the executor's name: ranks that do without would wait for ever."""
+        return self.name
+
+    def kind(self, call: Call) -> Hashable:
+        """Return what arrays of short calls must have in common to share those of the program."""
+        if call.nbytes > _MOST_SHARED_BYTES or not (call.op is None or call.op.builtin):
+            return None
+        op = None if call.op is None else call.op.name
+        sizes = tuple(None if data is None else data.size for data in (call.x, call.out))
+        return call.collective, call.dtype, call.root, op, call.counts, *sizes
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Bind the kernel to slot number `turn`."""
+        assert self._heap is not None
+        return kernel(call, self._heap, turn)
+
+
+def kernel(call: Call, heap: Heap, slot: int) -> Program:
     """Bind the kernel of a call to its arrays and to slot 0 or 1."""
     return assemble(_KERNELS[call.collective](call, heap.slot(slot)), heap, [0], slot)
 
 
 def why_not(call: Call) -> str | None:
-    """Give why a call cannot go through the slots, or None."""
+    """Return why a call cannot go through the slots, or None."""
     if call.collective not in _KERNELS:
         return f"{call.collective} has no such form"
     if call.uneven_alltoall:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import starmap
 from operator import setitem
 from typing import Any
 
@@ -94,14 +95,17 @@ class Steps:
         """Add what Python does."""
         self._add(CALL, None, by_python)
 
-    def arrive(self, words: Words, mark: int, otherwise: ByPython) -> None:
+    def arrive(self, words: Words, mark: int, otherwise: ByPython) -> Any:
         """Add that the rank is announced, with `mark`, and waits until all have come with the same.
 
-        If they have not come soon, or one with another, `otherwise` goes on.
+        If they have not come soon, or one with another, `otherwise` goes on.  Returns the structure
+        of the meeting, whose ``mark`` may be set between runs.
         """
         told = words.meeting()
         told.prints, told.history, told.mark = PRINTS, HISTORY, mark
-        self._add(ARRIVE, told, otherwise)
+        self._steps.append((ARRIVE, told))
+        self._by_python.append(otherwise)
+        return told
 
     def meet(self, words: Words, otherwise: ByPython) -> None:
         """Add a barrier; `otherwise` goes on waiting."""
@@ -114,7 +118,7 @@ class Steps:
     def bind(self) -> Callable[[int], None]:
         """Give what runs them all, as operation number so and so."""
         count, by_python = len(self._steps), tuple(self._by_python)
-        self._places = (Step * count)(*(_step(*step) for step in self._steps))
+        self._places = (Step * count)(*starmap(_step, self._steps))
         program = Program(ctypes.addressof(self._places), count)
         program.kept = self
         for aimed in self._aims:
@@ -151,7 +155,8 @@ class Words:
     ):
         first = _address(words)
         self._mine = first + 8 * mine
-        self._others = (ctypes.c_size_t * len(others))(*(first + 8 * other for other in others))
+        places = map(first.__add__, map((8).__mul__, others))
+        self._others = (ctypes.c_size_t * len(others))(*places)
         self._patience = patience
 
     def meeting(self) -> Any:

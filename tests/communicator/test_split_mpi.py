@@ -71,7 +71,7 @@ def test_split_takes_settings_along(comm):
     )
     child = parent.split(0)
     assert child.timeout == 17 and child.config.local_allreduce == "ring" and child._debug
-    assert child._service.cache.pipelining.segment_bytes == 4096
+    assert child._service.pipelining.segment_bytes == 4096
     if comm.size > 1:
         with pytest.raises(CollectiveMismatch, match="rank 0: barrier"):
             child.barrier() if child.rank == 0 else child.allreduce(1)

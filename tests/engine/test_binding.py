@@ -5,7 +5,8 @@ import pytest
 
 from mpidist.backends.null import NullBackend
 from mpidist.calls.call import Call
-from mpidist.engine.programs import ProgramCache
+from mpidist.engine.binding import CallBinder
+from mpidist.engine.storage import HostMemory
 from mpidist.operations import OPS
 from mpidist.schedule import COLLECTIVES, algorithms, find, prove
 from mpidist.selection.segmentation import Pipelining
@@ -26,8 +27,10 @@ def program_bytes(collective, name, size, rank, root=0):
     dtype = np.dtype(np.float32)
     call = Call(collective, rank, size, root, dtype, x, out, op, counts, counts)
     groups = (tuple(range(size)),)
-    cache = ProgramCache(NullBackend(size, rank), groups, Pipelining(1 << 30))
-    return cache.program(call, find(collective, name), 2, False).scratch_bytes
+    binder, memory = CallBinder(groups, Pipelining(1 << 30)), HostMemory(call.dtype)
+    return binder.program(
+        NullBackend(size, rank), memory, call, find(collective, name), 2
+    ).scratch_bytes
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

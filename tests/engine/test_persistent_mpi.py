@@ -152,9 +152,9 @@ def test_attributes_that_change(own):
         x.strides = x.strides[::-1]
 
 
-def caches(comm):
-    """Return what this communicator keeps of bound calls: of repeated ones, and programs."""
-    return comm._quick._kept, comm._service.cache._kept
+def cache(comm):
+    """Return the bound calls that this communicator keeps."""
+    return comm._service.programs
 
 
 def loop(comm, arrays, turns, algorithm, call="allreduce"):
@@ -171,17 +171,22 @@ def loop(comm, arrays, turns, algorithm, call="allreduce"):
 
 @pytest.fixture
 def bound(own, monkeypatch):
-    """What was bound, and what was served without being bound, since it was cleared."""
+    """What was bound, and what was served without being found bound, since it was cleared."""
     made = []
-    for holder, name in ((own._quick, "_runner"), (own._service.cache, "_bind"), (own, "_run")):
-        plain = getattr(holder, name)
-
-        def noting(*arguments, _plain=plain, _name=name):
-            made.append(_name)
-            return _plain(*arguments)
-
-        monkeypatch.setattr(holder, name, noting)
+    for executor in own._service.executors:
+        monkeypatch.setattr(executor, "bind", noting(made, "bind", executor.bind))
+    monkeypatch.setattr(own, "_run", noting(made, "run", own._run))
     return made
+
+
+def noting(made, name, plain):
+    """Return a function that notes its name and goes on."""
+
+    def function(*arguments, **more):
+        made.append((name, more.get("repeated", False)))
+        return plain(*arguments, **more)
+
+    return function
 
 
 MANY_WAYS = (
@@ -206,34 +211,30 @@ def test_many_arrays_stay_bound(own, bound, algorithm, count):
 @pytest.mark.parametrize(
     "algorithm", ["ring", pytest.param("symmetric", marks=pytest.mark.one_node)]
 )
-def test_many_arrays_in_the_background_stay_bound(own, monkeypatch, algorithm):
+def test_many_arrays_in_the_background_stay_bound(own, bound, algorithm):
     arrays = [(own.empty if algorithm == "symmetric" else np.empty)(10) for _ in range(150)]
     loop(own, arrays, 2, algorithm, "iallreduce")
-    cache, made = own._service.cache, []
-    for name in ("_bind", "_keep"):
-        monkeypatch.setattr(cache, name, lambda *arguments, _name=name: made.append(_name))
+    bound.clear()
     loop(own, arrays, 2, algorithm, "iallreduce")
-    assert made == []
+    assert bound == []
 
 
 @pytest.mark.parametrize("algorithm", MANY_WAYS)
 def test_more_buffers_than_are_kept(own, bound, algorithm):
     """As many as fit stay bound, the others are not bound in vain; ranks may differ in which."""
     make = own.empty if algorithm == "symmetric" else np.empty
-    limits = [(1 + own.rank % 3) << 17, 3 << 16]
-    for kept, limit in zip(caches(own), limits):
-        kept.limit = limit
+    kept = cache(own)
+    kept.limit = limit = (1 + own.rank % 3) << 17
     arrays = [make(50 + k, "float64") for k in range(100)]
     loop(own, arrays, 4, algorithm)
-    quick = caches(own)[0]
     bound.clear()
     loop(own, arrays, 2, algorithm)
-    assert bound.count("_runner") == 0
-    assert bound.count("_run") == 2 * (len(arrays) - len(quick.entries)) > 0
-    for kept, limit in zip(caches(own), limits):
-        largest = max((entry.nbytes for entry in kept.entries.values()), default=0)
-        assert kept.nbytes == sum(entry.nbytes for entry in kept.entries.values())
-        assert kept.nbytes <= limit + largest
+    assert ("bind", True) not in bound
+    found = sum(entry.x is None for entry in kept.entries.values())  # no arrays of its own
+    assert bound.count(("run", False)) == 2 * (len(arrays) - found) > 0
+    largest = max((entry.nbytes for entry in kept.entries.values()), default=0)
+    assert kept.nbytes == sum(entry.nbytes for entry in kept.entries.values())
+    assert kept.nbytes <= limit + largest
     others = [make(70, "float64") for _ in range(3)]  # what is used from now on takes their place
     loop(own, others, 12, algorithm)
     bound.clear()
@@ -247,9 +248,8 @@ def test_scratch_memory_counts(own):
     for _ in range(3):
         own.allreduce(x, out=x, algorithm="ring")
     block = x.nbytes // own.size if own.size > 1 else 0
-    for kept in caches(own):
-        (entry,) = kept.entries.values()
-        assert block - 8 <= entry.nbytes < 2 * block + (64 << 10)
+    (entry,) = cache(own).entries.values()
+    assert block - 8 <= entry.nbytes < 2 * block + (64 << 10)
 
 
 @pytest.mark.one_node
@@ -258,7 +258,7 @@ def test_scratch_memory_of_kernels_counts(own):
     x = np.ones(1 << 18, "float16")
     for _ in range(3):
         own.allreduce(x, out=x, algorithm="staged")
-    (entry,) = caches(own)[0].entries.values()
+    (entry,) = (e for e in cache(own).entries.values() if e.x is None)
     piece = min(256 << 10, -(-x.size // own.size) * 4)  # of float32: a slice, cut into pieces
     assert entry.nbytes >= (2 * 2 * piece if own.size > 1 else 2 * piece)
 
@@ -266,13 +266,12 @@ def test_scratch_memory_of_kernels_counts(own):
 def test_windows_of_a_large_array(own):
     """Of programs that are not kept any more nothing is left on the array that they were for."""
     whole = np.zeros(20_000)
-    for kept in caches(own):
-        kept.limit = 1 << 17
+    kept = cache(own)
+    kept.limit = 1 << 17
     for start in range(0, 19_000, 50):
         window = whole[start : start + 50]
         for _ in range(3):
             own.allreduce(window, out=window, algorithm="ring")
-    kept = caches(own)[1]
     assert 0 < len(kept.entries) < 40
     assert weakref.getweakrefcount(whole) <= 2 * len(kept.entries)
 
@@ -294,7 +293,7 @@ def test_arrays_are_not_kept_alive(own):
 
 
 def test_programs_go_with_their_arrays(own):
-    programs = caches(own)[1]
+    programs = cache(own)
     x, out = np.ones(100), np.empty(100)
     before = len(programs.entries), programs.nbytes
     for _ in range(3):

@@ -81,7 +81,7 @@ def test_freed_while_an_operation_on_it_is_under_way(comm, collective):
 
 def test_after_very_many_allocations(comm):
     """Their numbers go through words of 64 bits, beside a place in them."""
-    heap = comm._service.shared.heap
+    heap = comm._service.heap
     comm.empty(1)
     heap._made = max(heap._made, 1 << 40)
     x, out = comm.empty(N), comm.empty(N * comm.size)

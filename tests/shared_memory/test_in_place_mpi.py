@@ -160,7 +160,7 @@ def test_private_arrays_are_refused_by_name(comm):
 
 def test_memory_goes_with_the_array_on_each_rank_alone(comm):
     x = comm.empty(1000)
-    heap = comm._service.shared.heap
+    heap = comm._service.heap
     known = len(heap._known)
     gone = weakref.ref(x)
     comm.allreduce(x, out=x, algorithm="symmetric")
@@ -231,7 +231,7 @@ def test_parts_of_no_elements(comm):
 def flags_do_not_overtake(comm, n, rounds):
     """Each rank writes its part, meets the others, and reads theirs: never what was before."""
     x = comm.empty(n * comm.size, "int64")
-    heap = comm._service.shared.heap
+    heap = comm._service.heap
     place = heap.find(x)
     views = place.views(x.size, x.dtype)
     barrier = Barrier(heap.lines, [0])
@@ -423,7 +423,7 @@ def test_a_barrier_without_messages(comm):
     for k in range(300):
         x[comm.rank] = k
         comm.barrier(algorithm="symmetric")
-        place = comm._service.shared.heap.find(x)
+        place = comm._service.heap.find(x)
         seen = [int(view[r]) for r, view in enumerate(place.views(x.size, x.dtype))]
         assert seen == [k] * comm.size
         comm.barrier(algorithm="symmetric")

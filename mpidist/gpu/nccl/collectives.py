@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+from ...backends.program import Program, library_call
 from ...calls.call import Call
 from ...calls.prepare import apart
 from ...device.array import DeviceArray
@@ -16,7 +17,8 @@ from ...engine.service import Service
 from ...engine.work import Work
 from ...errors import UnsupportedDtype
 from ...operations import loses_nan
-from ..executor import LIBRARIES, GpuExecutor, GpuProgram
+from ...schedule.registry import Choice
+from ..executor import LIBRARIES, GpuExecutor
 from ..ipc import Arena
 from ..ipc import why_not as why_not_symmetric
 from .backend import NcclBackend, Ranks, type_of
@@ -222,7 +224,7 @@ class Nccl(GpuExecutor):
             return True
         return why_not_symmetric(call, self._arena) is not None
 
-    def why_not(self, call: Call) -> str | None:
+    def why_not(self, call: Call, background: bool) -> str | None:
         """Return what NCCL cannot do."""
         return why_not(call)
 
@@ -230,17 +232,24 @@ class Nccl(GpuExecutor):
         """Start NCCL: the calls that this takes must not come within another."""
         assert self.path is not None
 
-    def agreed(self, call: Call, algorithm: str) -> str:
-        """Name the path."""
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return the name of the path."""
         return "by NCCL"
 
-    def bind(self, call: Call, algorithm: str) -> GpuProgram:
-        """Return what queues the call, on the stream of its arrays or on one beside."""
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Return the program that queues the call, on its arrays' stream or on one beside."""
         path, timeout = self.path, self._service.timeout
-        return GpuProgram(
-            lambda: path.serve(call, timeout),
-            lambda result: path.begin(call, lambda: result, timeout),
-        )
+        program = library_call(lambda: path.serve(call, timeout))
+        program.begin = lambda give: path.begin(call, give, timeout)
+        return program
 
     def close(self) -> None:
         """End NCCL, if it was started; collective."""

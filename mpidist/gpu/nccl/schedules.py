@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ...backends.base import Message
-from ...backends.program import Action
+from ...backends.program import Action, Program, library_call
 from ...calls.call import Call
 from ...device.array import DeviceArray
 from ...device.base import Device
@@ -26,7 +26,7 @@ from ...schedule.registry import RESERVED, Algorithm, Choice, Groups
 from ...schedule.rounds import Copy, Send, Step
 from ...schedule.unrolled import Strands, Written, materialise
 from ...selection.segmentation import Pipelining
-from ..executor import GpuExecutor, GpuProgram
+from ..executor import GpuExecutor
 from .backend import NcclBackend
 from .collectives import Nccl
 
@@ -230,25 +230,35 @@ class NcclRounds(GpuExecutor):
         named = algorithm not in RESERVED
         return named and self._taken[call.collective] == self.name and not background
 
-    def why_not(self, call: Call) -> str | None:
+    def why_not(self, call: Call, background: bool) -> str | None:
         """Return what the device cannot do."""
         if call.op is None or (call.op.builtin and self._device.combines(call.dtype)):
             return None
         return f"the device has no {call.op.name!r} of {call.dtype}"
 
-    def agreed(self, call: Call, algorithm: str) -> str:
-        """Name the schedule."""
-        return f"by NCCL's messages, {self._choice(call, algorithm)[0].name}"
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return the name of the schedule."""
+        assert choice is not None
+        return f"by NCCL's messages, {choice.name}"
 
-    def bind(self, call: Call, algorithm: str) -> GpuProgram:
-        """Return what queues the rounds.
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Return the program that queues the rounds.
 
         Raises
         ------
         Unsupported
             The same on every rank, if the schedule would wait for itself.
         """
-        choice, arity = self._choice(call, algorithm)
+        assert choice is not None
+        arity = choice.arity or self._service.arity
         stuck = _why_stuck(choice.algorithm, call.size, call.root, arity, self._service.groups)
         if stuck is not None:
             raise Unsupported(
@@ -264,13 +274,7 @@ class NcclRounds(GpuExecutor):
             self._service.engine.run(program, None)
             return [program]  # it holds the memory that must outlive what is queued
 
-        return GpuProgram(lambda: path.serve(call, timeout, queue))
-
-    def _choice(self, call: Call, algorithm: str) -> tuple[Choice, int]:
-        """Return the schedule, and the arity of its trees."""
-        way = self._service.chooser.way(call, algorithm, None)
-        assert way.choice is not None
-        return way.choice, self._service.arity(way)
+        return library_call(lambda: path.serve(call, timeout, queue))
 
 
 @lru_cache(maxsize=256)

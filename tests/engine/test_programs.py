@@ -1,37 +1,55 @@
 """What is kept of bound calls when not all of them fit."""
 
 import gc
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from mpidist.engine import bound_calls
-from mpidist.engine.bound_calls import BoundCalls
+from mpidist.backends.program import Program
+from mpidist.engine import programs
+from mpidist.engine.programs import Bound, Programs
 
 
-@dataclass
-class Entry:
-    nbytes: int
-    used: int
+class Clock:
+    """Counts the operations."""
+
+    sequence = 0
+
+
+def entry(nbytes):
+    """Make a bound call that holds so many bytes."""
+    made = Bound([Program([])], None)
+    made.nbytes = nbytes
+    return made
+
+
+def cache(limit):
+    """Make a cache whose clock the test sets."""
+    return Programs(Clock(), limit)
+
+
+def use_at(keeps, now, *of):
+    """Note a use at a time; return the time of the last one."""
+    keeps._clock.sequence = now
+    return keeps.last_use(*of)
 
 
 class Uses:
     """Makes calls by a cache of bound calls; counts what was found and what was bound."""
 
     def __init__(self, limit, nbytes=1):
-        self.kept, self.nbytes = BoundCalls(limit), nbytes
+        self.kept, self.nbytes = cache(limit), nbytes
         self.now = self.found = self.bound = 0
 
     def __call__(self, keys):
         """Use these in turn; return how many were found, and how many were bound."""
         self.found = self.bound = 0
         for key in keys:
-            entry = self.kept.entries.get(key)
-            if entry is not None:
-                entry.used, self.found = self.now, self.found + 1
-            elif self.kept.make_room(self.kept.last_use(key, self.now), self.nbytes):
-                self.kept.keep(key, Entry(self.nbytes, self.now))
+            self.kept._clock.sequence = self.now
+            if self.kept.get(key) is not None:
+                self.found += 1
+            elif self.kept.make_room(self.kept.last_use(key), self.nbytes):
+                self.kept.keep(key, entry(self.nbytes))
                 self.bound += 1
             self.now += 1
         return self.found, self.bound
@@ -78,12 +96,12 @@ def test_calls_made_once_change_nothing():
 
 
 def test_bytes_count():
-    keeps = BoundCalls(100)
+    keeps = cache(100)
     for key, nbytes in enumerate((60, 30, 10)):
         assert keeps.make_room(None, nbytes)
-        keeps.keep(key, Entry(nbytes, 0))
+        keeps.keep(key, entry(nbytes))
     assert not keeps.make_room(None, 1)
-    keeps.keep(0, Entry(20, 0))  # in the place of the 60
+    keeps.keep(0, entry(20))  # in the place of the 60
     assert keeps.nbytes == 60 and keeps.make_room(None, 40)
     keeps.drop(1)
     keeps.drop(1)
@@ -94,36 +112,36 @@ def test_bytes_count():
 
 def test_one_that_is_larger_than_the_limit():
     """It is kept alone, and beside others if its size is known only once it is bound."""
-    keeps = BoundCalls(100)
+    keeps = cache(100)
     assert keeps.make_room(None, 500)
-    keeps.keep("large", Entry(500, 0))
+    keeps.keep("large", entry(500))
     assert not keeps.make_room(None, 1) and keeps.make_room(1, 1)
     assert not keeps.entries
-    keeps.keep("small", Entry(99, 0))
+    keeps.keep("small", entry(99))
     assert keeps.make_room(None)
     assert not keeps.make_room(None, 2)
 
 
 def test_calls_are_known_by_their_array():
-    keeps, x = BoundCalls(100), np.zeros(3)
-    assert keeps.last_use("call", 1, x) is None
-    assert keeps.last_use("call", 2, x) == 1
-    assert keeps.last_use("call", 3, np.zeros(3)) is None  # another with the same key
+    keeps, x = cache(100), np.zeros(3)
+    assert use_at(keeps, 1, "call", x) is None
+    assert use_at(keeps, 2, "call", x) == 1
+    assert use_at(keeps, 3, "call", np.zeros(3)) is None  # another with the same key
     with pytest.raises(TypeError, match="unhashable"):
-        keeps.last_use([], 4, x)
+        use_at(keeps, 4, [], x)
     with pytest.raises(TypeError, match="weak reference"):
-        keeps.last_use("call", 5, 1.0)
+        use_at(keeps, 5, "call", 1.0)
 
 
 def test_what_is_noted_is_bounded(monkeypatch):
-    monkeypatch.setattr(bound_calls, "NOTED", 64)
-    keeps, held = BoundCalls(100), [np.zeros(1) for _ in range(300)]
+    monkeypatch.setattr(programs, "NOTED", 64)
+    keeps, held = cache(100), [np.zeros(1) for _ in range(300)]
     for key, x in enumerate(held):
-        keeps.last_use(key, key, x)
+        use_at(keeps, key, key, x)
         assert len(keeps._noted) <= 64
-    assert keeps.last_use(299, 300, held[299]) == 299
+    assert use_at(keeps, 300, 299, held[299]) == 299
     del held, x
     gc.collect()
     for key in range(400, 600):
-        keeps.last_use(key, key)
+        use_at(keeps, key, key)
         assert len(keeps._noted) <= 64

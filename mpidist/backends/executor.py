@@ -1,0 +1,102 @@
+"""Executors: the ways to serve a call, in one ordered list."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from ..calls.call import Call
+from ..schedule.registry import Choice
+from .program import Program
+
+
+class Executor:
+    """One way to serve calls, asked in the order of the communicator's list.
+
+    Subclasses define :meth:`why_not` and :meth:`bind`; the other members have defaults.  All
+    answers must be the same on every rank.
+
+    Attributes
+    ----------
+    name : str
+        The name that a call's ``algorithm=`` asks for it by.
+    summary : str
+        How it works, in the list of ``explain``.
+    ready : bool
+        Whether :meth:`make_ready` has been called, or needs not be.
+    turns : int
+        Number of programs among which the runs of a call alternate, by the operation's number.
+
+    Examples
+    --------
+    An executor that serves every call on one rank, by copying::
+
+        class Alone(Executor):
+            name, summary = "alone", "copies the input"
+
+            def why_not(self, call, background):
+                return None if call.size == 1 and call.op else "needs one rank"
+
+            def bind(self, call, choice, *, background=False, repeated=False, turn=0):
+                return Program([Round((), None, (store(call.out, call.x),))])
+    """
+
+    name: str
+    summary: str
+    ready: bool = True
+    turns: int = 1
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return why this executor cannot serve a call, as a sentence, or None if it can."""
+        raise NotImplementedError
+
+    def depends_on(self, call: Call) -> Hashable:
+        """Return what :meth:`why_not` depends on beyond collective, size, type and operation."""
+        return None
+
+    def make_ready(self) -> None:
+        """Make what the executor needs; collective, before the first call that it serves.
+
+        Where that cannot be, :meth:`why_not` has a reason from then on.
+        """
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return what else must be equal on all ranks, in words; empty if nothing."""
+        return ""
+
+    def kind(self, call: Call) -> Hashable:
+        """Return the key of calls that may share one program, with arrays of its own, or None.
+
+        For calls whose arrays are copied in less time than a program is bound.
+        """
+        return None
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Bind a call that this executor can serve to its memory.
+
+        Parameters
+        ----------
+        call : Call
+            The call.
+        choice : Choice or None
+            The algorithm, for the executor of algorithms.
+        background : bool
+            Whether the program is to run in the background.
+        repeated : bool
+            Whether the program will be kept: setting up more for each run to do less pays.
+        turn : int
+            Which of the `turns`.
+
+        Returns
+        -------
+        Program
+            It must not keep the call's arrays alive: it is dropped when they die.
+        """
+        raise NotImplementedError

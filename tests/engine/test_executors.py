@@ -1,0 +1,77 @@
+"""Executors: one class and its place in one list make a new way to serve calls."""
+
+import numpy as np
+import pytest
+
+from mpidist import Unsupported, run_simulated
+from mpidist.backends.executor import Executor
+from mpidist.backends.program import Program, Round, store
+from mpidist.engine.executors import EXECUTORS
+
+
+class Alone(Executor):
+    """Serves sums of one rank by copying."""
+
+    name, summary = "alone", "copies the input"
+
+    def __init__(self, host):
+        self.bound = []
+
+    def why_not(self, call, background):
+        if call.size > 1:
+            return "more than one rank"
+        return None if call.collective == "allreduce" else f"no {call.collective}"
+
+    def bind(self, call, choice, *, background=False, repeated=False, turn=0):
+        self.bound.append((background, repeated))
+        out, x = np.asarray(call.out), np.asarray(call.x)
+        return Program([Round((), None, (store(out, x),))])
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    monkeypatch.setattr("mpidist.engine.service.EXECUTORS", [Alone, *EXECUTORS])
+
+
+def test_a_new_executor_serves_blocking_repeated_and_background_calls(listed):
+    def run(comm):
+        x, out = np.arange(5.0), np.zeros(5)
+        for turn in range(4):
+            x += 1
+            assert comm.allreduce(x, out=out, algorithm="alone") is out
+            assert (out == np.arange(5.0) + turn + 1).all()
+        assert comm.iallreduce(x, algorithm="alone").wait().tolist() == x.tolist()
+        return comm._service.executors[0].bound
+
+    # Bound for one call, for repetition at the second, and for the background: the rest are found.
+    assert run_simulated(1, run) == [[(False, False), (False, True), (True, False)]]
+
+
+def test_a_new_executor_is_listed_by_explain_and_named_by_errors(listed):
+    def run(comm):
+        way = {way.name: way for way in comm.explain("allreduce", 8)[1]}["alone"]
+        with pytest.raises(Unsupported, match=r"'alone'.*no broadcast") as error:
+            comm.broadcast(np.ones(2), algorithm="alone")
+        return way.can, way.why, str(error.value).startswith(f"rank {comm.rank}:")
+
+    assert run_simulated(1, run) == [(True, "copies the input", True)]
+
+
+def test_a_new_executor_that_cannot_serve_says_why(listed):
+    def run(comm):
+        with pytest.raises(Unsupported, match="'alone': more than one rank; able.*ring"):
+            comm.allreduce(np.ones(2), algorithm="alone")
+        return {way.name: way.why for way in comm.explain("allreduce", 8)[1]}["alone"]
+
+    assert run_simulated(2, run) == ["more than one rank"] * 2
+
+
+def test_every_executor_answers_for_every_collective():
+    """The list of one communicator: each reason is a sentence, and each summary too."""
+
+    def run(comm):
+        for executor in comm._service.executors:
+            assert executor.name and executor.summary
+        return [executor.name for executor in comm._service.executors]
+
+    assert run_simulated(1, run) == [["native", "symmetric", "staged", "single_copy", "messages"]]
