@@ -1,8 +1,8 @@
-"""What is measured: arrays that differ before every call, and what must come out of it.
+"""Test data of the benchmarks: inputs that change before every call, and the expected results.
 
-All data are windows of one pseudo-random sequence g of small whole numbers.  A *turn* slides every
-window on by one, on all ranks alike, so that no call finds what an earlier one has left.  Where
-ranks are combined, rank r brings g[t+7r …], so the result is a window of E[i] = g[i] ∘ g[i+7] ∘
+All data are windows of one pseudo-random sequence g of small whole numbers.  A *turn* moves every
+window on by one element, on all ranks alike, so that no call finds the result of an earlier one.
+In reductions rank r contributes g[t+7r …], so the result is a window of E[i] = g[i] ∘ g[i+7] ∘
 g[i+14] ∘ …, computed once.  Filling and checking are one pass over memory each.
 """
 
@@ -15,47 +15,39 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidArgument, InvalidRank
+from ..errors import InvalidArgument, InvalidRank, Unsupported
+from ..frameworks.base import find_dtype
 from ..operations import Op, check_defined, divides_first, division, find_op, kind_of
 from ..schedule.contract import COLLECTIVES
 
-BARE = "mpi4py"
+BARE = "mpi4py"  # name of the bare mpi4py call among the contenders
 
-# Kinds of memory.
-PRIVATE = "private"
-SYMMETRIC = "symmetric"
-
-SPAN = 251
+SPAN = 251  # different numbers in the sequence, where sums of them are exact
 _PERIOD = 65521  # a prime: no block's length is a multiple of it
 
 
-def find_dtype(name: str) -> np.dtype:
-    """Give the dtype of a name, those of ml_dtypes included.
+def number_dtype(name: str) -> np.dtype:
+    """Return the dtype of a name, which must be one of numbers or bool.
 
     Raises
     ------
     InvalidArgument
-        If there is none, or it is none of numbers or bool.
+        If there is no such dtype, or its elements are neither numbers nor bool.
     """
     try:
-        dtype = np.dtype(name)
-    except TypeError:
-        try:
-            import ml_dtypes
-
-            dtype = np.dtype(getattr(ml_dtypes, name))
-        except (ImportError, AttributeError, TypeError):
-            dtype = np.dtype(object)
+        dtype = find_dtype(name)
+    except (InvalidArgument, Unsupported):
+        dtype = np.dtype(object)
     if kind_of(dtype) == "other":
         raise InvalidArgument(
-            f"dtype {name!r}: allowed are bool, int8 … int64, uint8 … uint64, float16, float32, "
-            "float64, complex64, complex128 and those of ml_dtypes (bfloat16), if it is installed"
+            f"dtype {name!r}: expected bool, int8 … int64, uint8 … uint64, float16, float32, "
+            "float64, complex64, complex128, or one of ml_dtypes (bfloat16), if it is installed"
         )
     return dtype
 
 
 def span(dtype: np.dtype, size: int, op: str) -> int:
-    """Give how many different numbers may occur so that `op` over the ranks is exact in `dtype`."""
+    """Return how many different numbers may occur so that `op` over the ranks is exact."""
     kind = kind_of(dtype)
     if kind == "bool" or op == "prod":
         return 2
@@ -67,7 +59,7 @@ def span(dtype: np.dtype, size: int, op: str) -> int:
 
 
 def mantissa_bits(dtype: np.dtype) -> int:
-    """Give the bits of a floating-point number's fraction."""
+    """Return the bits of the fraction of a floating-point dtype."""
     try:
         return int(np.finfo(dtype).nmant)
     except ValueError:  # numpy does not know those of ml_dtypes
@@ -92,7 +84,7 @@ def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.
 
 
 def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.ndarray:
-    """Give g[i] ∘ g[i + stride] ∘ …, one operand a rank, for the first `length` places."""
+    """Return g[i] ∘ g[i + stride] ∘ …, one operand per rank, for the first `length` elements."""
     result = g[:length].copy()
     for rank in range(1, size):
         op.combine(result, g[stride * rank : stride * rank + length], result)
@@ -104,7 +96,7 @@ def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.nd
 def rounded_total(
     g: np.ndarray, size: int, length: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Give the least and the largest value that a sum of real numbers in g's dtype may have.
+    """Return the least and the largest value that a sum of real numbers in g's dtype may have.
 
     Each of the p-1 additions rounds by at most half a unit in the last place of a partial sum, and
     no partial sum exceeds the sum of magnitudes, whatever the order (Higham 2002, §4.2).
@@ -138,7 +130,7 @@ def _reduce_scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None
     case.sources = [(case.x, g, STRIDE * case.rank)]
     case.out = case.out[begin : begin + part] if case.in_place else case.out[:part]
     case.expected = [(case.out, e, begin)]
-    if case.in_place:  # MPI leaves it in front, mpidist where the part of this rank is
+    if case.in_place:  # MPI leaves the result in front, mpidist at the part of this rank
         case.bare_expected = [(case.x[:part], e, begin)]
 
 
@@ -179,7 +171,7 @@ def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 
 
 def _own_part(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
-    """Give this rank's part: in place, the root has it in the whole; the others have no whole."""
+    """Return this rank's part; in place, that of the root lies inside its whole buffer."""
     begin = case.root * part if case.in_place and case.rank == case.root else 0
     return memory[begin : begin + part]
 
@@ -208,14 +200,14 @@ LAYOUT = {
     "alltoall": _alltoall,
     "barrier": _barrier,
 }
-"""By collective: (case, g, E, elements of one part) to the case with its memory and windows."""
+"""By collective: function of (case, g, E, elements of one part) that sets memory and windows."""
 
-TURNS = 61  # windows before they repeat
+TURNS = 61  # turns before the windows repeat
 
-_CHUNK = 1 << 15  # elements that are checked at a time: what is compared stays in the cache
+_CHUNK = 1 << 15  # elements that are checked at a time, so that both operands stay in the cache
 
 Bounds = tuple[np.ndarray, np.ndarray]
-Window = tuple[np.ndarray, np.ndarray, int]  # memory, sequence, where in the sequence it begins
+Window = tuple[np.ndarray, np.ndarray, int]  # memory, sequence, start in the sequence
 
 
 @dataclass
@@ -225,15 +217,15 @@ class Case:
     Attributes
     ----------
     x, out : ndarray or None
-        What is passed; None where this rank has no part.
+        Arguments of the call; None where this rank passes none.
     nbytes : int
         Bytes of the whole buffer.
     sources, expected : list of (ndarray, ndarray, int)
-        What to fill before a call, and what must hold after it: memory and where its window begins.
+        Memory to fill before a call, and memory to check after it, each with its window.
     bare_expected : list, optional
-        The same for the bare MPI call, where it leaves its result elsewhere.
+        `expected` of the bare MPI call, if it leaves its result elsewhere.
     bounds : tuple of ndarray, optional
-        Least and largest result allowed, place by place; by default it must be exact.
+        Least and largest correct result of each element; by default results must be exact.
     """
 
     collective: str
@@ -257,7 +249,7 @@ class Case:
             np.copyto(memory, numbers[begin + at : begin + at + memory.size])
 
     def check(self, turn: int, bare: bool = False) -> bool:
-        """Tell whether this turn's result is right."""
+        """Return whether this turn's result is correct."""
         at = turn % TURNS
         windows = self.bare_expected if bare and self.bare_expected is not None else self.expected
         return all(
@@ -275,25 +267,25 @@ class Case:
 
 
 class Workload:
-    """The cases of one collective on one rank, of any size up to a largest, in the same memory.
+    """Test data of one collective on one rank, for buffers of every size up to `largest`.
 
     Parameters
     ----------
     collective : str
-        Which.
+        Name of the collective.
     rank, size, root : int
-        Of the communicator.
+        Rank and size of the communicator; root of the collective.
     largest : int
         Bytes of the largest buffer.
     dtype : dtype
-        Of the elements.
+        Dtype of the elements.
     op : str
-        For collectives that reduce.
+        Operation of reductions.
     in_place : bool
-        Give the result the memory of the input.
+        Write the result over the input.
     data : ndarray, optional
-        Real numbers to take instead of g, repeated as often as needed; results may then differ from
-        E by the rounding of the sum.
+        Real numbers in place of g, repeated as often as needed; results may then differ from E
+        by the rounding of the sum.
     """
 
     def __init__(
@@ -335,12 +327,12 @@ class Workload:
             self.e = combine(self.op, self.g, size, count + TURNS, STRIDE)
 
     def elsewhere(self, empty: Callable[[int, np.dtype], np.ndarray]) -> Workload:
-        """Give the same workload in other memory; the numbers are shared.
+        """Return the same workload in other memory; the sequences are shared.
 
         Parameters
         ----------
         empty : callable
-            Gives an array of so many elements of a dtype, such as ``comm.empty``.
+            Allocates an array of a number of elements of a dtype, as ``comm.empty`` does.
         """
         other = copy.copy(self)
         other.memory = empty(self.memory.size, self.dtype)
@@ -348,19 +340,19 @@ class Workload:
         return other
 
     def next_turn(self) -> int:
-        """Give the number of the next turn: no two calls in a row have the same data."""
+        """Return the number of the next turn: no two calls in a row have the same data."""
         self._turn += 1
         return self._turn
 
     def count(self, nbytes: int) -> int:
-        """Give the elements of the whole buffer, rounded up to a multiple of the ranks."""
+        """Return the elements of the whole buffer, rounded up to a multiple of the ranks."""
         count = -(-nbytes // self.dtype.itemsize)
         if COLLECTIVES[self.collective].per_rank:
             count = -(-count // self.size) * self.size
         return 0 if self.collective == "barrier" else count
 
     def case(self, nbytes: int) -> Case:
-        """Give the case of a size."""
+        """Return the case of a size."""
         n = self.count(nbytes)
         case = Case(
             self.collective,

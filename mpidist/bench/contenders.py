@@ -1,4 +1,4 @@
-"""Who is measured: the bare mpi4py call, and mpidist's ways, as calls without arguments."""
+"""The contenders of a measurement: the bare mpi4py call, and mpidist's implementations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, MpidistError, Unsupported
 from ..schedule.registry import find
-from .cases import BARE, PRIVATE, SYMMETRIC, Case
+from ..selection.tuning import PRIVATE, SYMMETRIC
+from .cases import BARE, Case
 
 _OPERATIONS = {
     "sum": "SUM",
@@ -25,57 +27,57 @@ _OPERATIONS = {
 _LOGICAL = {"and": "LAND", "or": "LOR", "xor": "LXOR", "max": "LOR", "min": "LAND"}
 
 
-MEMORIES = {PRIVATE: (PRIVATE,), SYMMETRIC: (SYMMETRIC,), "both": (PRIVATE, SYMMETRIC)}
-"""By what a user asks for: the kinds of memory that are measured beside the baselines."""
+MEMORY_CHOICES = {PRIVATE: (PRIVATE,), SYMMETRIC: (SYMMETRIC,), "both": (PRIVATE, SYMMETRIC)}
+"""By the value of ``memory``: the kinds of memory that are measured beside the baselines."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to serve a collective, and the kind of memory that its arrays are in."""
+    """An implementation of a collective, and the kind of memory of its arrays."""
 
     name: str
     memory: str = PRIVATE
 
 
-def way_names(comm: Any, collective: str) -> list[str]:
-    """Give the names of all ways that there are to serve a collective, native first."""
+def implementations(comm: Communicator, collective: str) -> list[str]:
+    """Return the names of all implementations of a collective, native first."""
     return [way.name for way in comm.explain(collective, 8)[1]]
 
 
 def contenders(
-    comm: Any,
+    comm: Communicator,
     collective: str,
     names: Sequence[str] | None,
     memory: str = PRIVATE,
     collectives: Sequence[str] = (),
 ) -> list[Contender]:
-    """Give the contenders of a collective.
+    """Return the contenders of a collective.
 
-    The bare call is the first; it and, with other memory, a native call are always on private
-    arrays: the baselines gain and lose nothing by the memory that the others have.
+    The bare call is the first.  It and, in symmetric memory, one native call always have private
+    arrays, so that the memory of the others changes nothing in the baselines.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ways they are.
+        The ranks that measure.
     collective : str
-        Which.
+        Name of the collective.
     names : sequence of str, optional
-        Those asked for; by default native, auto and every way there is.
+        Names of algorithms; by default native, auto and all implementations.
     memory : {"private", "symmetric", "both"}
-        Where their arrays are.
+        Memory of the arrays.
     collectives : sequence of str
-        All that are measured: a name that only one of them knows is no error.
+        All collectives of the run: a name that one of them has is accepted.
 
     Raises
     ------
     UnknownName
-        If no collective that is measured has an algorithm of that name.
+        If no collective of the run has an algorithm of that name.
     """
-    if memory not in MEMORIES:
-        raise InvalidArgument(f"memory={memory!r}: allowed are {', '.join(MEMORIES)}")
-    kinds = MEMORIES[memory]
-    chosen = ["native", "auto", *way_names(comm, collective)] if names is None else names
+    if memory not in MEMORY_CHOICES:
+        raise InvalidArgument(f"memory={memory!r}: expected {', '.join(MEMORY_CHOICES)}")
+    kinds = MEMORY_CHOICES[memory]
+    chosen = ["native", "auto", *implementations(comm, collective)] if names is None else names
     for name in names or ():
         if name not in (BARE, "native", "auto"):
             _find_any(comm, name, (collective, *collectives))
@@ -84,24 +86,24 @@ def contenders(
         found.append(Contender("native"))
     for kind in kinds:
         found += [Contender(name, kind) for name in chosen if name != BARE]
-    if names is None or len(kinds) > 1:  # what is defined by its memory is no contender elsewhere
+    if names is None or len(kinds) > 1:  # "symmetric" needs symmetric memory
         found = [c for c in found if c.name != SYMMETRIC or c.memory == SYMMETRIC]
     return list(dict.fromkeys(found))
 
 
-def _find_any(comm: Any, name: str, collectives: Sequence[str]) -> None:
+def _find_any(comm: Communicator, name: str, collectives: Sequence[str]) -> None:
     failures = [_unknown(comm, name, collective) for collective in collectives]
     if failures and all(failures):
         raise failures[0]  # type: ignore[misc]
 
 
-def knows(comm: Any, name: str, collective: str) -> bool:
-    """Tell whether a collective can be asked for by that name."""
+def knows(comm: Communicator, name: str, collective: str) -> bool:
+    """Return whether a collective has a contender of that name."""
     return name in (BARE, "auto") or _unknown(comm, name, collective) is None
 
 
-def _unknown(comm: Any, name: str, collective: str) -> MpidistError | None:
-    if name in way_names(comm, collective):
+def _unknown(comm: Communicator, name: str, collective: str) -> MpidistError | None:
+    if name in implementations(comm, collective):
         return None
     try:
         find(collective, name)
@@ -110,8 +112,8 @@ def _unknown(comm: Any, name: str, collective: str) -> MpidistError | None:
     return None
 
 
-def ours(comm: Any, case: Case, algorithm: str) -> Callable[[], Any]:
-    """Give mpidist's call of a case by one algorithm."""
+def ours(comm: Communicator, case: Case, algorithm: str) -> Callable[[], Any]:
+    """Return mpidist's call of a case by one algorithm, as a function without arguments."""
     x, out, op, root = case.x, case.out, case.op, case.root
     method = getattr(comm, case.collective)
     return {
@@ -127,19 +129,33 @@ def ours(comm: Any, case: Case, algorithm: str) -> Callable[[], Any]:
     }[case.collective]
 
 
-def bare(comm: Any, case: Case) -> Callable[[], Any]:
-    """Give the call as a user of mpi4py writes it, on the communicator that mpidist uses as well.
+def mpi_communicator(comm: Communicator) -> Any:
+    """Return the mpi4py communicator that mpidist uses.
 
     Raises
     ------
     Unsupported
-        If there is no MPI, or it has no such operation for this dtype.
+        If the communicator's backend is not MPI.
     """
     if comm.backend.name != "mpi":
-        raise Unsupported(f"the {comm.backend.name} backend is not MPI")
+        raise Unsupported(f"the {comm.backend.name} backend is not MPI: it has no mpi4py call")
+    from ..backends.mpi import MpiBackend
+
+    assert isinstance(comm.backend, MpiBackend)
+    return comm.backend.comm
+
+
+def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
+    """Return the bare mpi4py call of a case, on the MPI communicator that mpidist uses.
+
+    Raises
+    ------
+    Unsupported
+        If there is no MPI, or MPI has no such operation for this dtype.
+    """
+    mpi = mpi_communicator(comm)
     from mpi4py import MPI
 
-    mpi = comm.backend.comm
     if case.collective == "barrier":
         return mpi.Barrier
     op = None if case.op is None else _operation(case)
@@ -162,7 +178,7 @@ def bare(comm: Any, case: Case) -> Callable[[], Any]:
 
 
 def _operation(case: Case) -> Any:
-    """Give MPI's operation, where it has one for this dtype."""
+    """Return MPI's operation; raise Unsupported if it has none for this dtype."""
     assert case.op is not None and case.x is not None
     from mpi4py import MPI
 
@@ -176,7 +192,7 @@ def _operation(case: Case) -> Any:
 
 
 def _buffer(data: np.ndarray | None, op: Any) -> Any:
-    """Give what mpi4py takes: the array, or its bytes where it is only moved."""
+    """Return the buffer for mpi4py: the array, or its bytes if they are only moved."""
     if data is None or op is not None:
         return data
     return data.view(np.uint8)

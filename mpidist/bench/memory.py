@@ -1,4 +1,4 @@
-"""The speed of memory, as STREAM's copy by all ranks at once, and its bound to allreduce."""
+"""The memory bandwidth: STREAM's copy, by all ranks at once."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..measure import parse_size
 
-CACHES = 4  # times the last-level cache: what STREAM asks of its arrays
-_LEAST = 16 << 20  # bytes of an array, where the cache is small or not known
+CACHES = 4  # size of STREAM's arrays, in last-level caches
+_LEAST = 16 << 20  # bytes of an array, where the cache is small or of unknown size
 _REPEAT = 12
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What was measured.
+    """The measured memory bandwidth.
 
     Attributes
     ----------
     gbs : float
-        10⁹ bytes per second that all ranks together read and wrote: the best of several copies.
+        10⁹ bytes per second, read and written by all ranks together, in the best of several copies.
     array_bytes : int
-        Of each of the two arrays of a rank.
+        Bytes of each of the two arrays of a rank.
     cache_bytes : int
-        Of the last-level cache; 0 where the system does not tell.
+        Bytes of the last-level cache; 0 if unknown.
     enough : bool
-        Whether the arrays of all ranks together are `CACHES` times the cache or more.
+        Whether the arrays of all ranks together are at least `CACHES` times the cache.
     """
 
     gbs: float
@@ -39,17 +40,17 @@ class Stream:
     enough: bool
 
     def as_header(self) -> dict[str, Any]:
-        """Give what the header of the results holds."""
+        """Return the figures for the header of results."""
         return asdict(self)
 
 
 def last_level_cache(root: str = "/sys/devices/system/cpu") -> int:
-    """Give the bytes of the largest cache of the highest level; 0 where the system does not tell.
+    """Return the bytes of the largest cache of the highest level; 0 if unknown.
 
     Parameters
     ----------
     root : str
-        Folder of the processors, as Linux has it.
+        Folder of the processors, in the layout of Linux.
     """
     found = []
     for index in Path(root).glob("cpu[0-9]*/cache/index*"):
@@ -65,7 +66,7 @@ def last_level_cache(root: str = "/sys/devices/system/cpu") -> int:
 
 
 def available_memory(path: str = "/proc/meminfo") -> int:
-    """Give the bytes of memory that are free to take; 0 where the system does not tell."""
+    """Return the bytes of available memory; 0 if unknown."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
@@ -75,25 +76,25 @@ def available_memory(path: str = "/proc/meminfo") -> int:
 
 
 def array_bytes(ranks: int, cache: int, available: int) -> int:
-    """Give the length of a rank's array in bytes.
+    """Return the length of a rank's array in bytes.
 
-    All ranks' arrays together are four times the cache, but no more than a quarter of the memory
-    that is free, for the two arrays of every rank.
+    The arrays of all ranks together are four times the cache, but the two arrays of every rank
+    take at most a quarter of the available memory.
     """
     wanted = max(-(-CACHES * cache // ranks), _LEAST)
     affordable = available // (4 * 2 * ranks) if available else 4 * _LEAST
     return max(min(wanted, affordable), 1 << 20) // 8 * 8
 
 
-def measure_stream(comm: Any, nbytes: int | None = None) -> Stream:
-    """Copy on all ranks at once; collective.
+def measure_stream(comm: Communicator, nbytes: int | None = None) -> Stream:
+    """Measure the memory bandwidth of copies on all ranks at once; collective.
 
     Parameters
     ----------
     comm : Communicator
-        Whose ranks copy.
+        The ranks that copy.
     nbytes : int, optional
-        Length of an array; by default by cache and memory of rank 0's node.
+        Length of an array; by default chosen by cache and memory of rank 0's node.
 
     Returns
     -------
@@ -111,31 +112,32 @@ def measure_stream(comm: Any, nbytes: int | None = None) -> Stream:
     return Stream(rate, source.nbytes, cache, source.nbytes * here >= CACHES * cache > 0)
 
 
-def _copy_time(comm: Any, source: np.ndarray, target: np.ndarray) -> float:
-    """Give the seconds from the first rank's begin to the last one's end.
+def _copy_time(comm: Communicator, source: np.ndarray, target: np.ndarray) -> float:
+    """Return the seconds from the start of the first rank to the end of the last one.
 
-    Where ranks share cores they copy one after another: the slowest rank's own time would be too
-    short.  Clocks of several nodes cannot be compared; there it is the slowest rank's.
+    Ranks that share cores copy one after another: the slowest rank's own time would be too short.
+    Between nodes, whose clocks cannot be compared, it is the slowest rank's time.
     """
     comm.barrier()
     begun = perf_counter()
     np.copyto(target, source)
     ended = perf_counter()
-    told = comm.allreduce(np.array([ended, -begun, ended - begun]), "max")
-    return float(told[0] + told[1] if comm.topology.num_nodes == 1 else told[2])
+    last, first, slowest = comm.allreduce(np.array([ended, -begun, ended - begun]), "max").tolist()
+    return last + first if comm.topology.num_nodes == 1 else slowest
 
 
 def describe_stream(header: Mapping[str, Any]) -> str:
-    """Give the speed of memory in words; empty where it was not measured."""
+    """Return the memory bandwidth in words; empty if it was not measured."""
     stream = header.get("stream")
     if not stream:
         return ""
     size = f"{stream['array_bytes'] / (1 << 20):.0f} MiB"
     cache = stream["cache_bytes"]
     known = f"{cache / (1 << 20):.0f} MiB" if cache else "of unknown size"
-    less = "" if stream["enough"] else f"; less than {CACHES} times the cache"
+    less = "" if stream["enough"] else f"; the arrays are less than {CACHES} times the cache"
     return (
-        f"memory: {stream['gbs']:.1f} GB/s, read and written, by all {header.get('ranks')} ranks "
-        f"at once (np.copyto, best of {_REPEAT}, arrays of {size} a rank, last-level cache {known}"
+        f"memory bandwidth: {stream['gbs']:.1f} GB/s, read and written, by all "
+        f"{header.get('ranks')} ranks at once (np.copyto, best of {_REPEAT}, arrays of {size} per "
+        f"rank, last-level cache {known}"
         f"{less})"
     )

@@ -1,4 +1,4 @@
-"""What we cost ourselves: the engine per round, and native beside the bare mpi4py call."""
+"""The overhead of mpidist: the engine per round, and native beside the bare mpi4py call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from ..backends.null import NullBackend
 from ..communicator.communicator import Communicator
-from ..errors import Unsupported
 from ..measure import median
 from .cases import BARE
+from .contenders import mpi_communicator
 
 RANKS = 33
 CALLS, BLOCKS = 200, 30
@@ -43,12 +43,12 @@ def engine_overhead() -> list[Cost]:
 
 
 def rounds() -> int:
-    """Give the rounds of a ring allreduce of 33 ranks."""
+    """Return the number of rounds of a ring allreduce of 33 ranks."""
     return 2 * (RANKS - 1)
 
 
-def native_overhead(comm: Any) -> list[Cost]:
-    """Measure an allreduce of 8 bytes: bare, and native without and with a deadline, by turns.
+def native_overhead(comm: Communicator) -> list[Cost]:
+    """Measure an allreduce of 8 bytes: bare, and native without and with a deadline, in turns.
 
     Blocks of calls take turns; a figure is the median over the blocks of the slowest rank's time.
 
@@ -57,10 +57,9 @@ def native_overhead(comm: Any) -> list[Cost]:
     Unsupported
         If the communicator's backend is not MPI.
     """
-    if comm.backend.name != "mpi":
-        raise Unsupported(f"the {comm.backend.name} backend has no bare mpi4py call")
+    mpi = mpi_communicator(comm)
     x, out = np.ones(1), np.zeros(1)
-    bare = partial(comm.backend.comm.Allreduce, x, out)
+    bare = partial(mpi.Allreduce, x, out)
     native = partial(comm.allreduce, x, "sum", out, "native")
     deadline = comm.timeout
     entries: list[tuple[str, float | None, Callable[[], Any]]] = [
@@ -73,7 +72,7 @@ def native_overhead(comm: Any) -> list[Cost]:
         for k, (_, timeout, call) in enumerate(entries):
             comm.timeout = timeout
             _block(call, 5)
-            comm.backend.comm.Barrier()
+            mpi.Barrier()
             block[k] = _block(call, CALLS)
     comm.timeout = deadline
     blocks = comm.allreduce(blocks, "max")
@@ -84,7 +83,7 @@ def native_overhead(comm: Any) -> list[Cost]:
 
 
 def _block(call: Callable[[], Any], count: int) -> float:
-    """Give the seconds of one call, of `count` in a row."""
+    """Return the mean seconds of a call over `count` calls."""
     begun = perf_counter()
     for _ in range(count):
         call()

@@ -5,95 +5,18 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidArgument, Unsupported
-from ..measure import format_size, round_size
+from ..measure import format_size
 from ..pipeline.schedules.gantt import Sheet
-from .cases import BARE, PRIVATE
+from ..selection.tuning import PRIVATE
+from .cases import BARE
 from .results import Results, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-MARGIN = 0.03  # a new one must be faster by so much: what is less is noise
-
-
-@dataclass(frozen=True)
-class Crossover:
-    """From `bytes` on `after` is faster than `before`, which was the fastest up to there."""
-
-    bytes: float
-    before: str
-    after: str
-
-
-def crossovers(rows: Sequence[Row], margin: float = MARGIN) -> list[Crossover]:
-    """Find where the fastest contender of one collective changes.
-
-    The one that was the fastest remains so until another is faster by `margin`; the place is where
-    their two curves cross, straight lines between the sizes on log axes.  ``auto`` is left out: it
-    is one of the others at every size.
-
-    Parameters
-    ----------
-    rows : sequence of Row
-        Of one collective; wrong results are not looked at.
-    margin : float
-        Part of the time.
-
-    Returns
-    -------
-    list of Crossover
-        By size.
-    """
-    times: dict[int, dict[str, float]] = {}
-    for row in rows:
-        if row.correct and row.algorithm != "auto" and row.bytes > 0 and row.time_us > 0:
-            times.setdefault(row.bytes, {})[row.label] = row.time_us
-    sizes = sorted(times)
-    found: list[Crossover] = []
-    fastest = ""
-    for k, nbytes in enumerate(sizes):
-        here = times[nbytes]
-        best = min(here, key=lambda name: here[name])
-        if not fastest:
-            fastest = best
-        elif fastest not in here or here[best] < here[fastest] * (1 - margin):
-            if best != fastest:
-                found.append(Crossover(_place(times, sizes, k, fastest, best), fastest, best))
-            fastest = best
-    return found
-
-
-def _place(
-    times: dict[int, dict[str, float]], sizes: list[int], k: int, before: str, after: str
-) -> float:
-    """Give the size at which the curves of two contenders cross for the last time up to sizes[k].
-
-    Where one of them was not measured, it is the middle between two sizes.
-    """
-
-    def lead(n: int) -> float | None:
-        here = times[n]
-        return log(here[after] / here[before]) if before in here and after in here else None
-
-    right = lead(sizes[k])
-    while k > 0:
-        left = lead(sizes[k - 1])
-        low, high = log(sizes[k - 1]), log(sizes[k])
-        if left is None or right is None:
-            return exp((low + high) / 2)
-        if left >= 0:
-            part = left / (left - right) if left > right else 0.5
-            return exp(low + part * (high - low))
-        k, right = k - 1, left
-    return float(sizes[0])
 
 
 _MARKERS = "osD^vP*Xh<>pd8"
@@ -125,8 +48,7 @@ def check_format(option: str, path: str) -> None:
 def draw(results: Results) -> Figure:
     """Draw time and bus bandwidth over the bytes, a row for each collective.
 
-    The bare call and native are black; everything hand-written has a colour.  A vertical line is
-    where the fastest one changes.
+    The bare call and native are black; everything hand-written has a colour.
     """
     from matplotlib.figure import Figure
 
@@ -144,7 +66,6 @@ def draw(results: Results) -> Figure:
         left.set(title=f"{name}, {ranks}, {rows[0].dtype}{place}", ylabel="time (µs)")
         _curves(right, rows, "busbw_gbs")
         right.set(title=f"{name}: bus bandwidth", ylabel="busbw (GB/s)")
-        _mark_crossovers((left, right), rows)
         _legend(right, rows)
     return figure
 
@@ -210,30 +131,6 @@ def _legend(axes: Any, rows: list[Row]) -> None:
         handlelength=3.5,
         labelspacing=0.35,
     )
-
-
-def _mark_crossovers(panels: tuple[Any, Any], rows: list[Row]) -> None:
-    """Set a thin vertical line where the fastest contender changes, with its size and the names.
-
-    Names stand at the top of the left panel and at the foot of the right one: curves rise in both.
-    """
-    for place in crossovers(rows):
-        text = f"{round_size(round(place.bytes))}: {place.before} → {place.after}"
-        for axes, y, side in zip(panels, (0.98, 0.02), ("top", "bottom")):
-            axes.axvline(place.bytes, color="0.45", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-            axes.text(
-                place.bytes,
-                y,
-                text,
-                transform=axes.get_xaxis_transform(),
-                rotation=90,
-                fontsize=7,
-                color="0.25",
-                ha="right",
-                va=side,
-                zorder=5,
-                bbox={"boxstyle": "square,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75},
-            )
 
 
 def draw_training(result: Any) -> Figure:

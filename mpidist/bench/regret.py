@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..measure import median
+from .runner import no_garbage_collection
 from .tuner import (
     Cell,
     History,
@@ -18,7 +20,6 @@ from .tuner import (
     candidates,
     cells,
     count_cells,
-    undisturbed,
 )
 
 LEAST = 4  # iterations that two halves need
@@ -134,7 +135,7 @@ class Verified:
 
 
 def verify(
-    comm: Any,
+    comm: Communicator,
     wish: Wish,
     on_step: Callable[[str, int], Any] = lambda collective, nbytes: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -150,7 +151,7 @@ def verify(
     def history(cell: Cell) -> History:
         return histories.setdefault((cell.collective, cell.memory), History())
 
-    with undisturbed():
+    with no_garbage_collection():
         for cell in cells(comm, wish, stopped, lambda c: LEAST * history(c).cost(c.nbytes)):
             on_step(cell.collective, cell.nbytes)
             regret = _race(comm, cell, history(cell), stopped, found.wrong)
@@ -161,7 +162,7 @@ def verify(
 
 
 def _race(
-    comm: Any, cell: Cell, before: History, stopped: Callable[[], bool], wrong: list[str]
+    comm: Communicator, cell: Cell, before: History, stopped: Callable[[], bool], wrong: list[str]
 ) -> Regret | None:
     race = Race(comm, cell.works, cell.nbytes, cell.memory, cell.until, stopped)
     nbytes = race.case.nbytes

@@ -10,7 +10,7 @@ from typing import Any
 from ..measure import round_size
 from .cases import BARE
 from .memory import describe_stream
-from .plots import as_svg, crossovers, draw, draw_training
+from .plots import as_svg, draw, draw_training
 from .results import BOUND_NOTE, Results, Row, bound_percent, microseconds, percent
 
 _STYLE = """
@@ -122,7 +122,7 @@ def tables(results: Results) -> list[str]:
             '<div class="card"><table><tr><th class="n">bytes</th><th>algorithm</th>'
             '<th class="n">time µs</th><th class="n">busbw GB/s</th><th></th>'
             f'<th class="n">× mpi4py</th>{share}<th>right</th>{bits}</tr>'
-            f"{''.join(lines)}</table>{_changes(rows)}</div>"
+            f"{''.join(lines)}</table></div>"
         )
     if results.unsupported:
         lines = [
@@ -134,15 +134,6 @@ def tables(results: Results) -> list[str]:
             f'<h2>Not measured</h2><div class="card"><table>{"".join(lines)}</table></div>'
         )
     return parts
-
-
-def _changes(rows: list[Row]) -> str:
-    """Say where the fastest one changes."""
-    found = [f"{c.after} from {round_size(round(c.bytes))}" for c in crossovers(rows)]
-    if not found:
-        return ""
-    first = crossovers(rows)[0].before
-    return f"<p>Fastest: {escape(', '.join([first, *found]))}.</p>"
 
 
 def _size_rows(rows: list[Row], top: float, results: Results, bound: bool) -> list[str]:

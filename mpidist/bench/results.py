@@ -22,8 +22,9 @@ from rich.text import Text
 
 from ..errors import InvalidArgument
 from ..measure import round_size
+from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
-from .cases import BARE, PRIVATE, SYMMETRIC
+from .cases import BARE
 
 
 def bound_us(nbytes: int, ranks: int, gbs: float) -> float:

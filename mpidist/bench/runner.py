@@ -1,4 +1,4 @@
-"""Measures: contenders and sizes interleaved, so that drift hits all alike; results checked."""
+"""The measurement: contenders and sizes interleaved against drift, every result checked."""
 
 from __future__ import annotations
 
@@ -9,43 +9,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..errors import Unsupported
 from ..measure import algbw, busbw, median, spread
-from .cases import BARE, PRIVATE, SYMMETRIC, Case, Workload
-from .contenders import MEMORIES, Contender, bare, contenders, knows, ours
+from ..selection.tuning import PRIVATE, SYMMETRIC
+from .cases import BARE, Case, Workload
+from .contenders import MEMORY_CHOICES, Contender, bare, contenders, knows, ours
 from .results import Refusal, Results, Row
-
-if TYPE_CHECKING:
-    pass
-
-
-ALGORITHMS = ("auto",)  # beside the bare mpi4py call
 
 
 def node_counts(nodes: int) -> list[int]:
-    """Give 1, 2, 4, … and all `nodes`."""
+    """Return 1, 2, 4, … and all `nodes`."""
     powers = [1 << k for k in range(nodes.bit_length()) if 1 << k < nodes]
     return [*powers, nodes]
 
 
 def measure_scaling(
-    comm: Any,
+    comm: Communicator,
     collectives: Sequence[str],
     settings: Settings,
     on_step: Step = lambda collective, nbytes: None,
 ) -> Results:
     """Measure collectives on all ranks of the first 1, 2, 4, … and all nodes; collective.
 
-    Ranks of the other nodes wait, without a deadline, and look for messages rarely.
+    Ranks of the other nodes wait without a deadline, and poll rarely.
 
     Returns
     -------
     Results
-        On rank 0 the rows of all node counts, which ``header["nodes"]`` has by ranks.
+        On rank 0 the rows of all numbers of nodes; ``header["nodes"]`` maps ranks to nodes.
     """
     found, nodes = Results(), {}
     timeout, comm.timeout = comm.timeout, None
@@ -68,32 +64,34 @@ def measure_scaling(
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure and for how long.
+    """What is measured, and for how long.
 
     Parameters
     ----------
     sizes : sequence of int
         Bytes of the whole buffer.
     algorithms : sequence of str, optional
-        Names; by default native, auto and all there are.  The bare mpi4py call is always measured.
+        Names of algorithms; by default native, auto and all.  The bare mpi4py call is always
+        measured.
     dtype, op : str
-        Of the elements; of the combination.
+        Dtype of the elements; operation of reductions.
     root : int
-        For collectives that have one.
+        Root of rooted collectives.
     in_place : bool
-        The result takes the memory of the input.
+        Write the result over the input.
     memory : {"private", "symmetric", "both"}
-        Where the contenders' arrays are; those of the bare call are always private.
+        Memory of the contenders' arrays; those of the bare call are always private.
     iterations : int
-        At most so many calls are timed.
+        Largest number of timed calls.
     budget : float
-        Seconds for one collective and size, after which no further iteration is planned.
+        Seconds for each collective and size; the number of iterations is planned by it.
     limit : float
-        Seconds after which one is cut short; a single call that takes longer is not repeated.
+        Seconds after which a collective and size is cut short; a contender whose first call takes
+        longer is not measured.
     data : ndarray, optional
-        Real numbers to combine instead of whole ones.
+        Real numbers to combine in place of whole ones.
     bits : bool
-        Find out whether all ranks got the same bits.
+        Check whether all ranks have the same bits.
     """
 
     sizes: Sequence[int] = (8, 64 << 10, 1 << 20)
@@ -111,7 +109,7 @@ class Settings:
 
 
 LEAST = 3  # iterations, however long they take
-_COLUMNS = 6  # of what the ranks tell each other for each contender
+_COLUMNS = 6  # figures that the ranks exchange for each contender
 
 
 @dataclass
@@ -121,9 +119,9 @@ class Entrant:
     Attributes
     ----------
     times : list of float
-        Seconds of the slowest rank, iteration by iteration.
+        Seconds of the slowest rank, one per iteration.
     wrong : int
-        Calls, warm-up included, whose result was wrong on some rank.
+        Number of calls, warm-up included, with a wrong result on some rank.
     identical : bool
         Whether all ranks had the same bits after every call.
     """
@@ -138,7 +136,7 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        """Of the way."""
+        """Name of the contender."""
         return self.contender.name
 
 
@@ -148,30 +146,36 @@ class Field:
     Parameters
     ----------
     comm : Communicator
-        On which; collective.
+        The ranks; every method is collective.
     works : mapping of str to Workload
-        By the kind of memory that contenders name.
+        Test data in each kind of memory.
     nbytes : int
-        Of the whole buffer.
+        Bytes of the whole buffer.
     settings : Settings
-        Limit and bits are used.
+        Its limit and bits are used.
 
     Attributes
     ----------
     entries : list of Entrant
-        Those that can serve.
+        Contenders that are measured.
     refused : list of (Contender, str)
-        The others, and why.
+        Contenders that are not measured, with the reason.
     over : bool
-        Whether rank 0's time is up, as all ranks know since the last cycle.
+        Whether rank 0's time is up; the ranks agree on it in each cycle.
     checking : bool
-        Whether results are looked at.
+        Whether results are checked.
     """
 
-    def __init__(self, comm: Any, works: Mapping[str, Workload], nbytes: int, settings: Settings):
+    def __init__(
+        self,
+        comm: Communicator,
+        works: Mapping[str, Workload],
+        nbytes: int,
+        settings: Settings,
+    ):
         self.comm, self.works, self.settings = comm, works, settings
         self.cases: dict[str, Case] = {kind: work.case(nbytes) for kind, work in works.items()}
-        self.case = next(iter(self.cases.values()))  # they differ in their memory only
+        self.case = next(iter(self.cases.values()))  # cases differ in their memory only
         self.one_clock = comm.topology.num_nodes == 1  # ranks of a node share their clock
         self.entries: list[Entrant] = []
         self.refused: list[tuple[Contender, str]] = []
@@ -179,7 +183,7 @@ class Field:
         self.over, self.checking = False, True
 
     def admit(self, contender: Contender) -> None:
-        """Make a contender and call it once; refuse it if it cannot serve or takes too long."""
+        """Add a contender and call it once; refuse it if it cannot serve or takes too long."""
         name, case = contender.name, self.cases[contender.memory]
         if not knows(self.comm, name, case.collective):
             self.refused.append((contender, f"{case.collective} has no {name}"))
@@ -198,39 +202,40 @@ class Field:
         self.entries.append(entry)
 
     def warm_up(self) -> None:
-        """Call everyone once more: the second call with an array is the first that is bound."""
+        """Call each contender once more: the second call with an array binds its program."""
         self.cycle(self.entries)
 
     def cycle(self, entries: list[Entrant]) -> list[float]:
-        """Call each contender once, with data of its own; give the slowest rank's times."""
+        """Call each contender once, with new data; return the slowest rank's times."""
         begun = perf_counter()
-        told = np.zeros((len(entries) + 1, _COLUMNS))
-        for line, entry in zip(told, entries):
+        figures = np.zeros((len(entries) + 1, _COLUMNS))
+        for line, entry in zip(figures, entries):
             line[:] = self._call(entry)
         self.spent += perf_counter() - begun
-        told[-1, 0] = self.comm.rank == 0 and self.must_end()
-        told = self.comm.allreduce(told, "max", out=told)
-        self.over = bool(told[-1, 0])
-        for line, entry in zip(told, entries):
+        figures[-1, 0] = self.comm.rank == 0 and self.must_end()
+        figures = self.comm.allreduce(figures, "max", out=figures)
+        self.over = bool(figures[-1, 0])
+        for line, entry in zip(figures, entries):
             latest_in, first_out = line[2], -line[3]
             early = self.case.collective == "barrier" and self.one_clock and latest_in > first_out
             entry.wrong += bool(line[1]) or early
             entry.identical = entry.identical and line[4] == -line[5]
-        return told[:-1, 0].tolist()
+        return figures[:-1, 0].tolist()
 
     def must_end(self) -> bool:
-        """Tell, on rank 0, whether the time is up."""
+        """Return, on rank 0, whether the time is up."""
         return self.spent > self.settings.limit
 
     def _call(self, entry: Entrant) -> tuple[float, ...]:
-        """Call one contender; give what this rank has to tell, of which the maximum is taken."""
+        """Call one contender; return this rank's figures, to be reduced by their maximum."""
         case, turn = entry.case, entry.work.next_turn()
         case.fill(turn)
         self.comm.barrier()
         begun = perf_counter()
         entry.run()
         ended = perf_counter()
-        self.comm.barrier()  # who is through and looks at the result keeps a shared core
+        # A rank that checks its result at once would take a shared core from one still in the call.
+        self.comm.barrier()
         wrong = self.checking and not case.check(turn, entry.name == BARE)
         bits = 0
         if self.settings.bits and case.out is not None:
@@ -239,10 +244,10 @@ class Field:
 
 
 def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
-    """Give the order of an iteration, the same on every rank.
+    """Return the order of the contenders in an iteration, the same on every rank.
 
-    Drawn, not rotated: else each would follow the same other one always, and find in the cache what
-    that one left there.
+    It is drawn, not rotated: otherwise each contender would always follow the same other one, and
+    find its data in the cache.
     """
     order = list(entries)
     random.Random(iteration).shuffle(order)
@@ -250,33 +255,35 @@ def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
 
 
 class Series(Field):
-    """The contenders of one collective at one size; making it warms them up.
+    """Timed iterations of the contenders of one collective at one size.
+
+    The constructor warms the contenders up.
 
     Parameters
     ----------
     contenders : sequence of Contender
-        Who.
+        Contenders to measure.
     comm, works, nbytes, settings
-        See :class:`Field`; iterations and budget are used as well.
+        See :class:`Field`; iterations and budget of the settings are used too.
 
     Attributes
     ----------
     iterations : int
-        How many are to be timed, the same on every rank.
+        Planned number of timed iterations, the same on every rank.
     seconds : float
-        Of one iteration, as rank 0 saw it before the first that is timed.
+        Time of the last warm-up iteration on rank 0.
     """
 
     def __init__(
         self,
-        comm: Any,
+        comm: Communicator,
         works: Mapping[str, Workload],
         nbytes: int,
         contenders: Sequence[Contender],
         settings: Settings,
     ):
         super().__init__(comm, works, nbytes, settings)
-        self.done = 0  # iterations that were timed
+        self.done = 0  # timed iterations
         for contender in contenders:
             self.admit(contender)
         begun = perf_counter()
@@ -288,7 +295,7 @@ class Series(Field):
         )
 
     def run(self, turn: int, passes: int) -> None:
-        """Time this pass's share of the iterations."""
+        """Run this pass's share of the iterations."""
         count, rest = divmod(self.iterations, passes)
         for k in range(count + (turn < rest)):
             if self.over:
@@ -299,19 +306,19 @@ class Series(Field):
                 entry.times.append(seconds)
 
     def _agree(self, seconds: float) -> float:
-        """Give rank 0's figure to all: every rank must plan the same iterations."""
+        """Return rank 0's figure on all ranks: every rank must plan the same iterations."""
         return float(self.comm.broadcast(np.array([seconds]), root=0)[0])
 
 
-PASSES = 3  # times that all sizes are gone through
-LONG = 0.1  # seconds of an iteration after which no cache is warm any more
+PASSES = 3  # passes over all sizes
+LONG = 0.1  # seconds of an iteration from which warming up again is no use
 
 
 Step = Callable[[str, int], Any]
 
 
 def measure(
-    comm: Any,
+    comm: Communicator,
     collectives: Sequence[str],
     settings: Settings,
     on_step: Step = lambda collective, nbytes: None,
@@ -323,25 +330,25 @@ def measure(
     Parameters
     ----------
     comm : Communicator
-        On which.
+        The ranks that measure.
     collectives : sequence of str
-        Which.
+        Names of the collectives.
     settings : Settings
-        The rest.
+        Sizes, algorithms, and for how long.
     on_step : callable
         Called with collective and bytes before each part of the work.
 
     Returns
     -------
     Results
-        The same on every rank; its header is left empty.
+        The rows, the same on every rank; the header is empty.
 
     Raises
     ------
     UnknownName
-        If there is no such algorithm for any of the collectives.
+        If no collective has an algorithm of a given name.
     Unsupported
-        If there is no symmetric memory, but it was asked for.
+        If symmetric memory was asked for, and there is none.
     """
     results = Results()
     every = {
@@ -354,7 +361,7 @@ def measure(
 
 
 def steps(collectives: Sequence[str], settings: Settings) -> int:
-    """Give the number of times that :func:`measure` calls `on_step`."""
+    """Return how often :func:`measure` calls `on_step`."""
     return sum(PASSES * len(_sizes(c, settings)) for c in collectives)
 
 
@@ -363,7 +370,7 @@ def _sizes(collective: str, settings: Settings) -> list[int]:
 
 
 def _measure_one(
-    comm: Any,
+    comm: Communicator,
     collective: str,
     who: list[Contender],
     settings: Settings,
@@ -373,7 +380,7 @@ def _measure_one(
     sizes = _sizes(collective, settings)
     works = workloads(comm, collective, max(sizes), settings)
     series: dict[int, Series] = {}
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for turn in range(PASSES):
             for nbytes in sizes:
                 on_step(collective, nbytes)
@@ -387,8 +394,10 @@ def _measure_one(
         _add(results, one, comm, settings)
 
 
-def workloads(comm: Any, collective: str, largest: int, settings: Settings) -> dict[str, Workload]:
-    """Give the workload of a collective in each kind of memory that is needed; collective."""
+def workloads(
+    comm: Communicator, collective: str, largest: int, settings: Settings
+) -> dict[str, Workload]:
+    """Return the workload of a collective in each kind of memory to be measured; collective."""
     work = Workload(
         collective,
         comm.rank,
@@ -401,14 +410,14 @@ def workloads(comm: Any, collective: str, largest: int, settings: Settings) -> d
         settings.data,
     )
     works = {PRIVATE: work}
-    if SYMMETRIC in MEMORIES[settings.memory]:
+    if SYMMETRIC in MEMORY_CHOICES[settings.memory]:
         works[SYMMETRIC] = work.elsewhere(comm.empty)
     return works
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A collection in the midst of a call would count as its time."""
+def no_garbage_collection() -> Iterator[None]:
+    """Disable Python's garbage collector: a collection during a call would count as its time."""
     gc.disable()
     try:
         yield
@@ -416,7 +425,7 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _add(results: Results, series: Series, comm: Any, settings: Settings) -> None:
+def _add(results: Results, series: Series, comm: Communicator, settings: Settings) -> None:
     """Append the rows and refusals of one size."""
     case = series.case
     results.unsupported += [
@@ -432,7 +441,7 @@ def _add(results: Results, series: Series, comm: Any, settings: Settings) -> Non
                 results.identical[entry.name] = before and entry.identical
 
 
-def _row(entry: Entrant, reference: float | None, comm: Any) -> Row:
+def _row(entry: Entrant, reference: float | None, comm: Communicator) -> Row:
     case, seconds = entry.case, median(entry.times)
     return Row(
         collective=case.collective,

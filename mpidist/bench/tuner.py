@@ -1,8 +1,7 @@
-"""``mpidist tune``: the cases to be timed, races of candidates, and the tuning table."""
+"""``mpidist tune``: races between the implementations, and the tuning table of the winners."""
 
 from __future__ import annotations
 
-import gc
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,31 +12,32 @@ from typing import Any
 import numpy as np
 
 from ..calls.prepare import Place
+from ..communicator.communicator import Communicator
 from ..communicator.explain import example_call
 from ..measure import median
 from ..operations import find_op
 from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
 from .cases import Workload
 from .contenders import Contender
-from .runner import Entrant, Field, Settings, in_turn
+from .runner import Entrant, Field, Settings, in_turn, no_garbage_collection
 
-ROOT_WEIGHT = 1 << 20  # bytes whose size needs twice the time of an empty one
+ROOT_WEIGHT = 1 << 20  # bytes of a size that gets twice the time of an empty call
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be gone through.
+    """What is tuned, and for how long.
 
     Parameters
     ----------
     collectives : sequence of str
-        Which.
+        Names of the collectives.
     sizes : sequence of int
         Bytes of the whole buffer, ascending.
     dtype : dtype
-        Of the elements.
+        Dtype of the elements.
     budget : float
-        Seconds for all together.
+        Seconds for everything together.
     """
 
     collectives: Sequence[str]
@@ -48,7 +48,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Cell:
-    """One collective at one size in one kind of memory, and when its time is over."""
+    """One collective at one size in one kind of memory, and the end of its time."""
 
     collective: str
     memory: str
@@ -58,18 +58,18 @@ class Cell:
 
 
 class Stop:
-    """Whether the user wants it to end: Ctrl-C, or a launcher that ends the job."""
+    """Request to stop: Ctrl-C, or a launcher that ends the job."""
 
     def __init__(self) -> None:
         self.wanted = False
 
     def __call__(self) -> bool:
-        """Tell whether it was asked for."""
+        """Return whether a stop was requested."""
         return self.wanted
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Note SIGINT and SIGTERM instead of dying of them; a second one ends the process."""
+        """Record the first SIGINT or SIGTERM; a second one ends the process."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, frame: Any) -> None:
@@ -85,36 +85,36 @@ class Stop:
                 signal.signal(number, handler)
 
 
-def memories(comm: Any, collective: str) -> tuple[str, ...]:
-    """Give the kinds of memory that a collective can have its arrays in, here."""
+def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
+    """Return the kinds of memory that arrays of a collective can be in."""
     possible = comm.topology.num_nodes == 1 and comm.backend.native is not None
     return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
 
 
-def count_cells(comm: Any, wish: Wish) -> int:
-    """Give the number of cells of a wish."""
+def count_cells(comm: Communicator, wish: Wish) -> int:
+    """Return the number of cells of a wish."""
     sizes = {c: 1 if c == "barrier" else len(wish.sizes) for c in wish.collectives}
     return sum(len(memories(comm, c)) * sizes[c] for c in wish.collectives)
 
 
 def cells(
-    comm: Any, wish: Wish, stopped: Callable[[], bool], cost: Callable[[Cell], float]
+    comm: Communicator, wish: Wish, stopped: Callable[[], bool], cost: Callable[[Cell], float]
 ) -> Iterator[Cell]:
-    """Give one cell after the other, each with its share of the budget; the same on every rank.
+    """Yield the cells, each with its share of the budget, the same on every rank; collective.
 
     Collectives and kinds of memory share the budget equally, sizes by the root of their bytes.
-    What one leaves goes to the others.  What there is no time for any more is left out.
+    Time that one cell leaves goes to the others.  Cells for which no time is left are omitted.
 
     Parameters
     ----------
     comm : Communicator
-        Collective.
+        The ranks that measure.
     wish : Wish
-        What and how long.
+        What is tuned, and for how long.
     stopped : callable
-        Tells on rank 0 whether to end.
+        Returns on rank 0 whether to stop.
     cost : callable
-        Gives the seconds that a cell takes at the least; rank 0's counts.
+        Returns the least seconds that a cell takes; rank 0's value counts.
     """
     end = perf_counter() + wish.budget
     groups = [(c, memory) for c in wish.collectives for memory in memories(comm, c)]
@@ -135,35 +135,28 @@ def cells(
             yield cell
 
 
-def _agree(comm: Any, value: bool) -> bool:
-    """Bring rank 0's verdict to all."""
+def _agree(comm: Communicator, value: bool) -> bool:
+    """Return rank 0's value on all ranks."""
     return bool(comm.broadcast(np.array([value], np.int8), root=0)[0])
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Keep the collection of garbage out of the times."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-LEAST = 2  # iterations before anyone drops out
+LEAST = 2  # iterations before the first contender drops out
 MOST = 200  # iterations
-CHECKED = 1 << 20  # above, only the first two results of each contender are looked at
-FROM = 64 << 10  # bytes from which a way that is behind by HOPELESS does not catch up
-HOPELESS = 3.0
-CLOSE = 1.1  # whoever is so near to the fastest stays in
+CHECKED = 1 << 20  # bytes up to which every result is checked; above, the first two of a contender
+HOPELESS = 3.0  # a contender slower than the fastest by this factor, from HOPELESS_BYTES on,
+HOPELESS_BYTES = 64 << 10  # is not measured at larger sizes
+CLOSE = 1.1  # a contender slower than the fastest by at most this factor stays in
 
 Keep = Callable[[list[tuple[float, Entrant]]], list[Entrant]]
 
 
-def candidates(comm: Any, collective: str, nbytes: int, memory: str) -> tuple[list[str], str]:
-    """Give every way that can serve, trees in two arities, and the one that "auto" takes now.
+def candidates(
+    comm: Communicator, collective: str, nbytes: int, memory: str
+) -> tuple[list[str], str]:
+    """Return all implementations that can serve a call, and the one that "auto" takes now.
 
-    That one may be named with its parts (``hierarchical/direct/ring``): it takes part as it is.
+    Trees are in the list with arity 2 and 4.  The choice of "auto" may be named with its parts
+    (``hierarchical/direct/ring``), and is then one more candidate.
     """
     chosen, every = comm.explain(collective, nbytes, memory=memory)
     names: list[str] = []
@@ -178,7 +171,7 @@ def candidates(comm: Any, collective: str, nbytes: int, memory: str) -> tuple[li
 
 
 def faster_half(*kept: str) -> Keep:
-    """Make a rule that keeps the faster half, whoever is close to the fastest, and some others."""
+    """Return a rule that keeps the faster half, all that are close to the fastest, and `kept`."""
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
         half, limit = -(-len(ranking) // 2), ranking[0][0] * CLOSE
@@ -192,7 +185,7 @@ def faster_half(*kept: str) -> Keep:
 
 
 def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
-    """Make a rule that drops who takes more than `limit` times the least, but for some."""
+    """Return a rule that drops all that take more than `limit` times the least, except `kept`."""
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
         least = ranking[0][0]
@@ -202,23 +195,23 @@ def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
 
 
 class Race(Field):
-    """Contenders of one collective, size and kind of memory.
+    """A race between the contenders of one collective, size and kind of memory.
 
     Parameters
     ----------
     comm, works, nbytes
         See :class:`~mpidist.bench.runner.Field`.
     memory : str
-        Where the arrays of all are.
+        Kind of memory of all arrays.
     until : float
-        When it ends, of ``time.perf_counter``; rank 0's counts.
+        End of the race, as of ``time.perf_counter`` on rank 0.
     stopped : callable
-        Tells on rank 0 whether the user wants it to end.
+        Returns on rank 0 whether to stop.
     """
 
     def __init__(
         self,
-        comm: Any,
+        comm: Communicator,
         works: Mapping[str, Workload],
         nbytes: int,
         memory: str,
@@ -227,17 +220,17 @@ class Race(Field):
     ):
         super().__init__(comm, {memory: works[memory]}, nbytes, Settings(limit=float("inf")))
         self.memory, self.until, self.stopped = memory, until, stopped
-        self.cycle_seconds = 0.0  # of the last one, everything included
-        self.complete = True  # everyone was called
+        self.cycle_seconds = 0.0  # time of the last cycle, checks included
+        self.complete = True  # every contender was called
 
     def must_end(self) -> bool:
-        """Tell, on rank 0, whether this part of the race is over."""
+        """Return, on rank 0, whether this part of the race is over."""
         return self.stopped() or perf_counter() > self.until
 
     def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:
-        """Race; give the times of those that were in it to the end, iteration by iteration.
+        """Run the race; return the times of the finalists, one per iteration.
 
-        Who dropped out is still in `entries`, with fewer times.
+        Contenders that dropped out are still in `entries`, with fewer times.
         """
         end, begun = self.until, perf_counter()
         for name in names:
@@ -245,7 +238,7 @@ class Race(Field):
             if self.over and self.entries:
                 self.complete = name == names[-1]
                 break
-        self._time(self.entries)  # the second call with an array is the first that is bound
+        self._time(self.entries)  # the second call with an array binds its program
         self.checking = self.case.nbytes <= CHECKED
         alive = list(self.entries)
         for entry in alive:
@@ -260,7 +253,7 @@ class Race(Field):
         return {entry.name: entry.times for entry in alive}
 
     def _heat(self, alive: list[Entrant], end: float) -> list[Entrant]:
-        """Let all that are in have their share of the time that is left."""
+        """Time the remaining contenders for this heat's share of the remaining time."""
         heats = max(len(alive).bit_length() - 1, 1)
         now = perf_counter()
         self.until = end if heats == 1 else now + (end - now) / heats
@@ -280,55 +273,55 @@ class Race(Field):
 
     @property
     def wrong(self) -> list[str]:
-        """Who gave a wrong result, on any rank."""
+        """Names of the contenders with a wrong result on any rank."""
         return [entry.name for entry in self.entries if entry.wrong]
 
 
 class History:
-    """What the sizes before of one collective and kind of memory have shown."""
+    """Times of the smaller sizes of one collective and kind of memory."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}  # of the last size at which each was measured
+        self.seconds: dict[str, float] = {}  # at the last size at which each was measured
         self.hopeless: set[str] = set()
         self.nbytes, self.cycle = 1, 0.0
 
     def order(self, names: list[str], usual: str) -> list[str]:
-        """Put who was fast first: if time is short, the others are not called."""
+        """Return the names, the fastest first: if time is short, the last ones are not called."""
         left = [n for n in names if n not in self.hopeless or n == usual]
         return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
 
     def cost(self, nbytes: int) -> float:
-        """Give the seconds that the fastest few will take at the least."""
+        """Return the least seconds that a cycle of the fastest contenders will take."""
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
     def learn(self, race: Race) -> dict[str, float]:
-        """Take in a race; give the medians."""
+        """Record a race; return the medians."""
         medians = {e.name: median(e.times) for e in race.entries if e.times}
         self.seconds.update(medians)
         self.nbytes, self.cycle = max(race.case.nbytes, 1), race.cycle_seconds
-        if race.case.nbytes >= FROM and medians:
+        if race.case.nbytes >= HOPELESS_BYTES and medians:
             limit = HOPELESS * min(medians.values())
             self.hopeless |= {name for name, s in medians.items() if s > limit}
         return medians
 
 
-MARGIN = 1.03  # what is not faster by more than this is noise: no reason to leave a choice
+MARGIN = 1.03  # a choice changes only if another contender is faster by more than this factor
 
 Step = Callable[[str, int], Any]
 
 
 @dataclass
 class Tuned:
-    """What a run of the tuner found.
+    """Results of a run of the tuner.
 
     Attributes
     ----------
     table : TuningTable
-        Grows as sizes are done.
+        The tuning table; grows while sizes are measured.
     wrong : list of str
-        Who gave a wrong result, where.
+        Collective, contender and bytes of wrong results.
     measured, left_out : int
-        Sizes that were measured, and that there was no time for.
+        Numbers of sizes that were measured, and for which there was no time.
     """
 
     table: TuningTable
@@ -338,29 +331,29 @@ class Tuned:
 
 
 def tune(
-    comm: Any,
+    comm: Communicator,
     wish: Wish,
     about: Mapping[str, Any],
     on_step: Step = lambda collective, nbytes: None,
     on_table: Callable[[TuningTable], Any] = lambda table: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Find the fastest way for each call; collective, with the same arguments on every rank.
+    """Find the fastest implementation of each call; collective, with equal arguments on all ranks.
 
     Parameters
     ----------
     comm : Communicator
-        On which.
+        The ranks that measure.
     wish : Wish
-        What, and for how long.
+        What is tuned, and for how long.
     about : mapping
-        Goes into the table.
+        Description of the run, for the table.
     on_step : callable
         Called with collective and bytes before each size.
     on_table : callable
         Called with the table whenever an entry has changed.
     stopped : callable
-        Tells on rank 0 whether to end: what was measured so far is kept.
+        Returns on rank 0 whether to stop; sizes measured so far are kept.
 
     Returns
     -------
@@ -375,7 +368,7 @@ def tune(
     def history(cell: Cell) -> History:
         return histories.setdefault((cell.collective, cell.memory), History())
 
-    with undisturbed():
+    with no_garbage_collection():
         for cell in cells(comm, wish, stopped, lambda c: history(c).cost(c.nbytes)):
             on_step(cell.collective, cell.nbytes)
             before = history(cell)
@@ -400,7 +393,7 @@ def tune(
 
 
 def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> str:
-    """Choose: the usual way, or that of the size before, unless another is faster by a margin."""
+    """Return the usual choice, or that of the previous size, unless another is clearly faster."""
     medians = {name: median(seconds) for name, seconds in finalists.items()}
     best = min(medians, key=lambda name: medians[name])
     for name in (usual, previous):
@@ -409,8 +402,8 @@ def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> s
     return best
 
 
-def key_of(comm: Any, collective: str, memory: str, dtype: Any) -> Key:
-    """Give the key that calls of a collective on arrays of `dtype` look up."""
+def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:
+    """Return the key of the tuning table for calls of a collective on arrays of `dtype`."""
     call = example_call(Place(comm.rank, comm.size), collective, 8, find_op("sum"))
     call = replace(call, dtype=np.dtype(dtype))
     library = comm.backend.library

@@ -265,7 +265,7 @@ def print_on_device(
     """Measure and print."""
     import mpidist
 
-    from ..bench.cases import find_dtype
+    from ..bench.cases import number_dtype
     from ..bench.gpu import COLLECTIVES, measure_copies, measure_paths
     from ..bench.results import make_header
     from ..device.find import find_device
@@ -279,7 +279,7 @@ def print_on_device(
     if iterations < 1:
         raise InvalidArgument(f"--iterations {iterations}: allowed are numbers >= 1")
     check_writable("--json", json_file)
-    known = find_dtype(dtype)
+    known = number_dtype(dtype)
     comm = mpidist.init()
     try:
         comm.use_gpu()

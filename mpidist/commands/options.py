@@ -184,12 +184,12 @@ class Numbers(click.ParamType):
 def make_settings(**options: Any) -> Any:
     """Check the options, and give them as settings."""
     from ..bench import Settings
-    from ..bench.cases import find_dtype
+    from ..bench.cases import number_dtype
 
     for name, least in (("iterations", 1), ("budget", 0), ("limit", 0)):
         if options[name] < least:
             raise InvalidArgument(f"--{name} {options[name]}: allowed are numbers >= {least}")
-    return Settings(**{**options, "dtype": find_dtype(options["dtype"])})
+    return Settings(**{**options, "dtype": number_dtype(options["dtype"])})
 
 
 def check_files(json_file: str | None, **drawn: str | None) -> None:

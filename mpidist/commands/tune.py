@@ -67,7 +67,7 @@ def tune_command(
     """
     import mpidist
 
-    from ..bench.cases import find_dtype
+    from ..bench.cases import number_dtype
     from ..bench.tuner import Wish
 
     if (output is None) == (table is None):
@@ -76,7 +76,7 @@ def tune_command(
         raise InvalidArgument("--json goes with --verify; -o writes the table, which is JSON")
     check_writable("-o", output)
     check_writable("--json", json_file)
-    wish = Wish(check_collectives(collectives), sorted(set(sizes)), find_dtype(dtype), budget)
+    wish = Wish(check_collectives(collectives), sorted(set(sizes)), number_dtype(dtype), budget)
     comm = mpidist.init(tuning=table)
     if output is not None:
         return _tune(comm, wish, output)

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from ..device.recognise import on_host
-from ..errors import Unsupported
+from ..errors import InvalidArgument, Unsupported
 from ..operations import is_numpys
 
 
@@ -28,12 +28,14 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def find_dtype(name: str) -> np.dtype:
-    """Give the dtype of a name.
+    """Return the dtype of a name: one of numpy or of ml_dtypes.
 
     Raises
     ------
     Unsupported
-        If it needs a package that is not there.
+        If numpy has no such dtype, and ml_dtypes is not installed.
+    InvalidArgument
+        If neither has such a dtype.
     """
     try:
         return np.dtype(name)
@@ -43,7 +45,10 @@ def find_dtype(name: str) -> np.dtype:
         import ml_dtypes
     except ImportError:
         raise Unsupported(f"dtype {name} needs the package ml_dtypes") from None
-    return np.dtype(getattr(ml_dtypes, name))
+    try:
+        return np.dtype(getattr(ml_dtypes, name))
+    except (AttributeError, TypeError):
+        raise InvalidArgument(f"dtype {name!r}: neither numpy nor ml_dtypes has it") from None
 
 
 def nothing(*_: Any) -> None:

@@ -1,10 +1,8 @@
-"""What is made of measured rows: crossovers, the bound, and two runs beside each other."""
+"""What is made of measured rows: curves, the bound, and two runs beside each other."""
 
 import json
-import math
 import re
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -12,8 +10,7 @@ from mpidist import run_simulated
 from mpidist.bench import Results, Row
 from mpidist.bench.compare import compare
 from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
-from mpidist.bench.plots import crossovers, draw
-from mpidist.bench.report import bench_page
+from mpidist.bench.plots import draw
 from mpidist.bench.results import bound_percent, bound_us
 from mpidist.cli import main
 from mpidist.measure import spread
@@ -31,56 +28,7 @@ def line(name, alpha, beta, **more):
     return [row(name, n, alpha + beta * n, **more) for n in SIZES]
 
 
-# -- crossovers -----------------------------------------------------------------------------------
-
-
-def test_two_power_laws_cross_where_they_do():
-    at = 3000.0
-    rows = [row("steep", n, n / at) for n in SIZES] + [row("flat", n, 1.0) for n in SIZES]
-    (found,) = crossovers(rows)
-    assert (found.before, found.after) == ("steep", "flat")
-    assert math.isclose(found.bytes, at, rel_tol=1e-9)  # they are straight on log axes
-
-
-def test_three_curves_have_two_crossovers_in_order():
-    rows = line("a", 1, 1e-1) + line("b", 10, 1e-2) + line("c", 1000, 1e-4)
-    first, second = crossovers(rows)
-    assert (first.before, first.after) == ("a", "b")
-    assert (second.before, second.after) == ("b", "c")
-    assert math.isclose(first.bytes, 100, rel_tol=0.3)
-    assert math.isclose(second.bytes, 1e5, rel_tol=0.3)
-
-
-def test_noise_is_no_crossover_but_a_slow_drift_is_one_where_it_began():
-    wobble = [row("b", n, n * (0.98 if k % 2 else 1.02)) for k, n in enumerate(SIZES)]
-    assert crossovers([row("a", n, float(n)) for n in SIZES] + wobble) == []
-    drift = [row("b", n, n * (1.015 - 0.01 * k)) for k, n in enumerate(SIZES)]
-    (found,) = crossovers([row("a", n, float(n)) for n in SIZES] + drift)
-    assert SIZES[1] < found.bytes < SIZES[2]  # between factors 1.005 and 0.995
-
-
-def test_auto_and_wrong_results_are_no_contenders_and_missing_ones_are_bridged():
-    rows = line("a", 1, 1) + line("auto", 0.1, 0.1) + line("bad", 0.1, 0.1, correct=False)
-    assert crossovers(rows) == []
-    rows = [row("a", 8, 1.0), row("b", 128, 1.0)]
-    (found,) = crossovers(rows)
-    assert math.isclose(found.bytes, 32.0)
-    assert crossovers([row("barrier", 0, 1.0)]) == [] == crossovers([])
-
-
-def test_the_same_way_in_other_memory_is_another_contender():
-    rows = line("ring", 1, 1e-1) + line("ring", 100, 1e-4, memory="symmetric")
-    (found,) = crossovers(rows)
-    assert (found.before, found.after) == ("ring", "ring in symmetric")
-
-
-def test_crossovers_are_drawn_in_both_panels_and_said_on_the_page():
-    results = Results({}, line("ring", 1, 1e-1) + line("symmetric", 10, 1e-3, memory="symmetric"))
-    (place,) = crossovers(results.rows)
-    for axes in draw(results).axes:
-        assert [text.get_text().partition(": ")[2] for text in axes.texts] == ["ring → symmetric"]
-        assert any(np.allclose(one.get_xdata(), place.bytes) for one in axes.lines)
-    assert "Fastest: ring, symmetric from" in bench_page(results)
+# -- curves --------------------------------------------------------------------------------------
 
 
 def test_many_curves_have_each_a_style_of_their_own():

@@ -8,7 +8,7 @@ import pytest
 
 from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, steps
-from mpidist.bench.cases import find_dtype, rounded_total
+from mpidist.bench.cases import number_dtype, rounded_total
 from mpidist.bench.contenders import Contender, contenders
 from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plots import as_svg, draw
@@ -162,7 +162,7 @@ def test_in_place(collective):
 def test_sums_are_exact_in_every_dtype(dtype, op):
     names = ["ring", "linear"]
     assert bench(
-        4, ["allreduce"], sizes=[1000], dtype=find_dtype(dtype), op=op, algorithms=names
+        4, ["allreduce"], sizes=[1000], dtype=number_dtype(dtype), op=op, algorithms=names
     ).correct
 
 
@@ -211,7 +211,7 @@ def test_settings_that_name_nothing_are_refused():
     with pytest.raises(UnknownName, match="ring"):
         bench(1, ["allreduce"], algorithms=["rign"])
     with pytest.raises(InvalidArgument, match="float16"):
-        find_dtype("float17")
+        number_dtype("float17")
     results = bench(2, ["allreduce", "broadcast"], algorithms=["ring", "chain"])
     assert {
         (r.collective, r.algorithm) for r in results.unsupported if r.reason.endswith("chain")

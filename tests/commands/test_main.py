@@ -310,7 +310,7 @@ def test_launched_rank():
         ("bench allreduce --overlap", "--overlap: allowed with bench ddp only"),
         ("bench ddp --iterations 0", "--iterations 0: allowed are numbers >= 1"),
         ("bench allreduce --overhead", "--overhead together with a collective"),
-        ("bench allreduce --dtype float31", "dtype 'float31': allowed are"),
+        ("bench allreduce --dtype float31", "dtype 'float31': expected bool"),
         ("bench allreduce --iterations 0", "--iterations 0: allowed"),
         ("bench allreduce --budget -1", "--budget -1.0: allowed"),
         ("bench allreduce --json /no/such/folder/x.json", "--json /no/such/folder/x.json"),
