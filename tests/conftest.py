@@ -112,6 +112,17 @@ def pytest_collection_finish():
 
 
 @pytest.fixture
+def emulated_device():
+    """Emulate the device of this process in host memory, and return its class."""
+    from mpidist.device.find import install_device
+    from tests.support.emulated import EmulatedDevice
+
+    install_device(EmulatedDevice)
+    yield EmulatedDevice
+    install_device(None)
+
+
+@pytest.fixture
 def comm(request):
     """The communicator of the session; another one after a test that failed on any rank.
 

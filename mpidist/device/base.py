@@ -47,10 +47,23 @@ class Device(Protocol):
 
     Streams are numbers, as in the CUDA Array Interface: 0 is the default stream.  Every method that
     takes a stream returns at once; the work runs in the order in which it was queued.
+
+    Attributes
+    ----------
+    name : str
+        Name of the kind of device, such as "cuda".
+    emulated : bool
+        Whether addresses are those of host memory, which any MPI library takes, and queued work
+        runs in the thread that waits for it.
+    nccl : bool
+        Whether NCCL can use the device.
+    number : int
+        Number of the device among those that this process may use.
     """
 
     name: str
     emulated: bool
+    nccl: bool
     number: int
 
     def describe(self) -> str:
@@ -129,3 +142,23 @@ class Device(Protocol):
         stream: int,
     ) -> None:
         """Queue one kernel: combine the sources in their order, divide, store in all targets."""
+
+
+class DeviceClass(Protocol):
+    """A class of devices, such as CUDA's: see :func:`~mpidist.device.find.install_device`."""
+
+    name: str
+    emulated: bool
+    nccl: bool
+
+    def __call__(self, number: int | None = None) -> Device:
+        """Return a device, by its number; by default the current one."""
+
+    def why_not(self) -> str | None:
+        """Return why this process can use no device, or None if it can."""
+
+    def identities(self) -> tuple[str, ...]:
+        """Return the UUIDs of the devices that this process may use, by their numbers."""
+
+    def current(self) -> int:
+        """Return the number of the current device."""

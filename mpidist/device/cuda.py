@@ -18,16 +18,6 @@ _CAN_FLUSH = 98  # cudaDevAttrCanFlushRemoteWrites
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
-def current() -> int:
-    """Return the number of the current device."""
-    return runtime.getDevice()
-
-
-def identities() -> tuple[str, ...]:
-    """Return the UUIDs of the devices that CUDA_VISIBLE_DEVICES shows, by their numbers."""
-    return tuple(_identity(k) for k in range(runtime.getDeviceCount()))
-
-
 def _identity(number: int) -> str:
     """Return a device's UUID and PCI bus id, which together are unique.
 
@@ -35,15 +25,6 @@ def _identity(number: int) -> str:
     """
     uuid = runtime.getDeviceProperties(number).get("uuid") or b""
     return f"{bytes(uuid)[:16].hex()}@{runtime.deviceGetPCIBusId(number)}"
-
-
-def why_not() -> str | None:
-    """Return why there is no CUDA device, or None if there is one."""
-    try:
-        count = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:
-        return f"there is no CUDA device: {error}"
-    return None if count else "there is no CUDA device: the driver shows none"
 
 
 def _allocate(nbytes: int) -> int:
@@ -88,7 +69,7 @@ class CudaDevice:
         Number of the device, which becomes the current one; by default the current device.
     """
 
-    name, emulated = "cuda", False
+    name, emulated, nccl = "cuda", False, True
 
     def __init__(self, number: int | None = None) -> None:
         if number is not None:
@@ -97,6 +78,25 @@ class CudaDevice:
         self._properties = runtime.getDeviceProperties(self.number)
         self._flushes = bool(runtime.deviceGetAttribute(_CAN_FLUSH, self.number))
         self._streams: list[Any] = []
+
+    @staticmethod
+    def why_not() -> str | None:
+        """Return why there is no CUDA device, or None if there is one."""
+        try:
+            count = runtime.getDeviceCount()
+        except runtime.CUDARuntimeError as error:
+            return f"there is no CUDA device: {error}"
+        return None if count else "there is no CUDA device: the driver shows none"
+
+    @staticmethod
+    def identities() -> tuple[str, ...]:
+        """Return the UUIDs of the devices that CUDA_VISIBLE_DEVICES shows, by their numbers."""
+        return tuple(_identity(k) for k in range(runtime.getDeviceCount()))
+
+    @staticmethod
+    def current() -> int:
+        """Return the number of the current device."""
+        return runtime.getDevice()
 
     def describe(self) -> str:
         """Return the device's number and name."""

@@ -2,68 +2,70 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ConfigError, Unsupported
-from .base import Device
-
-VARIABLE = "MPIDIST_GPU_DEVICE"
+from ..errors import Unsupported
+from .base import Device, DeviceClass
 
 
 class _Made(threading.local):
     """The devices of a thread: ranks may be threads, and each has streams of its own."""
 
     def __init__(self) -> None:
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[DeviceClass | None, Device] = {}  # None: CUDA's
 
 
 _made = _Made()
 _selected: list[int] = []  # the device number chosen for this process, if any
 _first: list[int] = []  # the device number of the first thread that used one
+_installed: list[DeviceClass] = []  # the class in place of CUDA's, if any
 
 
-def kind_of_device(environ: Mapping[str, str] = os.environ) -> str:
-    """Return "cuda", or "host" if the environment selects the emulated device, for tests."""
-    given = environ.get(VARIABLE, "").strip().lower() or "cuda"
-    kind, colon, count = given.partition(":")
-    if kind not in ("cuda", "host") or (colon and not (kind == "host" and count.isdigit())):
-        raise ConfigError(
-            f"{VARIABLE}={given!r}: allowed are cuda, and host, or host:4 for four: devices "
-            "emulated in host memory, for tests"
-        )
-    return kind
+def install_device(device_class: DeviceClass | None) -> None:
+    """Use devices of another class than CUDA's in this process, on all its threads.
+
+    For tests of code for GPUs on machines without one, and for accelerators of another kind.
+
+    Parameters
+    ----------
+    device_class : class
+        Makes a :class:`~mpidist.device.base.Device`; see
+        :class:`~mpidist.device.base.DeviceClass`.  None: CUDA's again.
+    """
+    _installed[:] = [] if device_class is None else [device_class]
 
 
-def visible(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def installed_device() -> DeviceClass | None:
+    """Return the class that :func:`install_device` installed; None if devices are CUDA's."""
+    return _installed[0] if _installed else None
+
+
+def _device_class() -> DeviceClass:
+    if _installed:
+        return _installed[0]
+    from .cuda import CudaDevice
+
+    return CudaDevice
+
+
+def visible() -> tuple[str, ...]:
     """Return the UUIDs of the devices that this process may use, by their numbers."""
-    if kind_of_device(environ) == "host":
-        from .emulated import emulated_devices
-
-        return emulated_devices(environ)
-    from .cuda import identities
-
-    return identities()
+    return _device_class().identities()
 
 
 def taken() -> int | None:
     """Return the number of this process's device; None if it can still be chosen."""
     if _selected:
         return _selected[0]
-    found = _made.devices.get(kind_of_device())
+    found = _made.devices.get(installed_device())
     if found is not None:
         return found.number
-    if kind_of_device() == "host":
-        return None
-    from .cuda import current
-
-    return number_here(kind_of_device()) or current() or None  # 0 may be just the default
+    return number_here() or _device_class().current() or None  # 0 may be just the default
 
 
-def number_here(kind: str) -> int | None:
+def number_here() -> int | None:
     """Return the number of the device that this thread should use, or None if none was chosen.
 
     Each thread has its own current device in the CUDA runtime, and PyTorch runs backward in a
@@ -71,36 +73,33 @@ def number_here(kind: str) -> int | None:
     """
     if _selected:
         return _selected[0]
+    if _installed:
+        return None
     torch = sys.modules.get("torch")
-    if kind == "cuda" and torch is not None and torch.cuda.is_initialized():
+    if torch is not None and torch.cuda.is_initialized():
         number = torch.cuda.current_device()
         if number:  # 0 may be just the default
             return number
-    return _first[0] if _first and kind == "cuda" else None
+    return _first[0] if _first else None
 
 
 def select(number: int) -> None:
     """Select the device of this process, for this library, cupy, and PyTorch if it is imported."""
-    kind = kind_of_device()
     _selected[:] = [number]
-    found = _made.devices.get(kind)
+    found = _made.devices.get(installed_device())
     if found is None or found.number != number:
-        _made.devices[kind] = _make(kind)
+        _make()
     torch = sys.modules.get("torch")
-    if kind == "cuda" and torch is not None and torch.cuda.is_available():
+    if not _installed and torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(number)
 
 
-def why_no_device(environ: Mapping[str, str] = os.environ) -> str | None:
+def why_no_device() -> str | None:
     """Return why this process can use no device, or None if it can."""
-    if kind_of_device(environ) == "host":
-        shown = bool(visible(environ))
-        return None if shown else "CUDA_VISIBLE_DEVICES shows no emulated device"
     try:
-        from .cuda import why_not
+        return _device_class().why_not()
     except ImportError as error:
         return f"cupy cannot be imported ({error}): pip install cupy-cuda12x, or cupy-cuda13x"
-    return why_not()
 
 
 def find_device(rank: int = 0, argument: str = "", x: Any = None) -> Device:
@@ -111,26 +110,19 @@ def find_device(rank: int = 0, argument: str = "", x: Any = None) -> Device:
     Unsupported
         If there is no device, with the reason.
     """
-    kind = kind_of_device()
-    found = _made.devices.get(kind)
+    found = _made.devices.get(installed_device())
     if found is None:
         reason = why_no_device()
         if reason is not None:
             name = f"{type(x).__module__}.{type(x).__name__}"
             given = f"{argument} is a GPU array ({name}), but " if argument else ""
             raise Unsupported(f"rank {rank}: {given}{reason}")
-        found = _made.devices[kind] = _make(kind)
+        found = _make()
     return found
 
 
-def _make(kind: str) -> Device:
-    number = number_here(kind)
-    if kind == "host":
-        from .emulated import EmulatedDevice
-
-        return EmulatedDevice(number)
-    from .cuda import CudaDevice
-
-    made = CudaDevice(number)
-    _first[:] = _first or [made.number]
+def _make() -> Device:
+    made = _made.devices[installed_device()] = _device_class()(number_here())
+    if not _installed:
+        _first[:] = _first or [made.number]
     return made

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..device.find import find_device, kind_of_device, visible, why_no_device
+from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
 from .assignment import Seen, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
@@ -33,10 +33,10 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> Rank:
     """
     no_nccl = why_not_here()
     seen = None
-    if why_no_device(environ) is None:
+    if why_no_device() is None:
         device = find_device()
-        mine, gpus = device.identity(), visible(environ)
-        # The emulated one may have a name that only it knows.
+        mine, gpus = device.identity(), visible()
+        # An emulated one may have a name that only it knows.
         gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
         seen = Seen(socket.gethostname(), gpus, number)
     return Rank(
@@ -48,7 +48,8 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
     """Say whether messages can go from the device's memory."""
     if not native:
         return Awareness(NO, "messages do not go by MPI here")
-    if kind_of_device(environ) == "host" and not environ.get(AWARE):
+    devices = installed_device()
+    if devices is not None and devices.emulated and not environ.get(AWARE):
         return Awareness(YES, "an emulated device has addresses that any library takes")
     return detect(loaded_library(), environ)
 

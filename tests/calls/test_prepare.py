@@ -17,11 +17,11 @@ MOVING = [name for name in COLLECTIVES if name != "barrier"]
 
 
 @pytest.fixture(params=["host", "device"])
-def array(request, monkeypatch):
+def array(request):
     """Return what makes an array of some rows in one kind of memory."""
     if request.param == "host":
         return np.ones
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+    request.getfixturevalue("emulated_device")
     return lambda shape, dtype="f8": find_device().array(np.ones(shape, dtype))
 
 

@@ -45,9 +45,9 @@ def test_errors_of_the_driver_are_ours():
     """Were they cupy's, the other ranks would wait for one that could not allocate."""
     if cupy.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
-    from mpidist.device.cuda import CudaDevice, why_not
+    from mpidist.device.cuda import CudaDevice
 
-    assert "there is no CUDA device: cudaError" in why_not()
+    assert "there is no CUDA device: cudaError" in CudaDevice.why_not()
     device = object.__new__(CudaDevice)
     with pytest.raises(Unsupported, match="4096 bytes for CUDA IPC: cudaErrorInsuff"):
         device.new_shared(4096)

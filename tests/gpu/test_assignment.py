@@ -12,7 +12,7 @@ import pytest
 import mpidist
 from mpidist.device import find
 from mpidist.device.find import find_device
-from mpidist.errors import ConfigError, Unsupported
+from mpidist.errors import Unsupported
 from mpidist.gpu.assignment import Seen, choose, use_gpu
 from tests import gpu_here
 
@@ -37,10 +37,9 @@ def test_choice(ranks, numbers):
 
 
 @pytest.fixture
-def on_node(monkeypatch):
+def on_node(emulated_device, monkeypatch):
     """Runs a function on ranks of one host, each with an environment of its own."""
     local = threading.local()
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host:4")
 
     class Selected:
         """Ranks are threads here, and have what is a process's otherwise."""
@@ -55,9 +54,8 @@ def on_node(monkeypatch):
             (local.number,) = numbers
 
     monkeypatch.setattr(find, "_selected", Selected())
-    monkeypatch.setattr(
-        "mpidist.device.emulated.shown", lambda environ: getattr(local, "shown", None)
-    )
+    monkeypatch.setattr(emulated_device, "count", 4)
+    monkeypatch.setattr(emulated_device, "shown", lambda: getattr(local, "shown", None))
 
     def run(shown, function):
         def on_rank(comm):
@@ -121,20 +119,25 @@ def test_a_rank_that_is_shown_no_gpu(on_node, none):
     assert on_node(["0", none], on_rank) == [True, True]
 
 
-def test_the_device_of_a_new_thread(monkeypatch):
+def test_the_device_of_a_new_thread(emulated_device, monkeypatch):
     """PyTorch's backward runs in one: chosen, else PyTorch's, else that of the first thread."""
     cuda = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: 2)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(find, "_selected", [3])
     monkeypatch.setattr(find, "_first", [1])
-    assert (find.number_here("cuda"), find.number_here("host")) == (3, 3)
+    assert find.number_here() == 3
+    find.install_device(None)
+    assert find.number_here() == 3
     find._selected.clear()
-    assert (find.number_here("cuda"), find.number_here("host")) == (2, None)
+    assert find.number_here() == 2
+    find.install_device(emulated_device)
+    assert find.number_here() is None
+    find.install_device(None)
     cuda.current_device = lambda: 0
-    assert find.number_here("cuda") == 1
+    assert find.number_here() == 1
     cuda.is_initialized = lambda: False
     find._first.clear()
-    assert find.number_here("cuda") is None
+    assert find.number_here() is None
 
 
 def test_make_asks_the_driver(monkeypatch):
@@ -163,6 +166,3 @@ def test_no_gpu(monkeypatch):
     monkeypatch.setattr(find, "why_no_device", lambda: "there is no CUDA device: none")
     with pytest.raises(Unsupported, match="rank 3: use_gpu: rank 0 has none: there is no CUDA"):
         use_gpu(3, lambda mine: [mine])
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host:many")
-    with pytest.raises(ConfigError, match="MPIDIST_GPU_DEVICE='host:many': allowed are"):
-        find.kind_of_device()

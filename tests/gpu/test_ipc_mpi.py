@@ -17,9 +17,8 @@ pytestmark = pytest.mark.one_node
 
 
 @pytest.fixture
-def sub(comm, monkeypatch):
+def sub(comm, emulated_device, monkeypatch):
     """A communicator that takes symmetric memory or fails."""
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
     monkeypatch.setenv("MPIDIST_GPU", "ipc")
     made = Communicator(comm.backend.split(0, comm.rank), comm.config)
     yield made

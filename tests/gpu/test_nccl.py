@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.device.find import find_device
+from mpidist.device.find import find_device, install_device
 from mpidist.device.recognise import describe
 from mpidist.errors import (
     CollectiveTimeout,
@@ -147,11 +147,11 @@ class Fake:
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+def emulated(emulated_device, monkeypatch):
+    monkeypatch.setattr(emulated_device, "nccl", True)
     # The ranks are threads of one process, whose device has one name.
     monkeypatch.setattr(
-        "mpidist.device.emulated.EmulatedDevice.identity", lambda self: f"uuid-{id(self)}"
+        "tests.support.emulated.EmulatedDevice.identity", lambda self: f"uuid-{id(self)}"
     )
 
 
@@ -291,7 +291,7 @@ def test_before_it_starts(monkeypatch):
         return library.made
 
     assert mpidist.run_simulated(3, old_on_one) == [[], [], []]
-    monkeypatch.setattr("mpidist.device.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
+    monkeypatch.setattr("tests.support.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
 
     def one_device(comm):
         library = Library(comm)
@@ -314,7 +314,7 @@ def test_errors_and_deadlines_abort(monkeypatch):
             backend.wait(0)
         assert library.made[0].ended == "aborted"
         backend = NcclBackend(comm, library)
-        monkeypatch.setattr("mpidist.device.emulated.EmulatedEvent.done", lambda self: False)
+        monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
         with pytest.raises(CollectiveTimeout, match="NCCL has not finished within 0.01 s"):
             backend.wait(0, 0.01)
         assert library.made[1].ended == "aborted"
@@ -330,7 +330,7 @@ def by_nccl(monkeypatch):
     """Runs a function on ranks whose collectives on a device find the library above."""
     local = threading.local()
     monkeypatch.setattr("mpidist.gpu.nccl.backend.load", lambda: local.library)
-    monkeypatch.setattr("mpidist.device.emulated.EmulatedDevice.identity", lambda self: local.uuid)
+    monkeypatch.setattr("tests.support.emulated.EmulatedDevice.identity", lambda self: local.uuid)
 
     def run(size, function, forced=""):
         monkeypatch.setenv("MPIDIST_GPU", forced)
@@ -510,7 +510,7 @@ def test_a_call_that_does_not_end_is_aborted(by_nccl, monkeypatch, trouble):
         gpu = comm.gpu
         assert not gpu._nccl.path.watch.look()  # it has ended
         comm.allreduce(x)
-        monkeypatch.setattr("mpidist.device.emulated.EmulatedEvent.done", lambda self: False)
+        monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
         words = "NCCL has not finished .*allreduce.* by its deadline; aborted"
         if trouble == "error":
             library.made[0].trouble = NcclError("remote process exited")
@@ -534,7 +534,7 @@ def test_forced(by_nccl, monkeypatch):
     found = by_nccl(2, paths, "nccl")[0]
     assert found["reductions", "nccl"] == (True, "MPIDIST_GPU=nccl forces it")
     assert by_nccl(2, paths)[1]["movement", "nccl"] == (True, "every rank has a GPU of its own")
-    monkeypatch.setattr("mpidist.device.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
+    monkeypatch.setattr("tests.support.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
 
     def refused(comm, library):
         words = "MPIDIST_GPU=nccl: ranks 0, 1 are all on GPU GPU-7 of "
@@ -559,8 +559,8 @@ def test_gradients_by_nccl(by_nccl):
     by_nccl(2, check)
 
 
-def test_without_nccl(monkeypatch):
-    monkeypatch.delenv("MPIDIST_GPU_DEVICE")
+def test_without_nccl():
+    install_device(None)
     try:
         import cupy  # noqa: F401
     except ImportError:

@@ -18,7 +18,6 @@ from mpidist.calls.arrays import as_input
 from mpidist.calls.call import Call
 from mpidist.device import find
 from mpidist.device.array import DeviceArray
-from mpidist.device.emulated import EmulatedDevice
 from mpidist.device.find import find_device
 from mpidist.device.recognise import describe, is_on_device, make_like
 from mpidist.errors import ConfigError, InvalidArgument, Unsupported, UnsupportedDtype
@@ -26,13 +25,13 @@ from mpidist.gpu.chunks import chunks, elements
 from mpidist.gpu.cuda_aware import Awareness, Library, detect
 from mpidist.gpu.paths import CLASSES, ORDER, Rank, forced_path, table, taken
 from tests.support import jobs
+from tests.support.emulated import EmulatedDevice
 
 YES, NO = Awareness("yes", "it says so"), Awareness("no", "it says not")
 
 
 @pytest.fixture
-def device(monkeypatch):
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+def device(emulated_device):
     return find_device()
 
 
@@ -125,22 +124,17 @@ def test_host_and_device_do_not_mix(device):
     mpidist.run_simulated(2, calls)
 
 
-def test_no_device(monkeypatch):
-    monkeypatch.delenv("MPIDIST_GPU_DEVICE", raising=False)
+def test_no_device():
     stray = SimpleNamespace(__cuda_array_interface__={})
     reason = find.why_no_device()
     if reason is None:
         pytest.skip("needs a machine without a GPU")
     with pytest.raises(Unsupported, match=r"rank 2: x is a GPU array \(types.SimpleNamespace\)"):
         describe(stray, 2)
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "tpu")
-    with pytest.raises(ConfigError, match="MPIDIST_GPU_DEVICE='tpu': allowed are cuda, and host"):
-        describe(stray, 2)
 
 
-def test_bench_without_a_gpu(monkeypatch):
+def test_bench_without_a_gpu():
     """It names what is needed, and what was found."""
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "cuda")
     if find.why_no_device() is None:
         pytest.skip("needs a machine without a GPU")
     done = subprocess.run(
@@ -164,7 +158,6 @@ def test_cupy_is_not_needed(tmp_path):
     )
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     environ = {**os.environ, "PYTHONPATH": path}
-    environ.pop("MPIDIST_GPU_DEVICE", None)
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=40)
 
 

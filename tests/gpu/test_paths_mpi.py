@@ -1,6 +1,6 @@
 """Arrays on a GPU, by every path that an emulated device can take: its streams are lazy.
 
-Nothing here has run on a GPU; that is what tests/gpu is for.
+Nothing here has run on a GPU; that is what test_paths_cuda.py is for.
 """
 
 import os
@@ -30,12 +30,11 @@ PATHS = ("staged", "mpi")
 
 
 @pytest.fixture
-def make(comm, monkeypatch):
+def make(comm, emulated_device, monkeypatch):
     """Makes a communicator with settings of its own for GPUs."""
     made = []
 
     def make(path="", chunk=64, **environ):
-        monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
         monkeypatch.setenv("MPIDIST_GPU", path)
         monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", str(chunk))
         for name, value in environ.items():
@@ -210,11 +209,10 @@ def test_debug_tells_a_gpu_from_a_host(make, comm):
     sub.free()
 
 
-def test_bench_of_every_path(comm, monkeypatch):
+def test_bench_of_every_path(comm, emulated_device):
     """What can be is measured and right, and what cannot be says why; as `bench --device cuda`."""
     from mpidist.bench.gpu import COLLECTIVES, measure_copies, measure_paths
 
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
     copies = measure_copies(comm, 4096)
     rows = measure_paths(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
     found = {(r.collective, r.path): r for r in rows if r.bytes}

@@ -13,10 +13,9 @@ from tests.support.gpu_training import compare_pipeline, compare_replicas, train
 
 
 @pytest.fixture
-def sub(request, comm, monkeypatch):
+def sub(request, comm, emulated_device, monkeypatch):
     """A communicator for arrays on a device, by the path that the test names."""
     path = getattr(request, "param", "ipc")
-    monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
     monkeypatch.setenv("MPIDIST_GPU", "" if path == "ipc" else path)
     monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "256")
     made = Communicator(comm.backend.split(0, comm.rank), comm.config)

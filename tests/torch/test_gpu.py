@@ -9,9 +9,9 @@ import pytest
 
 import mpidist
 from mpidist.device import find
-from mpidist.device.emulated import EmulatedDevice, Stream
 from mpidist.gpu.staged import Staged
 from mpidist.parallel import DDP, Pipeline, ZeroOptimizer
+from tests.support.emulated import EmulatedDevice, Stream
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
@@ -26,7 +26,7 @@ def on_gpu(monkeypatch):
     staged = []
 
     def begin():
-        monkeypatch.setenv("MPIDIST_GPU_DEVICE", "host")
+        find.install_device(EmulatedDevice)
         monkeypatch.setattr(
             torch.Tensor, "__cuda_array_interface__", property(interface_of), raising=False
         )
@@ -52,7 +52,8 @@ def on_gpu(monkeypatch):
         )
         return staged
 
-    return begin
+    yield begin
+    find.install_device(None)
 
 
 def filled(module, dtype):

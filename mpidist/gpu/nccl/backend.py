@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...device.array import DeviceArray
-from ...device.find import find_device, kind_of_device, why_no_device
+from ...device.find import find_device, installed_device, why_no_device
 from ...errors import (
     CollectiveTimeout,
     CommunicationError,
@@ -123,8 +123,9 @@ def load() -> Any:
 
 def why_not_here(rank: int = 0) -> str:
     """Say why NCCL cannot be used in this process; empty if it can.  It is not started for that."""
-    if kind_of_device() == "host" and load is _load:
-        return "NCCL knows no emulated device"
+    devices = installed_device()
+    if devices is not None and not devices.nccl:
+        return f"NCCL knows no {devices.name} device"
     reason = why_no_device()
     if reason is not None:
         return reason
@@ -133,9 +134,6 @@ def why_not_here(rank: int = 0) -> str:
     except Unsupported as error:
         return str(error)
     return ""
-
-
-_load = load
 
 
 @dataclass(frozen=True)

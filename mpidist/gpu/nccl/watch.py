@@ -44,7 +44,7 @@ class Watch:
         self._queued: deque[Queued] = deque()
         self._lock = threading.Lock()
         self._more = threading.Event()
-        # The emulated device does its work in whatever thread asks: there is none beside.
+        # An emulated device does its work in whatever thread asks: there is none beside.
         self._thread: threading.Thread | None = None
         self._alone = backend.device.emulated
 

@@ -1,8 +1,9 @@
 """A device emulated in host memory, to test the code for GPUs on machines without one.
 
-It is used only if ``MPIDIST_GPU_DEVICE=host`` selects it.  Its streams are lazy: queued work runs
-only when it is waited for.  So code that reads data without waiting for their copy fails every
-time, where on a GPU it might pass by luck.
+``install_device(EmulatedDevice)`` makes it the device of this process, as the fixture
+``emulated_device`` does.  Its streams are lazy: queued work runs only when it is waited for.  So
+code that reads data without waiting for their copy fails every time, where on a GPU it might pass
+by luck.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..errors import InvalidArgument, Unsupported
-from ..operations import OPS, accumulator, division, is_half, narrow, widen
+from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.operations import OPS, accumulator, division, is_half, narrow, widen
 
 Action = Callable[[], object]
 
@@ -314,45 +315,22 @@ def _memory(x: Any) -> Any:
     return x
 
 
-VARIABLE = "MPIDIST_GPU_DEVICE"
-
-
-def emulated_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the UUIDs of the devices of ``host:4`` that CUDA_VISIBLE_DEVICES shows.
-
-    Without a number each process has one device.
-    """
-    count = environ.get(VARIABLE, "").partition(":")[2]
-    if not count:
-        return (f"emulated-{os.getpid()}",)
-    numbers = shown(environ)
-    every = [str(k) for k in range(int(count))] if numbers is None else numbers.split(",")
-    known = takewhile(lambda k: k.strip().isdigit() and int(k) < int(count), every)
-    return tuple(f"emulated-{int(k)}" for k in known)
-
-
-def shown(environ: Mapping[str, str]) -> str | None:
-    """Return the numbers of the devices shown to this process; None for all.
-
-    As with CUDA, the list ends at the first number that does not exist.
-    """
-    return environ.get("CUDA_VISIBLE_DEVICES")
-
-
 class EmulatedDevice(Shared):
     """The emulated device; see :class:`~mpidist.device.base.Device`.
 
     Attributes
     ----------
+    count : int, optional
+        Devices of the host, which CUDA_VISIBLE_DEVICES selects; by default one for each process.
     copied : int
         Bytes of all queued copies, for tests.
     """
 
-    name, emulated = "host", True
+    name, emulated, nccl = "emulated", True, False
+    count: int | None = None
 
     def __init__(self, number: int | None = None) -> None:
         self.number = number or 0
-        self._several = emulated_devices() if ":" in os.environ.get(VARIABLE, "") else None
         self._streams: dict[int, Stream] = {0: Stream()}
         super().__init__()
         self._current = 0
@@ -365,8 +343,36 @@ class EmulatedDevice(Shared):
         return "the device emulated in host memory"
 
     def identity(self) -> str:
-        """Return the UUID: one per process, unless a number of devices is configured."""
-        return self._several[self.number] if self._several else f"emulated-{os.getpid()}"
+        """Return the UUID of the device."""
+        return self.identities()[self.number if self.count else 0]
+
+    @classmethod
+    def why_not(cls) -> str | None:
+        """Return why this process can use no device, or None if it can."""
+        return None if cls.identities() else "CUDA_VISIBLE_DEVICES shows no emulated device"
+
+    @classmethod
+    def identities(cls) -> tuple[str, ...]:
+        """Return the UUIDs of the devices shown to this process.
+
+        As with CUDA, the list ends at the first number that does not exist.
+        """
+        if cls.count is None:
+            return (f"emulated-{os.getpid()}",)
+        shown = cls.shown()
+        every = [str(k) for k in range(cls.count)] if shown is None else shown.split(",")
+        known = takewhile(lambda k: k.strip().isdigit() and int(k) < cls.count, every)
+        return tuple(f"emulated-{int(k)}" for k in known)
+
+    @classmethod
+    def shown(cls) -> str | None:
+        """Return the numbers of the devices shown to this process; None for all."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    @staticmethod
+    def current() -> int:
+        """Return the number of the current device."""
+        return 0
 
     def enter(self) -> None:
         """Do nothing: a thread has only this device."""
