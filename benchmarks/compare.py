@@ -1,11 +1,11 @@
 """The published comparison: one command, interleaved launches, medians, tables and targets.
 
-python benchmarks/compare.py                    # all of it, at most 20 minutes
-python benchmarks/compare.py --quick            # to try it: one launch, few sizes, 2 minutes
-python benchmarks/compare.py --tables-only      # write the tables anew from the launches kept
+python benchmarks/compare.py                    # all launches, at most 20 minutes
+python benchmarks/compare.py --quick            # a trial: one launch, few sizes, 2 minutes
+python benchmarks/compare.py --tables-only      # write the tables from the launches on disk
 
-Every launch is kept as JSON; what is there is not run again.  What fails is kept and reported as
-well, and is tried again the next time.
+Every launch is kept as JSON in .benchmarks, and is not run again; the merged results are written
+beside them.  A launch that fails is reported, and is run again the next time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.launching import ROOT, run_missing, say
-from benchmarks.merge import merge
 from benchmarks.plan import FULL, MAIN, QUICK, Launch, plan
-from benchmarks.tables import Group, page, without_paths
+from benchmarks.tables import Group, merge, page, without_paths
 from mpidist.bench.results import Results
 
 _VENDOR = (
@@ -35,7 +34,7 @@ _VENDOR = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, merge, and write; 1 if anything failed or was wrong."""
+    """Run the missing launches and write the tables; return 1 if any failed or was wrong."""
     options = read_options(arguments)
     scale = QUICK if options.quick else FULL
     if options.launches:
@@ -46,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.tables_only:
         run_missing(launches, options.runs, options.minutes)
     groups = gather(launches, options.runs)
-    write(groups, options.output, scale.launches)
+    write_merged(groups, options.runs / "merged")
+    write_tables(groups, options.output, scale.launches)
     failed = sum(len(group.failures) for group in groups)
     wrong = sum(cell.wrong for group in groups for cell in group.cells.values())
     say(f"{failed} launches failed, {wrong} figures of wrong results; tables: {options.output}")
@@ -65,23 +65,23 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--python",
         nargs="+",
         default=[str(ROOT / name / "bin/python") for name in (".venv", ".venv-mpich")],
-        help="one for each MPI; default: those of make venv and make test",
+        help="one Python for each MPI; default: .venv and .venv-mpich",
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--minutes", type=float, default=20.0, help="no launch begins later")
-    parser.add_argument("--launches", type=int, help="of each configuration; default 5")
+    parser.add_argument("--minutes", type=float, default=20.0, help="no launch starts later")
+    parser.add_argument("--launches", type=int, help="launches of each configuration; default 5")
     parser.add_argument("--quick", action="store_true", help="one launch, few sizes")
     parser.add_argument("--tables-only", action="store_true", help="launch nothing")
-    parser.add_argument("--runs", type=Path, help="folder where launches are kept")
-    parser.add_argument("--output", type=Path, help="folder for tables and merged results")
+    parser.add_argument("--runs", type=Path, help="folder of the launches and merged results")
+    parser.add_argument("--output", type=Path, help="folder of the tables")
     options = parser.parse_args(arguments)
     if options.launches is not None and options.launches < 1:
-        parser.error(f"--launches {options.launches}: allowed are whole numbers >= 1")
+        parser.error(f"--launches {options.launches}: expected a whole number >= 1")
     if any(n < 2 for n in options.ranks):
-        parser.error(f"--ranks {options.ranks}: allowed are whole numbers >= 2")
+        parser.error(f"--ranks {options.ranks}: expected whole numbers >= 2")
     for python in options.python:
         if not Path(python).is_file():
-            parser.error(f"--python {python}: there is no such program; make venv, make test")
+            parser.error(f"--python {python}: no such program: run make venv and make test")
     kept = ROOT / ".benchmarks"
     options.runs = options.runs or kept / ("quick" if options.quick else "full")
     published = kept / "quick-tables" if options.quick else ROOT / "docs" / "benchmarks_data"
@@ -90,7 +90,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def vendor_of(python: str) -> str:
-    """Ask a python which MPI it has."""
+    """Return the vendor of a Python's MPI library."""
     done = subprocess.run([python, "-c", _VENDOR], capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise SystemExit(f"{python}: mpi4py does not start: {done.stderr.strip()}")
@@ -98,7 +98,7 @@ def vendor_of(python: str) -> str:
 
 
 def gather(launches: Sequence[Launch], folder: Path) -> list[Group]:
-    """Read the launches that are there, and merge those of each MPI and number of ranks."""
+    """Read the launches on disk, and merge those of each MPI and number of ranks."""
     groups = []
     for mpi, ranks in dict.fromkeys((one.mpi, one.ranks) for one in launches):
         mine = [one for one in launches if (one.mpi, one.ranks) == (mpi, ranks)]
@@ -128,7 +128,6 @@ def read_group(mpi: str, ranks: int, launches: Sequence[Launch], folder: Path) -
         commits[content["commit"]] = None
         if launch.variant.name == MAIN:
             commands[content["command"]] = None
-        if launch.variant.name == MAIN:
             headers.append(results.header)
         name = f"{launch.variant.name}, {launch.place}"
         counts[name] = counts.get(name, 0) + 1
@@ -137,7 +136,7 @@ def read_group(mpi: str, ranks: int, launches: Sequence[Launch], folder: Path) -
 
 
 def rounded(values: dict) -> dict:
-    """Give the same with four digits: more is noise."""
+    """Return the values with four significant digits: more is noise."""
 
     def four(value: object) -> object:
         if isinstance(value, list):
@@ -147,8 +146,14 @@ def rounded(values: dict) -> dict:
     return {name: four(value) for name, value in values.items()}
 
 
-def write(groups: Sequence[Group], folder: Path, wanted: int) -> None:
-    """Write the tables, and the merged results of each group as JSON."""
+def write_tables(groups: Sequence[Group], folder: Path, wanted: int) -> None:
+    """Write the tables that the documentation includes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tables.inc").write_text(page(groups, wanted), encoding="utf-8")
+
+
+def write_merged(groups: Sequence[Group], folder: Path) -> None:
+    """Write the merged results of each group as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for group in groups:
         header = dict(group.headers[0]) if group.headers else {}
@@ -170,7 +175,6 @@ def write(groups: Sequence[Group], folder: Path, wanted: int) -> None:
         text = json.dumps(content, indent=1)[:-2] + ',\n "cells": [\n  ' + ",\n  ".join(cells)
         path = folder / f"{group.title.lower().replace(', ', '-').replace(' ', '-')}.json"
         path.write_text(text + "\n ]\n}\n", encoding="utf-8")
-    (folder / "tables.inc").write_text(page(groups, wanted), encoding="utf-8")
 
 
 if __name__ == "__main__":

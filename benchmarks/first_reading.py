@@ -1,8 +1,8 @@
-"""What streaming stores gain and cost: a call alone, and with the first reading of its result.
+"""Gain and cost of streaming stores: times of a call alone, and with the first read of its result.
 
 mpidist run -n 2 -- python benchmarks/first_reading.py
 
-Prints the time with streaming stores over that without: medians of calls in turn, slowest rank.
+Prints the time with streaming stores divided by the time without: medians, slowest rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def compare(comm: mpidist.Communicator, collective: str, count: int) -> np.ndarray:
-    """Give both times with streaming stores over those without."""
+    """Return both times with streaming stores, divided by those without."""
     total, cases = np.zeros(count, np.float32), {}
     for least in ("none", "0"):
         os.environ[VARIABLE] = least  # read when a call is first made with an array

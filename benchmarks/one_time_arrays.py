@@ -1,4 +1,4 @@
-"""What a small allreduce takes of arrays that are used again, and of new ones each time.
+"""Time of a small allreduce of arrays that are used again, and of new arrays in each call.
 
 mpidist run -n 2 -- python benchmarks/one_time_arrays.py
 """
@@ -15,12 +15,12 @@ import numpy as np
 import mpidist
 
 SIZES = (8, 4 << 10, 64 << 10, 256 << 10)  # bytes
-WAYS = ("native", "staged")
+ALGORITHMS = ("native", "staged")
 CALLS = 300
 
 
 def timed(comm: mpidist.Communicator, call: Callable[[], object]) -> float:
-    """Give the median of the slowest rank's times, in µs."""
+    """Return the median of the slowest rank's times, in µs."""
     times = np.empty(CALLS)
     for number in range(CALLS):
         comm.barrier()
@@ -31,17 +31,17 @@ def timed(comm: mpidist.Communicator, call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print a line for each size: new arrays, then the same ones again."""
+    """Print a line for each size: times of new arrays, then of the same ones again."""
     comm = mpidist.init()
     for nbytes in SIZES:
         x = np.ones(nbytes // 4, "float32")
-        out, said = np.empty_like(x), []
-        for way in WAYS:
-            once = timed(comm, lambda way=way, x=x: comm.allreduce(x.copy(), algorithm=way))
-            again = timed(comm, lambda way=way, x=x, out=out: comm.allreduce(x, "sum", out, way))
-            said.append(f"{way} {once:6.1f} used once, {again:6.1f} again")
+        out, texts = np.empty_like(x), []
+        for name in ALGORITHMS:
+            once = timed(comm, lambda name=name, x=x: comm.allreduce(x.copy(), algorithm=name))
+            again = timed(comm, lambda name=name, x=x, out=out: comm.allreduce(x, "sum", out, name))
+            texts.append(f"{name} {once:6.1f} used once, {again:6.1f} again")
         if comm.rank == 0:
-            sys.stdout.write(f"{nbytes:7} bytes, µs: {'; '.join(said)}\n")
+            sys.stdout.write(f"{nbytes:7} bytes, µs: {'; '.join(texts)}\n")
             sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""Which launches the published comparison consists of, and in which order."""
+"""The launches of the published comparison, in their order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UCX = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings under which the bare call may be faster; ``openmpi``: only Open MPI knows them."""
+    """Settings under which the bare call may be faster; with ``openmpi``, of Open MPI only."""
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured: sizes as bench reads them, and seconds for one of them."""
+    """The amount of work: sizes as bench reads them, seconds for each size, and launches."""
 
     sizes: str
     large: str
@@ -56,16 +56,16 @@ QUICK = Scale("8,64K,1M", "64K,1M", 0.05, 0.05, 1)
 
 @dataclass(frozen=True)
 class Launch:
-    """One job.
+    """One launch of ``mpidist bench``.
 
     Attributes
     ----------
     python : str
-        Of the environment whose MPI it is.
+        Path of the Python whose MPI is measured.
     place : str
         ``"apart"`` or ``"in place"``.
     number : int
-        From 1 on.
+        Number of the launch of this configuration, from 1 on.
     """
 
     python: str
@@ -77,17 +77,17 @@ class Launch:
 
     @property
     def mpi(self) -> str:
-        """Name the environment: its folder."""
+        """Name of the virtual environment: its folder."""
         return Path(self.python).absolute().parent.parent.name.strip(".")
 
     @property
     def name(self) -> str:
-        """Name the launch, as a file can be called."""
+        """Name of the launch, for its files."""
         words = (self.mpi, f"{self.ranks}", self.place, self.variant.name, f"{self.number}")
         return "-".join(word.replace(", ", "+").replace(" ", "_") for word in words)
 
     def bench(self) -> list[str]:
-        """Give the arguments of ``mpidist bench``."""
+        """Return the arguments of ``mpidist``."""
         main = self.variant.name == MAIN
         collectives = COLLECTIVES if self.place == "apart" else ("allreduce",)
         sizes = self.scale.sizes if main else self.scale.large
@@ -100,14 +100,14 @@ class Launch:
         ]
 
     def expected_seconds(self) -> float:
-        """Give a rough guess, from a machine with 2 cores."""
+        """Return a rough estimate of the time, from a machine with 2 cores."""
         share = 1.0 if self.place == "apart" else 0.2
         work = (18.0 if self.variant.name == MAIN else 5.5) * share * self.ranks / 2
         return 2.5 + work * (1.0 if self.scale.sizes == FULL.sizes else 0.08)
 
 
 def applies(variant: Variant, vendor: str, ranks: int, cores: int) -> bool:
-    """Tell whether a variant differs from what ``mpidist run`` sets anyway."""
+    """Return whether a variant differs from the settings of ``mpidist run``."""
     if variant.openmpi and vendor != "Open MPI":
         return False
     return variant.name != "no yield" or ranks > cores
@@ -116,18 +116,18 @@ def applies(variant: Variant, vendor: str, ranks: int, cores: int) -> bool:
 def plan(
     vendors: Mapping[str, str], ranks: Sequence[int], cores: int, scale: Scale
 ) -> list[Launch]:
-    """Give the launches in turn: the first of every configuration, then the second of every one.
+    """Return the launches: the first of every configuration, then the second of every one.
 
     Parameters
     ----------
     vendors : mapping
-        By path of a python: the vendor of its MPI.
+        Vendor of the MPI library, by the path of a Python.
     ranks : sequence of int
         Numbers of ranks.
     cores : int
-        That there are.
+        Number of cores.
     scale : Scale
-        How much.
+        Amount of work.
     """
     launches = []
     for number in range(1, scale.launches + 1):

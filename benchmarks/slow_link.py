@@ -22,9 +22,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4, help="on all nodes together")
     parser.add_argument("--rate", type=float, default=1e9, help="bits a second of each node")
     parser.add_argument("--delay", type=float, default=100e-6, help="seconds, one way")
-    parser.add_argument("--python", default=sys.executable, help="the one with the MPI to be used")
+    parser.add_argument("--python", default=sys.executable, help="the Python whose MPI is used")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds until it is ended")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what follows mpidist")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="arguments of mpidist")
     options = parser.parse_args()
     try:
         with Cluster(options.nodes, options.rate, options.delay) as cluster:

@@ -1,30 +1,229 @@
-"""The comparison as reStructuredText."""
+"""Medians over launches, geometric means over sizes, the goals, and the page with all of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.merge import (
-    ANY,
-    BARE,
-    PLACES,
-    Cells,
-    Key,
-    Target,
-    Verdict,
-    best_bare,
-    geometric_mean,
-    judge,
-)
-from benchmarks.plan import VARIANTS
+from benchmarks.plan import MAIN, VARIANTS
+from mpidist.bench.cases import BARE
 from mpidist.bench.memory import describe_stream
-from mpidist.bench.results import microseconds
+from mpidist.bench.results import Row, bound_percent, microseconds
 from mpidist.measure import round_size
 
-MEAN_FROM, MEAN_TO = 64 << 10, 64 << 20
+K, M = 1 << 10, 1 << 20
+ANY = 1 << 62  # no upper limit of sizes
+MEAN_FROM, MEAN_TO = 64 * K, 64 * M
+
+
+@dataclass(frozen=True)
+class Key:
+    """One cell of the comparison."""
+
+    collective: str
+    in_place: bool
+    bytes: int
+    algorithm: str
+    memory: str = "private"
+    variant: str = MAIN
+
+
+@dataclass
+class Cell:
+    """Figures of one cell: medians over the launches.
+
+    Attributes
+    ----------
+    times_us : list of float
+        Time in each launch.
+    ratio, native_ratio : float or None
+        Time of the bare call, and of mpidist's native, in the same launch divided by this time.
+    percent : float or None
+        Share of the 2pS bound.
+    wrong : int
+        Number of launches with a wrong result.
+    """
+
+    times_us: list[float]
+    ratio: float | None
+    native_ratio: float | None
+    percent: float | None
+    wrong: int = 0
+
+    @property
+    def time_us(self) -> float:
+        """Median of the times."""
+        return statistics.median(self.times_us)
+
+
+Cells = dict[Key, Cell]
+
+
+def merge(runs: Iterable[tuple[str, Mapping[str, Any], Sequence[Row]]]) -> Cells:
+    """Merge launches of one MPI and number of ranks.
+
+    Parameters
+    ----------
+    runs : iterable of (variant, header, rows)
+        One per launch.
+
+    Returns
+    -------
+    dict
+        Ratios are taken inside each launch, and their median over the launches.
+    """
+    found: dict[Key, list[tuple[float, float | None, float | None, float | None, bool]]] = {}
+    for variant, header, rows in runs:
+        base = {
+            (row.collective, row.in_place, row.bytes, row.algorithm): row.time_us
+            for row in rows
+            if row.memory == "private"
+        }
+        for row in rows:
+            where = row.collective, row.in_place, row.bytes
+            key = Key(*where, row.algorithm, row.memory, variant)
+            ratios = [
+                base[(*where, name)] / row.time_us if (*where, name) in base else None
+                for name in (BARE, "native")
+            ]
+            share = bound_percent(row, header)
+            found.setdefault(key, []).append((row.time_us, *ratios, share, row.correct))
+    return {key: _cell(values) for key, values in found.items()}
+
+
+def _cell(values: Sequence[tuple]) -> Cell:
+    times, ratios, natives, shares, correct = zip(*values)
+    medians = [_median(column) for column in (ratios, natives, shares)]
+    return Cell(list(times), *medians, wrong=correct.count(False))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def best_bare(cells: Cells, key: Key) -> tuple[str, float] | None:
+    """Return the variant under which the bare call was fastest, and its time."""
+    found = {
+        other.variant: cell.time_us
+        for other, cell in cells.items()
+        if other.algorithm == BARE
+        and (other.collective, other.in_place, other.bytes)
+        == (key.collective, key.in_place, key.bytes)
+    }
+    return min(found.items(), key=lambda item: item[1]) if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A goal over the sizes from `low` to `high`.
+
+    Attributes
+    ----------
+    measure : {"least", "mean", "percent", "least native"}
+        The least ratio to the bare call, its geometric mean, the least share of the bound, or the
+        least ratio to mpidist's native.
+    goals : mapping of int to float
+        The least value, by number of ranks.
+    """
+
+    collective: str
+    in_place: bool
+    algorithm: str
+    memory: str
+    low: int
+    high: int
+    measure: str
+    goals: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The `value` reached for a goal; for a least value also its size in bytes, `at`."""
+
+    target: Target
+    goal: float
+    value: float
+    at: int | None
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal was reached."""
+        return self.value >= self.goal
+
+
+def _all_targets() -> list[Target]:
+    always = {2: 0.95, 4: 0.95}
+    found = []
+    for place in (True, False):
+        own = ("allreduce", place, "symmetric", "symmetric")
+        found += [
+            Target(*own, 64 * K, 64 * M, "least", {2: 1.8, 4: 1.8}),
+            Target(*own, 64 * K, 64 * M, "mean", {2: 3.0, 4: 2.8}),
+            Target(*own, 16 * M, 64 * M, "percent", {2: 70, 4: 70}),
+        ]
+    for collective, two, four in (
+        ("reduce", 2.5, 2.0),
+        ("reduce_scatter", 2.5, 1.8),
+        ("allgather", 2.2, 1.8),
+        ("broadcast", 1.8, 1.3),
+        ("alltoall", 1.6, 1.3),
+    ):
+        own = (collective, collective == "broadcast", "symmetric", "symmetric")
+        found.append(Target(*own, 64 * K, 64 * M, "mean", {2: two, 4: four}))
+    for memory in ("symmetric", "private"):
+        for collective, place in PLACES:
+            own = (collective, place, "auto", memory)
+            found.append(Target(*own, 64 * K, ANY, "least", always))
+            found.append(Target(*own, 1, 64 * K - 1, "least native", always))
+            if memory == "private":
+                found.append(Target(*own, 16 * K, M, "mean", {2: 1.3, 4: 1.3}))
+    return found
+
+
+PLACES = (
+    ("allreduce", True),
+    ("allreduce", False),
+    ("reduce", False),
+    ("reduce_scatter", False),
+    ("allgather", False),
+    ("broadcast", True),
+    ("alltoall", False),
+)
+"""The measured collectives, and whether in place: broadcast always is."""
+
+TARGETS = _all_targets()
+
+
+def judge(cells: Cells, ranks: int, targets: Sequence[Target] = tuple(TARGETS)) -> list[Verdict]:
+    """Return the verdict on each target of a number of ranks that has a measured cell."""
+    return [
+        verdict
+        for target in targets
+        if ranks in target.goals and (verdict := _judge(cells, target, target.goals[ranks]))
+    ]
+
+
+def _judge(cells: Cells, target: Target, goal: float) -> Verdict | None:
+    own = target.collective, target.in_place, target.algorithm, target.memory
+    values = {}
+    for key, cell in cells.items():
+        here = key.collective, key.in_place, key.algorithm, key.memory
+        if here != own or key.variant != MAIN or not target.low <= key.bytes <= target.high:
+            continue
+        column = {"percent": cell.percent, "least native": cell.native_ratio}
+        value = column.get(target.measure, cell.ratio)
+        if value is not None:
+            values[key.bytes] = value
+    if not values:
+        return None
+    if target.measure == "mean":
+        return Verdict(target, goal, statistics.geometric_mean(list(values.values())), None)
+    at = min(values, key=lambda nbytes: values[nbytes])
+    return Verdict(target, goal, values[at], at)
 
 
 @dataclass
@@ -42,14 +241,14 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Vendor, version and ranks."""
+        """Vendor and version of the MPI library, and the number of ranks."""
         library = self.headers[0].get("mpi") or {} if self.headers else {}
         name = " ".join(filter(None, (library.get("vendor"), library.get("version"))))
         return f"{name or self.mpi}, {self.ranks} ranks"
 
 
 def page(groups: Sequence[Group], wanted: int) -> str:
-    """Give what docs/benchmarks.rst includes: targets first, then every figure."""
+    """Return the text that docs/benchmarks.rst includes: targets first, then every figure."""
     lines = [".. Written by benchmarks/compare.py; do not edit.", ""]
     lines += _targets(groups)
     for group in groups:
@@ -69,9 +268,9 @@ def _targets(groups: Sequence[Group]) -> list[str]:
     everything = [verdict for verdicts in judged for verdict in verdicts.values()]
     met = sum(verdict.met for verdict in everything)
     rows = [(*_target(t), *(_reached(verdicts.get(t)) for verdicts in judged)) for t in targets]
-    header = ("what", "sizes", "measure", *(group.title for group in groups))
-    said = f"What was to be reached, and what was: {met} of {len(everything)} goals are met."
-    return [said, "", *_csv(header, rows)]
+    header = ("contender", "sizes", "measure", *(group.title for group in groups))
+    summary = f"Goals, and the values reached: {met} of {len(everything)} goals are met."
+    return [summary, "", *_csv(header, rows)]
 
 
 def _target(target: Target) -> tuple[str, ...]:
@@ -103,7 +302,7 @@ def _reached(verdict: Verdict | None) -> str:
 
 def _group(group: Group, wanted: int) -> list[str]:
     lines = [f"**{group.title}**", ""]
-    lines += [f"{text}\n" for text in _said(group, wanted)]
+    lines += [f"{text}\n" for text in _conditions(group, wanted)]
     for collective, in_place in PLACES:
         keys = sorted(
             (k for k in group.cells if (k.collective, k.in_place) == (collective, in_place)),
@@ -117,19 +316,19 @@ def _group(group: Group, wanted: int) -> list[str]:
     return lines
 
 
-_WAYS = (("native", "private"), ("auto", "private"), ("auto", "symmetric"))
+_COLUMNS = (("native", "private"), ("auto", "private"), ("auto", "symmetric"))
 
 
 def _figures(cells: Cells, collective: str, in_place: bool, sizes: Sequence[int]) -> list[str]:
     header = ["bytes", "mpi4py µs", "native", "auto, private arrays", "auto, symmetric arrays"]
-    header += ["symmetric", "mpi4py at its best µs", "set for it", "symmetric × that"]
+    header += ["symmetric", "mpi4py at its best µs", "its setting", "symmetric × that"]
     bound = collective == "allreduce"
     columns: list[list[float | None]] = []
     rows = []
     for nbytes in sizes:
         where = collective, in_place, nbytes
         own = cells.get(Key(*where, "symmetric", "symmetric"))
-        ratios = [_ratio(cells.get(Key(*where, *way))) for way in _WAYS]
+        ratios = [_ratio(cells.get(Key(*where, *way))) for way in _COLUMNS]
         ratios.append(_ratio(own))
         best = best_bare(cells, Key(*where, BARE))
         against = best[1] / own.time_us if best and own and nbytes >= MEAN_FROM else None
@@ -152,7 +351,7 @@ def _figures(cells: Cells, collective: str, in_place: bool, sizes: Sequence[int]
 
 
 def without_paths(environment: dict[str, str]) -> dict[str, str]:
-    """Give the variables of an environment, without what only this machine has: paths."""
+    """Return the variables of an environment, with paths of this machine removed."""
     return {k: v if os.sep not in v else "(a path)" for k, v in environment.items()}
 
 
@@ -166,22 +365,22 @@ def _number(value: float | None) -> str:
 
 def _mean(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"**{geometric_mean(known):.2f}**" if known else ""
+    return f"**{statistics.geometric_mean(known):.2f}**" if known else ""
 
 
-def _said(group: Group, wanted: int) -> list[str]:
-    """Say on what it was measured, how often, and what failed."""
+def _conditions(group: Group, wanted: int) -> list[str]:
+    """Return paragraphs: number of launches, versions, machine, commands, settings, failures."""
     counts = ", ".join(f"{name}: {count}" for name, count in group.launches.items())
-    said = [f"Launches ({wanted} wanted; of native's variants fewer): {counts}."]
+    text = [f"Launches ({wanted} planned; fewer of the variants of the bare call): {counts}."]
     if group.headers:
         head = group.headers[0]
         versions = ", ".join(f"{k} {v}" for k, v in head.get("versions", {}).items())
         knobs = without_paths(head.get("environment", {}))
-        told = " ".join(f"``{k}={v}``" for k, v in knobs.items())
+        settings = " ".join(f"``{k}={v}``" for k, v in knobs.items())
         dates = sorted(header.get("date", "") for header in group.headers)
-        said.append(
+        text.append(
             f"{versions}; {head.get('cores')} cores; {dates[0]} to {dates[-1]}; mpidist at "
-            f"{', '.join(group.commits)}; set: {told or 'nothing'}."
+            f"{', '.join(group.commits)}; set: {settings or 'nothing'}."
         )
         streams = sorted(
             (h for h in group.headers if h.get("stream")), key=lambda h: h["stream"]["gbs"]
@@ -189,16 +388,16 @@ def _said(group: Group, wanted: int) -> list[str]:
         if streams:
             middle = describe_stream(streams[len(streams) // 2])
             rates = ", ".join(f"{h['stream']['gbs']:.1f}" for h in streams)
-            said.append(f"{middle[0].upper()}{middle[1:]}; all launches: {rates} GB/s.")
-    said += [f"``{command}``" for command in group.commands]
-    settings = [
+            text.append(f"{middle[0].upper()}{middle[1:]}; all launches: {rates} GB/s.")
+    text += [f"``{command}``" for command in group.commands]
+    variants = [
         f"{v.name}: " + " ".join(f"``{k}={value}``" for k, value in v.settings.items())
         for v in VARIANTS
         if any(name.rpartition(", ")[0] == v.name for name in group.launches)
     ]
-    if settings:
-        said.append(f"The bare call alone, with settings of its own: {'; '.join(settings)}.")
+    if variants:
+        text.append(f"Variants of the bare call, measured alone: {'; '.join(variants)}.")
     wrong = [key for key, cell in group.cells.items() if cell.wrong]
-    said += [f"WRONG RESULT: {key}" for key in wrong]
-    said += [f"FAILED: {failure}" for failure in group.failures]
-    return said
+    text += [f"WRONG RESULT: {key}" for key in wrong]
+    text += [f"FAILED: {failure}" for failure in group.failures]
+    return text
