@@ -33,7 +33,7 @@ class Reports:
         current: Callable[[], int],
     ):
         self._backend, self._behind, self._current = backend, behind, current
-        self._roll_call = getattr(backend, "roll_call", None)
+        self._roll_call = backend.roll_call
         self._prints: dict[tuple[str, bool], int] = {}
 
     def fingerprint(self, what: str, meets: bool = True) -> int:

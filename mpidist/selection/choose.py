@@ -1,4 +1,4 @@
-"""Which way serves a call: what the caller, the configuration and the rules say; with reasons."""
+"""The choice of the way to serve a call, by the caller, the configuration, tuning and rules."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from .rules import (
 from .tuning import kind_for
 
 AHEAD = 0.9
-"""One way must be predicted to take at most this part of the time of the one that the rules name.
+"""Largest predicted time of a way, relative to the way of the rules, for which it is chosen.
 
-The model knows nothing of what the processors have to do besides; and two ways that take about as
-long must not change places from launch to launch, for their bits may differ.
+The model does not include other load of the processors; and ways of similar times must not
+alternate from launch to launch, because their bits may differ.
 """
 
 
@@ -49,12 +49,12 @@ class Contest:
     Attributes
     ----------
     two : Choice
-        Algorithm on two levels, which the rules name for these bytes.
+        The hierarchical algorithm of the rules for these bytes.
     flat : list of Choice
-        Algorithms that take all ranks for alike, first the one that the rules name for these bytes;
-        native is taken to be the best of them.
+        Algorithms on a single level, first the one of the rules for these bytes; native is assumed
+        to be the best of them.
     prior : bool
-        Whether the rules, as they were measured over a slow link, are for two levels.
+        Whether the rules, which were measured over a slow link, name the hierarchical algorithm.
     """
 
     two: Choice
@@ -65,7 +65,7 @@ class Contest:
 def contest(
     call: Call, groups: Groups, crowded: bool, able: Callable[[str], Choice | None]
 ) -> Contest | None:
-    """Return the ways that compete; None where there is nothing to choose.
+    """Return the two competing ways between nodes; None if there is no choice.
 
     ``able(name)`` returns an algorithm if it can serve the call.
     """
@@ -74,7 +74,7 @@ def contest(
     where = call.size, len(groups), crowded
 
     def fitting(rules: tuple[Rule, ...]) -> list[Choice]:
-        """Give the algorithms that serve, those first whose rule holds for these bytes."""
+        """Return the algorithms that can serve, first those whose rule holds for these bytes."""
         ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, *where))
         names = dict.fromkeys(rule.name for rule in ordered if rule.name != NATIVE)
         return [choice for name in names if (choice := able(name)) is not None]
@@ -90,26 +90,26 @@ def contest(
 def by_links(
     call: Call, found: Contest, native: bool, advice: Advice
 ) -> tuple[Choice | None, str] | None:
-    """Choose by the measured links; the same on every rank, which have the same constants.
+    """Return the choice by the measured links, which is equal on all ranks like the constants.
 
     Parameters
     ----------
     call : Call
-        What is to be served.
+        The call.
     found : Contest
-        What competes.
+        The competing ways.
     native : bool
-        Whether the library can serve the call; it stands for the best flat algorithm, after a
-        barrier: a native call with a deadline waits first until all have come.
+        Whether the library can serve the call.  Its time is that of the best flat algorithm after a
+        barrier, because a native call with a deadline first waits until all ranks have arrived.
     advice : Advice
-        With the cost model.
+        The cost model.
 
     Returns
     -------
     choice : Choice or None
-        The algorithm, None for native.
+        The algorithm; None for native.
     why : str
-        With the times.
+        The reason, with the times.
     """
     flats = found.flat if native else found.flat[:1]
     times = advice.between_nodes(call.collective, [found.two, *flats], call.nbytes)
@@ -191,7 +191,7 @@ class Reasons(Mapping[str, "str | None"]):
 
 @dataclass(frozen=True)
 class Means:
-    """What a communicator has to serve a call with.
+    """The executors' reasons for one call, and the facts that rules depend on.
 
     Attributes
     ----------
@@ -223,9 +223,9 @@ class Chooser:
     executors : sequence of Executor
         In order of listing; "messages" serves the registered algorithms.
     config : CollectiveConfig
-        What the user asks for.
+        The user's settings.
     groups : tuple of tuple of int
-        The ranks by node, as the configuration counts.
+        The ranks of each node, according to the configuration.
     vendor, crowded
         See :class:`Means`.
 
@@ -254,7 +254,7 @@ class Chooser:
         self._ways: dict[Hashable, Way] = {}
 
     def forget(self) -> None:
-        """Choose anew from now on: there is more, or less, to choose from."""
+        """Drop all cached choices, after a change of the executors, algorithms or constants."""
         self._ways.clear()
 
     def executor(self, way: Way) -> Executor:
@@ -268,10 +268,11 @@ class Chooser:
         background: bool = False,
         calibrate: Callable[[str], object] | None = None,
     ) -> Way:
-        """Choose how to serve a call; see :func:`choose`.
+        """Return the way to serve a call, from the cache or by :func:`choose`.
 
-        The same on every rank, for it depends on what they share.  ``calibrate(what)`` measures the
-        constants of the cost model that the choice needs, if it may be called.
+        It is equal on all ranks, because it depends only on facts that they share.
+        ``calibrate(what)``, if given, measures the missing constants of the cost model; `what` is
+        the text of the call.
         """
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
@@ -298,7 +299,7 @@ class Chooser:
             ways = Ways(call, self.means(call, background))
             way = choose(ways, algorithm, self.config, self.advice)
             if way.missing and calibrate is not None:
-                calibrate(call.fingerprint)  # upon which what was chosen without is forgotten
+                calibrate(call.fingerprint)  # drops all choices made without the constants
                 way = choose(ways, algorithm, self.config, self.advice)
             if len(self._ways) > 4096:
                 self._ways.clear()
@@ -312,7 +313,7 @@ class Chooser:
 
 
 class Ways:
-    """The ways to serve one call; each algorithm is looked up and asked once, when it is named.
+    """The ways to serve one call; each is looked up and checked once, when it is named.
 
     Parameters
     ----------
@@ -410,7 +411,7 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
 def choose(
     ways: Ways, algorithm: str, config: CollectiveConfig, advice: Advice | None = None
 ) -> Way:
-    """Choose how to serve a call.
+    """Return the way to serve a call.
 
     Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
     table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
@@ -421,24 +422,24 @@ def choose(
     ways : Ways
         The ways to serve the call.
     algorithm : str
-        What the call asks for.
+        The call's ``algorithm=``.
     config : CollectiveConfig
-        What the user set.
+        The user's settings.
     advice : Advice, optional
         The tuning table and the cost model.
 
     Returns
     -------
     Way
-        The way.  Where its `missing` is not empty, constants of the cost model would decide, and
-        the shipped rules did: calibrate, and choose again.
+        The way.  If its `missing` is not empty, the shipped rules decided because constants of the
+        cost model are missing: calibrate, and choose again.
 
     Raises
     ------
     UnknownName
-        If there is no such algorithm.
+        If the algorithm does not exist.
     Unsupported
-        If it cannot serve this call; the message names what can.
+        If it cannot serve this call; the message names ways that can.
     """
     call = ways.call
     if algorithm != "auto":
@@ -477,7 +478,7 @@ def _tuned(ways: Ways, advice: Advice | None) -> tuple[Way | None, str]:
 
 
 def _untuned(ways: Ways, advice: Advice | None) -> Way:
-    """Choose by the measured links, else by the cost model, else by the shipped rules."""
+    """Return the way by the measured links, else by the cost model, else by the shipped rules."""
     shared = _by_shared_memory(ways)
     fastest, missing = (None, ()) if advice is None else _predicted(ways, advice, shared is None)
     way = fastest or shared or _by_rules(ways)
@@ -487,7 +488,7 @@ def _untuned(ways: Ways, advice: Advice | None) -> Way:
 def _predicted(ways: Ways, advice: Advice, by_messages: bool) -> tuple[Way | None, tuple[str, ...]]:
     """Return the fastest way by the calibration; else None, and the constants that are missing.
 
-    Links are compared only where no shared memory serves the call: `by_messages`.
+    Links are compared only if no shared memory serves the call (`by_messages`).
     """
     call, means, missing = ways.call, ways.means, advice.missing
     if advice.model is None and not missing:
@@ -508,9 +509,9 @@ def _predicted(ways: Ways, advice: Advice, by_messages: bool) -> tuple[Way | Non
 
 
 def _rivals(ways: Ways) -> list[Choice]:
-    """Return the algorithms among which the cost model decides, where it is calibrated.
+    """Return the algorithms among which the calibrated cost model decides.
 
-    These are what the rules name and what can serve, where native cannot.
+    If native cannot serve the call, these are the rules' algorithms that can.
     """
     call, means = ways.call, ways.means
     if ways.can(NATIVE) or ways.can(SYMMETRIC) or call.uneven_alltoall:
@@ -543,7 +544,7 @@ def _by_shared_memory(ways: Ways) -> Way | None:
 
 
 def _by_rules(ways: Ways) -> Way:
-    """Choose by the shipped rules, where shared memory does not serve."""
+    """Return the way of the shipped rules for calls that shared memory does not serve."""
     call, means = ways.call, ways.means
     native = ways.can(NATIVE)
     if native and call.collective not in WITH_NATIVE:
