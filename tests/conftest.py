@@ -11,8 +11,7 @@ import os
 import pytest
 from hypothesis import settings
 
-from tests.support.rank_exchange import Exchange
-from tests.support.rank_reports import RankReports, silence
+from tests.support.rank_reports import Exchange, RankReports, silence
 from tests.support.results import Recorder
 
 # What an mpiexec, or srun, sets for the processes it starts.

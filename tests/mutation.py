@@ -22,8 +22,7 @@ import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import MpidistError, ScheduleError
 from mpidist.schedule import Algorithm, algorithms
 from mpidist.schedule.machine import Machine
-from tests.support.mutant_run import Trial
-from tests.support.mutants import mutate, write_down
+from tests.support.mutants import Trial, mutate, write_down
 
 SIZES = (2, 3, 4, 5, 6)
 

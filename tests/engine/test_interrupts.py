@@ -4,20 +4,18 @@ import pytest
 
 from tests.support.jobs import each_mpi, job, no_memory_left_behind, said
 
-SCRIPT = "interrupt_jobs.py"
-
 
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy", "ring"])
 def test_a_rank_that_is_stopped_for_a_while(python, how):
-    finished = job(python, 3, "stopped_for_a_while", how, script=SCRIPT)
+    finished = job(python, 3, "stopped_for_a_while", how)
     assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
 
 
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_a_rank_that_is_stopped_for_too_long(python, how):
-    finished = job(python, 2, "stopped_for_too_long", how, script=SCRIPT)
+    finished = job(python, 2, "stopped_for_too_long", how)
     assert said(finished, "named") == [0, 1], finished.output
 
 
@@ -25,7 +23,7 @@ def test_a_rank_that_is_stopped_for_too_long(python, how):
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_a_rank_that_is_interrupted(python, how):
     with no_memory_left_behind():
-        finished = job(python, 3, "interrupted", how, script=SCRIPT)
+        finished = job(python, 3, "interrupted", how)
     assert said(finished, "named") == [1] and said(finished, "went on") == [], finished.output
     assert finished.status and finished.seconds < 20
     assert "ended with KeyboardInterrupt" in finished.output
@@ -34,11 +32,11 @@ def test_a_rank_that_is_interrupted(python, how):
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_a_rank_that_is_interrupted_on_another_communicator(python, how):
-    finished = job(python, 3, "interrupted_elsewhere", how, script=SCRIPT)
+    finished = job(python, 3, "interrupted_elsewhere", how)
     assert said(finished, "named") == [0, 1, 2] and finished.status, finished.output
 
 
 @each_mpi
 def test_a_rank_that_is_interrupted_and_stays(python):
-    finished = job(python, 3, "interrupted_and_stays", "symmetric", script=SCRIPT)
+    finished = job(python, 3, "interrupted_and_stays", "symmetric")
     assert said(finished, "usable") == [0, 1, 2], finished.output

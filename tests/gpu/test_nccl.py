@@ -29,8 +29,7 @@ from mpidist.schedule.registry import algorithm, algorithms, find, unregister
 from mpidist.schedule.rounds import Copy, Reduce, Send
 from mpidist.schedule.unrolled import materialise
 from tests.support import collective_cases as cases
-from tests.support.gpu_cases import OnDevice
-from tests.support.gpu_training import compare_replicas, train, train_alone
+from tests.support.gpu_cases import OnDevice, compare_replicas, train, train_alone
 
 NUMPY = {code: np.dtype(ml_dtypes.bfloat16 if n == "bfloat16" else n) for n, code in DTYPES.items()}
 NAMES = {code: name for name, code in OPS.items()}

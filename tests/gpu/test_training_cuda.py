@@ -5,8 +5,8 @@ import pytest
 
 from mpidist.parallel import DDP, ZeroOptimizer
 from tests.support import gpu_needed
+from tests.support.gpu_cases import compare_pipeline, compare_replicas, train, train_alone
 from tests.support.gpu_needed import cupy
-from tests.support.gpu_training import compare_pipeline, compare_replicas, train, train_alone
 
 pytestmark = gpu_needed.MARK
 

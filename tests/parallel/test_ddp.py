@@ -12,7 +12,7 @@ from mpidist.errors import InvalidArgument
 from mpidist.nn import Module, Parameter
 from mpidist.parallel import DDP, assign_buckets
 from tests.support import ddp_cases
-from tests.support.case_sizes import skip_if_too_few
+from tests.support.training_kits import skip_if_too_few
 
 
 class OneWeight(Module):

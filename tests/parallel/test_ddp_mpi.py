@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import ddp_cases
-from tests.support.case_sizes import skip_if_too_few
+from tests.support.training_kits import skip_if_too_few
 
 
 @pytest.mark.parametrize("case", ddp_cases.CASES, ids=lambda case: case.__name__)

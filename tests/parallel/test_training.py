@@ -6,8 +6,7 @@ from mpidist import run_simulated
 from mpidist.parallel import DDP
 from mpidist.schedule import algorithms
 from tests.support import training_cases as cases
-from tests.support.case_sizes import skip_if_too_few
-from tests.support.training_kits import KITS
+from tests.support.training_kits import KITS, skip_if_too_few
 
 SIZES = (1, 3)
 

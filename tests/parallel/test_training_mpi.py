@@ -7,8 +7,7 @@ from mpidist.errors import InvalidArgument
 from mpidist.nn import Linear
 from mpidist.parallel import DDP
 from tests.support import training_cases as cases
-from tests.support.case_sizes import skip_if_too_few
-from tests.support.training_kits import KITS
+from tests.support.training_kits import KITS, skip_if_too_few
 
 
 @pytest.mark.parametrize("kit", KITS)

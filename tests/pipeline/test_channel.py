@@ -13,7 +13,7 @@ from mpidist.errors import (
     UnsupportedDtype,
 )
 from mpidist.nn import Linear, Module, Sequential
-from tests.support.pipeline_stage_kits import (
+from tests.support.pipeline_kits import (
     COUNT,
     ROWS,
     WIDTH,

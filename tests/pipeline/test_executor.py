@@ -11,7 +11,7 @@ from mpidist.errors import (
     ScheduleError,
 )
 from mpidist.nn import Linear, Sequential
-from tests.support.pipeline_stage_kits import (
+from tests.support.pipeline_kits import (
     COUNT,
     ROWS,
     WIDTH,

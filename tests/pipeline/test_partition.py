@@ -10,7 +10,7 @@ import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.nn import Identity, Linear, Module, ReLU, Sequential
 from mpidist.pipeline.partition import Partition, divide, partition
-from tests.support.pipeline_stage_kits import plain_squares, squares
+from tests.support.pipeline_kits import plain_squares, squares
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 KINDS = [

@@ -11,7 +11,7 @@ from mpidist.errors import (
     Unsupported,
 )
 from mpidist.nn import Adam, Linear
-from tests.support.pipeline_stage_kits import (
+from tests.support.pipeline_kits import (
     COUNT,
     ROWS,
     WIDTH,

@@ -11,7 +11,7 @@ from mpidist.errors import (
 )
 from mpidist.nn import Linear, Module, Sequential
 from mpidist.pipeline.stage import Recomputing
-from tests.support.pipeline_stage_kits import (
+from tests.support.pipeline_kits import (
     COUNT,
     batch,
     made,

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.support.jobs import PYTHONS
-from tests.support.running_cluster import running
+from tests.support.minicluster import running
 from tests.support.slurm_cluster import LONG, ROOT, SlurmCluster, user_environment, why_not
 
 

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from tests.support.slurm_cluster import LONG
-from tests.support.slurm_jobs import DEADLINE, ONE_TASK_A_CORE, RUNS, all_begun, submit
+from tests.support.slurm_cluster import DEADLINE, LONG, ONE_TASK_A_CORE, RUNS, all_begun, submit
 
 HOW = ["killed", "leaves", "raises"] if LONG else ["killed"]
 

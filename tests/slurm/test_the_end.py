@@ -3,8 +3,7 @@
 import pytest
 
 from tests.support.jobs import PYTHONS
-from tests.support.slurm_cluster import LONG
-from tests.support.slurm_jobs import DEADLINE, RUNS, all_begun, submit
+from tests.support.slurm_cluster import DEADLINE, LONG, RUNS, all_begun, submit
 
 # Open MPI's mpirun says 0 then.
 CASES = [(mpi, how) for mpi in PYTHONS for how in RUNS] if LONG else [("this", "mpiexec")]

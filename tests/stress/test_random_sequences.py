@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from mpi4py import MPI
 
-from tests.support.sequence_player import Player
-from tests.support.sequence_steps import sequences
+from tests.support.sequences import Player, sequences
 
 SECONDS = float(os.environ.get("MPIDIST_STRESS_SECONDS", "20"))
 os.environ["MPIDIST_STREAM_BYTES"] = "4K"  # what is drawn is shorter than the default

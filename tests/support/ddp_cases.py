@@ -7,7 +7,7 @@ from mpidist.errors import ConfigError, InvalidArgument, InvalidRank
 from mpidist.nn import SGD, CrossEntropy, Linear, Parameter, ReLU, Sequential
 from mpidist.parallel import DDP
 from mpidist.topology import Grid
-from tests.support.case_sizes import needs_ranks
+from tests.support.training_kits import needs_ranks
 
 
 class Weights:

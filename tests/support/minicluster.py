@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support import processes
@@ -237,3 +239,18 @@ def kill(pids: list[int]) -> None:
 def is_open_mpi(python: str) -> bool:
     """Tell whether the MPI beside a Python is Open MPI."""
     return (Path(python).parent / "ompi_info").exists()
+
+
+@contextmanager
+def running(cluster) -> Iterator:
+    """Start a cluster for tests, which skip where it cannot be; nothing of it may be left."""
+    import pytest  # not needed by benchmarks/slow_link.py
+
+    try:
+        cluster.__enter__()
+    except Refused as why:
+        pytest.skip(f"needs network namespaces and a TUN device: {why}")
+    yield cluster
+    left = cluster.left_behind()
+    cluster.stop()
+    assert not left, "\n".join(left)

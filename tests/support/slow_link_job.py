@@ -1,4 +1,4 @@
-"""What every rank does in tests/communicator/test_slow_link_alone.py: two nodes of two ranks."""
+"""What a rank does in test_slow_link_alone.py: ``python slow_link_job.py PART``, on two nodes."""
 
 import sys
 from time import perf_counter
@@ -6,6 +6,7 @@ from time import perf_counter
 import numpy as np
 
 import mpidist
+from mpidist.bench.training import overlaps, waiting
 from mpidist.schedule import algorithms, find
 from tests.support import collective_cases as cases
 
@@ -90,10 +91,26 @@ def faster(comm):
             print(f"ring / two levels at {nbytes}: {ratio:.2f}", flush=True)
 
 
+def hidden(comm):
+    """Print how much of the communication is hidden behind a backward that leaves the cores free.
+
+    In percent, what a thread hid, and what "auto" hid.
+    """
+    rows = overlaps(comm, 6, "training", waiting, autos=1)
+    found = {row.name: row.hidden for row in rows}
+    if comm.rank == 0:
+        auto = next(name for name in found if name.startswith("auto"))
+        print(f"{auto}: {100 * found[auto]:.0f}, thread: {100 * found['thread']:.0f}", flush=True)
+
+
+PARTS = {"right": right, "every": every, "chosen": chosen, "faster": faster, "hidden": hidden}
+
+
 def main(part):
     comm = mpidist.init(timeout=30.0)
-    assert comm.topology.groups == ((0, 1), (2, 3)), comm.topology.groups
-    {"right": right, "every": every, "chosen": chosen, "faster": faster}[part](comm)
+    nodes = ((0,), (1,)) if part == "hidden" else ((0, 1), (2, 3))
+    assert comm.topology.groups == nodes, comm.topology.groups
+    PARTS[part](comm)
     comm.barrier()
     if comm.rank == 0:
         print(f"{part}: yes", flush=True)

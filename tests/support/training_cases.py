@@ -14,8 +14,7 @@ from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.parallel.hooks import Compress, TopK
 from mpidist.parallel.transport import Average
 from mpidist.topology import Grid
-from tests.support.case_sizes import needs_ranks
-from tests.support.training_kits import batch, fingerprint
+from tests.support.training_kits import batch, fingerprint, needs_ranks
 
 STEPS = 50
 SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 100}  # several buckets

@@ -1,5 +1,7 @@
 """The same training with mpidist.nn and with PyTorch, so that one test serves both."""
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np
@@ -100,3 +102,20 @@ def batch(seed=3, count=24):
 def fingerprint(kit, model):
     """The bits of all parameters."""
     return b"".join(np.ascontiguousarray(v).tobytes() for v in kit.values(model))
+
+
+def needs_ranks(count):
+    """Mark a case, a function of a communicator, that needs so many ranks at least."""
+
+    def mark(case):
+        case.needs_ranks = count
+        return case
+
+    return mark
+
+
+def skip_if_too_few(case, size):
+    """Skip the test of a case that needs more ranks; every rank alike."""
+    needed = getattr(case, "needs_ranks", 1)
+    if size < needed:
+        pytest.skip(f"needs at least {needed} ranks")

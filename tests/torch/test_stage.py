@@ -9,7 +9,7 @@ import mpidist
 from mpidist.errors import (
     InvalidArgument,
 )
-from tests.support.pipeline_stage_kits import (
+from tests.support.pipeline_kits import (
     COUNT,
     ROWS,
     WIDTH,
