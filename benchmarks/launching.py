@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.plan import Launch
 from mpidist.bench.results import Results
+from mpidist.launcher.processes import run_limited
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCH_LIMIT = 400.0  # seconds after which a launch has failed
@@ -60,43 +60,18 @@ def run_one(launch: Launch, folder: Path, source: str, limit: float) -> str:
     command = [launch.python, "-m", "mpidist", *words, "--json", str(part)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, **launch.variant.settings, "PYTHONPATH": path}
-    status, output = execute(command, environ, limit)
+    done = run_limited(command, limit, environ, cwd=ROOT)  # `python -m` looks in cwd first
+    ended = f"not finished within {limit:.0f} s" if done.timed_out else f"exit code {done.status}"
     settings = "".join(f"{k}={v} " for k, v in launch.variant.settings.items())
     line = f"{settings}mpidist {' '.join(words)}"
     try:
         results = Results.from_json(part.read_text(encoding="utf-8"))
         part.unlink()
     except (OSError, ValueError) as error:
-        failed.write_text(f"{line}\nexit code {status}; {error}\n{output[-4000:]}")
-        return f"FAILED, exit code {status}, see {failed}"
-    content = {"command": line, "commit": source, "status": status}
+        failed.write_text(f"{line}\n{ended}; {error}\n{done.output[-4000:]}")
+        return f"FAILED, {ended}, see {failed}"
+    content = {"command": line, "commit": source, "status": -1 if done.timed_out else done.status}
     content["results"] = json.loads(results.to_json())
     kept.write_text(json.dumps(content) + "\n", encoding="utf-8")
     failed.unlink(missing_ok=True)
     return "done" if results.correct else "WRONG results"
-
-
-def execute(command: Sequence[str], environ: dict[str, str], limit: float) -> tuple[int, str]:
-    """Run a command; past its limit ask it to end, so that an mpiexec can clean up, then force."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environ,
-        cwd=ROOT,  # `python -m` looks there first
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        process.terminate()
-    try:
-        output, _ = process.communicate(timeout=10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-    return -1, f"{output}\nnot finished within {limit:.0f} s"

@@ -1,4 +1,4 @@
-"""The command line: ``mpidist info | list | show | prove | bench | tune | explain | demo | …``."""
+"""The command line: the group ``mpidist`` of all commands."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import click
 
 from . import __version__
 from .commands.bench import bench_command
-from .commands.catalogue import list_command, show_command
 from .commands.console import examples
 from .commands.demo import demo_command
 from .commands.explain import explain_command
 from .commands.info import info_command
+from .commands.list import list_command
 from .commands.main import Main
 from .commands.prove import prove_command
 from .commands.run import run_command
+from .commands.show import show_command
 from .commands.tune import tune_command
 
 
@@ -21,7 +22,7 @@ from .commands.tune import tune_command
     cls=Main,
     epilog=examples(
         "mpidist run -n 4 -- mpidist demo   train on real digits, compare every allreduce",
-        "mpidist list                       every algorithm there is",
+        "mpidist list                       every algorithm",
         "mpidist show allreduce ring        one of them as a picture",
         "mpidist run -n 4 train.py          your own script on 4 ranks",
     ),
@@ -29,7 +30,7 @@ from .commands.tune import tune_command
 )
 @click.version_option(__version__, message="mpidist %(version)s")
 def main() -> None:
-    """Collectives and data-parallel training for people who launch with MPI."""
+    """Distributed training with MPI: collectives, data parallelism, pipelines."""
 
 
 for _command in (

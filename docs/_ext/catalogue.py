@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mpidist  # noqa: F401  registers the algorithms
-from mpidist.commands.catalogue import describe
 from mpidist.pipeline.schedules import PipelineSchedule, schedules
 from mpidist.pipeline.schedules.show import svg as pipeline_svg
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
+from mpidist.schedule.registry import describe
 from mpidist.schedule.show import svg, text
 from mpidist.selection.rules import single_copy_range, staged_below
 

@@ -16,22 +16,21 @@ def row(*cells: str) -> Iterator[str]:
 
 
 def command_sections() -> str:
-    """Give a section with the help of every command, as ``--help`` prints it."""
+    """Return a section with the help of every command, as ``--help`` prints it."""
     import click
 
     from mpidist.cli import main
 
-    parts = []
-    for name, command in [("mpidist", main), *main.commands.items()]:
-        title = name if name == "mpidist" else f"mpidist {name}"
-        top = click.Context(main, info_name="mpidist", **{**main.context_settings, **WIDTH})
-        context = top
-        if command is not main:
-            settings = {**command.context_settings, **WIDTH}
-            context = click.Context(command, info_name=name, parent=top, **settings)
+    def sections(name: str, command: click.Command, parent: click.Context | None) -> Iterator[str]:
+        settings = {**command.context_settings, **WIDTH}
+        context = click.Context(command, info_name=name, parent=parent, **settings)
+        title = context.command_path
         shown = textwrap.indent(click.unstyle(command.get_help(context)), "   ")
-        parts.append(f"{title}\n{'-' * len(title)}\n\n::\n\n{shown}\n")
-    return "\n".join(parts)
+        yield f"{title}\n{'-' * len(title)}\n\n::\n\n{shown}\n"
+        for below, subcommand in getattr(command, "commands", {}).items():
+            yield from sections(below, subcommand, context)
+
+    return "\n".join(sections("mpidist", main, None))
 
 
 def settings_table() -> str:

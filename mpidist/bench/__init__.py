@@ -2,6 +2,16 @@
 
 from .cases import Case, Workload
 from .results import Refusal, Results, Row
-from .runner import Settings, measure, steps
+from .runner import Settings, measure, run_benchmark, steps
 
-__all__ = ["Case", "Refusal", "Results", "Row", "Settings", "Workload", "measure", "steps"]
+__all__ = [
+    "Case",
+    "Refusal",
+    "Results",
+    "Row",
+    "Settings",
+    "Workload",
+    "measure",
+    "run_benchmark",
+    "steps",
+]

@@ -29,11 +29,11 @@ def read(path: str) -> Results:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--compare {path}: {error}") from None
+        raise InvalidArgument(f"{path}: {error}") from None
     try:
         return Results.from_json(text)
     except InvalidArgument as error:
-        raise InvalidArgument(f"--compare {path}: {error}") from None
+        raise InvalidArgument(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``mpidist bench --device``: paths of arrays on a GPU, and copies to and from it."""
+"""``mpidist bench gpu``: paths of arrays on a GPU, and copies to and from it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..device.find import find_device
 from ..device.recognise import describe
-from ..errors import Unsupported
+from ..errors import InvalidArgument, Unsupported
 from ..gpu.ipc import NEEDS
 from ..gpu.paths import CLASSES, ORDER, VARIABLE
+from .results import make_header
 
 COPIES = 5  # measurements of a copy, of which the median counts
 
@@ -275,3 +276,61 @@ def _bound(collective: str, path: str, nbytes: int, ranks: int, copies: Copies) 
     if path == "staged":  # to the host and back, at the same time
         return ranks * nbytes / min(copies.to_host, copies.from_host)
     return None
+
+
+@dataclass(frozen=True)
+class GpuResults:
+    """Results of `mpidist bench gpu`.
+
+    Attributes
+    ----------
+    header : dict
+        Description of the run; ``header["gpus"]`` names the GPU of each rank.
+    copies : Copies
+        Bandwidths of bare copies.
+    rows : list of DeviceRow
+        Each collective, size and path.
+    """
+
+    header: dict[str, Any]
+    copies: Copies
+    rows: list[DeviceRow]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the results as a JSON object."""
+        rows = [row.as_json() for row in self.rows]
+        return {"header": self.header, "copies": asdict(self.copies), "rows": rows}
+
+
+def measure_gpu(
+    comm: Communicator,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    dtype: np.dtype,
+    iterations: int,
+) -> GpuResults:
+    """Measure collectives by each path, and bare copies; collective.
+
+    `collectives` are of :data:`COLLECTIVES`, by default all of them; the others are as of
+    :func:`measure_paths`.
+
+    Raises
+    ------
+    InvalidArgument
+        If a collective has no path to measure.
+    Unsupported
+        If a rank has no GPU, or no cupy.
+    """
+    wrong = [name for name in collectives if name not in COLLECTIVES]
+    if wrong:
+        raise InvalidArgument(f"bench gpu {wrong[0]}: expected {', '.join(COLLECTIVES)}")
+    try:
+        comm.use_gpu()
+    except Unsupported as error:
+        raise Unsupported(f"bench gpu needs cupy, and a GPU for each rank: {error}") from None
+    device = find_device()
+    copies = measure_copies(comm, max(*sizes, 1 << 20))
+    names = tuple(collectives) or COLLECTIVES
+    rows = measure_paths(comm, names, sizes, dtype, iterations, copies)
+    gpus = comm.allgather_object(f"{device.describe()} {device.identity()}")
+    return GpuResults({**make_header(comm), "gpus": gpus}, copies, rows)

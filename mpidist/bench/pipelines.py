@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import InvalidArgument
 from ..nn import Identity, Module, Parameter
 from ..parallel import DDP
 from ..parallel.bucket import Bucket
@@ -16,7 +17,8 @@ from ..parallel.transport import chained
 from ..pipeline import Pipeline
 from ..pipeline.schedules import as_schedule
 from ..topology import Grid
-from .training import Contender, Row, race
+from .results import make_header
+from .training import Contender, Row, race, ranks_have
 
 MICROBATCHES = 8
 WARM_STEPS = 50
@@ -143,3 +145,54 @@ def stepper(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable
             after()
 
     return step
+
+
+@dataclass(frozen=True)
+class PipelineResults:
+    """Results of `mpidist bench pipeline`.
+
+    Attributes
+    ----------
+    header : dict
+        Description of the run.
+    engine : list of EngineCost
+        Time of the pipeline's engine, by schedule.
+    rows : list of Row
+        Times of steps, beside PyTorch's pipelining and of replicas.
+    has_torch : bool
+        Whether PyTorch's pipelining was measured too.
+    """
+
+    header: dict[str, Any]
+    engine: list[EngineCost]
+    rows: list[Row]
+    has_torch: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the results as a JSON object."""
+        engine = [cost.as_json() for cost in self.engine]
+        return {"header": self.header, "engine": engine, "rows": [r.as_json() for r in self.rows]}
+
+
+def measure_pipelines(comm: Any, iterations: int) -> PipelineResults:
+    """Measure the engine, steps beside PyTorch's where rank 0 has it, and replicas; collective.
+
+    Replicas are measured on 4 ranks.
+
+    Raises
+    ------
+    InvalidArgument
+        On 1 rank.
+    """
+    if comm.size < 2:
+        raise InvalidArgument("bench pipeline on 1 rank: expected 2 or more (mpidist run -n 2)")
+    costs = engine_cost(comm, iterations)
+    have = ranks_have(comm, "torch") and ranks_have(comm, "torch.distributed.pipelining")
+    rows: list[Row] = []
+    if have:
+        from .pipelines_torch import steps
+
+        rows += steps(comm, iterations)
+    if comm.size == 4:
+        rows += replicas(comm, iterations)
+    return PipelineResults(make_header(comm, *["torch"] * have), costs, rows, have)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidArgument, Unsupported
+from ..errors import Unsupported
 from ..measure import format_size
 from ..pipeline.schedules.gantt import Sheet
 from ..selection.tuning import PRIVATE
@@ -35,14 +34,11 @@ def check_matplotlib(option: str) -> None:
         )
 
 
-def check_format(option: str, path: str) -> None:
-    """Raise InvalidArgument where matplotlib cannot write a file of that ending."""
+def endings() -> list[str]:
+    """Return the endings of the files that matplotlib can write."""
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known = sorted(FigureCanvasBase.get_supported_filetypes())
-    ending = Path(path).suffix.removeprefix(".").lower()
-    if ending not in known:
-        raise InvalidArgument(f"{option} {path}: allowed endings are {', '.join(known)}")
+    return sorted(FigureCanvasBase.get_supported_filetypes())
 
 
 def draw(results: Results) -> Figure:

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,9 @@ from ..measure import round_size
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
 from .cases import BARE
+
+if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
 
 
 def bound_us(nbytes: int, ranks: int, gbs: float) -> float:
@@ -181,7 +185,7 @@ class Results:
             refusals = [Refusal(**refusal) for refusal in content.get("unsupported", ())]
             return cls(content["header"], rows, refusals)
         except (ValueError, TypeError, KeyError) as error:
-            raise InvalidArgument(f"these are no results of mpidist bench: {error}") from None
+            raise InvalidArgument(f"not a result file of `mpidist bench`: {error}") from None
 
 
 def cores_here(comm: Any) -> set[int]:
@@ -190,15 +194,15 @@ def cores_here(comm: Any) -> set[int]:
     return {core for rank in comm.topology.groups[0] for core in mine[rank]}
 
 
-def make_header(comm: Any, versions: Mapping[str, str], knobs: Mapping[str, str]) -> dict[str, Any]:
-    """Describe the run: versions, machine, date, command, environment; collective.
+def make_header(comm: Communicator, *libraries: str) -> dict[str, Any]:
+    """Return the description of a run: versions, machine, date, command, environment; collective.
 
     Parameters
     ----------
     comm : Communicator
-        On which it runs.
-    versions, knobs : mapping
-        Of the software; variables that steer it.
+        The ranks of the run.
+    *libraries : str
+        Further libraries whose versions are recorded.
     """
     mpi: dict[str, Any] = {}
     if comm.backend.name == "mpi":
@@ -206,7 +210,7 @@ def make_header(comm: Any, versions: Mapping[str, str], knobs: Mapping[str, str]
 
         mpi = describe_library()
     return {
-        "versions": dict(versions),
+        "versions": {**versions(), **{name: version(name) for name in libraries}},
         "mpi": mpi,
         "host": socket.gethostname(),
         "cores": len(cores_here(comm)),
@@ -215,9 +219,14 @@ def make_header(comm: Any, versions: Mapping[str, str], knobs: Mapping[str, str]
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "compiled": compiled.described(),
         "command": shlex.join(["mpidist", *sys.argv[1:]]),
-        "environment": dict(knobs),
+        "environment": knobs(),
         "deadline_s": comm.timeout,
     }
+
+
+def write_json(path: str, content: Mapping[str, Any]) -> None:
+    """Write a JSON object to a file."""
+    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 MakeTable = Callable[..., Table]

@@ -19,13 +19,19 @@ from ..measure import algbw, busbw, median, spread
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from .cases import BARE, Case, Workload
 from .contenders import MEMORY_CHOICES, Contender, bare, contenders, knows, ours
-from .results import Refusal, Results, Row
+from .memory import measure_stream
+from .results import Refusal, Results, Row, make_header
 
 
 def node_counts(nodes: int) -> list[int]:
     """Return 1, 2, 4, … and all `nodes`."""
     powers = [1 << k for k in range(nodes.bit_length()) if 1 << k < nodes]
     return [*powers, nodes]
+
+
+def scaling_steps(comm: Any, collectives: Sequence[str], settings: Settings) -> int:
+    """Return how often `measure_scaling` calls `on_step`."""
+    return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
 
 
 def measure_scaling(
@@ -58,8 +64,31 @@ def measure_scaling(
             part.free()
         comm.barrier()
     comm.timeout = timeout
-    found.header["nodes"] = nodes
+    found.header = {**make_header(comm), "nodes": nodes, "iterations": found.iterations}
     return found
+
+
+def run_benchmark(
+    comm: Any,
+    collectives: Sequence[str],
+    settings: Settings,
+    on_step: Step = lambda collective, nbytes: None,
+    stream: bool | None = None,
+) -> Results:
+    """Measure collectives, with the header of the run; collective.
+
+    Parameters
+    ----------
+    comm, collectives, settings, on_step
+        As of :func:`measure`.
+    stream : bool, optional
+        Whether to measure the memory bandwidth too; by default with symmetric memory.
+    """
+    results = measure(comm, collectives, settings, on_step)
+    results.header = {**make_header(comm), "iterations": results.iterations}
+    if settings.memory != PRIVATE if stream is None else stream:
+        results.header["stream"] = measure_stream(comm).as_header()
+    return results
 
 
 @dataclass(frozen=True)

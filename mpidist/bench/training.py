@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import InvalidArgument
 from ..nn import Module, Parameter
-from ..parallel import DDP
+from ..parallel import DDP, Stats
 from ..parallel.autotune import candidates
+from .results import make_header
 
 WARM_ROUNDS = 3
 OURS = "mpidist DDP"
@@ -212,3 +215,88 @@ def overlaps(comm: Any, rounds: int, work: str, make: Make, autos: int = AUTOS) 
         seconds, share = map(float, np.median([column, column / times[:, 0]], axis=1))
         told.append(Overlapped(work, name, seconds, float(column.min()), share, hidden))
     return told
+
+
+def ranks_have(comm: Any, module: str) -> bool:
+    """Return whether rank 0 can import a module; collective."""
+    return comm.broadcast_object(comm.rank == 0 and importlib.util.find_spec(module) is not None)
+
+
+@dataclass(frozen=True)
+class TrainingResults:
+    """Results of `mpidist bench ddp`.
+
+    Attributes
+    ----------
+    header : dict
+        Description of the run.
+    rows : list of Row or Overlapped
+        Times of the steps.
+    notes : list of str
+        Lines below the table.
+    has_torch : bool
+        Whether PyTorch was measured too.
+    """
+
+    header: dict[str, Any]
+    rows: list[Any]
+    notes: list[str]
+    has_torch: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the results as a JSON object."""
+        rows = [row.as_json() for row in self.rows]
+        return {"header": self.header, "rows": rows, "notes": self.notes}
+
+
+def measure_steps(comm: Any, iterations: int, sizes: Sequence[float]) -> TrainingResults:
+    """Measure training steps by several means, and averaging small gradients; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    iterations : int
+        Timed steps of each kind.
+    sizes : sequence of float
+        Millions of parameters of the networks.
+    """
+    rows: list[Row] = []
+    notes, have = [], ranks_have(comm, "torch")
+    if have:
+        from .training_torch import training, width_for
+
+        for size in sizes:
+            more, stats = training(comm, iterations, width_for(size))
+            rows += more
+            notes.append(f"{more[0].work}: {describe(stats)}")
+    if comm.size > 1:
+        rows += communication(comm, iterations)
+    return TrainingResults(make_header(comm, *["torch"] * have), rows, notes, have)
+
+
+def measure_overlap(comm: Any, iterations: int) -> TrainingResults:
+    """Measure steps with each kind of overlap; collective."""
+    if comm.size == 1:
+        raise InvalidArgument(
+            "bench ddp --overlap on 1 rank: expected 2 or more (mpidist run -n 2)"
+        )
+    have = ranks_have(comm, "torch")
+    rows = overlaps(comm, iterations, "backward that waits on a timer", waiting)
+    if have:
+        from .training_torch import busy, threads
+
+        with threads(comm):
+            rows += overlaps(comm, iterations, "backward that computes", busy)
+    autos = [row.share for row in rows if row.name.startswith("auto")]
+    notes = [f"auto: at most {max(autos):.2f} of the time without overlap"]
+    return TrainingResults(make_header(comm, *["torch"] * have), rows, notes, have)
+
+
+def describe(stats: Stats) -> str:
+    """Return the chosen overlap, the trials before it, and the parts of a step's time, as text."""
+    parts = ("compute", "exposed", "hidden")
+    times = ", ".join(f"{part} {1e3 * getattr(stats, part):.2f} ms" for part in parts)
+    trials = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in stats.trials.items())
+    tried = f" after steps of {trials}" if trials else ""
+    return f"overlap {stats.overlap!r}{tried}; {times}"

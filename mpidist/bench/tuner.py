@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from ..calls.prepare import Place
 from ..communicator.communicator import Communicator
 from ..communicator.explain import example_call
+from ..errors import ConfigError
 from ..measure import median
 from ..operations import find_op
 from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
@@ -408,3 +410,23 @@ def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:
     call = replace(call, dtype=np.dtype(dtype))
     library = comm.backend.library
     return Key(library, tuple(map(len, comm.topology.groups)), kind_for(call), collective, memory)
+
+
+def existing_table(comm: Any, path: str) -> TuningTable | None:
+    """Return the table in a file, which rank 0 reads; None if there is no such file; collective.
+
+    Raises
+    ------
+    ConfigError
+        On every rank, if the file holds no tuning table.
+    """
+    found, wrong = None, ""
+    if comm.rank == 0 and Path(path).exists():
+        try:
+            found = TuningTable.load(path)
+        except ConfigError as error:
+            wrong = f"{error}: expected a table of `mpidist tune`, or a new file"
+    found, wrong = comm.broadcast_object((found, wrong))
+    if wrong:
+        raise ConfigError(wrong)
+    return found

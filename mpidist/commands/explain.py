@@ -1,9 +1,9 @@
-"""``mpidist explain``: what "auto" will do, and why."""
+"""``mpidist explain``: the choice of "auto", and its reason."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,43 +11,51 @@ from ..measure import format_size
 from ..selection.estimates import MODEL
 from ..selection.tuning import MEMORIES, PRIVATE
 from .console import examples, make_console, make_table, show
-from .options import Size, load_option
+from .options import Bytes, CollectiveName, load_option
+
+if TYPE_CHECKING:
+    from ..selection.choose import Way
+    from ..selection.estimates import Calibration
 
 
 @click.command(
     "explain",
-    short_help='Say what "auto" takes for COLLECTIVE, and why.',
+    short_help='Print the choice of "auto" for a COLLECTIVE, and why.',
     epilog=examples(
         "mpidist explain allreduce --bytes 64M",
         "mpidist run -n 4 -- mpidist explain allgather --bytes 8K",
         "mpidist run -n 4 -- mpidist explain allreduce --memory symmetric --tuning tuning.json",
     ),
 )
-@click.argument("collective")
+@click.argument("collective", type=CollectiveName())
 @click.option(
-    "--bytes", "nbytes", type=Size(), default="1M", show_default=True, help="Whole buffer."
+    "--bytes",
+    "nbytes",
+    type=Bytes(),
+    default="1M",
+    show_default=True,
+    help="Size of the whole buffer.",
 )
-@click.option("--op", default="sum", show_default=True, help="Operation, where it reduces.")
+@click.option(
+    "--op", default="sum", metavar="NAME", show_default=True, help="Operation of reductions."
+)
 @click.option(
     "--memory",
     type=click.Choice(MEMORIES),
     default=PRIVATE,
     show_default=True,
-    help="Where the arrays are: those of comm.empty() in symmetric memory.",
+    help="Memory of the arrays; comm.empty() returns symmetric ones.",
 )
-@click.option("--tuning", metavar="FILE", help="A table of `mpidist tune`.")
+@click.option("--tuning", metavar="FILE", help="Tuning table of `mpidist tune`.")
 @load_option
-def explain_command(
-    collective: str, nbytes: int, op: str, memory: str, tuning: str | None, imports: Any
-) -> None:
-    """Say what "auto" takes for COLLECTIVE, and why.
+def explain_command(collective: str, nbytes: int, op: str, memory: str, tuning: str | None) -> None:
+    """Print the choice of "auto" for a COLLECTIVE, and the reason.
 
-    Every way is listed, with whether it can serve the call and the time that it is expected to
-    take.
+    Every implementation is listed: whether it can serve the call, and the expected time.
 
-    Predicted times are those of the tuning table, where one holds, else of the cost model with
-    constants that are measured now; it knows nothing of shared memory, and of native only that
-    between nodes it is like the best algorithm that takes all ranks for alike.
+    Expected times are measured ones if the tuning table has an entry, otherwise those of the cost
+    model, with constants that are measured now.  The model has no times for shared memory; between
+    nodes it takes native for the best algorithm on one level.
     """
     import mpidist
 
@@ -62,9 +70,9 @@ def explain_command(
         f"node{'s' * (comm.topology.num_nodes > 1)}: [bold]{chosen.name}[/]{_time(chosen)}\n"
         f"{chosen.why}"
     )
-    table = make_table(console, "=way", "can", ">expected µs", "why")
+    table = make_table(console, "=implementation", "can", ">expected µs", "why")
     if chosen.name not in [way.name for way in every]:
-        every = [replace(chosen, why="the same, by its full name"), *every]
+        every = [replace(chosen, why="the choice, by its full name"), *every]
     for way in every:
         taken = way.name == chosen.name
         style = "bold" if taken else "" if way.can else "dim"
@@ -76,11 +84,11 @@ def explain_command(
         console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
 
 
-def _time(way: Any) -> str:
+def _time(way: Way) -> str:
     return "" if way.seconds is None else f", expected {way.seconds * 1e6:,.4g} µs"
 
 
-def _constants(known: Any) -> str:
+def _constants(known: Calibration | None) -> str:
     if known is None:
         return ""
     far = ""

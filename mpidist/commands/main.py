@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import CommunicationError, InvalidArgument, LaunchError, MpidistError
-from .console import launched_rank
+from ..launcher.mpi import launched_rank
 
 AGREE_SECONDS = 5.0
 REPORT_SECONDS = 1.0

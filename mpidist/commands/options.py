@@ -1,4 +1,4 @@
-"""Options and arguments that several commands take."""
+"""Types of parameters: each reads one kind of value, and says what it expects."""
 
 from __future__ import annotations
 
@@ -7,55 +7,273 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from ..errors import InvalidArgument
+from ..measure import parse_size, parse_sizes
 from ..pipeline.schedules.schedule import PipelineSchedule, find_schedule
+from ..pipeline.schedules.simulate import Costs
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import algorithms
 
+if TYPE_CHECKING:
+    import numpy as np
 
-def check_collectives(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Give the collectives asked for; all if none was."""
-    for name in names:
-        algorithms(name)
-    return tuple(dict.fromkeys(names)) or tuple(COLLECTIVES)
+POSITIVE = click.IntRange(min=1)
 
 
-def find_pipeline(name: str) -> PipelineSchedule | Callable:
-    """Give a schedule by its name, or a generator function by ``MODULE:FUNCTION``."""
-    module, colon, function = name.rpartition(":")
-    if not colon:
-        if name in COLLECTIVES:
-            raise InvalidArgument(f"{name} is a collective: give one of its algorithms as well")
-        return find_schedule(name)
-    found = load_names(module, name).get(function)
-    if not callable(found):
-        raise InvalidArgument(f"{name}: {module} has no function {function}")
-    return found
+class Parsed(click.ParamType):
+    """A value that :meth:`parse` reads; an InvalidArgument of it becomes a usage error."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the parsed value; otherwise the error names option, value and expectation."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.parse(value)
+        except InvalidArgument as error:
+            self.fail(str(error), param, ctx)
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text stands for; raise InvalidArgument if it stands for none."""
+        raise NotImplementedError
 
 
-def load(context: Any, option: Any, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Run the files, or import the modules, in which a user registers algorithms."""
-    for name in names:
-        load_names(name, f"--import {name}")
-    return names
+class Bytes(Parsed):
+    """A number of bytes: ``8``, ``64K``, ``1.5MiB``."""
+
+    name = "bytes"
+
+    def __init__(self, least: int = 0):
+        self.least = least
+
+    def parse(self, text: str) -> int:
+        """Return the number of bytes."""
+        nbytes = parse_size(text)
+        if nbytes < self.least:
+            raise InvalidArgument(f"{text!r}: expected at least {self.least} bytes")
+        return nbytes
 
 
-def load_names(name: str, asked: str) -> dict[str, Any]:
-    """Run a file, or import a module; give the names in it.
+class ByteSizes(Parsed):
+    """Several numbers of bytes: ``8,64K,1M``; ``8-64M`` is 8, 32, 128, … 64M."""
+
+    name = "sizes"
+
+    def parse(self, text: str) -> list[int]:
+        """Return the numbers of bytes."""
+        return parse_sizes(text)
+
+
+class Duration(Parsed):
+    """A time: ``60``, ``60s``, ``2m`` or ``1.5h``."""
+
+    name = "duration"
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+    def parse(self, text: str) -> float:
+        """Return the seconds."""
+        unit = text[-1:] if text[-1:] in self.units else "s"
+        number = text.removesuffix(unit)
+        if not number.replace(".", "", 1).isdigit() or float(number) == 0:
+            raise InvalidArgument(
+                f"invalid duration {text!r}: expected a positive number with s, m or h, such as "
+                "60s or 2m"
+            )
+        return float(number) * self.units[unit]
+
+
+class IntegerRanges(Parsed):
+    """Whole numbers: ``5``, ``2,3,7`` or ``1-33``."""
+
+    name = "numbers"
+
+    def __init__(self, least: int):
+        self.least = least
+
+    def parse(self, text: str) -> list[int]:
+        """Return the numbers, in the order in which they were written."""
+        numbers: list[int] = []
+        for part in text.split(","):
+            first, dash, last = part.strip().partition("-")
+            if not first.isdigit() or (dash and not last.isdigit()):
+                raise InvalidArgument(
+                    f"{text!r}: expected whole numbers and ranges of them, such as 5, 2,3,7 or 1-33"
+                )
+            numbers += range(int(first), int(last or first) + 1)
+            if dash and int(first) > int(last):
+                raise InvalidArgument(f"{part!r} is empty: expected FROM-TO with FROM <= TO")
+        if min(numbers) < self.least:
+            raise InvalidArgument(
+                f"{min(numbers)} is too small: expected whole numbers >= {self.least}"
+            )
+        return numbers
+
+
+class Names(Parsed):
+    """Names with commas between them."""
+
+    name = "names"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """Return the names."""
+        names = tuple(part.strip() for part in text.split(","))
+        if not all(names):
+            raise InvalidArgument(
+                f"{text!r} has an empty name: expected names with commas between them"
+            )
+        return names
+
+
+class CollectiveName(Parsed):
+    """The name of a collective; an unknown one is refused with the nearest names."""
+
+    name = "collective"
+
+    def __init__(self, *more: str):
+        self.more = more  # names that stand beside those of the collectives
+
+    def parse(self, text: str) -> str:
+        """Return the name."""
+        if text not in self.more:
+            algorithms(text)
+        return text
+
+
+class CollectiveNames(Names):
+    """Names of collectives with commas between them."""
+
+    name = "collectives"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """Return the names."""
+        names = super().parse(text)
+        for name in names:
+            algorithms(name)
+        return names
+
+
+class PipelineName(Parsed):
+    """A pipeline schedule: its name, or ``MODULE:FUNCTION``, a generator function."""
+
+    name = "schedule"
+
+    def parse(self, text: str) -> PipelineSchedule | Callable:
+        """Return the schedule or the generator function."""
+        module, colon, function = text.rpartition(":")
+        if not colon:
+            if text in COLLECTIVES:
+                raise InvalidArgument(f"{text} is a collective: expected one of its algorithms too")
+            return find_schedule(text)
+        found = load_names(module, text).get(function)
+        if not callable(found):
+            raise InvalidArgument(f"{text}: {module} has no function {function}")
+        return found
+
+
+class ActionCosts(Parsed):
+    """Times of F, I, W and of a message: ``1,1,1``, or by virtual stage ``1:2:1,1,1,0.1``."""
+
+    name = "F,I,W[,message]"
+
+    def parse(self, text: str) -> Costs:
+        """Return the costs."""
+        try:
+            times = [[float(t) for t in part.split(":")] for part in text.split(",")]
+        except ValueError:
+            times = []
+        if len(times) not in (3, 4) or any(len(part) > 1 for part in times[3:]):
+            raise InvalidArgument(
+                f"{text!r}: expected three numbers, or four with the time of a message; each of "
+                "the first three may be one for each virtual stage, such as 1:2:1"
+            )
+        return Costs(*(part[0] if len(part) == 1 else part for part in times))  # type: ignore[arg-type]
+
+
+class Millions(Parsed):
+    """Numbers of parameters in millions: ``4,17,50``."""
+
+    name = "millions"
+
+    def parse(self, text: str) -> list[float]:
+        """Return the numbers, in millions."""
+        try:
+            sizes = [float(part) for part in text.split(",")]
+        except ValueError:
+            sizes = []
+        if not sizes or not all(0 < size < 1e6 for size in sizes):
+            raise InvalidArgument(f"{text!r}: expected positive numbers, in millions: 4,17,50")
+        return sizes
+
+
+class DtypeName(Parsed):
+    """The name of a dtype of numpy or ml_dtypes whose elements are numbers or bool."""
+
+    name = "dtype"
+
+    def parse(self, text: str) -> np.dtype:
+        """Return the dtype."""
+        from ..bench.cases import number_dtype
+
+        return number_dtype(text)
+
+
+class OutputFile(Parsed):
+    """A file that can be written: refused before the work, not after it."""
+
+    name = "file"
+
+    def parse(self, text: str) -> str:
+        """Return the path."""
+        folder = Path(text).absolute().parent
+        if Path(text).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise InvalidArgument(
+                f"{text} cannot be written: expected a file in an existing folder with write access"
+            )
+        return text
+
+
+class ReportFile(OutputFile):
+    """A file that matplotlib draws into; without matplotlib it is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; raise Unsupported if matplotlib is not installed."""
+        from ..bench.plots import check_matplotlib
+
+        check_matplotlib(param.opts[0] if param is not None else self.name)
+        return super().convert(value, param, ctx)
+
+
+class PlotFile(ReportFile):
+    """A picture that matplotlib can write; `endings` are the allowed ones, by default all."""
+
+    def __init__(self, *endings: str):
+        self.endings = endings
+
+    def parse(self, text: str) -> str:
+        """Return the path."""
+        from ..bench.plots import endings
+
+        path, known = super().parse(text), self.endings or endings()
+        if Path(path).suffix.removeprefix(".").lower() not in known:
+            raise InvalidArgument(f"{path}: expected a name that ends in .{', .'.join(known)}")
+        return path
+
+
+def load_names(name: str, written: str) -> dict[str, Any]:
+    """Run a file, or import a module; return the names in it.
 
     Parameters
     ----------
     name : str
         The file or module.
-    asked : str
-        What was written on the command line, for errors.
+    written : str
+        Its place on the command line, for errors.
     """
     try:
         if name.endswith(".py") or os.sep in name or Path(name).is_file():
@@ -66,19 +284,18 @@ def load_names(name: str, asked: str) -> dict[str, Any]:
         missing = isinstance(error, FileNotFoundError) and not Path(name).exists()
         if missing or getattr(error, "name", None) == name:
             raise InvalidArgument(
-                f"{asked}: there is no such file in {os.getcwd()}, or module"
+                f"{written}: no such file in {os.getcwd()}, and no such module"
             ) from error
         frames = traceback.extract_tb(error.__traceback__)
         at = [f.lineno for f in frames if Path(f.filename).name == Path(name).name]
         line = f", line {at[-1]}" if at else ""
-        raise click.ClickException(f"{asked}{line}: {type(error).__name__}: {error}") from error
+        raise click.ClickException(f"{written}{line}: {type(error).__name__}: {error}") from error
 
 
-def only_for(context: click.Context, whom: str, *options: str) -> None:
-    """Raise InvalidArgument where an option was given that is for `whom`, and not for this."""
-    for option in options:
-        if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
-            raise InvalidArgument(f"--{option} is for {whom}")
+def _load(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> Any:
+    for name in names:
+        load_names(name, f"--import {name}")
+    return names
 
 
 load_option = click.option(
@@ -87,167 +304,30 @@ load_option = click.option(
     "imports",
     multiple=True,
     metavar="FILE",
-    callback=load,
+    callback=_load,
+    expose_value=False,
     is_eager=True,
-    help="Run this Python file (or import this module) first: it registers algorithms of yours.",
+    help="First run this Python file, or import this module: it registers your algorithms.",
 )
 
 
-class Names(click.ParamType):
-    """A comma-separated list of names."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
-        """Give the names as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(part.strip() for part in value.split(","))
-        if not all(names):
-            option = param.opts[0] if param is not None else "names"
-            raise InvalidArgument(
-                f"{option} {value!r}: allowed are names with a comma between them, none empty"
-            )
-        return names
+def is_given(context: click.Context, parameter: click.Parameter) -> bool:
+    """Return whether the user wrote a parameter on the command line."""
+    return context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
 
 
-class Size(click.ParamType):
-    """Bytes, for example 64K."""
+def check_not_given(context: click.Context, names: tuple[str, ...], reason: str) -> None:
+    """Raise UsageError if a parameter was given that has no effect here.
 
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Give the number of bytes."""
-        from ..measure import parse_size
-
-        return value if isinstance(value, int) else parse_size(value)
-
-
-def check_writable(option: str, path: str | None) -> None:
-    """Raise InvalidArgument where a file cannot be written: before the work, not after it."""
-    if path is None:
-        return
-    folder = Path(path).absolute().parent
-    if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidArgument(f"{option} {path}: cannot be written there; the folder must exist")
-
-
-class Seconds(click.ParamType):
-    """A time, for example 60, 60s, 2m or 1.5h."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Give the seconds."""
-        if isinstance(value, float):
-            return value
-        units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-        text = str(value).strip()
-        number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
-        if not number.replace(".", "", 1).isdigit() or float(number) == 0:
-            raise InvalidArgument(f"{value!r} is no time: allowed are numbers > 0, like 60s or 2m")
-        return float(number) * unit
-
-
-class Sizes(click.ParamType):
-    """Numbers of bytes, for example 8,64K,1M."""
-
-    name = "sizes"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> list[int]:
-        """Give the numbers of bytes."""
-        from ..measure import parse_sizes
-
-        return value if isinstance(value, list) else parse_sizes(value)
-
-
-class Numbers(click.ParamType):
-    """Whole numbers, for example 1-33 or 1,2,5."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> list[int]:
-        """Give the numbers."""
-        if isinstance(value, list):
-            return value
-        numbers: list[int] = []
-        for part in value.split(","):
-            first, dash, last = part.strip().partition("-")
-            if not first.isdigit() or (dash and not last.isdigit()):
-                raise InvalidArgument(f"{value!r}: allowed are whole numbers like 5, 2,3,7 or 1-33")
-            numbers += range(int(first), int(last or first) + 1)
-        if not numbers:
-            raise InvalidArgument(f"{value!r} names no number: FROM-TO needs FROM <= TO")
-        return numbers
-
-
-def make_settings(**options: Any) -> Any:
-    """Check the options, and give them as settings."""
-    from ..bench import Settings
-    from ..bench.cases import number_dtype
-
-    for name, least in (("iterations", 1), ("budget", 0), ("limit", 0)):
-        if options[name] < least:
-            raise InvalidArgument(f"--{name} {options[name]}: allowed are numbers >= {least}")
-    return Settings(**{**options, "dtype": number_dtype(options["dtype"])})
-
-
-def check_files(json_file: str | None, **drawn: str | None) -> None:
-    """See, before anything is measured, that the files can be written and curves be drawn."""
-    from ..bench.plots import check_format, check_matplotlib
-
-    check_writable("--json", json_file)
-    for name, path in drawn.items():
-        check_writable(f"--{name}", path)
-        if path:
-            check_matplotlib(f"--{name}")
-            if name == "plot":
-                check_format(f"--{name}", path)
-
-
-def check_alone(option: str) -> None:
-    """Raise InvalidArgument where `option` stands beside others, which would have no effect."""
-    context = click.get_current_context()
-    given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    names = [
-        parameter.opts[0] if isinstance(parameter, click.Option) else "a collective"
-        for parameter in context.command.params
-        if context.get_parameter_source(parameter.name or "") in given
-        and context.params.get(parameter.name or "")
-    ]
-    others = [name for name in names if name != option]
-    if others:
-        raise InvalidArgument(
-            f"{option} together with {', '.join(others)}: {option} stands alone, without "
-            "collectives or options of a measurement"
-        )
-
-
-def check_scaling(report: str | None, stream: bool | None) -> None:
-    """Raise InvalidArgument for what ``--scaling`` does not give."""
-    for name, given in (("--report", report), ("--stream", stream)):
-        if given:
-            raise InvalidArgument(f"{name}: --scaling gives --json and --plot only")
-
-
-def check_only(name: str | None, options: Sequence[str], allowed: str) -> None:
-    """Raise InvalidArgument where more is given than the benchmark `name` of training takes.
-
-    `options` are the names of those that it takes, `allowed` says so in words.  Without a name it
-    is ``--device``, which has collectives beside it.
+    Parameters
+    ----------
+    context : click.Context
+        The context of the command.
+    names : tuple of str
+        The parameters, by their names in the function.
+    reason : str
+        What they are for.
     """
-    context = click.get_current_context()
-    others = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if isinstance(parameter, click.Option)
-        and parameter.name not in options
-        and context.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
-    ]
-    if name is None and not others:
-        return
-    if others or context.params["collectives"] != (name,):
-        raise InvalidArgument(
-            f"bench {name or '--device'} stands alone; allowed are {allowed}"
-            + (f", not {', '.join(others)}" if others else ", and no collective")
-        )
+    wrong = [p.opts[0] for p in context.command.params if p.name in names and is_given(context, p)]
+    if wrong:
+        raise click.UsageError(f"{', '.join(wrong)}: only for {reason}")

@@ -1,27 +1,31 @@
-"""``mpidist tune``: measure which way is the fastest, write it down, and check it."""
+"""``mpidist tune``: measure the fastest implementations into a table, and check a table."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
-from ..bench.results import knobs, versions
-from ..errors import ConfigError, InvalidArgument
 from ..measure import format_size, round_size
-from .console import examples, make_console, make_table, measuring, show
-from .options import Seconds, Sizes, check_collectives, check_writable, load_option
+from ..schedule.contract import COLLECTIVES
+from .bench.collectives import dtype_option, on_step
+from .console import examples, make_console, make_table, progress_bar, show
+from .options import ByteSizes, CollectiveName, Duration, OutputFile, load_option
 
-DEFAULT_SIZES = "8-64M"
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..bench.tuner import Wish
+    from ..communicator.communicator import Communicator
+    from ..selection.tuning import TuningTable
 
 
 @click.command(
     "tune",
-    short_help='Measure which way is the fastest, for "auto" to take it.',
+    short_help='Measure the fastest implementations, for "auto".',
     epilog=examples(
         "mpidist run -n 4 -- mpidist tune -o tuning.json",
         "mpidist run -n 4 -- mpidist tune allreduce --budget 20s --bytes 8-1M -o tuning.json",
@@ -29,24 +33,34 @@ DEFAULT_SIZES = "8-64M"
         "MPIDIST_TUNING=tuning.json mpidist run -n 4 train.py",
     ),
 )
-@click.argument("collectives", nargs=-1, metavar="[COLLECTIVE]...")
+@click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
 @click.option(
-    "-o", "--output", metavar="FILE", help="Write the table; entries for others are kept."
+    "-o",
+    "--output",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Write the table; other entries of an existing table are kept.",
 )
 @click.option("--verify", "table", metavar="FILE", help="Measure the regret of this table instead.")
 @click.option(
-    "--budget", type=Seconds(), default="60s", show_default=True, help="Time for everything."
+    "--budget", type=Duration(), default="60s", show_default=True, help="Time of the whole command."
 )
 @click.option(
     "--bytes",
     "sizes",
-    type=Sizes(),
-    default=DEFAULT_SIZES,
+    type=ByteSizes(),
+    default="8-64M",
     show_default=True,
-    help="Sizes of the whole buffer; --verify takes those between them as well.",
+    help="Sizes of the whole buffer; --verify adds the sizes between them.",
 )
-@click.option("--dtype", default="float32", show_default=True, help="Of the elements.")
-@click.option("--json", "json_file", metavar="FILE", help="With --verify: write the figures.")
+@dtype_option
+@click.option(
+    "--json",
+    "json_file",
+    type=OutputFile(),
+    metavar="FILE",
+    help="With --verify: write the figures as JSON.",
+)
 @load_option
 def tune_command(
     collectives: tuple[str, ...],
@@ -54,98 +68,78 @@ def tune_command(
     table: str | None,
     budget: float,
     sizes: list[int],
-    dtype: str,
+    dtype: np.dtype,
     json_file: str | None,
-    imports: Any,
 ) -> int:
-    """Find out which way is the fastest for COLLECTIVEs (all), on this machine and these ranks.
+    """Measure the fastest implementation of each COLLECTIVE (by default all) on these ranks.
 
-    Every way that can serve starts, in private and in symmetric memory; the slower half drops out,
-    the others get more iterations, until the time is up.  Data are other in every iteration.  What
-    was measured is written at once: Ctrl-C loses nothing.  --verify measures everything anew and
-    prints by how much "auto" with the table misses the best.
+    Every implementation that can serve a call is measured, in private and in symmetric memory; the
+    slower half is dropped, the others get more iterations, until the budget is used up.  The data
+    change in every iteration.  The table is written after every size: Ctrl-C loses nothing.
+    --verify measures again, and prints how much slower "auto" with the table is than the best.
     """
+    if (output is None) == (table is None):
+        raise click.UsageError("expected one of -o FILE and --verify FILE")
+    if json_file is not None and table is None:
+        raise click.UsageError("--json: only for --verify; -o writes the table, which is JSON")
     import mpidist
 
-    from ..bench.cases import number_dtype
     from ..bench.tuner import Wish
 
-    if (output is None) == (table is None):
-        raise InvalidArgument("one of -o FILE and --verify FILE must be given")
-    if json_file is not None and table is None:
-        raise InvalidArgument("--json goes with --verify; -o writes the table, which is JSON")
-    check_writable("-o", output)
-    check_writable("--json", json_file)
-    wish = Wish(check_collectives(collectives), sorted(set(sizes)), number_dtype(dtype), budget)
+    wish = Wish(collectives or tuple(COLLECTIVES), sorted(set(sizes)), dtype, budget)
     comm = mpidist.init(tuning=table)
     if output is not None:
         return _tune(comm, wish, output)
     return _verify(comm, wish, str(table), json_file)
 
 
-def _tune(comm: Any, wish: Any, output: str) -> int:
-    from ..bench.tuner import Stop, count_cells, tune
+def _tune(comm: Communicator, wish: Wish, output: str) -> int:
+    from ..bench.results import make_header
+    from ..bench.tuner import Stop, count_cells, existing_table, tune
 
-    old = _table_there(comm, output)
+    old = existing_table(comm, output)
 
-    def write(table: Any) -> None:
+    def write(table: TuningTable) -> None:
         if comm.rank == 0:
             (old.merged(table) if old is not None else table).save(output)
 
-    about = _about(comm)
-    stop = Stop()
-    with stop.listening(), measuring(count_cells(comm, wish)) as step:
+    about = make_header(comm)
+    stop, total = Stop(), count_cells(comm, wish)
+    with stop.listening(), progress_bar("measuring", total) as advance:
         begun = perf_counter()
-        found = tune(comm, wish, about, step, write, stop)
+        found = tune(comm, wish, about, on_step(advance), write, stop)
         seconds = perf_counter() - begun
     console = make_console()
-    lines = make_table(console, "=collective", "=memory", "way from so many bytes on")
+    lines = make_table(console, "=collective", "=memory", "from this size on")
     for key, entry in found.table.entries.items():
-        ways = ", ".join(f"{round_size(first)} {way}" for first, way in entry.choose)
-        lines.add_row(key.collective, key.memory, ways)
+        chosen = ", ".join(f"{round_size(first)} {name}" for first, name in entry.choose)
+        lines.add_row(key.collective, key.memory, chosen)
     show(console, lines)
-    kept = f", beside {len(old.entries)} entries that were there" if old is not None else ""
-    _tell_missing(
-        console, found.left_out, stop.wanted, "the choice of the nearest size holds there"
-    )
+    kept = f"; {len(old.entries)} entries of the existing table" if old is not None else ""
+    _print_missing(console, found.left_out, stop.wanted, "the choice of the nearest size holds")
     if not found.table.entries:
         console.print(f"nothing was measured: {output} was not written")
-        return _tell_wrong(console, found.wrong) or 1
+        return _print_wrong(console, found.wrong) or 1
     console.print(f"{found.measured} sizes measured in {seconds:.0f} s, written to {output}{kept}")
-    return _tell_wrong(console, found.wrong)
+    return _print_wrong(console, found.wrong)
 
 
-def _table_there(comm: Any, output: str) -> Any:
-    """Give what `output` holds already, which rank 0 reads; None where there is no such file."""
-    from ..selection.tuning import TuningTable
-
-    there, wrong = None, ""
-    if comm.rank == 0 and Path(output).exists():
-        try:
-            there = TuningTable.load(output)
-        except ConfigError as error:
-            wrong = f"-o {error}: give another name, or remove that file"
-    there, wrong = comm.broadcast_object((there, wrong))
-    if wrong:
-        raise ConfigError(wrong)
-    return there
-
-
-def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
+def _verify(comm: Communicator, wish: Wish, table: str, json_file: str | None) -> int:
     from ..bench.regret import between, summarise, verify
+    from ..bench.results import make_header, write_json
     from ..bench.tuner import Stop, count_cells
 
     wish = dataclasses.replace(wish, sizes=between(wish.sizes))
-    stop = Stop()
-    with stop.listening(), measuring(count_cells(comm, wish)) as step:
+    stop, total = Stop(), count_cells(comm, wish)
+    with stop.listening(), progress_bar("measuring", total) as advance:
         begun = perf_counter()
-        found = verify(comm, wish, step, stop)
+        found = verify(comm, wish, on_step(advance), stop)
         seconds = perf_counter() - begun
-    summary, about = summarise(found.regrets), _about(comm)
+    summary, about = summarise(found.regrets), make_header(comm)
     console = make_console()
     console.print(
         f"{table}: {comm.size} ranks, {wish.dtype}, {len(found.regrets)} sizes in {seconds:.0f} s; "
-        "regret in % of the best one's time"
+        "regret in % of the best time"
     )
     names = ("sizes", "mean", "95th", "raw\nmean", "noise\nfloor", "its\n95th", "auto /\npick")
     lines = make_table(console, "=collective", "=memory", *(f">{name}" for name in names))
@@ -158,37 +152,31 @@ def _verify(comm: Any, wish: Any, table: str, json_file: str | None) -> int:
     worst = sorted(found.regrets, key=lambda r: -r.regret)[:5]
     for one in (r for r in worst if r.regret > 0):
         console.print(
-            f"most lost: {one.collective} {one.memory} {format_size(one.bytes)}: {one.pick} "
-            f"{100 * one.regret:.1f} % behind, {one.best} is the best"
+            f"largest regret: {one.collective} {one.memory} {format_size(one.bytes)}: {one.pick} "
+            f"is {100 * one.regret:.1f} % slower than {one.best}"
         )
-    _tell_missing(console, found.left_out, stop.wanted, "they are not in these figures")
+    _print_missing(console, found.left_out, stop.wanted, "they are not in these figures")
     if json_file is not None and comm.rank == 0:
         content = {
             "header": about,
             "summary": [dataclasses.asdict(line) for line in summary],
             "sizes": [dataclasses.asdict(regret) for regret in found.regrets],
         }
-        Path(json_file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(json_file, content)
     if not found.regrets:
         console.print("nothing was measured: there are no figures")
-        return _tell_wrong(console, found.wrong) or 1
-    return _tell_wrong(console, found.wrong)
+        return _print_wrong(console, found.wrong) or 1
+    return _print_wrong(console, found.wrong)
 
 
-def _about(comm: Any) -> dict[str, Any]:
-    """Describe the run."""
-    from ..bench.results import make_header
-
-    return make_header(comm, versions(), knobs())
-
-
-def _tell_missing(console: Any, left_out: int, stopped: bool, meaning: str) -> None:
+def _print_missing(console: Console, left_out: int, stopped: bool, meaning: str) -> None:
     if left_out:
-        why = "it was stopped" if stopped else "the budget was too short"
+        why = "the run was stopped" if stopped else "the budget was too short"
         console.print(f"{left_out} sizes were left out, as {why}: {meaning}")
 
 
-def _tell_wrong(console: Any, wrong: list[str]) -> int:
+def _print_wrong(console: Console, wrong: list[str]) -> int:
+    """Print wrong results; return the exit code."""
     for line in wrong:
         console.print(f"[bold red]wrong result:[/] {line}")
     return 1 if wrong else 0

@@ -126,3 +126,19 @@ def _make() -> Device:
     if not _installed:
         _first[:] = _first or [made.number]
     return made
+
+
+def list_gpus() -> list[str]:
+    """Return name and memory of the GPUs of this host; an empty list without a driver."""
+    import shutil
+    import subprocess
+
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    query = [command, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

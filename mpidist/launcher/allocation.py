@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import LaunchError
-from .mpi import ask
+from .mpi import run_for_output, say
 
 
 def cores() -> int:
@@ -105,8 +106,10 @@ def in_step(environ: Mapping[str, str] = os.environ) -> bool:
     return step.isdigit() and "SLURM_STEP_NUM_TASKS" in environ
 
 
-ANSWER_SECONDS = 5.0  # a controller that is slower is not waited for: there are usual values
+ANSWER_SECONDS = 5.0  # after which a default is taken in place of SLURM's answer
 KILL_WAIT = 30.0  # SLURM's own default
+REQUEUED_WITHIN = 60.0  # seconds that scontrol requeue may take
+ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it requeues
 
 
 def threads_per_core(allocation: Allocation) -> int:
@@ -163,6 +166,40 @@ def about_job(job: str) -> dict[str, str]:
 
 def _scontrol(*arguments: str) -> str:
     try:
-        return ask(["scontrol", *arguments], ANSWER_SECONDS).stdout
+        return run_for_output(["scontrol", *arguments], ANSWER_SECONDS).stdout
     except LaunchError:
         return ""
+
+
+def requeue(allocation: Allocation, most: int) -> None:
+    """Have SLURM put this job back into its queue; SLURM ends the job, and starts it again later.
+
+    It does not return: a batch script that ends by itself meanwhile would count as failed, and not
+    be queued.
+
+    Parameters
+    ----------
+    allocation : Allocation
+        The allocation of the job; of an array only this job is requeued.
+    most : int
+        How often the job may be requeued.
+
+    Raises
+    ------
+    LaunchError
+        If the job was requeued that often already, or SLURM refuses.
+    """
+    known = about_job(allocation.job).get("Restarts", "")  # the environment may be another job's
+    restarts = int(known) if known.isdigit() else allocation.restarts
+    if restarts >= most:
+        raise LaunchError(
+            f"exit code {os.EX_TEMPFAIL}, but job {allocation.job} was requeued "
+            f"{restarts} times already: the limit is {most} (--requeue-limit)"
+        )
+    count = f"{restarts + 1} of {most}"
+    say(f"exit code {os.EX_TEMPFAIL}: requeuing job {allocation.job}, {count}")
+    done = run_for_output(["scontrol", "requeue", allocation.job], REQUEUED_WITHIN)
+    if done.returncode:
+        raise LaunchError(f"scontrol requeue {allocation.job}: {done.stderr.strip()}")
+    time.sleep(ENDED_WITHIN)
+    raise LaunchError(f"SLURM has not ended job {allocation.job} within {ENDED_WITHIN:g} s")

@@ -59,8 +59,8 @@ def addresses_v6(table: Path = Path("/proc/net/if_inet6")) -> list[str]:
     ]
 
 
-def towards(host: str) -> str:
-    """Name the interface by which messages to `host` leave; an empty string if unknown."""
+def interface_to(host: str) -> str:
+    """Return the interface by which messages to `host` leave; an empty string if unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             any_socket.connect((host, 9))  # sends nothing: the kernel chooses the way

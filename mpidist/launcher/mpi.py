@@ -11,22 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidArgument, LaunchError
+from .rank_process import launched_rank as launched_rank
+
+TERMINAL = "MPIDIST_TERMINAL"  # set by `mpidist run`: columns of the terminal, 0 for none
 
 
-def ask(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a program that answers at once, and give what it said.
+def say(text: str) -> None:
+    """Write a line of ``mpidist run`` to standard error."""
+    sys.stderr.write(f"mpidist run: {text}\n")
+    sys.stderr.flush()
+
+
+def run_for_output(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a short program; return its exit code and output.
 
     Parameters
     ----------
     command : sequence of str
         The program and its arguments.
     seconds : float
-        In which it must have answered.
+        Time limit.
 
     Raises
     ------
     LaunchError
-        If it cannot be started, or does not answer in time.
+        If the program cannot be started, or does not end in time.
     """
     try:
         return subprocess.run(
@@ -82,7 +91,7 @@ def find_library() -> Library:
     LaunchError
         If it loads none, or not in time.
     """
-    done = ask([sys.executable, "-c", _ASK], LOADED_WITHIN)
+    done = run_for_output([sys.executable, "-c", _ASK], LOADED_WITHIN)
     vendor, _, about = done.stdout.strip().partition("\n")
     if done.returncode or not vendor:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
@@ -121,7 +130,7 @@ def find_launcher(vendor: str) -> str:
 def launcher_vendor(path: str) -> str:
     """Tell whose mpiexec this is, as the library's vendor is called."""
     try:
-        done = ask([path, "--version"], ANSWERED_WITHIN)
+        done = run_for_output([path, "--version"], ANSWERED_WITHIN)
     except LaunchError:
         return "does not answer"
     words = done.stdout + done.stderr

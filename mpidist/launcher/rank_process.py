@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import IO
 
 WORD, NOTES = "MPIDIST_RUN_WORD", "MPIDIST_RUN_NOTES"  # as in run_notes.py
@@ -34,9 +35,9 @@ GRACE_SECONDS = 10.0  # from asking a program to end, when the run is gone, to k
 PR_SET_PDEATHSIG = 1
 
 
-def own_rank() -> int:
-    """Give the rank that the launcher gave to this process."""
-    return next((int(os.environ[n]) for n in RANKS if os.environ.get(n, "").isdigit()), 0)
+def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the rank that an MPI launcher gave to this process; None if none started it."""
+    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdigit()), None)
 
 
 def connect(where: str) -> socket.socket | None:
@@ -56,7 +57,7 @@ class Member:
     """The program of one rank, and the line to the run."""
 
     def __init__(self, where: str, label: bool, logs: str | None):
-        self.rank, self.label, self.logs = own_rank(), label, logs
+        self.rank, self.label, self.logs = launched_rank() or 0, label, logs
         self.child: subprocess.Popen | None = None
         self.line = connect(where)
         if self.line is None:

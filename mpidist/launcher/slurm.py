@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from ..errors import InvalidArgument, LaunchError
 from .allocation import Allocation
-from .mpi import ANSWERED_WITHIN, CRAY, INTEL, MPICH, OPEN_MPI, Library, ask, find_launcher
+from .mpi import (
+    ANSWERED_WITHIN,
+    CRAY,
+    INTEL,
+    MPICH,
+    OPEN_MPI,
+    Library,
+    find_launcher,
+    run_for_output,
+)
 
 LAUNCHERS = ("auto", "srun", "mpiexec")
 
@@ -194,7 +203,7 @@ def srun_plugins() -> list[str]:
     srun = shutil.which("srun")
     if srun is None:
         return []
-    done = ask([srun, "--mpi=list"], ANSWERED_WITHIN)
+    done = run_for_output([srun, "--mpi=list"], ANSWERED_WITHIN)
     return re.findall(r"\b(?:none|pmi2|pmix\w*|cray_shasta|openmpi)\b", done.stdout + done.stderr)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import LaunchError
 from .connections import LOST, WORD, Lines, Rank
+from .mpi import say
+from .processes import end_processes
 
 TO_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 TO_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -28,7 +30,7 @@ class Signals:
         self._came: list[int] = []
 
     @contextlib.contextmanager
-    def taken(self, *numbers: signal.Signals) -> Iterator[None]:
+    def recorded(self, *numbers: signal.Signals) -> Iterator[None]:
         """Take these signals, instead of what happens without."""
         before = {number: signal.signal(number, self._note) for number in numbers}
         try:
@@ -119,7 +121,7 @@ class Watch:
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run the launcher; give 0 if it and every rank ended well, else why not as a number."""
-        with self.signals.taken(*TO_RANKS, *TO_LAUNCHER):
+        with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
             try:
                 self._launcher = subprocess.Popen(command, env={**environ, WORD: self.lines.word})
             except OSError as error:
@@ -127,9 +129,8 @@ class Watch:
             try:
                 return self._verdict(self._wait())
             finally:
-                if self._launcher.poll() is None:  # an error here must not leave the job alone
-                    self._launcher.kill()
-                    self._launcher.wait()
+                if self._launcher.poll() is None:  # an error here must not leave ranks behind
+                    end_processes(self._launcher)
                 self.lines.close()
 
     def _wait(self) -> int:
@@ -173,7 +174,7 @@ class Watch:
         if time.monotonic() < self._bad_since + self._patience + self._done * self._step:
             return
         if not self._done and not self._stuck_at_start:
-            _say(f"the launcher has not ended the job within {self._patience:g} s: ending it")
+            say(f"the launcher has not ended the job within {self._patience:g} s: ending it")
         acts = (
             lambda: self.lines.send(signal.SIGTERM),
             lambda: self.lines.send(signal.SIGKILL),
@@ -190,7 +191,7 @@ class Watch:
         if time.monotonic() < self._good_since + ENDS_WITHIN + self._done * STEP:
             return
         if not self._done:
-            _say(f"all ranks finished well {ENDS_WITHIN:g} s ago: ending the launcher")
+            say(f"all ranks finished well {ENDS_WITHIN:g} s ago: ending the launcher")
         (self._launcher.kill if self._done else self._launcher.terminate)()
         self._done += 1
 
@@ -200,7 +201,7 @@ class Watch:
             return
         self._told_missing = True
         if len(self.lines.known) < self.ranks:
-            _say(f"{len(self.lines.known)} of {self.ranks} ranks have started: waiting")
+            say(f"{len(self.lines.known)} of {self.ranks} ranks have started: waiting")
 
     def _end_if_mpi_does_not_start(self) -> None:
         """End the job if every rank is in MPI_Init or through it, and some do not come through."""
@@ -211,7 +212,7 @@ class Watch:
         if starting and len(ranks) == self.ranks and all(rank.mpi for rank in ranks):
             self._stuck_at_start = True
             self._patience, self._bad_since = 0.0, time.monotonic()
-            _say(
+            say(
                 f"{len(starting)} of {self.ranks} ranks ({listed(starting)}) have been in MPI_Init "
                 f"for {self.start_timeout:g} s (--start-timeout): ending the job"
             )
@@ -240,7 +241,7 @@ class Watch:
         bad = self._bad()
         if bad and not self._told:
             self._told = True
-            _say(str(bad[0]))
+            say(str(bad[0]))
 
     def _bad(self) -> list[Rank]:
         bad = [rank for rank in self.ended if not rank.good]
@@ -254,11 +255,11 @@ class Watch:
         bad = self._bad()
         first = next((rank for rank in self.ended if not rank.good), None)
         if first is not None and first is not bad[0]:
-            _say(f"before that {first}")  # the others may have ended because of it
+            say(f"before that {first}")  # the others may have ended because of it
         codes = [rank for rank in bad if isinstance(rank.status, int) and rank.status > 0]
         other = next((rank for rank in codes if rank.status != bad[0].status), None)
         if other is not None:
-            _say(f"and {other}")  # perhaps the cause: a rank that it ended may have told first
+            say(f"and {other}")  # perhaps the cause: a rank that it ended may have told first
         if bad and (bad[0].status != LOST or status == 0):
             return bad[0].code
         if self._good_since is not None and self._done:
@@ -268,7 +269,7 @@ class Watch:
         absent = sorted(set(range(self.ranks)) - {rank.number for rank in self.ended})
         if not absent:
             return 0
-        _say(
+        say(
             f"the launcher ended with exit code 0, but how rank {listed(absent)} of {self.ranks} "
             "ended is not known: it was never started, or could not reach this host"
         )
@@ -278,8 +279,3 @@ class Watch:
 def listed(numbers: Sequence[int]) -> str:
     """Name the first of these ranks."""
     return ", ".join(map(str, numbers[:8])) + ", …" * (len(numbers) > 8)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"mpidist run: {text}\n")
-    sys.stderr.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -324,3 +325,43 @@ def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any
 def _groups(groups: Iterable[Iterable[int]] | None, size: int) -> Groups:
     """Return the groups as tuples; by default all ranks are one group."""
     return (tuple(range(size)),) if groups is None else tuple(tuple(g) for g in groups)
+
+
+# -- listings -------------------------------------------------------------------------------------
+
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+_UNEVEN = ((0, 1, 2), (3, 4))
+
+
+def describe(algorithm: Algorithm) -> dict[str, Any]:
+    """Return the declarations and documented costs of an algorithm, as in JSON listings."""
+    rounds, moved = documented_costs(algorithm.doc)
+    return {
+        "collective": algorithm.collective,
+        "algorithm": algorithm.name,
+        "rounds": rounds,
+        "bytes_per_rank": moved,
+        "ordered": algorithm.ordered,
+        "equal_blocks": algorithm.equal_blocks,
+        "requires": requirement(algorithm),
+        "uses": sorted(algorithm.uses),
+        "summary": algorithm.summary,
+    }
+
+
+def documented_costs(doc: str) -> tuple[str, str]:
+    """Return rounds and bytes of ``Rounds: … Bytes per rank: ….``; empty strings without it."""
+    found = re.search(r"Rounds:\s*(.*?)\.\s+Bytes per rank:\s*(.*?)\.(?:\n|$)", doc, re.DOTALL)
+    if not found:
+        return "", ""
+    return " ".join(found[1].split()), " ".join(found[2].split())
+
+
+def requirement(algorithm: Algorithm) -> str | None:
+    """Return the reason of the first size, or of uneven nodes, that an algorithm cannot serve."""
+    for size in _SIZES:
+        reason = algorithm.unsupported(size)
+        if reason:
+            return f"{size} ranks: {reason}"
+    reason = algorithm.unsupported(5, groups=_UNEVEN)
+    return f"nodes of 3 and 2 ranks: {reason}" if reason else None

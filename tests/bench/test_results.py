@@ -127,7 +127,7 @@ def test_the_command_prints_two_runs_without_mpi(tmp_path):
     for name, results in zip("ab", runs()):
         paths.append(str(tmp_path / f"{name}.json"))
         results.save(paths[-1])
-    done = CliRunner().invoke(main, ["bench", "--compare", *paths])
+    done = CliRunner().invoke(main, ["bench", "compare", *paths])
     assert done.exit_code == 0, done.output
     lines = [text.split() for text in done.output.splitlines()]
     named = ["allreduce", "8", "a", "private", "apart"]
@@ -144,7 +144,7 @@ def test_the_verdict_fits_a_narrow_terminal(tmp_path, monkeypatch):
         results.rows.append(row("hierarchical_leaders", 1 << 26, 123_456.0))
         paths.append(str(tmp_path / f"{name}.json"))
         results.save(paths[-1])
-    text = CliRunner().invoke(main, ["bench", "--compare", *paths]).output
+    text = CliRunner().invoke(main, ["bench", "compare", *paths]).output
     text = re.sub("\x1b\\[[0-9;]*m", "", text)
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
     assert "allreduce, private memory, apart: first run and second run" in text
@@ -153,14 +153,15 @@ def test_the_verdict_fits_a_narrow_terminal(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "No such file"), ("{", "no results"), ("[1]", "no results")]
+    ("content", "words"),
+    [(None, "No such file"), ("{", "not a result file"), ("[1]", "not a result file")],
 )
 def test_bad_files_are_named(tmp_path, content, words):
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     runs()[0].save(str(good))
     if content is not None:
         bad.write_text(content)
-    done = CliRunner().invoke(main, ["bench", "--compare", str(good), str(bad)])
+    done = CliRunner().invoke(main, ["bench", "compare", str(good), str(bad)])
     assert done.exit_code == 2 and str(bad) in done.output and words in done.output
 
 

@@ -249,7 +249,7 @@ def test_records_are_read_as_they_were_written(tmp_path):
     results.save(str(tmp_path / "r.json"))
     again = Results.from_json((tmp_path / "r.json").read_text())
     assert again == results
-    with pytest.raises(InvalidArgument, match="no results"):
+    with pytest.raises(InvalidArgument, match="not a result file"):
         Results.from_json('{"rows": [{"bytes": 1}]}')
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from mpidist.bench import training
-from mpidist.bench.training import OURS, communication
-from mpidist.commands.bench_training import describe
+from mpidist.bench.training import OURS, communication, describe
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 

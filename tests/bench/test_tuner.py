@@ -10,7 +10,7 @@ from mpidist import CollectiveConfig, run_simulated
 from mpidist.bench import tuner
 from mpidist.bench.regret import Regret, between, score, summarise, verify
 from mpidist.bench.tuner import Stop, Wish, count_cells, settle, tune
-from mpidist.commands.options import Seconds
+from mpidist.commands.options import Duration
 from mpidist.selection.tuning import TuningTable
 
 WAYS = ("binomial", "linear", "tree:2", "tree:4")
@@ -85,7 +85,7 @@ def test_sizes_between():
 
 @pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("90s", 90), ("1.5m", 90), ("1h", 3600)])
 def test_times(text, seconds):
-    assert Seconds().convert(text, None, None) == seconds
+    assert Duration().convert(text, None, None) == seconds
 
 
 def test_tune_and_verify_on_simulated_ranks(tmp_path):

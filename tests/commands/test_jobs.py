@@ -159,7 +159,7 @@ def test_bench_of_a_users_algorithm(tmp_path, algorithm):
 
 
 def test_overhead_prints_both_figures():
-    text = mpidist("bench", "--overhead")
+    text = mpidist("bench", "overhead")
     assert "engine, one round" in text and "native, 8 bytes" in text
 
 
@@ -181,7 +181,7 @@ def test_demo_trains_compares_and_reports(tmp_path):
 
 def test_an_error_of_all_ranks_is_told_once():
     text = mpidist("explain", "alreduce", status=2)
-    assert text.count("mpidist: error: unknown collective 'alreduce'; did you mean") == 1
+    assert text.count("unknown collective 'alreduce'; did you mean") == 1
     assert "Traceback" not in text
 
 
@@ -274,7 +274,10 @@ def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TERMINAL", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s")
-    for how, heads in (("-o", ("collective", "memory", "way")), ("--verify", ("floor", "pick"))):
+    for how, heads in (
+        ("-o", ("collective", "memory", "from this size on")),
+        ("--verify", ("floor", "pick")),
+    ):
         text = mpidist(*tuned, how, "t.json", ranks=0, cwd=tmp_path)
         assert "…" not in text and all(head in text for head in heads), text
         rows = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text)
@@ -287,7 +290,7 @@ def test_tune_says_that_it_wrote_nothing_and_what_is_no_table(tmp_path):
     assert "nothing was measured: t.json was not written" in text
     (tmp_path / "t.json").write_text("{broken")
     text = mpidist(*tuned, ranks=2, cwd=tmp_path, status=2)
-    assert "-o t.json is not JSON" in text and "Traceback" not in text
+    assert "t.json is not JSON" in text and "Traceback" not in text
     assert (tmp_path / "t.json").read_text() == "{broken"
 
 

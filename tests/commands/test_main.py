@@ -12,17 +12,17 @@ import pytest
 from click.testing import CliRunner
 
 from mpidist.cli import main
-from mpidist.commands.console import launched_rank
 from mpidist.commands.prove import spans
-from mpidist.commands.run import check_not_nested
 from mpidist.communicator import launch
 from mpidist.errors import LaunchError
-from mpidist.launcher.mpi import settings_for
+from mpidist.launcher.job import check_not_nested
+from mpidist.launcher.mpi import launched_rank, settings_for
 from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import unregister
 from tests.support.processes import environment
 
+BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling")
 COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "tune")
 
 MINE = '''
@@ -69,9 +69,24 @@ def test_every_command_has_help_with_examples(command):
     assert command == "info" or "mpidist" in text.partition("Examples:")[2]
 
 
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_has_help_with_examples(name):
+    text = call("bench", name, "--help")
+    assert f"Usage: mpidist bench {name} " in text
+    assert "mpidist bench" in text.partition("Examples:")[2]
+
+
+def test_bench_of_a_collective_is_short_for_collectives():
+    long = call("bench", "collectives", "allreduce", "--bytes", "x", status=2)
+    for words in (["allreduce", "--bytes", "x"], ["--bytes", "x", "allreduce"]):
+        assert call("bench", *words, status=2) == long
+
+
 def test_help_names_every_command():
     text = call("--help")
     assert all(f"\n  {command}" in text for command in COMMANDS)
+    benchmarks = call("bench", "--help").partition("Commands:")[2].partition("Examples:")[0]
+    assert tuple(line.split()[0] for line in benchmarks.splitlines() if line.strip()) == BENCHMARKS
     assert "mpidist 0" in call("--version")
 
 
@@ -137,7 +152,7 @@ def test_a_users_file_that_fails_is_named_with_its_line(tmp_path):
     assert f"--import {script}, line 2: ValueError: oh no" in text
     assert "Traceback" not in text
     for missing in ("no_such_module", "no_such_file.py"):
-        assert f"--import {missing}: there is no" in call("list", "--import", missing, status=2)
+        assert f"--import {missing}: no such file" in call("list", "--import", missing, status=2)
 
 
 def test_show_draws_text_and_pictures(tmp_path):
@@ -276,59 +291,65 @@ def test_launched_rank():
         ("list reduze", "did you mean 'reduce'"),
         ("show allreduce rign", "did you mean 'ring'"),
         ("show allreduce tree:1", "arity '1': expected a number >= 2"),
-        ("show allreduce ring --ranks 0", "--ranks 0: allowed"),
+        ("show allreduce ring --ranks 0", "--ranks … 0 is not … x>=1"),
         ("show reduce tree --ranks 4 --root 4", "allowed are 0 … 3"),
         ("show allreduce ring --arity 3", "has no arity"),
-        ("show allreduce ring --svg /no/such/folder/x.svg", "--svg /no/such/folder/x.svg"),
+        (
+            "show allreduce ring --svg /no/such/folder/x.svg",
+            "--svg … /no/such/folder/x.svg … an existing folder",
+        ),
         ("show allreduce ring --ranks 4 --nodes 2,1", "whose sum is --ranks 4"),
-        ("show allreduce ring --segments 0", "--segments 0: allowed"),
-        ("prove --ranks 0", "--ranks 0: allowed"),
-        ("prove --ranks 3-", "allowed are whole numbers"),
-        ("prove --ranks 5-3", "FROM <= TO"),
-        ("prove --arity 1", "--arity 1: allowed"),
-        ("prove --jobs 0", "--jobs 0: allowed"),
+        ("show allreduce ring --segments 0", "--segments … 0 is not … x>=1"),
+        ("prove --ranks 0", "--ranks … 0 is too small … >= 1"),
+        ("prove --ranks 3-", "--ranks … '3-' … expected whole numbers"),
+        ("prove --ranks 5-3", "--ranks … '5-3' … FROM <= TO"),
+        ("prove --arity 1", "--arity … 1 is too small … >= 2"),
+        ("prove --jobs 0", "--jobs … 0 is not … x>=1"),
         ("prove --algorithm rign --ranks 2", "did you mean 'ring'"),
         ("prove --collective x --ranks 2", "unknown collective 'x'"),
-        ("explain allreduce --bytes 1Q", "'1Q' is not a size"),
-        ("bench", "no collective was named; allowed are allreduce, reduce"),
+        ("explain allreduce --bytes 1Q", "--bytes … '1Q' is not a size … 64K"),
+        ("bench", "Usage: mpidist bench"),
         ("bench allredcue", "did you mean 'allreduce'"),
-        ("bench allreduce --bytes 8,x", "'x' is not a size"),
-        ("bench allreduce --bytes -8", "'-8' is not a size"),
-        ("bench allreduce --plot x.foo", "--plot x.foo: allowed endings are"),
-        ("bench allreduce --compare a.json b.json", "--compare together with a collective"),
-        ("bench --compare a.json b.json --plot x.png", "--compare together with --plot"),
-        ("bench --compare no-a.json no-b.json", "--compare no-a.json"),
-        ("bench ddp --op max", "--parameters and --overlap, not --op"),
-        (
-            "bench ddp allreduce",
-            "bench ddp stands alone; allowed are --iterations, --json, --parameters and",
-        ),
-        ("bench ddp --parameters 4,x", "--parameters 4,x: allowed are millions"),
-        ("bench ddp --parameters 0", "--parameters 0: allowed are millions"),
-        ("bench ddp --overlap --parameters 4", "--overlap together with --parameters"),
-        ("bench ddp --overlap", "bench ddp --overlap: allowed on 2 ranks and more"),
-        ("bench allreduce --overlap", "--overlap: allowed with bench ddp only"),
-        ("bench ddp --iterations 0", "--iterations 0: allowed are numbers >= 1"),
-        ("bench allreduce --overhead", "--overhead together with a collective"),
-        ("bench allreduce --dtype float31", "dtype 'float31': expected bool"),
-        ("bench allreduce --iterations 0", "--iterations 0: allowed"),
-        ("bench allreduce --budget -1", "--budget -1.0: allowed"),
-        ("bench allreduce --json /no/such/folder/x.json", "--json /no/such/folder/x.json"),
+        ("bench colectives", "did you mean 'collectives'"),
+        ("bench collectives", "Missing argument … COLLECTIVE"),
+        ("bench collectives allreduce rduce", "COLLECTIVE … 'rduce' … did you mean 'reduce'"),
+        ("bench gpu barrier", "barrier … expected allreduce, reduce_scatter, allgather"),
+        ("bench scaling --memory share", "--memory … 'share' is not one of"),
+        ("bench allreduce --bytes 8,x", "--bytes … 'x' is not a size"),
+        ("bench allreduce --bytes -8", "--bytes … '-8' is not a size"),
+        ("bench allreduce --plot x.foo", "--plot … x.foo … ends in … .png"),
+        ("bench allreduce --compare a.json b.json", "No such option … --compare"),
+        ("bench compare a.json b.json --plot x.png", "No such option … --plot"),
+        ("bench compare no-a.json no-b.json", "no-a.json … No such file"),
+        ("bench ddp --op max", "No such option … --op"),
+        ("bench ddp allreduce", "unexpected extra argument … allreduce"),
+        ("bench ddp --parameters 4,x", "--parameters … '4,x' … in millions"),
+        ("bench ddp --parameters 0", "--parameters … '0' … expected positive numbers"),
+        ("bench ddp --overlap --parameters 4", "--parameters … only for steps without --overlap"),
+        ("bench ddp --overlap", "bench ddp --overlap on 1 rank … expected 2 or more"),
+        ("bench pipeline", "bench pipeline on 1 rank … expected 2 or more"),
+        ("bench allreduce --overlap", "No such option … --overlap"),
+        ("bench ddp --iterations 0", "--iterations … 0 is not … x>=1"),
+        ("bench overhead allreduce", "unexpected extra argument … allreduce"),
+        ("bench allreduce --dtype float31", "--dtype … dtype 'float31'"),
+        ("bench allreduce --iterations 0", "--iterations … 0 is not … x>=1"),
+        ("bench allreduce --budget -1", "--budget … -1.0 is not … x>=0"),
+        ("bench allreduce --json /no/such/folder/x.json", "--json … /no/such/folder/x.json"),
         ("tune", "one of -o FILE and --verify FILE"),
         ("tune -o a.json --verify b.json", "one of -o FILE and --verify FILE"),
-        ("tune -o a.json --json b.json", "--json goes with --verify"),
+        ("tune -o a.json --json b.json", "--json … only for --verify"),
         ("tune allredcue -o a.json", "did you mean 'allreduce'"),
-        ("tune -o a.json --budget 1d", "'1d' is no time: allowed are"),
-        ("tune -o a.json --budget 0", "'0' is no time"),
-        ("tune -o /no/such/folder/x.json", "-o /no/such/folder/x.json"),
+        ("tune -o a.json --budget 1d", "--budget … invalid duration '1d' … such as 60s"),
+        ("tune -o a.json --budget 0", "--budget … invalid duration '0' … positive"),
+        ("tune -o /no/such/folder/x.json", "-o … /no/such/folder/x.json"),
         ("tune --verify /no/such/file.json", "/no/such/file.json: No such file"),
         ("explain allreduce --memory share", "'share' is not one of"),
-        ("demo --bytes-limit 3", "--bytes-limit 3: allowed"),
-        ("demo --report /no/such/folder/x.html", "--report /no/such/folder/x.html"),
-        ("run -n 0 train.py", "-n 0: allowed"),
-        ("run -n 2 no_such_script.py", "no_such_script.py: there is no such script"),
-        ("run -n 2 demo", "did you mean: mpidist demo"),
-        ("run -n 2 --fast x.py", "--fast: no option of run"),
+        ("demo --bytes-limit 3", "--bytes-limit … '3' … at least 4 bytes"),
+        ("demo --report /no/such/folder/x.html", "--report … /no/such/folder/x.html"),
+        ("run -n 0 train.py", "-n … 0 is not … x>=1"),
+        ("run -n 2 no_such_script.py", "no_such_script.py: no such script"),
+        ("run -n 2 demo", "demo … did you mean: mpidist demo"),
+        ("run -n 2 --fast x.py", "--fast: not an option of mpidist run"),
         ("run -n 2", "PROGRAM"),
         ("run x.py", "-n is missing"),
         ("lisd", "No such command 'lisd'"),
@@ -336,8 +357,11 @@ def test_launched_rank():
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments, told):
+    """The message has all of this, in this order: option, value, what is expected."""
     text = call(*arguments.split(), status=2)
-    assert told in text and "Traceback" not in text
+    pattern = ".*".join(re.escape(part) for part in told.split(" … "))
+    assert re.search(pattern, text, re.DOTALL), text
+    assert "Traceback" not in text
     if "mpidist: error:" in text:
         assert len(text.splitlines()) == 1
 
@@ -354,10 +378,10 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(monkeypatch):
 
 
 def test_errors_that_are_no_ours_are_not_hidden(monkeypatch):
-    def broken(collective):
+    def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("mpidist.commands.catalogue.algorithms", broken)
+    monkeypatch.setattr("mpidist.commands.list.algorithms", broken)
     result = CliRunner().invoke(main, ["list"])
     assert isinstance(result.exception, ZeroDivisionError)
 

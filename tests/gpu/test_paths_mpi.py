@@ -210,7 +210,7 @@ def test_debug_tells_a_gpu_from_a_host(make, comm):
 
 
 def test_bench_of_every_path(comm, emulated_device):
-    """What can be is measured and right, and what cannot be says why; as `bench --device cuda`."""
+    """What can be is measured and right, and what cannot be says why; as `bench gpu`."""
     from mpidist.bench.gpu import COLLECTIVES, measure_copies, measure_paths
 
     copies = measure_copies(comm, 4096)

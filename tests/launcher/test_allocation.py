@@ -2,11 +2,11 @@
 
 import pytest
 
-from mpidist.commands.run import check_log_dir, check_not_nested, own_environment
 from mpidist.engine.calibration import pairs_of
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.launcher import allocation, command_line, slurm
 from mpidist.launcher.allocation import Allocation, per_node
+from mpidist.launcher.job import check_log_dir, check_not_nested, own_environment
 from mpidist.launcher.mpi import Library, read_knobs
 from mpidist.launcher.slurm import choose_launcher, place, slurm_command
 
@@ -121,14 +121,14 @@ def test_what_slurm_counts(monkeypatch, node, threads):
 def test_a_heterogeneous_job_is_refused():
     parts = Allocation.find({**JOB, "SLURM_HET_SIZE": "2"})
     with pytest.raises(LaunchError, match="job 7 is heterogeneous, in 2 parts"):
-        command_line.allocated("MPICH", "pmi2", parts, None, None)
+        command_line.slurm_launch("MPICH", "pmi2", parts, None, None)
 
 
 def test_the_environment_goes_along(monkeypatch):
     """As of sbatch --export=NONE, which every srun of the job would inherit."""
     monkeypatch.setattr(command_line, "threads_per_core", lambda _: 1)
     monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
-    found = command_line.allocated("MPICH", "pmi2", Allocation.find(JOB), None, None)
+    found = command_line.slurm_launch("MPICH", "pmi2", Allocation.find(JOB), None, None)
     assert found.settings["SLURM_EXPORT_ENV"] == "ALL"
 
 
@@ -141,17 +141,17 @@ def test_requeues_have_a_bound(monkeypatch):
         asked.append(command)
         raise LaunchError("no SLURM here")
 
-    monkeypatch.setattr(command_line, "ask", ask)
+    monkeypatch.setattr(allocation, "run_for_output", ask)
     monkeypatch.setattr(allocation, "_scontrol", lambda *_: "")
-    with pytest.raises(LaunchError, match=r"requeued 4 times already: allowed are 4 "):
-        command_line.start_again(found, 4)
+    with pytest.raises(LaunchError, match=r"requeued 4 times already: the limit is 4 "):
+        allocation.requeue(found, 4)
     with pytest.raises(LaunchError, match="no SLURM here"):
-        command_line.start_again(found, 5)
+        allocation.requeue(found, 5)
     assert asked == [["scontrol", "requeue", "7_3"]]
     # SLURM knows better than a variable that came from the job in which this one was submitted.
     monkeypatch.setattr(allocation, "_scontrol", lambda *_: "JobId=8 Requeue=1 Restarts=0")
     with pytest.raises(LaunchError, match="no SLURM here"):
-        command_line.start_again(found, 1)
+        allocation.requeue(found, 1)
     array["SLURM_ARRAY_JOB_ID"] = "5"  # its other jobs have numbers of their own, and so has a job
     assert Allocation.find({**JOB, **array}).job == "7"  # that was submitted from one of them
 
@@ -201,7 +201,9 @@ def test_a_shell_of_one_task_starts_all_ranks_of_the_job(monkeypatch, said, task
     monkeypatch.setattr(slurm, "find_launcher", lambda _: "mpiexec")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    launch = command_line.allocated("MPICH", None, allocation.whole_job(found, environ), None, None)
+    launch = command_line.slurm_launch(
+        "MPICH", None, allocation.whole_job(found, environ), None, None
+    )
     assert launch.ranks == sum(tasks)
     assert launch.settings["SLURM_TASKS_PER_NODE"] == ",".join(map(str, tasks))
     assert "SLURM_DISTRIBUTION" not in own_environment({**environ, "SLURM_DISTRIBUTION": "cyclic"})
@@ -256,7 +258,7 @@ def test_knobs(tmp_path, monkeypatch):
     with pytest.raises(InvalidArgument, match=r"there is no slurm/env in .*: call it where this"):
         read_knobs("slurm/env", "MPICH")
     with pytest.raises(InvalidArgument, match=r"no such script in .*folder in which sbatch was"):
-        command_line.as_command(("slurm/train.py",))
+        command_line.rank_command(("slurm/train.py",))
     (tmp_path / "env.mpich").write_text("export A\n")
     with pytest.raises(InvalidArgument, match="line 1: 'export A'"):
         read_knobs(str(tmp_path), "MPICH")
@@ -271,5 +273,5 @@ def test_logs_need_a_folder(tmp_path):
     check_log_dir(str(tmp_path / "a" / "b"))
     (tmp_path / "file").write_text("")
     for wrong in (str(tmp_path / "file" / "logs"), ""):
-        with pytest.raises(InvalidArgument, match=f"--log-dir '{wrong}': .*; allowed is a folder"):
+        with pytest.raises(InvalidArgument, match=f"--log-dir '{wrong}': .*; expected a folder"):
             check_log_dir(wrong)

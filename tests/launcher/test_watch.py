@@ -12,8 +12,9 @@ import time
 
 import pytest
 
-from mpidist.commands import run as running
+from mpidist.commands.run import run_command
 from mpidist.errors import LaunchError
+from mpidist.launcher import job as running
 from mpidist.launcher import watch as watching
 from mpidist.launcher.connections import Rank, addresses_v6, enough_files
 from mpidist.launcher.watch import Signals, Watch
@@ -259,19 +260,19 @@ def test_once_more_without_pmi2(monkeypatch, options, begun, lines):
     """Only where no rank came through MPI_Init, and nobody asked for srun by name."""
     started = []
 
-    def plan(library, allocation, ranks, per_node, launcher, mpi, knobs):
-        chosen = ["mpiexec"] if launcher == "mpiexec" else ["srun", "--mpi=pmi2"]
+    def make_launch(library, allocation, options):
+        chosen = ["mpiexec"] if options.launcher == "mpiexec" else ["srun", "--mpi=pmi2"]
         return running.Launch(2, chosen, {}, True)
 
     def start(launch, arguments, watching):
         started.append(launch.launcher[-1])
         return (0, True) if launch.launcher == ["mpiexec"] else (1, begun)
 
-    monkeypatch.setattr(running, "plan", plan)
+    monkeypatch.setattr(running, "make_launch", make_launch)
     monkeypatch.setattr(running, "start", start)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2(x2)")
-    status = running.run_command.main([*options, "true"], standalone_mode=False)
+    status = run_command.main([*options, "true"], standalone_mode=False)
     assert started == lines and status == (lines[-1] != "mpiexec")
 
 
@@ -296,6 +297,6 @@ def test_no_bars_are_drawn_through_a_pipe(monkeypatch, label, logs, drawn):
     monkeypatch.setattr(running, "Watch", Guard)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     launch = running.Launch(1, ["mpiexec"], {}, False)
-    watching = running.Watching(bool(label), logs, Signals())
+    watching = running.WatchOptions(bool(label), logs, Signals())
     assert running.start(launch, ["true"], watching) == (0, True)
     assert seen == [bool(drawn)]

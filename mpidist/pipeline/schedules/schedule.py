@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
+from typing import Any
 
 from ...errors import InvalidArgument, MpidistError, ScheduleError, UnknownName, Unsupported
 from ...schedule.registry import Registered, check_made, check_name
@@ -302,3 +303,15 @@ def _signature(function: Callable) -> inspect.Signature:
 def unregister_schedule(name: str) -> None:
     """Forget a schedule, for example one that a test registered."""
     _registry.pop(name, None)
+
+
+def describe(schedule: PipelineSchedule) -> dict[str, Any]:
+    """Return the declarations of a schedule, as in JSON listings."""
+    return {
+        "schedule": schedule.name,
+        "chunks": schedule.chunks,
+        "any_chunks": schedule.any_chunks,
+        "placement": schedule.placement,
+        "splits": schedule.splits,
+        "summary": schedule.summary,
+    }

@@ -1,0 +1,61 @@
+"""``mpidist bench``: one subcommand for each benchmark."""
+
+from __future__ import annotations
+
+import click
+
+from ...errors import UnknownName
+from ...schedule.contract import COLLECTIVES
+from ..console import examples
+from .collectives import collectives_command
+from .compare import compare_command
+from .ddp import ddp_command
+from .gpu import gpu_command
+from .overhead import overhead_command
+from .pipeline import pipeline_command
+from .scaling import scaling_command
+
+DEFAULT = "collectives"
+
+
+class BenchGroup(click.Group):
+    """The benchmarks; the name of a collective, or an option, stands for ``collectives``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert ``collectives`` where no benchmark is named."""
+        first = args[0] if args else None
+        if first is not None and first not in (*self.commands, *ctx.help_option_names):
+            if not first.startswith("-") and first not in COLLECTIVES:
+                raise UnknownName("benchmark", first, [*self.commands, *COLLECTIVES])
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    "bench",
+    cls=BenchGroup,
+    short_help="Measure collectives, training, pipelines and overheads.",
+    epilog=examples(
+        "mpidist run -n 4 -- mpidist bench allreduce --bytes 8,64K,1M,64M",
+        "mpidist run -n 2 -- mpidist bench ddp --overlap",
+        "mpidist run -n 2 -- mpidist bench pipeline",
+        "mpidist bench compare before.json after.json",
+    ),
+)
+def bench_command() -> None:
+    """Measure collectives, training steps, pipelines, and the overhead of mpidist itself.
+
+    `mpidist bench allreduce …` is short for `mpidist bench collectives allreduce …`.
+    """
+
+
+for _command in (
+    collectives_command,
+    scaling_command,
+    gpu_command,
+    ddp_command,
+    pipeline_command,
+    overhead_command,
+    compare_command,
+):
+    bench_command.add_command(_command)

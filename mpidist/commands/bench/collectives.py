@@ -1,0 +1,192 @@
+"""``mpidist bench collectives``: every algorithm beside the bare mpi4py call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from ...measure import format_size
+from ..console import examples, make_console, make_table, progress_bar, show
+from ..options import (
+    POSITIVE,
+    ByteSizes,
+    CollectiveName,
+    DtypeName,
+    Names,
+    OutputFile,
+    PlotFile,
+    ReportFile,
+    load_option,
+)
+
+if TYPE_CHECKING:
+    from ...bench import Results
+
+json_option = click.option(
+    "--json", "json_file", type=OutputFile(), metavar="FILE", help="Write the results as JSON."
+)
+sizes_option = click.option(
+    "--bytes",
+    "sizes",
+    type=ByteSizes(),
+    default="8,64K,1M",
+    show_default=True,
+    help="Sizes of the whole buffer; 8-64M is 8, 32, 128, … 64M.",
+)
+dtype_option = click.option(
+    "--dtype", type=DtypeName(), default="float32", show_default=True, help="Dtype of the elements."
+)
+plot_option = click.option(
+    "--plot", type=PlotFile(), metavar="FILE", help="Draw the results (.png, .svg, .pdf)."
+)
+
+_SETTINGS = (
+    dtype_option,
+    click.option(
+        "--op", default="sum", metavar="NAME", show_default=True, help="Operation of reductions."
+    ),
+    click.option(
+        "--root", default=0, metavar="RANK", show_default=True, help="Root of rooted collectives."
+    ),
+    click.option("--in-place", is_flag=True, help="Write the result over the input."),
+    click.option(
+        "--memory",
+        type=click.Choice(["private", "symmetric", "both"]),
+        default="private",
+        show_default=True,
+        help="Memory of the arrays; those of the bare mpi4py call are always private.",
+    ),
+    click.option(
+        "--iterations",
+        type=POSITIVE,
+        metavar="N",
+        default=200,
+        show_default=True,
+        help="Timed iterations of each collective and size, at most.",
+    ),
+    click.option(
+        "--budget",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        default=2.0,
+        show_default=True,
+        help="Time for each collective and size.",
+    ),
+    click.option(
+        "--limit",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        default=30.0,
+        show_default=True,
+        help="Time after which a measurement is cut short.",
+    ),
+)
+
+
+def settings_options(default: str) -> Callable[[Callable], Callable]:
+    """Return a decorator that adds the options of :class:`~mpidist.bench.Settings`.
+
+    Parameters
+    ----------
+    default : str
+        The algorithms that are measured by default, as text.
+    """
+    named = click.option(
+        "--algorithms", type=Names(), help=f"Algorithms to measure; by default {default}."
+    )
+    options = (sizes_option, named, *_SETTINGS)
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+@click.command(
+    "collectives",
+    short_help="Every algorithm beside the bare mpi4py call.",
+    epilog=examples(
+        "mpidist run -n 4 -- mpidist bench allreduce --bytes 8,64K,1M,64M",
+        "mpidist run -n 2 -- mpidist bench allgather alltoall --algorithms native,ring,pairwise",
+        "mpidist run -n 4 -- mpidist bench allreduce --bytes 8-64M --plot a.png --json a.json",
+        "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
+        "mpidist run -n 2 -- mpidist bench allreduce --memory both --bytes 64K-64M --in-place",
+    ),
+)
+@click.argument(
+    "collectives", nargs=-1, required=True, type=CollectiveName(), metavar="COLLECTIVE..."
+)
+@settings_options("native, auto and all of the registry")
+@click.option(
+    "--stream/--no-stream",
+    default=None,
+    help="Measure the memory bandwidth too; by default with symmetric memory.",
+)
+@json_option
+@plot_option
+@click.option("--report", type=ReportFile(), metavar="FILE", help="Write an HTML page.")
+@load_option
+def collectives_command(
+    collectives: tuple[str, ...],
+    stream: bool | None,
+    json_file: str | None,
+    plot: str | None,
+    report: str | None,
+    **settings: Any,
+) -> int:
+    """Measure every algorithm of each COLLECTIVE beside the bare mpi4py call, in one run.
+
+    The data change in every iteration, and every result is checked.  A time is the median over
+    the iterations of the slowest rank's time; "x mpi4py" is the time of the bare call divided by
+    it: above 1 is faster.  The exit code is 1 if any result was wrong.
+    """
+    import mpidist
+
+    from ...bench import Settings, run_benchmark, steps
+
+    comm, wanted = mpidist.init(), Settings(**settings)
+    with progress_bar("measuring", steps(collectives, wanted)) as advance:
+        results = run_benchmark(comm, collectives, wanted, on_step(advance), stream)
+    if comm.rank == 0:
+        print_results(results)
+        write_results(results, json_file, plot, report)
+    return 0 if results.correct else 1
+
+
+def on_step(advance: Callable[[str], None]) -> Callable[[str, int], None]:
+    """Return a function that advances a progress bar by one collective and size."""
+    return lambda collective, nbytes: advance(f"{collective} {format_size(nbytes)}")
+
+
+def print_results(results: Results, console: Console | None = None) -> None:
+    """Print the tables."""
+    from ...bench.memory import describe_stream
+    from ...bench.results import BOUND_NOTE, bound_percent, tabulate
+
+    console = console or make_console()
+    speed = describe_stream(results.header)
+    if speed:
+        console.print(f"{speed}")
+    make, narrow = partial(make_table, console), console.width < 90
+    for heading, table in tabulate(results, make, console.is_terminal, narrow):
+        console.print(f"\n[bold]{heading}[/]" if heading else "")
+        show(console, table)
+    if any(bound_percent(row, results.header) is not None for row in results.rows):
+        console.print(f"{BOUND_NOTE}, {results.header['stream']['gbs']:.1f} GB/s")
+
+
+def write_results(
+    results: Results, json_file: str | None, plot: str | None, report: str | None
+) -> None:
+    """Write the files that the user named."""
+    if json_file:
+        results.save(json_file)
+    if plot:
+        from ...bench.plots import save
+
+        save(results, plot)
+    if report:
+        from ...bench.report import bench_page
+
+        Path(report).write_text(bench_page(results), encoding="utf-8")

@@ -1,0 +1,217 @@
+"""``mpidist show``: an algorithm or a pipeline schedule as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from ..errors import InvalidArgument, InvalidRank
+from ..pipeline.schedules.automatic import automatic
+from ..pipeline.schedules.simulate import Costs
+from ..schedule.registry import Groups, find
+from .console import examples, make_console
+from .options import (
+    POSITIVE,
+    ActionCosts,
+    IntegerRanges,
+    OutputFile,
+    PipelineName,
+    PlotFile,
+    check_not_given,
+    load_option,
+)
+
+if TYPE_CHECKING:
+    from ..pipeline.schedules.show import Picture
+    from ..pipeline.schedules.trace import Trace
+
+STYLES = {
+    "F": "white on blue",
+    "B": "white on green",
+    "I": "black on cyan",
+    "W": "black on yellow",
+    "title": "bold",
+}
+OF_COLLECTIVES = ("ranks", "root", "arity", "nodes", "segments")
+OF_PIPELINES = ("stages", "microbatches", "chunks", "costs", "trace", "png")
+STAGES, MICROBATCHES = 4, 8  # by default
+
+
+@click.command(
+    "show",
+    short_help="Draw what an ALGORITHM or a pipeline SCHEDULE does, and when.",
+    epilog=examples(
+        "mpidist show allreduce ring --ranks 5",
+        "mpidist show broadcast tree:3 --ranks 9 --root 2 --svg tree.svg",
+        "mpidist show allreduce hierarchical --ranks 6 --nodes 3,3",
+        "mpidist show 1f1b --stages 4 --microbatches 8",
+        "mpidist show zb-v --costs 1,1.2,0.8 --png zb-v.png",
+        "mpidist show auto --stages 3 --costs 1:1:2,1,1",
+        "mpidist show --trace run.json",
+    ),
+)
+@click.argument("what", nargs=-1, metavar="{COLLECTIVE ALGORITHM | SCHEDULE}")
+@click.option("--ranks", type=POSITIVE, default=5, show_default=True, help="Number of ranks.")
+@click.option("--root", default=0, show_default=True, help="Root of rooted collectives.")
+@click.option("--arity", type=int, help="Children of a rank in a tree; the same as tree:K.")
+@click.option(
+    "--nodes", type=IntegerRanges(1), help="Ranks on each node, such as 3,2; by default one node."
+)
+@click.option(
+    "--segments", type=POSITIVE, default=1, show_default=True, help="Segments of each block."
+)
+@click.option("--stages", type=POSITIVE, help=f"Pipelines: ranks; by default {STAGES}.")
+@click.option("--microbatches", type=POSITIVE, help=f"Pipelines: by default {MICROBATCHES}.")
+@click.option("--chunks", type=POSITIVE, help="Pipelines: parts of the model on each rank.")
+@click.option(
+    "--costs",
+    type=ActionCosts(),
+    help="Pipelines: times of the actions, by default 1,1,1; by virtual stage as 1:2:1,1,1; with "
+    "--trace in seconds, by default the measured ones.",
+)
+@click.option(
+    "--trace", metavar="FILE", help="Pipelines: a measured run, and below it the predicted one."
+)
+@click.option("--svg", type=OutputFile(), metavar="FILE", help="Write an SVG instead of text.")
+@click.option(
+    "--png", type=PlotFile("png"), metavar="FILE", help="Pipelines: write a PNG, by matplotlib."
+)
+@load_option
+@click.pass_context
+def show_command(
+    context: click.Context,
+    what: tuple[str, ...],
+    ranks: int,
+    root: int,
+    arity: int | None,
+    nodes: list[int] | None,
+    segments: int,
+    stages: int | None,
+    microbatches: int | None,
+    chunks: int | None,
+    costs: Costs | None,
+    trace: str | None,
+    svg: str | None,
+    png: str | None,
+) -> None:
+    """Draw an ALGORITHM of a COLLECTIVE: which rank sends which blocks to which, round by round.
+
+    Or draw a pipeline SCHEDULE: which rank computes which microbatch, and when.  A SCHEDULE is a
+    name, or MODULE:FUNCTION, a generator of yours; `auto` is computed for the --costs.
+    """
+    if len(what) == 2:
+        check_not_given(context, OF_PIPELINES, "pipeline schedules")
+        _show_algorithm(*what, ranks, root, arity, nodes, segments, svg)
+        return
+    if len(what) > 2 or (not what and trace is None):
+        raise click.UsageError("expected a COLLECTIVE and an ALGORITHM, or a pipeline SCHEDULE")
+    check_not_given(context, OF_COLLECTIVES, "algorithms of collectives")
+    name = what[0] if what else None
+    if trace is not None:
+        from ..pipeline.schedules.show import comparison
+
+        drawn = comparison(_read_trace(trace, name, stages, microbatches, chunks), costs)
+    else:
+        assert name is not None
+        drawn = _draw(name, stages or STAGES, microbatches or MICROBATCHES, chunks, costs)
+    _show_schedule(drawn, svg, png)
+
+
+def _show_algorithm(
+    collective: str,
+    algorithm: str,
+    ranks: int,
+    root: int,
+    arity: int | None,
+    nodes: list[int] | None,
+    segments: int,
+    svg: str | None,
+) -> None:
+    """Print an algorithm, or write its SVG."""
+    from ..schedule import show
+
+    choice = find(collective, algorithm)
+    if not 0 <= root < ranks:
+        raise InvalidRank(root, ranks, "--root ")
+    if arity is not None:
+        choice = find(collective, f"{choice.algorithm.name}:{arity}")
+    groups = _groups(nodes, ranks)
+    draw = show.text if svg is None else show.svg
+    picture = draw(collective, choice, ranks, root=root, groups=groups, segments=segments)
+    if svg is None:
+        click.echo(picture)
+    else:
+        Path(svg).write_text(picture, encoding="utf-8")
+        click.echo(f"{collective} {choice.name} on {ranks} ranks: {svg}")
+
+
+def _groups(nodes: list[int] | None, ranks: int) -> Groups | None:
+    """Return the ranks of each node, from the number of ranks on each."""
+    if nodes is None:
+        return None
+    if sum(nodes) != ranks:
+        raise InvalidArgument(
+            f"--nodes {','.join(map(str, nodes))}: expected numbers whose sum is --ranks {ranks}"
+        )
+    starts = [sum(nodes[:i]) for i in range(len(nodes))]
+    return tuple(tuple(range(a, a + n)) for a, n in zip(starts, nodes))
+
+
+def _draw(
+    name: str, stages: int, microbatches: int, chunks: int | None, costs: Costs | None
+) -> Picture:
+    """Return the picture of a schedule; "auto" is computed for the costs."""
+    from ..pipeline.schedules.show import picture
+
+    if name != "auto":
+        return picture(PipelineName().parse(name), stages, microbatches, chunks, costs)
+    made = automatic(stages, microbatches, costs or Costs(), chunks=chunks or 1)
+    return picture(made, stages, microbatches, costs=costs)
+
+
+def _read_trace(
+    path: str, name: str | None, stages: int | None, microbatches: int | None, chunks: int | None
+) -> Trace:
+    """Read a trace; raise InvalidArgument if it is not of the run that the options describe."""
+    from ..pipeline.schedules.trace import read
+
+    trace = read(path)
+    run = trace.measured
+    for what, given, actual in (
+        ("schedule", name, run.name),
+        ("--stages", stages, run.placement.ranks),
+        ("--microbatches", microbatches, run.microbatches),
+        ("--chunks", chunks, run.placement.chunks),
+    ):
+        if given is not None and given != actual:
+            raise InvalidArgument(f"{what} {given}: the run of {path} had {actual}")
+    return trace
+
+
+def _show_schedule(drawn: Picture, svg: str | None, png: str | None) -> None:
+    """Write the pictures that the user named; otherwise print one."""
+    if svg is not None:
+        Path(svg).write_text(drawn.svg(), encoding="utf-8")
+    if png is not None:
+        from ..bench.plots import save_pipeline
+
+        save_pipeline(drawn.sheet(), png)
+    for path in (svg, png):
+        if path is not None:
+            click.echo(f"{drawn.title}: {path}")
+    if svg is None and png is None:
+        _print_picture(drawn)
+
+
+def _print_picture(drawn: Picture) -> None:
+    """Print a picture; in colours, and as wide as the terminal, if there is one."""
+    console = make_console()
+    if not console.is_terminal:
+        console.print(drawn.text(), markup=False)
+        return
+    for line in drawn.lines(console.width):
+        parts = ((text, STYLES.get(kind, "")) for text, kind in line)
+        console.print(Text.assemble(*parts), soft_wrap=False)

@@ -1,0 +1,54 @@
+"""Every allreduce compared on the gradients of the trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..bench import Results, Settings, run_benchmark, steps
+from ..bench.cases import BARE
+from ..communicator.communicator import Communicator
+
+NATIVE = (BARE, "native")  # MPI promises no equal bits on all ranks: reported, not checked
+
+
+def _settings(gradients: np.ndarray, algorithms: Sequence[str] | None, budget: float) -> Settings:
+    sizes = [gradients.nbytes]
+    return Settings(sizes=sizes, algorithms=algorithms, budget=budget, data=gradients, bits=True)
+
+
+def comparison_steps(gradients: np.ndarray, algorithms: Sequence[str] | None, budget: float) -> int:
+    """Return how often `compare` calls `on_step`."""
+    return steps(["allreduce"], _settings(gradients, algorithms, budget))
+
+
+def compare(
+    comm: Communicator,
+    gradients: np.ndarray,
+    algorithms: Sequence[str] | None,
+    budget: float,
+    on_step: Callable[[str, int], None] = lambda collective, nbytes: None,
+) -> Results:
+    """Measure every allreduce on the gradients; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    gradients : ndarray
+        The gradients of this rank.
+    algorithms : sequence of str, optional
+        Algorithms to measure; by default all.
+    budget : float
+        Seconds for the measurement.
+    on_step : callable
+        Called with the collective and the bytes of each measured size.
+    """
+    settings = _settings(gradients, algorithms, budget)
+    return run_benchmark(comm, ["allreduce"], settings, on_step, stream=False)
+
+
+def same_bits(results: Results) -> bool:
+    """Return whether every algorithm of mpidist gave all ranks the same bits."""
+    return all(same for name, same in results.identical.items() if name not in NATIVE)

@@ -1,0 +1,253 @@
+"""One job of ``mpidist run``: its options, its launch, its exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import InvalidArgument, LaunchError
+from .allocation import Allocation, in_step, kill_wait, requeue, whole_job
+from .command_line import Launch, exec_launcher, local_launch, rank_command, slurm_launch
+from .mpi import MPICH, TERMINAL, Library, find_library, launched_rank, read_knobs, say
+from .slurm import choose_launcher
+from .watch import MPI_WITHIN, TO_RANKS, Signals, Watch
+
+REQUEUES = 20  # by default
+OF_A_STEP = ("PMI_", "PMI2_", "PMIX_", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND")
+PMI2 = "--mpi=pmi2"  # under which MPI now and then does not start
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of ``mpidist run``.
+
+    Attributes
+    ----------
+    ranks, ranks_per_node : int or None
+        Number of ranks; ranks on each node at most, in an allocation.
+    launcher : {"auto", "srun", "mpiexec"}
+        Launcher in an allocation.
+    mpi : str or None
+        The plugin of srun.
+    knobs : str or None
+        File or folder of environment variables.
+    label : bool
+        Whether each line of output begins with its rank.
+    log_dir : str or None
+        Folder for one file of output for each rank.
+    requeue : bool
+        Whether SLURM starts the job again after exit code 75.
+    requeue_limit : int or None
+        How often at most.
+    watch : bool or None
+        Whether the ranks are monitored; None for the default of this MPI and allocation.
+    start_timeout : float or None
+        Seconds that MPI may take to start on all ranks.
+    """
+
+    ranks: int | None = None
+    ranks_per_node: int | None = None
+    launcher: str = "auto"
+    mpi: str | None = None
+    knobs: str | None = None
+    label: bool = False
+    log_dir: str | None = None
+    requeue: bool = False
+    requeue_limit: int | None = None
+    watch: bool | None = None
+    start_timeout: float | None = None
+
+    def check(self, allocation: Allocation | None) -> None:
+        """Raise InvalidArgument for options that have no effect here, or are missing."""
+        in_allocation = {
+            "--ranks-per-node": self.ranks_per_node is not None,
+            "--launcher srun": self.launcher == "srun",
+            "--mpi": self.mpi is not None,
+            "--requeue": self.requeue,
+        }
+        if allocation is None and any(in_allocation.values()):
+            name = next(name for name, given in in_allocation.items() if given)
+            raise InvalidArgument(
+                f"{name}: only for a SLURM allocation, and this is none: submit a script with "
+                "sbatch, or run inside salloc"
+            )
+        if allocation is None and self.ranks is None:
+            raise InvalidArgument("-n is missing: expected a whole number >= 1")
+        if self.requeue_limit is not None and not self.requeue:
+            raise InvalidArgument(f"--requeue-limit {self.requeue_limit}: only with --requeue")
+        if self.watch is False and self.needs_watch:
+            raise InvalidArgument(
+                "--no-watch: only without --label, --log-dir, --requeue and --start-timeout"
+            )
+
+    @property
+    def needs_watch(self) -> bool:
+        """Whether an option was given that only a monitored job can serve."""
+        given = self.label, self.log_dir is not None, self.requeue, self.start_timeout is not None
+        return any(given)
+
+
+def check_log_dir(folder: str) -> None:
+    """Create a folder for logs; raise InvalidArgument if it cannot be written to."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write into {folder!r}")
+    except OSError as error:
+        raise InvalidArgument(
+            f"--log-dir {folder!r}: {error}; expected a folder that can be created and written to"
+        ) from None
+
+
+def check_not_nested(environ: Mapping[str, str]) -> None:
+    """Raise LaunchError inside an MPI job, where every rank would start a job of its own.
+
+    A shell of ``srun --pty bash`` is a SLURM step of one task, and not an MPI job.
+    """
+    step = environ.get("SLURM_STEP_NUM_TASKS", "")
+    sizes = (environ.get(name, "") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    alone = step == "1" and all(size in ("", "1") for size in sizes)
+    launched = launched_rank({k: v for k, v in environ.items() if not k.startswith("SLURM")})
+    if alone or (launched is None and not step):
+        return
+    rank = launched if launched is not None else environ.get("SLURM_PROCID", "?")
+    raise LaunchError(
+        f"mpidist run was itself started by an MPI launcher, as rank {rank}: every rank would "
+        "start a job of its own.  Start the program directly under that launcher (mpirun -n N "
+        "python train.py), or call mpidist run outside of it.  If this is the script of a new job "
+        "that was submitted by such a rank: unset SLURM_STEP_NUM_TASKS and PMIX_RANK first"
+    )
+
+
+def run_job(
+    program: Sequence[str],
+    options: JobOptions,
+    announce: Callable[[str], object],
+    dry_run: bool = False,
+) -> int:
+    """Start a program on a number of ranks; return the exit code of the job.
+
+    Parameters
+    ----------
+    program : sequence of str
+        The program of each rank, and its arguments.
+    options : JobOptions
+        The options of ``mpidist run``.
+    announce : callable
+        Called with the command before it is started.
+    dry_run : bool
+        Announce the command only.
+    """
+    check_not_nested(os.environ)
+    allocation = Allocation.find()
+    if allocation is not None:
+        allocation = whole_job(allocation)
+    options.check(allocation)
+    signals = Signals()
+    with signals.recorded(*TO_RANKS):  # those for the ranks may come before the ranks are there
+        library = find_library()
+        # MPICH's launcher does not see a rank that exits without MPI_Finalize.
+        blind = allocation is not None or library.vendor == MPICH
+        watched = options.watch or options.needs_watch or (blind and options.watch is None)
+        arguments = rank_command(program, watched)
+        launch = make_launch(library, allocation, options)
+        announce(launch.line(arguments))
+        if dry_run:
+            return 0
+        if options.log_dir is not None:
+            check_log_dir(options.log_dir)
+        watch = WatchOptions(options.label, options.log_dir, signals, options.start_timeout)
+
+        def instead() -> Launch:
+            return make_launch(library, allocation, replace(options, launcher="mpiexec"))
+
+        free = (options.launcher, options.mpi) == ("auto", None)
+        status = start_twice(
+            launch, arguments, watch if watched else None, instead if free else None
+        )
+        if options.requeue and status == os.EX_TEMPFAIL:
+            assert allocation is not None
+            requeue(allocation, options.requeue_limit or REQUEUES)
+    return status
+
+
+def make_launch(library: Library, allocation: Allocation | None, options: JobOptions) -> Launch:
+    """Return the launch of this MPI library, on this machine or in the allocation."""
+    if allocation is None:
+        launch = local_launch(library.vendor, options.ranks or 1)
+    else:
+        plugin = choose_launcher(library, options.launcher, options.mpi)
+        launch = slurm_launch(
+            library.vendor, plugin, allocation, options.ranks, options.ranks_per_node
+        )
+    if options.knobs:
+        knobs = read_knobs(options.knobs, library.vendor)
+        launch.settings.update({k: v for k, v in knobs.items() if k not in os.environ})
+    return launch
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How the ranks are monitored; see :class:`~mpidist.launcher.watch.Watch`."""
+
+    label: bool
+    log_dir: str | None
+    signals: Signals
+    start_timeout: float | None = None
+
+
+def start_twice(
+    launch: Launch,
+    arguments: list[str],
+    watch: WatchOptions | None,
+    instead: Callable[[], Launch] | None,
+) -> int:
+    """Start the launcher; if MPI did not start under SLURM's pmi2, start another one instead."""
+    status, begun = start(launch, arguments, watch)
+    if status and not begun and PMI2 in launch.launcher:
+        say(f"no rank came through MPI_Init under srun {PMI2}")
+        if instead is not None:
+            other = instead()
+            say(f"once more: {other.line(arguments)}")
+            status, _ = start(other, arguments, watch)
+    return status
+
+
+def start(launch: Launch, arguments: list[str], watch: WatchOptions | None) -> tuple[int, bool]:
+    """Start the launcher; replace this process by it if the ranks are not monitored.
+
+    Returns
+    -------
+    status : int
+        The exit code.
+    begun : bool
+        False if the ranks have entered MPI_Init, and none came through it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Output that is carried line by line has no place for a progress bar.
+    seen = sys.stdout.isatty() and not (watch and (watch.label or watch.log_dir))
+    columns = shutil.get_terminal_size().columns if seen else 0
+    environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
+    if watch is None:
+        exec_launcher([*launch.launcher, *arguments], environ)
+    guard = Watch(
+        launch.ranks,
+        watch.label,
+        watch.log_dir and os.path.abspath(watch.log_dir),
+        kill_wait() if launch.allocated else None,
+        watch.signals,
+        watch.start_timeout or MPI_WITHIN,
+    )
+    status = guard.run([*launch.launcher, *guard.command(arguments)], environ)
+    return status, not guard.never_started
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a launcher, without that of the SLURM step of this shell."""
+    foreign = OF_A_STEP if in_step(environ) else ()
+    kept = "PMIX_MCA_"  # settings, not the address of a server
+    return {k: v for k, v in environ.items() if k.startswith(kept) or not k.startswith(foreign)}
