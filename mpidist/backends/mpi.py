@@ -16,7 +16,15 @@ from ..errors import CollectiveMismatch, CommunicationError, Unsupported
 from . import memory_file
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Message, Request, pieces
 from .board import Board, bytes_needed, private_words
-from .mpi_messages import COMPLETED, MpiRequest, MpiShortRequest, MpiTransfer, ShortBuffer, as_bytes
+from .mpi_messages import (
+    COMPLETED,
+    MpiRequest,
+    MpiShortRequest,
+    MpiTransfer,
+    ShortBuffer,
+    as_bytes,
+    drain,
+)
 from .native import NativeCollectives
 from .roll_call import RollCall
 from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
@@ -333,6 +341,7 @@ class MpiBackend(Backend):
             self._arrivals.clear()
             if self.roll_call is not None:
                 self.roll_call.close()
+            drain(self.comm, self.tag_limit)  # messages have smaller tags
             self.comm.Free()
 
     def abort(self, code: int) -> None:

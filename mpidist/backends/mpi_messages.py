@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from ..errors import CollectiveMismatch
 from .base import SHORT_BYTES, Message, pieces
+from .waiting import poll
 
 _buffer = MPI.buffer.frombuffer
 
@@ -52,6 +53,37 @@ def _keep(
                 continue
         kept.pop(number, None)
     kept[id(request)] = (request, memory)
+
+
+def drain(comm: MPI.Comm, tag: int) -> None:
+    """Receive and drop the messages on a communicator that nobody has received; collective.
+
+    To be called before the communicator is freed: a message that was never received outlives it,
+    and MPICH (5.0.2) delivers it on the next communicator, which gets the same context id.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        Communicator on which no rank sends any more.
+    tag : int
+        Tag that no message on it has had: each rank sends one such message last.  Messages of one
+        sender are matched in the order sent, so that its earlier ones have been received then.
+    """
+    rank, size, status = comm.Get_rank(), comm.Get_size(), MPI.Status()
+    poll(comm.Ibarrier().Test, None)  # until then a rank may still receive elsewhere
+    last = [comm.Isend([None, 0, MPI.BYTE], peer, tag) for peer in range(size) if peer != rank]
+    left = len(last)
+
+    def received() -> bool:
+        nonlocal left
+        while left and (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)):
+            left -= status.Get_tag() == tag
+            message.Recv(as_bytes(np.empty(status.Get_count(MPI.BYTE), np.uint8)))
+        return not left
+
+    poll(received, None)
+    poll(comm.Ibarrier().Test, None)  # other ranks may need this one's progress to receive
+    MPI.Request.Waitall(last)
 
 
 class Completed:

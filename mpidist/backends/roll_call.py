@@ -10,9 +10,11 @@ import numpy as np
 from mpi4py import MPI
 
 from .board import HISTORY, Board
+from .mpi_messages import drain
 
-# Tags: a question to be answered once its operation is reached, or at once; an answer; a failure.
-_LATER, _NOW, _ANSWER, _NOTICE = 1, 2, 3, 4
+# Tags: a question to be answered once its operation is reached, or at once; an answer; a failure;
+# the last message of a rank.
+_LATER, _NOW, _ANSWER, _NOTICE, _LAST = 1, 2, 3, 4, 5
 NBYTES = 512
 _WORDS = 2  # an operation's number and its fingerprint
 SECONDS = 0.3
@@ -150,6 +152,7 @@ class RollCall:
 
     def close(self) -> None:
         """Free the communicator; collective."""
+        drain(self.comm, _LAST)
         self.comm.Free()
 
 

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from mpidist import Communicator
 from mpidist.backends.mpi import MpiBackend
@@ -257,6 +258,44 @@ def test_posted_and_dropped(pair):
     else:
         sub.barrier()
     sub.free()
+
+
+@pytest.mark.parametrize("nodes", ["one", "many"])
+def test_messages_never_received_end_with_free(pair, nodes):
+    """Nothing sent on a freed communicator arrives on the next one, whose MPI handle may be equal.
+
+    Posted messages, and what ranks tell those of other nodes.
+    """
+    hosts = [0] * pair.size if nodes == "one" else range(pair.size)
+    right, left = ring(pair)
+
+    def make():
+        return Communicator(MpiBackend(pair.backend.comm, hosts), pair.config)
+
+    for turn in range(3):
+        sub, stray = make(), np.full(300_000, -1.0)
+        for length in (1, 2_000, 300_000):
+            sub.post_send(stray[:length], right, 3)
+        if nodes == "many":
+            sub.backend.roll_call.tell(1, 1, "stray")
+        sub.free()
+        bare = [pair.backend.comm.Dup() for _ in range(4)]
+        pair.barrier()
+        arrived = [made.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for made in bare]
+        pair.barrier()
+        for made in bare:
+            made.Free()
+        assert not any(arrived)
+        sub, out = make(), np.empty(1)
+        posted = sub.post_recv(out, left, 3)
+        sub.post_send(np.full(1, 10.0 * turn + pair.rank), right, 3)
+        posted.wait()
+        assert out == 10 * turn + left
+        work = sub.irecv(np.empty(1), left, 3)
+        sub.send(np.full(1, 20.0 * turn + pair.rank), right, 3)
+        assert work.wait() == 20 * turn + left
+        assert sub.allgather_object(turn) == [turn] * pair.size
+        sub.free()
 
 
 def test_pieces(pair, monkeypatch):
