@@ -29,6 +29,8 @@ RANKS = pytest.StashKey[RankReports]()
 # GPU, test_x_alone.py with the machine for itself; these folders' files each in a way of their own.
 SUFFIXES = ("mpi", "cuda", "alone")
 FOLDERS = ("slurm", "stress")
+KINDS = ("serial", *SUFFIXES, *FOLDERS)
+KINDS_CHOSEN = pytest.StashKey[tuple[str, ...]]()
 
 
 def is_launched():
@@ -41,7 +43,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--kind",
         metavar="KIND,…",
-        help=f"how the tests are run: {', '.join(('serial', *SUFFIXES, *FOLDERS))} (default: "
+        help=f"how the tests are run: {', '.join(KINDS)} (default: "
         "mpi and cuda under mpiexec, without it all but slurm and stress)",
     )
     group.addoption(
@@ -66,17 +68,17 @@ def kind_of(path):
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out the tests of other kinds; pytest does not ask for paths on its command line."""
-    default = ("mpi", "cuda") if is_launched() else ("serial", *SUFFIXES)
-    given = config.getoption("kind")
-    unknown = set(given.split(",") if given else ()) - {"serial", *SUFFIXES, *FOLDERS}
-    if unknown:
-        raise pytest.UsageError(f"--kind={given}: no kind is called {' or '.join(sorted(unknown))}")
     kind = kind_of(collection_path)
-    return True if kind and kind not in (given.split(",") if given else default) else None
+    return True if kind and kind not in config.stash[KINDS_CHOSEN] else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
+    default = ("mpi", "cuda") if is_launched() else ("serial", *SUFFIXES)
+    given = config.getoption("kind")
+    chosen = config.stash[KINDS_CHOSEN] = tuple(given.split(",")) if given else default
+    if unknown := set(chosen) - set(KINDS):
+        raise pytest.UsageError(f"--kind: {', '.join(unknown)}: expected {', '.join(KINDS)}")
     config.option.with_mpi = True  # tests marked mpi run without more ado, on one rank too
     exchange = Exchange() if is_launched() else None
     path = config.getoption("results")

@@ -1,0 +1,32 @@
+"""The tests' tree is the package's."""
+
+from pathlib import Path
+
+import mpidist
+from tests.conftest import kind_of
+
+TESTS = Path(__file__).resolve().parent
+PACKAGE = Path(mpidist.__file__).resolve().parent
+OTHERS = {"benchmarks", "docs", "slurm", "stress", "support"}  # rooms of tests alone
+
+
+def test_every_folder_is_a_room():
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    strange = [f for f in folders if str(f) not in OTHERS and not (PACKAGE / f).is_dir()]
+    assert not strange
+
+
+def test_tests_are_in_files_that_pytest_collects():
+    """A file of another name would never be run."""
+    named = [p for p in TESTS.rglob("*.py") if not p.name.startswith("test_")]
+    assert [p.name for p in named if "\ndef test_" in p.read_text(encoding="utf-8")] == []
+
+
+def test_kind_of():
+    """By the last word of the name, or by the folder."""
+    room = TESTS / "gpu"
+    assert kind_of(room / "test_paths.py") == "serial"
+    for kind in ("mpi", "cuda", "alone"):
+        assert kind_of(room / f"test_paths_{kind}.py") == kind
+    assert kind_of(room) is None and kind_of(TESTS / "slurm") == "slurm"
+    assert kind_of(TESTS / "slurm" / "test_ends.py") is None  # the folder was asked
