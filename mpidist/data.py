@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .communicator.communicator import Communicator
 from .errors import InvalidArgument
 from .frameworks.base import adapter, library
 
@@ -15,7 +16,7 @@ UNEVEN = ("repeat", "drop", "keep")
 
 
 class Order:
-    """Which samples each rank takes, epoch after epoch.
+    """The samples of each rank, epoch after epoch.
 
     Parameters
     ----------
@@ -24,28 +25,28 @@ class Order:
     comm : Communicator
         The ranks.
     shuffle : bool
-        Whether their order changes from epoch to epoch.
+        Whether the order of the samples changes from epoch to epoch.
     seed : int
-        Of the order; the same on every rank.
+        Seed of the order; the same on every rank.
     uneven : {"repeat", "drop", "keep"}
-        Where ranks would get unequal numbers: the last ones take samples a second time, or all
-        leave some out, or it stays so (see :meth:`DDP.join`).
+        Where ranks would get unequal numbers of samples: repeat some on the last ranks, drop some
+        on all ranks, or keep the numbers unequal (see :meth:`DDP.join`).
 
     Attributes
     ----------
     epoch : int
-        Of the next pass; counted on with each.
+        Number of the present epoch, or of the next one.
     position : int
-        How many samples of the epoch all ranks together have taken.
+        Number of samples of the epoch that all ranks together have taken.
     """
 
-    def __init__(self, count: int, comm: Any, shuffle: bool, seed: int, uneven: str):
+    def __init__(self, count: int, comm: Communicator, shuffle: bool, seed: int, uneven: str):
         self.count, self.shuffle, self.seed, self.uneven = count, shuffle, seed, uneven
         self.rank, self.size = comm.rank, comm.size
         self.epoch, self.position = 0, 0
 
     def _samples(self) -> np.ndarray:
-        """Give what is left of the epoch, for all ranks."""
+        """Return the rest of the epoch, for all ranks."""
         if self.shuffle:
             order = np.random.default_rng((self.seed, self.epoch)).permutation(self.count)
         else:
@@ -54,44 +55,44 @@ class Order:
         if self.uneven == "drop":
             return left[: len(left) // self.size * self.size]
         if self.uneven == "repeat" and len(left):
-            # The same ones wherever the epoch was resumed: from its begin, not of what is left.
+            # Repeats come from the begin of the epoch: the same ones wherever it was resumed.
             return np.concatenate([left, np.resize(order, -len(left) % self.size)])
         return left
 
     def __len__(self) -> int:
-        """Give how many samples this rank takes in what is left of the epoch."""
+        """Return the number of this rank's samples in the rest of the epoch."""
         return len(self._samples()[self.rank :: self.size])
 
     def __iter__(self) -> Iterator[int]:
-        """Go through what is left of the epoch; the next one begins after that."""
+        """Yield this rank's samples in the rest of the epoch; then the next epoch begins."""
         for index in self._samples()[self.rank :: self.size]:
             self.position = min(self.position + self.size, self.count)
             yield int(index)
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Give what resumes it, on another number of ranks too."""
+        """Return the position, from which any number of ranks can resume."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where :meth:`state_dict` was called."""
+        """Resume where :meth:`state_dict` was called."""
         names = ("seed", "epoch", "position")
         given = state if isinstance(state, Mapping) else {}
-        found: list[Any] = [given.get(name) for name in names]
-        if not all(isinstance(x, (int, np.integer)) and x >= 0 for x in found):
+        values: list[Any] = [given.get(name) for name in names]
+        if not all(isinstance(x, (int, np.integer)) and x >= 0 for x in values):
             raise InvalidArgument(
-                f"rank {self.rank}: state={state!r}: allowed is what state_dict() of a shard gave"
+                f"rank {self.rank}: state={state!r}: expected the result of state_dict() of a shard"
             )
-        if found[2] > self.count:
+        if values[2] > self.count:
             raise InvalidArgument(
                 f"rank {self.rank}: state={state!r} is of a longer data set: this one has "
                 f"{self.count} samples"
             )
-        self.seed, self.epoch, self.position = (int(x) for x in found)
+        self.seed, self.epoch, self.position = (int(x) for x in values)
 
 
 class Samples:
-    """One rank's samples of a sequence; iterating takes one epoch, or what is left of it."""
+    """One rank's samples of a sequence; an iteration is one epoch, or the rest of it."""
 
     def __init__(self, data: Any, order: Order):
         self.data, self.order = data, order
@@ -103,18 +104,18 @@ class Samples:
         return (self.data[index] for index in self.order)
 
     def state_dict(self) -> dict[str, int]:
-        """Give what resumes it."""
+        """Return the position, from which any number of ranks can resume."""
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where :meth:`state_dict` was called."""
+        """Resume where :meth:`state_dict` was called."""
         self.order.load_state_dict(state)
 
 
 class Stream:
-    """Every p-th item of an iterable whose length is not known; each rank reads all of it."""
+    """Every p-th item of an iterable of unknown length, all of which each rank reads."""
 
-    def __init__(self, data: Iterable[Any], comm: Any, uneven: str):
+    def __init__(self, data: Iterable[Any], comm: Communicator, uneven: str):
         self._data, self._uneven = data, uneven
         self._rank, self._size = comm.rank, comm.size
 
@@ -130,53 +131,57 @@ class Stream:
 
 
 def shard(
-    data: Any, comm: Any, *, shuffle: bool | None = None, seed: int = 0, uneven: str = "repeat"
+    data: Any,
+    comm: Communicator,
+    *,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    uneven: str = "repeat",
 ) -> Any:
-    """Give this rank's part of a data set, a loader of PyTorch, or any iterable.
+    """Return this rank's part of a data set, a loader of PyTorch, or any iterable.
 
     Parameters
     ----------
     data : sequence, torch.utils.data.DataLoader or iterable
-        The same on every rank.  Of a sequence the parts are samples; of a loader batches of its own
-        size, so the global batch is that times the number of ranks; of another iterable items.
+        The same on every rank.  A sequence is divided into samples, another iterable into items.
+        A loader is divided into batches of its own size, so that the global batch is that size
+        times the number of ranks.
     comm : Communicator
         The ranks.
     shuffle : bool, optional
-        Whether each epoch has another order; by default as the loader says, else not.
+        Whether each epoch has another order; by default as in the loader, and False for others.
     seed : int
-        Of the order.
+        Seed of the order.
     uneven : {"repeat", "drop", "keep"}
-        What to do where parts would be unequal: see :class:`Order`.
+        Whether unequal parts repeat or drop samples, or are kept: see :class:`Order`.
 
     Returns
     -------
     iterable
-        With `state_dict` and `load_state_dict` for sequences and loaders: it resumes in the middle
-        of an epoch, on another number of ranks too.
+        The rank's part.  That of a sequence or loader has `state_dict` and `load_state_dict`, which
+        resume in the middle of an epoch, on another number of ranks too.
 
     Raises
     ------
     InvalidArgument
-        If `data` is a dict, a set or none of these, `uneven` or `seed` is not allowed, or `shuffle`
-        is asked of an iterable without a length.
+        If `data` is a dict, a set or not iterable, `uneven` or `seed` is wrong, or `shuffle` is
+        given for an iterable without a length.
     """
-    if not isinstance(getattr(comm, "rank", None), int):
-        raise InvalidArgument(
-            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
-        )
+    if not isinstance(getattr(comm, "rank", None), int):  # nothing but rank and size is needed
+        raise InvalidArgument(f"comm={comm!r}: expected a communicator, such as mpidist.init()")
     if uneven not in UNEVEN:
         raise InvalidArgument(
-            f"rank {comm.rank}: uneven={uneven!r}: allowed are {', '.join(map(repr, UNEVEN))}"
+            f"rank {comm.rank}: uneven={uneven!r}: expected one of {', '.join(map(repr, UNEVEN))}"
         )
     if isinstance(data, (Mapping, set, frozenset)) or not (
         hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     ):
         raise InvalidArgument(
-            f"rank {comm.rank}: data is of {type(data).__name__}: allowed are sequences, loaders "
-            "of PyTorch, and iterables that have the same order on every rank"
+            f"rank {comm.rank}: data is of {type(data).__name__}: expected a sequence, a loader "
+            "of PyTorch, or an iterable with the same order on every rank"
         )
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InvalidArgument(f"rank {comm.rank}: seed={seed!r}: allowed are whole numbers >= 0")
+        raise InvalidArgument(f"rank {comm.rank}: seed={seed!r}: expected a whole number >= 0")
     loaders = adapter(library(data), "loader")
     loader = loaders and loaders.shard_loader(data, comm, shuffle, seed, uneven)
     if loader is not None:
@@ -185,7 +190,7 @@ def shard(
         return Samples(data, Order(len(data), comm, bool(shuffle), seed, uneven))
     if shuffle:
         raise InvalidArgument(
-            f"rank {comm.rank}: shuffle=True: {type(data).__name__} has no length; allowed are "
-            "sequences and loaders"
+            f"rank {comm.rank}: shuffle=True: {type(data).__name__} has no length; expected a "
+            "sequence or a loader"
         )
     return Stream(data, comm, uneven)

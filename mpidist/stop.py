@@ -1,4 +1,4 @@
-"""A job that is to end soon: SLURM tells one of its processes, and all ranks stop at one step."""
+"""An early end of a job: SLURM signals one of its processes, and all ranks stop at one step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .communicator.communicator import Communicator
 from .errors import InvalidArgument
 
 
 class StopRequest:
-    """Tells whether any rank was asked to stop, the same on all ranks.
+    """Notes signals to stop; all ranks agree whether one of them has received one.
 
     Parameters
     ----------
     comm : Communicator
         The ranks.
     signals : iterable of signal, optional
-        What asks for it; by default SIGUSR1, as of ``#SBATCH --signal=B:USR1@60``: ``mpidist run``
-        hands it on to every rank.
+        The signals; by default SIGUSR1, as sent by ``#SBATCH --signal=B:USR1@60`` and forwarded to
+        every rank by ``mpidist run``.
 
     Notes
     -----
-    The handlers of these signals are replaced.  It must be made in the main thread.
+    The handlers of these signals are replaced.  Create it in the main thread.
 
     Examples
     --------
@@ -35,8 +36,8 @@ class StopRequest:
     [False]
     """
 
-    def __init__(self, comm: Any, signals: Iterable[signal.Signals] = (signal.SIGUSR1,)):
-        self._comm, self._asked = comm, False
+    def __init__(self, comm: Communicator, signals: Iterable[signal.Signals] = (signal.SIGUSR1,)):
+        self._comm, self._received = comm, False
         for number in signals:
             try:
                 signal.signal(number, self._note)
@@ -44,25 +45,25 @@ class StopRequest:
                 raise InvalidArgument(f"rank {comm.rank}: StopRequest: {error}") from error
 
     def _note(self, number: int, frame: Any) -> None:
-        self._asked = True
+        self._received = True
 
     def requested(self) -> bool:
-        """Tell whether to stop; collective, so that all ranks stop at the same step."""
-        mine = np.array([self._asked], dtype=np.int32)
+        """Return whether any rank has received a signal; collective: all ranks stop at one step."""
+        mine = np.array([self._received], dtype=np.int32)
         return bool(self._comm.allreduce(mine, op="max")[0])
 
     def leave(self, status: int = os.EX_TEMPFAIL) -> NoReturn:
-        """End this process; collective, once what is to be kept was saved.
+        """End this process, after the state was saved; collective.
 
         Parameters
         ----------
         status : int
-            The exit code; by default the one upon which ``mpidist run --requeue`` has SLURM start
-            the job again (EX_TEMPFAIL, 75).
+            The exit code; by default EX_TEMPFAIL (75), with which ``mpidist run --requeue`` has
+            SLURM start the job again.
         """
         self._comm.barrier()
         if self._comm.backend.name == "mpi":
             from mpi4py import MPI
 
-            MPI.Finalize()  # all ranks end well: none must abort the job because of its exit code
+            MPI.Finalize()  # lest an exit code other than 0 aborts the other ranks
         sys.exit(status)

@@ -107,22 +107,26 @@ def test_a_stream_is_filled_up():
 
 
 def test_wrong_arguments():
-    with pytest.raises(InvalidArgument, match="rank 1: uneven='cut': allowed are 'repeat'"):
+    with pytest.raises(InvalidArgument, match="rank 1: uneven='cut': expected one of 'repeat'"):
         shard([1], Rank(1, 2), uneven="cut")
     with pytest.raises(InvalidArgument, match="rank 0: shuffle=True: .*no length"):
         shard(iter([1]), Rank(0, 2), shuffle=True)
     for data in ({"a": 1}, {1, 2}, 5, None):
-        with pytest.raises(InvalidArgument, match=f"rank 1: data is of {type(data).__name__}: all"):
+        with pytest.raises(
+            InvalidArgument, match=f"rank 1: data is of {type(data).__name__}: expected"
+        ):
             shard(data, Rank(1, 2))
     for seed in (-1, "a", 1.5):
-        with pytest.raises(InvalidArgument, match=f"rank 1: seed={seed!r}: allowed are whole"):
+        with pytest.raises(InvalidArgument, match=f"rank 1: seed={seed!r}: expected a whole"):
             shard([1], Rank(1, 2), seed=seed)
 
 
 def test_wrong_states():
     samples = shard([1, 2, 3], Rank(1, 2))
     for state in ({}, None, {"seed": 0, "epoch": 0, "position": -2}):
-        with pytest.raises(InvalidArgument, match=f"rank 1: state={re.escape(repr(state))}: all"):
+        with pytest.raises(
+            InvalidArgument, match=f"rank 1: state={re.escape(repr(state))}: expected"
+        ):
             samples.load_state_dict(state)
     with pytest.raises(InvalidArgument, match="'position': 4} is of a longer .* has 3 samples"):
         samples.load_state_dict({"seed": 0, "epoch": 0, "position": 4})

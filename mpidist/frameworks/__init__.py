@@ -1,1 +1,1 @@
-"""Which library a model is written in: one adapter each."""
+"""Adapters for the libraries that models are written in."""

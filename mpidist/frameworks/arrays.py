@@ -1,4 +1,4 @@
-"""Modules without a framework: mpidist.nn, and anything whose parameters have data and grad."""
+"""Modules of mpidist.nn, and any others whose parameters hold numpy or cupy arrays."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ import numpy as np
 
 from ..device.find import find_device
 from ..device.recognise import is_on_device
-from ..nn import Parameter
+from ..nn import SGD, Adam, Parameter
 from .base import Remove
 
 
-class Plain:
-    """Parameters that hold numpy or cupy arrays (see :class:`~.framework.Framework`)."""
+class Arrays:
+    """Parameters that hold numpy or cupy arrays (see :class:`~mpidist.frameworks.base.Framework`).
+
+    A module needs ``parameters()``; ``named_parameters()`` and ``named_buffers()`` are optional.
+    """
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        """List the parameters with their names (or numbers, if the module has none), each once."""
+        """Return names (or numbers) and parameters of a module, each parameter once."""
         names: Callable[[], Any] | None = getattr(module, "named_parameters", None)
         once: dict[int, tuple[str, Any]] = {}
         for name, p in enumerate(module.parameters()) if names is None else names():
             once.setdefault(id(p), (str(name), p))
         return list(once.values())
 
-    def refusal(self, module: Any) -> str:
-        """Return nothing: any module will do."""
+    def why_not(self, module: Any) -> str:
+        """Return an empty string: every module can be wrapped."""
         return ""
 
-    def unready(self, module: Any) -> list[str]:
-        """Name nothing: arrays have shapes."""
+    def without_shape(self, module: Any) -> list[str]:
+        """Return an empty list: every array has a shape."""
         return []
 
-    def places(self, module: Any) -> list[Any]:
-        """List nothing: who holds parameters is not known."""
+    def registries(self, module: Any) -> list[Any]:
+        """Return an empty list: modules register nothing."""
         return []
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """List what ``named_buffers()`` gives, if there is that."""
+        """Return the result of ``named_buffers()``, or an empty list."""
         names: Callable[[], Any] | None = getattr(module, "named_buffers", None)
         return [] if names is None else list(names())
 
@@ -51,51 +54,51 @@ class Plain:
         return array
 
     def values(self, p: Any) -> Any:
-        """Give the array itself."""
+        """Return the parameter's array."""
         return p.data
 
     def kind(self, p: Any) -> Hashable:
-        """Tell numpy from cupy, and dtypes."""
+        """Return the array library and the dtype."""
         return type(p.data).__module__, str(p.data.dtype)
 
-    def like(self, p: Any, count: int) -> Any:
-        """Make an array of the same library, on the same device."""
+    def zeros(self, p: Any, count: int) -> Any:
+        """Return a flat array of the same library, on the same device."""
         return np.zeros_like(p.data, shape=(count,), order="C")
 
     def view(self, flat: Any, start: int, p: Any) -> Any:
-        """Give a part in the shape of `p`."""
+        """Return elements of a flat array, from `start` on, in the shape of `p`."""
         return flat[start : start + math.prod(p.data.shape)].reshape(p.data.shape)
 
-    def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Give a parameter."""
+    def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
+        """Return a :class:`mpidist.nn.Parameter`."""
         return Parameter(flat[start:stop], gradient[start:stop])
 
     def stream(self, p: Any) -> int | None:
-        """Ask the device, for cupy."""
+        """Return cupy's current stream; None for numpy."""
         return find_device().current_stream() if is_on_device(p.data) else None
 
-    def on_device(self, array: Any, p: Any) -> Any:
-        """Give it in the parameter's dtype."""
+    def from_device(self, array: Any, p: Any) -> Any:
+        """Return the array with the parameter's dtype."""
         return array.view(p.data.dtype)
 
-    def placed(self, value: Any, p: Any) -> Any:
-        """Copy to the GPU, if the parameter is there."""
+    def place(self, value: Any, p: Any) -> Any:
+        """Return `value`, copied to the GPU if the parameter is on one."""
         if not is_on_device(p.data) or is_on_device(value):
             return value
-        made = find_device().empty(value.shape, value.dtype)
-        made.set(value)
-        return made
+        copy = find_device().empty(value.shape, value.dtype)
+        copy.set(value)
+        return copy
 
     def copy(self, view: Any, gradient: Any) -> None:
-        """Copy."""
+        """Copy a gradient into a view."""
         view[...] = gradient
 
     def clear(self, p: Any) -> None:
-        """Fill with zeros."""
+        """Fill the gradient with zeros."""
         p.grad[...] = 0
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Have `act` called by :meth:`mpidist.nn.Parameter.accumulate`."""
+        """Register a callback with :class:`mpidist.nn.Parameter`; None for other parameters."""
         hooks = getattr(p, "hooks", None)
         if hooks is None:
             return None
@@ -107,17 +110,21 @@ class Plain:
         return remove
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Leave it to DDP, through which the module is called."""
+        """Return None: the module is called through its DDP."""
         return None
 
+    def is_elementwise(self, optimizer: Any) -> bool:
+        """Return whether a type is one of the optimizers of :mod:`mpidist.nn`."""
+        return optimizer in (SGD, Adam)
+
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Give the entry of a :class:`mpidist.nn.optim.Optimizer`."""
+        """Return the state that a :class:`mpidist.nn.optim.Optimizer` has of a parameter."""
         return optimizer.state_of(p)
 
-    def hand_over(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
-        """Give it the only group that there is."""
+    def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
+        """Replace the optimizer's parameters by those of the only group."""
         optimizer.parameters = list(groups[0])
         optimizer.state.clear()
 
 
-FRAMEWORK = Plain()
+FRAMEWORK = Arrays()

@@ -1,4 +1,4 @@
-"""Adapters for the library that a model is written in: parameters, gradients, hooks, dtypes."""
+"""The library that a model is written in: the table of adapters, and what a framework offers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def digest(array: Any) -> int:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Name a dtype so that :func:`find_dtype` finds it."""
+    """Return the name under which :func:`find_dtype` finds a dtype."""
     return dtype.str if is_numpys(dtype) else dtype.name
 
 
@@ -55,21 +55,20 @@ def nothing(*_: Any) -> None:
     """Do nothing."""
 
 
-class Weakly:
-    """A form of a method for hooks: these must not keep alive what a user has dropped.
+class WeakHook:
+    """A callback that calls a method while its object is alive, and does not keep it alive.
 
-    A copy of it does nothing, in this process or another: who copies a module with its hooks gets
-    one that nobody has wrapped.
+    A hook that is copied or pickled with its module does nothing: the copy is not wrapped.
     """
 
     def __init__(self, method: Callable[..., object]):
         self._reference = WeakMethod(method)
 
     def __call__(self, *arguments: Any) -> None:
-        """Call the method, if there is still somebody to do that for."""
-        act = self._reference()
-        if act is not None:
-            act(*arguments)
+        """Call the method if its object is alive."""
+        method = self._reference()
+        if method is not None:
+            method(*arguments)
 
     def __reduce__(self) -> Any:
         return partial, (nothing,)
@@ -108,25 +107,25 @@ Remove = Callable[[], object]
 
 
 class Framework(Protocol):
-    """One library's parameters, gradients and hooks.
+    """The parameters, gradients, hooks and optimizers of one library.
 
-    A parameter has ``data`` and ``grad``; what differs between libraries is here.
+    Every library's parameters have ``data`` and ``grad``; the rest differs, and is here.
     """
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        """List the parameters that are learnt, with their names, each once."""
+        """Return names and trainable parameters of a module, each parameter once."""
 
-    def refusal(self, module: Any) -> str:
-        """Return why a module cannot be wrapped; nothing if it can."""
+    def why_not(self, module: Any) -> str:
+        """Return why a module cannot be wrapped; an empty string if it can."""
 
-    def unready(self, module: Any) -> list[str]:
-        """Name parameters and buffers that have no shape yet."""
+    def without_shape(self, module: Any) -> list[str]:
+        """Return the names of parameters and buffers that have no shape yet."""
 
-    def places(self, module: Any) -> list[Any]:
-        """List the dicts that hold the module's parameters and modules, if they are in such."""
+    def registries(self, module: Any) -> list[Any]:
+        """Return the dicts in which the module registers its parameters and submodules, if any."""
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """List arrays that are part of the model and not learnt; they share memory with it."""
+        """Return names and arrays of the module's buffers; the arrays share memory with them."""
 
     def as_array(self, x: Any) -> np.ndarray:
         """Return a numpy array on the host memory of `x`."""
@@ -135,46 +134,49 @@ class Framework(Protocol):
         """Return an array of this library on the memory of a numpy array."""
 
     def values(self, p: Any) -> Any:
-        """Give a parameter's values as an array that communicators take; it shares memory."""
+        """Return an array for a communicator on the memory of a parameter."""
 
     def kind(self, p: Any) -> Hashable:
-        """Give what must be equal in a bucket."""
+        """Return the key (dtype, device) that all parameters of a bucket share."""
 
-    def like(self, p: Any, count: int) -> Any:
-        """Make a flat array of private memory, as communicators take it, for data like `p`'s."""
+    def zeros(self, p: Any, count: int) -> Any:
+        """Return a flat array for a communicator, of the dtype and on the device of `p`."""
 
     def view(self, flat: Any, start: int, p: Any) -> Any:
-        """Give the part of a flat array from `start` on that can be `p`'s data or gradient."""
+        """Return elements of a flat array, from `start` on, in the shape and library of `p`."""
 
-    def piece(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Give a flat parameter whose data and gradient are parts of two flat arrays."""
+    def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
+        """Return a parameter whose data and gradient are views of two flat arrays."""
 
     def stream(self, p: Any) -> int | None:
-        """Give the stream that `p`'s library queues work on now; None for host memory."""
+        """Return the stream that the library queues work of `p` on now; None in host memory."""
 
-    def on_device(self, array: Any, p: Any) -> Any:
-        """Give a flat array of a GPU, of `p`'s dtype or its bytes, as the library has arrays."""
+    def from_device(self, array: Any, p: Any) -> Any:
+        """Return an array of bytes on a GPU as one of this library, with the dtype of `p`."""
 
-    def placed(self, value: Any, p: Any) -> Any:
-        """Give an array of a state that was read, in the memory where `p` is."""
+    def place(self, value: Any, p: Any) -> Any:
+        """Return an array of a loaded state in the memory of `p`: on its GPU, or the host."""
 
     def copy(self, view: Any, gradient: Any) -> None:
-        """Copy a gradient into a view."""
+        """Copy a gradient, which may be sparse or have a graph, into a view."""
 
     def clear(self, p: Any) -> None:
-        """Fill the gradient that there is with zeros."""
+        """Fill the gradient of a parameter with zeros, in place."""
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Have `act` called after something was added to `p.grad`; None if that cannot be."""
+        """Register a callback for each addition to ``p.grad``; None if the library has none."""
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Have `act` called before each forward; None if who calls forward must do that."""
+        """Register a callback before each forward; None if the caller of forward must do it."""
+
+    def is_elementwise(self, optimizer: Any) -> bool:
+        """Return whether a type of optimizer is known to update every element by itself."""
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Give what an optimizer keeps for a parameter, to be read and changed."""
+        """Return the optimizer's state of a parameter, which may be changed."""
 
-    def hand_over(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
-        """Have an optimizer change other parameters, by groups, and forget what it kept."""
+    def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
+        """Replace the parameters of an optimizer, by groups, and clear its state."""
 
 
 def library(x: Any) -> str | None:

@@ -10,27 +10,27 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, Unsupported
 from .bucketing import Grouping
-from .transport import WAYS
+from .transport import TRANSPORTS
 
-ROUNDS = 5  # the first one warms up
+ROUNDS = 5  # the first one is a warm-up
 GAIN = 0.95  # an overlap must bring a step below this share of the time without
-WINS = 0.75  # and be the faster one in this share of the rounds
+WINS = 0.75  # and be faster in this share of the rounds
 
 
 class Trial:
-    """Steps of a training, each in one of several ways, in turn.
+    """Training steps that are made with several transports in turn, and timed.
 
     Parameters
     ----------
     names : sequence of str
-        The ways; the first is the one without overlap.
+        Names of the transports; the first is the one without overlap.
 
     Attributes
     ----------
     current : str
-        The way of the next step.
+        Name of the transport for the next step.
     over : bool
-        Whether enough steps were measured.
+        Whether enough steps were timed.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -39,20 +39,20 @@ class Trial:
 
     @property
     def current(self) -> str:
-        """The way of the next step."""
+        """Name of the transport for the next step."""
         return self._names[len(self._seconds) % len(self._names)]
 
     @property
     def over(self) -> bool:
-        """Whether enough steps were measured."""
+        """Whether enough steps were timed."""
         return len(self._seconds) >= ROUNDS * len(self._names)
 
     def note(self, seconds: float) -> None:
-        """Take down what the step took."""
+        """Note the time of a step."""
         self._seconds.append(seconds)
 
     def decide(self, comm: Communicator) -> tuple[str, dict[str, float]]:
-        """Give the best way and the time of each, equal on all ranks; collective.
+        """Return the best transport, and the time of a step with each; collective.
 
         A step takes as long as on its slowest rank; a time is the median over the steps.
         """
@@ -69,20 +69,20 @@ class Trial:
 def candidates(
     comm: Communicator, overlap: str, buckets: int, on_device: bool = False
 ) -> list[str]:
-    """Give the ways that `overlap` leaves to be tried; the only one if it names one.
+    """Return the names of the transports to be tried for a value of `overlap`.
 
-    With gradients on a GPU nothing is tried, for the host's clock does not see when they come.
+    For gradients on a GPU there is only one: the host's clock cannot time their transports.
 
     Raises
     ------
     InvalidArgument
-        If there is no such way.
+        If `overlap` is not a known name.
     Unsupported
-        If a thread is asked for and MPI does not allow calls from several.
+        If a thread is asked for, and MPI does not allow calls from several threads.
     """
-    if overlap not in ("auto", *WAYS):
-        allowed = ", ".join(map(repr, ("auto", *WAYS)))
-        raise InvalidArgument(f"rank {comm.rank}: overlap={overlap!r}: allowed are {allowed}")
+    if overlap not in ("auto", *TRANSPORTS):
+        expected = ", ".join(map(repr, ("auto", *TRANSPORTS)))
+        raise InvalidArgument(f"rank {comm.rank}: overlap={overlap!r}: expected one of {expected}")
     threads = comm.backend.threads
     if overlap == "thread" and not threads:
         raise Unsupported(
@@ -91,38 +91,38 @@ def candidates(
     if on_device and overlap == "thread":
         raise Unsupported(
             f"rank {comm.rank}: overlap='thread': the gradients are on a GPU, in the order of this "
-            "thread's streams: allowed are 'auto', 'none' and 'polls'"
+            "thread's streams: expected 'auto', 'none' or 'polls'"
         )
     if overlap != "auto":
         return [overlap]
     if on_device:
         return ["polls" if comm.size > 1 and comm.gpu.uses_nccl else "none"]
-    if buckets < 2 or comm.size == 1:  # the last bucket is complete when backward is over
+    if buckets < 2 or comm.size == 1:  # the last bucket is complete only at the end of backward
         return ["none"]
-    return [name for name in WAYS if name != "thread" or threads]
+    return [name for name in TRANSPORTS if name != "thread" or threads]
 
 
-OBSERVED_SYNCS = 3  # for so long gradients may begin to announce themselves
+OBSERVED_SYNCS = 3  # syncs without any callback after which no order of gradients is expected
 
 
-class FirstSteps:
-    """Watches the first steps, then leaves the buckets as they are best.
+class Autotune:
+    """Observes and times the first steps, then leaves the best buckets and transport in place.
 
     Parameters
     ----------
     grouping : Grouping
         The buckets.
     comm : Communicator
-        That of the buckets.
+        The communicator of the buckets.
     names : sequence of str
-        The ways of overlapping that come into question; the first is used at first.
+        Names of the transports to be tried; the first is used until they are timed.
     listens : bool
-        Whether gradients announce themselves, if only on one rank of all.
+        Whether there are callbacks for additions to gradients.
 
     Attributes
     ----------
     times : dict of str to float
-        Seconds that a step took in each way, in its last trial; empty before that is known.
+        Seconds of a step with each transport, in its last trial; empty until that is known.
     """
 
     def __init__(self, grouping: Grouping, comm: Communicator, names: Sequence[str], listens: bool):
@@ -130,12 +130,12 @@ class FirstSteps:
         self._order: dict[int, None] = {}
         self._left = OBSERVED_SYNCS if listens and comm.size > 1 else 0
         self._trial: Trial | None = None
-        self._won = False  # whether a way has been faster than none in one trial
+        self._won = False  # whether a transport was faster than "none" in one trial
         self.times: dict[str, float] = {}
 
     @property
     def over(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether buckets and transport are final."""
         return not self._left and self._trial is None
 
     @property
@@ -144,14 +144,14 @@ class FirstSteps:
         return not self._left
 
     def ready(self, index: int) -> None:
-        """Note that something was added to the gradient of parameter `index`."""
+        """Note an addition to the gradient of parameter `index`."""
         if self._left:
             self._order.setdefault(index)
 
-    def after(self, seconds: float, fixed: bool) -> str | None:
-        """After a step that took so long: give the way of the next one, if it changes; collective.
+    def after_step(self, seconds: float, fixed: bool) -> str | None:
+        """Take the time of a step; return the transport of the next, if it changes; collective.
 
-        With `fixed`, parameters stay in their buckets.
+        If `fixed`, parameters stay in their buckets.
         """
         if self._left:
             self._observe(fixed)
@@ -164,13 +164,13 @@ class FirstSteps:
         best, times = self._trial.decide(self._comm)
         self.times.update(times)
         without = self._names[0]
-        # Of several that are equal the luckiest seems to be faster: it must win once more.
+        # Of several equal ones the luckiest seems to be faster: it must win a second trial.
         self._trial = None if best == without or self._won else Trial([without, best])
         self._won = True
         return best if self._trial is None else self._trial.current
 
     def _observe(self, fixed: bool) -> None:
-        """Take the order of rank 0's first step; then buckets know when they are complete."""
+        """Regroup by rank 0's order of gradients, and count what completes each bucket."""
         self._left -= 1
         order = self._comm.broadcast_object(list(self._order))
         if not order:

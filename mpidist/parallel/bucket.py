@@ -1,9 +1,10 @@
-"""A bucket: gradients that are sent together.  Its verbs: ready, launch, wait, reset."""
+"""A bucket: gradients that are sent together, in one flat buffer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,79 +14,100 @@ from ..errors import InvalidArgument
 from ..frameworks.base import Framework
 
 
-class Lane:
-    """The streams of one bucket on a GPU.
+class BucketStreams:
+    """The GPU streams of one bucket: where gradients are computed, sent and read.
 
-    There is one event for each stream that gradients came on, and for most models that is the one
-    they are sent on, so that there is none: nothing is done for each gradient but noting a number.
+    The host waits for none of them.  Where all are one stream, as in most models, no event is
+    recorded: an addition to a gradient costs one entry in a set.
 
     Parameters
     ----------
     stream : callable
-        ``stream()`` gives the current stream of the library that computes the gradients.
+        ``stream()`` returns the current stream of the library that computes the gradients.
     """
 
     def __init__(self, stream: Callable[[], int]):
         self._stream = stream
         self._event = find_device().event()
-        self._came: set[int] = set()
-        self._sent: int | None = None
+        self._computing: set[int] = set()
+        self._sending: int | None = None
 
     def note(self) -> None:
-        """Note on which stream something was added to a gradient."""
-        self._came.add(self._stream())
+        """Note that the current stream adds to a gradient of the bucket."""
+        self._computing.add(self._stream())
 
-    def enter(self) -> None:
-        """Have the current stream wait for the gradients: the bucket is sent on it."""
+    def before_send(self) -> None:
+        """Have the current stream, on which the bucket is sent, wait for the gradients."""
         here = self._stream()
-        for stream in self._came - {here}:
+        for stream in self._computing - {here}:
             self._event.record(stream)
             self._event.block(here)
-        self._came.clear()
-        self._sent = here
+        self._computing.clear()
+        self._sending = here
 
-    def leave(self) -> None:
-        """Have the current stream wait for what came: who reads gradients does so on it."""
+    def after_wait(self) -> None:
+        """Have the current stream, on which gradients are read, wait for the received bucket."""
         here = self._stream()
-        if self._sent is not None and self._sent != here:
-            self._event.record(self._sent)
+        if self._sending is not None and self._sending != here:
+            self._event.record(self._sending)
             self._event.block(here)
-        self._sent = None
+        self._sending = None
 
 
-Allocate = Callable[[Any, int, Any], Any]
+@dataclass
+class Shard:
+    """The part of a bucket whose mean this rank computes, in place of the whole (ZeRO).
+
+    Attributes
+    ----------
+    mine : slice
+        Elements of the bucket on this rank.
+    counts : tuple of int
+        Number of elements on each rank.
+    algorithm : str
+        Algorithm of the bucket's reduce_scatter.
+    """
+
+    mine: slice
+    counts: tuple[int, ...]
+    algorithm: str
+
+
+Allocate = Callable[[Any, int, Communicator], Any]
 
 
 class Bucket:
-    """Some parameters of one kind, and the flat buffer that holds their gradients.
+    """Parameters of one kind, and the flat buffer that holds their gradients.
 
     Parameters
     ----------
     index : int
-        Its number; buckets are launched in this order on every rank.
+        Number of the bucket; buckets are sent in this order on every rank.
     named : sequence of (str, parameter)
-        In the order of the buffer.
+        Names and parameters, in the order of the buffer.
     framework : Framework
-        Of the parameters.
+        Adapter for the library of the parameters.
     comm : Communicator
-        The ranks that its gradients are averaged over.
+        The ranks over which gradients are averaged.
     allocate : callable
-        ``allocate(p, count, comm)`` gives the buffer: zeros, `count` elements like those of `p`.
+        ``allocate(p, count, comm)`` returns the buffer: `count` zeros of the dtype of `p`.
 
     Attributes
     ----------
     flat : array, 1-D
-        The buffer, as communicators take it; made at its first use, then kept.
+        The buffer, as communicators take it; allocated at its first use.
     views : list
-        What the gradients are after a sync: the parts of the buffer, in the parameters' shapes.
+        The parts of the buffer in the shapes of the parameters; the gradients after a sync.
     starts : tuple of int
-        Where in the buffer each parameter's part begins, and the length of the buffer.
+        Start of each parameter's part in the buffer, and the length of the buffer.
     algorithm : str
-        Pinned for all of its messages.
+        Algorithm of the bucket's allreduce, the same in every step.
+    shard : Shard or None
+        The part that this rank averages, if a ZeroOptimizer divides the bucket.
     copies : int
-        How many gradients had to be copied into the buffer so far.
-    lane : Lane or None
-        The order of streams, if the parameters are on a GPU.
+        Number of gradients that had to be copied into the buffer so far.
+    streams : BucketStreams or None
+        Order of the streams, if the parameters are on a GPU.
     """
 
     def __init__(
@@ -103,20 +125,22 @@ class Bucket:
         sizes = [math.prod(shape) for shape in self.shapes]
         self.starts = tuple(sum(sizes[:k]) for k in range(len(sizes) + 1))
         self.algorithm, self.copies = "auto", 0
-        self.work: Any = None
-        self.expected: list[int] | None = None  # how often a step adds to each gradient
+        self.shard: Shard | None = None
+        self.expected: list[int] | None = None  # additions to each gradient in a step, if known
         self.added = [0] * len(named)
-        self.seen = self.added  # in the step before
-        self._missing = 0  # additions that are still to come in this step
-        self._allocate: Any = allocate
+        self.seen = self.added  # additions in the step before
+        self._missing = 0  # additions that have not happened yet in this step
+        self._allocate: Allocate | None = allocate
         p = self.parameters[0] if named else None
         on_host = p is None or framework.stream(p) is None
-        self.lane = None if on_host else Lane(partial(framework.stream, p))  # type: ignore[arg-type]
+        self.streams = None if on_host else BucketStreams(partial(framework.stream, p))  # type: ignore[arg-type]
         self._flat, self._views = None, []  # type: Any, list[Any]
 
     def _make(self) -> None:
+        assert self._allocate is not None
         self._flat = self._allocate(self.parameters[0], self.starts[-1], self.comm)
-        self._allocate = None  # who made the bucket holds it: no cycle, so memory goes at once
+        self._allocate = None  # it refers to the owner of the bucket: without the cycle memory is
+        # freed as soon as the bucket is dropped
         pairs = zip(self.starts, self.parameters)
         self._views = [self.framework.view(self._flat, start, p) for start, p in pairs]
 
@@ -129,18 +153,20 @@ class Bucket:
 
     @property
     def views(self) -> list[Any]:
-        """The parts of the buffer."""
+        """The parts of the buffer in the shapes of the parameters."""
         if self._flat is None:
             self._make()
         return self._views
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of the buffer in bytes."""
         return int(self.flat.nbytes)
 
+    # -- gradients and the buffer -----------------------------------------------------------------
+
     def adopt(self) -> None:
-        """Take over the gradients that there are; makes the buffer, on all ranks together."""
+        """Move existing gradients into the buffer; allocates it, on all ranks together."""
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is not None and tuple(p.grad.shape) == tuple(view.shape):
                 self.framework.copy(view, p.grad)
@@ -152,7 +178,7 @@ class Bucket:
         Returns
         -------
         bool
-            Whether there were any.
+            Whether a parameter had no gradient.
         """
         bare = [k for k, p in enumerate(self.parameters) if p.grad is None]
         if not bare:
@@ -167,46 +193,21 @@ class Bucket:
         return True
 
     def assigned(self) -> list[int]:
-        """List the places of gradients outside of the buffer: put there by hand, for instance."""
+        """Return the places of gradients outside of the buffer, such as those assigned by hand."""
         views = self._views or [None] * len(self.parameters)
         pairs = enumerate(zip(self.parameters, views, strict=True))
         return [k for k, (p, view) in pairs if p.grad is not None and p.grad is not view]
 
-    def expect(self, counts: Sequence[int] | None) -> None:
-        """Say how often a step adds to each gradient; None if that is not known."""
-        self.expected = None if counts is None else list(counts)
-        self._missing = sum(self.expected or ())
-
-    def ready(self, k: int, rank: int) -> bool:
-        """Note that something was added to gradient `k`; tell whether the bucket is complete.
+    def collect(self) -> None:
+        """Bring all gradients into the buffer, zeros for those that are None; then it can be sent.
 
         Raises
         ------
         InvalidArgument
-            If more is added than a step does: what was sent would not hold it.
+            If a gradient does not have its parameter's shape.
         """
-        self.added[k] += 1
-        if self.expected is None:
-            return False
-        if self.added[k] > self.expected[k]:
-            raise InvalidArgument(
-                f"rank {rank}: the gradient of {self.names[k]} was added to {self.added[k]} times "
-                f"since the last sync_gradients(), {self.expected[k]} are allowed, as in the first "
-                "step; put all backward passes but the last of a step into no_sync(), "
-                "and call sync_gradients() in a step that is given up as well"
-            )
-        self._missing -= 1
-        return self.complete
-
-    @property
-    def complete(self) -> bool:
-        """Whether every gradient is what it will be in this step; False if that is not known."""
-        return self.expected is not None and self._missing == 0
-
-    def launch(self, start: Callable[[Bucket], Any], rank: int) -> None:
-        """Begin to send, with what gradients there are, and zeros for those that are None."""
-        if self.lane is not None:
-            self.lane.enter()
+        if self.streams is not None:
+            self.streams.before_send()
         for k, (p, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             grad = p.grad
             if grad is view:
@@ -214,45 +215,75 @@ class Bucket:
             if grad is None:
                 view[...] = 0
             else:
-                self._check(k, grad, rank)
+                self._check_shape(k, grad)
                 self.framework.copy(view, grad)
                 self.copies += 1
             p.grad = view
-        self.work = start(self)
 
-    def settle(self, rank: int) -> None:
-        """Do what a launch does to gradients where there is nobody to send them to."""
+    def settle(self) -> None:
+        """Prepare the gradients as :meth:`collect` does, where they are not sent (one rank)."""
         self.attach()
         for k, p in enumerate(self.parameters):
-            self._check(k, p.grad, rank)
+            self._check_shape(k, p.grad)
 
-    def _check(self, k: int, grad: Any, rank: int) -> None:
+    def _check_shape(self, k: int, grad: Any) -> None:
         if tuple(grad.shape) != self.shapes[k]:
             raise InvalidArgument(
-                f"rank {rank}: the gradient of {self.names[k]} has shape {tuple(grad.shape)}, "
-                f"the parameter has {self.shapes[k]}"
+                f"rank {self.comm.rank}: the gradient of {self.names[k]} has shape "
+                f"{tuple(grad.shape)}, the parameter has {self.shapes[k]}"
             )
 
-    def wait(self, rank: int) -> None:
-        """Wait until every gradient is what the ranks agreed on.
+    def check_received(self) -> None:
+        """Check that every gradient is still its view, after the bucket was received.
 
         Raises
         ------
         InvalidArgument
-            If a gradient was replaced after it had been sent.
+            If a gradient was replaced after the bucket had been sent.
         """
-        self.work.wait()
-        if self.lane is not None:
-            self.lane.leave()
+        if self.streams is not None:
+            self.streams.after_wait()
         for name, p, view in zip(self.names, self.parameters, self.views, strict=True):
             if p.grad is not view:
                 raise InvalidArgument(
-                    f"rank {rank}: the gradient of {name} was replaced between backward and "
-                    "sync_gradients(), when it had been sent; allowed with overlap='none' only"
+                    f"rank {self.comm.rank}: the gradient of {name} was replaced between backward "
+                    "and sync_gradients(), when it had been sent; allowed with overlap='none' only"
                 )
 
+    # -- readiness --------------------------------------------------------------------------------
+
+    def expect(self, counts: Sequence[int] | None) -> None:
+        """Set the number of additions to each gradient in a step; None if it is not known."""
+        self.expected = None if counts is None else list(counts)
+        self._missing = sum(self.expected or ())
+
+    def ready(self, k: int) -> bool:
+        """Count an addition to gradient `k`; return whether the bucket is complete.
+
+        Raises
+        ------
+        InvalidArgument
+            If a step has more additions than expected: the bucket may have been sent without it.
+        """
+        self.added[k] += 1
+        if self.expected is None:
+            return False
+        if self.added[k] > self.expected[k]:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: the gradient of {self.names[k]} was added to "
+                f"{self.added[k]} times since the last sync_gradients(), {self.expected[k]} are "
+                "allowed, as in the first step; put all backward passes but the last of a step "
+                "into no_sync(), and call sync_gradients() in a step that is given up as well"
+            )
+        self._missing -= 1
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """Whether every gradient is final in this step; False if that is not known."""
+        return self.expected is not None and self._missing == 0
+
     def reset(self) -> None:
-        """Be ready for the next step."""
-        self.work = None
+        """Begin the next step."""
         self.seen, self.added = self.added, [0] * len(self.parameters)
         self._missing = sum(self.expected or ())

@@ -1,4 +1,4 @@
-"""Buckets: which parameters share one, its memory, and the algorithm that is pinned for it."""
+"""Parameters into buckets: which ones share a bucket, its memory and its pinned algorithm."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ def assign_buckets(
 ) -> list[tuple[int, ...]]:
     """Assign parameters to buckets in the order in which a backward pass computes gradients.
 
-    The first bucket is smaller so that communication begins early (the rule of PyTorch's reducer).
+    The first bucket is smaller so that communication begins early, as in PyTorch's reducer.
 
     Parameters
     ----------
     nbytes : sequence of int
         Size of each parameter in bytes.
     kinds : sequence
-        Parameters of different kinds (dtypes) never share a bucket.
+        Kind of each parameter (its dtype, say); a bucket holds parameters of one kind.
     bucket_bytes, first_bucket_bytes : int
-        Most bytes in a bucket, and in the first one.  A larger parameter has a bucket for itself.
+        Largest size in bytes of a bucket, and of the first one.  A larger parameter has a bucket of
+        its own.
     order : sequence of int, optional
-        The parameters' indices as their gradients become ready; by default the last parameter is
-        the first, as in a module whose layers stand in the order in which forward meets them.
+        Indices of the parameters in the order in which their gradients become ready; by default
+        the reverse of the parameters' order, which is right if forward uses them in their order.
 
     Returns
     -------
     list of tuple of int
-        Indices of parameters; buckets in the order in which they become complete.
+        Indices of the parameters of each bucket, in the order in which buckets become complete.
 
     Examples
     --------
@@ -67,17 +68,17 @@ def assign_buckets(
 
 
 UNSTEADY = ("native", "staged", "single_copy")
-"""Ways that "auto" leaves out here: MPI does not promise equal bits on every rank, and the others
-serve no call in the background."""
+"""Executors that "auto" leaves out here: MPI does not promise equal bits on every rank, and the
+other two serve no call in the background."""
 
 
 def choose_algorithms(
     comm: Communicator, nbytes: Sequence[int], asked: str, symmetric: bool, collective: str
 ) -> list[str]:
-    """Choose an algorithm for each size in bytes, on rank 0, for all ranks; collective.
+    """Return the algorithm for each size in bytes, chosen on rank 0 for all ranks; collective.
 
-    The precedence is that of a communicator; what the call or the configuration asks for by name is
-    taken even if it is native.
+    The precedence is that of a communicator: an algorithm that the call or the configuration names
+    is used even if it is native.
 
     Raises
     ------
@@ -93,14 +94,14 @@ def choose_algorithms(
     def name(size: int) -> str:
         try:
             return comm.explain(collective, size, "mean", memory, without=UNSTEADY)[0].name
-        except Unsupported:  # the configuration asks for one of those
+        except Unsupported:  # the configuration names one of UNSTEADY
             return comm.explain(collective, size, "mean", memory)[0].name
 
     return comm.broadcast_object([name(size) for size in nbytes] if comm.rank == 0 else None)
 
 
 def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
-    """Make a flat array in symmetric memory, or give None where there is none; collective."""
+    """Return a flat array in symmetric memory, or None where there is none; collective."""
     try:
         return comm.empty(count, dtype)
     except Unsupported:
@@ -108,47 +109,48 @@ def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
 
 
 def allocate_on_device(comm: Communicator, count: int, framework: Framework, p: Any) -> Any:
-    """Make a flat array of zeros in symmetric memory of the GPUs; None if it is of no use there.
+    """Return a flat array of zeros in symmetric memory of the GPUs, or None; collective.
 
-    Collective.  The memory is taken as bytes: libraries do not have all dtypes of each other.
+    It is None where the GPUs do not add up in place.  The memory is allocated as bytes because no
+    library has all dtypes of the others.
     """
     values = framework.values(p)
     if not comm.gpu.sums_in_place(describe(values, comm.rank).dtype):
         return None
     nbytes = count * values.itemsize
     try:
-        return framework.on_device(comm.empty(nbytes, "uint8", device="cuda"), p)
+        return framework.from_device(comm.empty(nbytes, "uint8", device="cuda"), p)
     except Unsupported:
         return None
 
 
 def choose_on_device(
-    comm: Communicator, adviser: Any, flat: Any, asked: str, collective: str
+    comm: Communicator, chooser: Communicator, flat: Any, asked: str, collective: str
 ) -> str:
-    """Choose the algorithm of an array on a GPU, once and for all ranks; collective.
+    """Return the algorithm for an array on a GPU, the same on all ranks; collective.
 
-    What the GPUs themselves serve gives the same bits every time; what goes through the host goes
-    in chunks, and is chosen as one of them would be.
+    Executors of the GPU give the same bits in every call.  Everything else is staged through the
+    host in chunks, so the algorithm is chosen for the size of one chunk.
     """
     gpu = comm.gpu
     if asked != "auto" or gpu.serves_alone(flat, collective):
         return asked
     (name,) = choose_algorithms(
-        adviser, [min(int(flat.nbytes), gpu.chunk_bytes)], asked, False, collective
+        chooser, [min(int(flat.nbytes), gpu.chunk_bytes)], asked, False, collective
     )
     return name
 
 
 def release(bucket: Bucket) -> None:
-    """Give the symmetric memory of a bucket back that is no more; collective."""
-    if bucket.lane is None or bucket.comm.size == 1:
+    """Free the symmetric memory of a bucket on a GPU that is no longer used; collective."""
+    if bucket.streams is None or bucket.comm.size == 1:
         return
     if bucket.comm.gpu.holds(bucket.flat):
         bucket.comm.free(bucket.flat)
 
 
-def real(dtype: Any) -> bool:
-    """Tell whether numbers of a dtype, of numpy or torch, have a mean of the same dtype."""
+def has_mean(dtype: Any) -> bool:
+    """Return whether the mean of numbers of a dtype, of numpy or torch, has the same dtype."""
     if isinstance(dtype, np.dtype):
         return dtype.kind in "fc" or dtype.name == "bfloat16"
     return bool(dtype.is_floating_point or dtype.is_complex)
@@ -158,31 +160,29 @@ Layout = list[tuple[int, ...]]
 
 
 class Grouping:
-    """All parameters of a model in buckets.
+    """All trainable parameters of a model, in buckets.
 
     Parameters
     ----------
     framework : Framework
-        Of the parameters.
+        Adapter for the library of the parameters.
     named : sequence of (str, parameter)
-        The parameters, the same on every rank.
-    sizes : tuple of int
-        Most bytes in a bucket, and in the first one.
+        Names and parameters, the same on every rank.
+    limits : tuple of int
+        Largest size in bytes of a bucket, and of the first one.
     algorithm : str
-        Of the allreduces; "auto" to have one chosen for each bucket.
-    adviser : Communicator
-        Who chooses: the user's, which has the strategies for several nodes too.
+        Algorithm of the allreduces; "auto" chooses one for each bucket.
+    chooser : Communicator
+        The user's communicator, which chooses algorithms by its strategies and tuning.
 
     Attributes
     ----------
     buckets : tuple of Bucket
-        In the order in which a backward pass completes them.
+        The buckets, in the order in which a backward pass completes them.
     layout : list of tuple of int
-        The parameters of each bucket, by number.
+        Numbers of the parameters in each bucket.
     where : dict of int to (int, int)
-        The bucket of a parameter, and its place there.
-    algorithm, adviser
-        As given.
+        The bucket of each parameter, and its place there.
     symmetric : bool
         Whether the buffers of parameters in host memory are in symmetric memory.
     on_device : bool
@@ -193,24 +193,24 @@ class Grouping:
         self,
         framework: Framework,
         named: Sequence[tuple[str, Any]],
-        sizes: tuple[int, int],
+        limits: tuple[int, int],
         algorithm: str,
-        adviser: Any,
+        chooser: Communicator,
     ):
-        self.framework, self.named, self.adviser = framework, list(named), adviser
+        self.framework, self.named, self._chooser = framework, list(named), chooser
         self.symmetric = False
         self.on_device = any(framework.stream(p) is not None for _, p in self.named)
         self.buckets: tuple[Bucket, ...] = ()
         self.where: dict[int, tuple[int, int]] = {}
-        self._sizes, self.algorithm = sizes, algorithm
+        self._limits, self._algorithm = limits, algorithm
         self._nbytes = [int(framework.values(p).nbytes) for _, p in self.named]
         self._kinds = [framework.kind(p) for _, p in self.named]
-        self._copies = 0  # in buckets that are no more
+        self._copies = 0  # in buckets that were replaced
         self.layout = self.plan(None)
 
     def plan(self, order: Sequence[int] | None) -> Layout:
-        """Say which parameters will share a bucket if gradients become ready in this order."""
-        return assign_buckets(self._nbytes, self._kinds, *self._sizes, order)
+        """Return the layout for gradients that become ready in this order."""
+        return assign_buckets(self._nbytes, self._kinds, *self._limits, order)
 
     def make(
         self, comm: Communicator, layout: Layout, algorithms: Sequence[str] | None = None
@@ -220,11 +220,11 @@ class Grouping:
         Parameters
         ----------
         comm : Communicator
-            Who will send them.
+            The communicator on which buckets are sent.
         layout : list of tuple of int
-            As :meth:`plan` gives it.
+            Numbers of the parameters in each bucket, as :meth:`plan` returns them.
         algorithms : sequence of str, optional
-            Of the buckets; chosen if it is not given.
+            Algorithm of each bucket's allreduce; by default they are chosen.
         """
         if layout != self.layout or not self.buckets:
             self._copies = self.copies
@@ -249,18 +249,23 @@ class Grouping:
         return self.buckets
 
     def choose(self, nbytes: Sequence[int], collective: str) -> list[str]:
-        """Choose algorithms for messages in buckets, by their bytes; collective."""
-        names = choose_algorithms(self.adviser, nbytes, self.algorithm, self.symmetric, collective)
+        """Return the algorithm of a collective for each bucket, by its bytes; collective."""
+        names = choose_algorithms(
+            self._chooser, nbytes, self._algorithm, self.symmetric, collective
+        )
         if self.on_device:
             for k, bucket in enumerate(self.buckets):
-                if bucket.lane is not None and bucket.comm.size > 1:
+                if bucket.streams is not None and bucket.comm.size > 1:
                     names[k] = choose_on_device(
-                        bucket.comm, self.adviser, bucket.flat, self.algorithm, collective
+                        bucket.comm, self._chooser, bucket.flat, self._algorithm, collective
                     )
         return names
 
     def allocate(self, p: Any, count: int, comm: Communicator) -> Any:
-        """Make a flat array of zeros for `count` elements like those of `p`; collective."""
+        """Return a flat array of `count` zeros of the dtype of `p`; collective.
+
+        It is in symmetric memory where there is some.
+        """
         values = self.framework.values(p)
         flat = None
         if comm.size > 1 and type(values) is np.ndarray:
@@ -268,24 +273,24 @@ class Grouping:
             self.symmetric = flat is not None
         elif comm.size > 1:
             flat = allocate_on_device(comm, count, self.framework, p)
-        return self.framework.like(p, count) if flat is None else flat
+        return self.framework.zeros(p, count) if flat is None else flat
 
     @property
     def copies(self) -> int:
-        """How many gradients had to be copied into their buckets so far."""
+        """Number of gradients that had to be copied into their buckets so far."""
         return self._copies + sum(bucket.copies for bucket in self.buckets)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all gradients."""
+        """Size in bytes of all gradients."""
         return sum(self._nbytes)
 
     def names(self) -> list[list[str]]:
-        """Name the parameters of each bucket."""
+        """Return the names of the parameters in each bucket."""
         return [list(bucket.names) for bucket in self.buckets]
 
     def layout_of(self, names: Sequence[Sequence[str]]) -> Layout | None:
-        """Give the layout whose buckets have these parameters, None if it is none of this model."""
+        """Return the layout whose buckets have these parameters; None if the model has others."""
         number = {name: index for index, (name, _) in enumerate(self.named)}
         flat = [name for bucket in names for name in bucket]
         if sorted(flat) != sorted(number):

@@ -1,4 +1,4 @@
-"""Replicas of a model: buffers kept equal, the first broadcast, and what differs between ranks."""
+"""Equal replicas: the first broadcast, the buffers after each step, and how ranks differ."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..device.recognise import is_on_device
 from ..errors import InvalidArgument
 from ..frameworks.base import digest
-from .bucketing import choose_algorithms, choose_on_device, real
+from .bucketing import choose_algorithms, choose_on_device, has_mean
 from .consistency import Named
 
 
-def broadcast(comm: Any, arrays: Sequence[Any], root: int) -> None:
-    """Copy the arrays of `root` into those of every rank, in place."""
+def broadcast(comm: Communicator, arrays: Sequence[Any], root: int) -> None:
+    """Copy the arrays of `root` into those of every rank, in place; collective."""
     for array in arrays:
         comm.broadcast(array, root=root, out=array)
 
 
-def find_unlike(comm: Any, arrays: Named) -> dict[str, list[int]]:
+def find_unlike(comm: Communicator, arrays: Named) -> dict[str, list[int]]:
     """Return the names of arrays that are not the same on all ranks; collective.
 
     Returns
@@ -30,17 +31,17 @@ def find_unlike(comm: Any, arrays: Named) -> dict[str, list[int]]:
         The ranks whose array differs from that of rank 0; the same on every rank.
     """
     mine = np.array([digest(array) for _, array in arrays], np.int64)
-    # One small allreduce unless something differs: the largest of x and of -x tell of all ranks.
+    # One small allreduce unless something differs: the largest x and -x show whether all are equal.
     least, most = comm.allreduce(np.stack([-mine, mine]), op="max")
     if not (least + most).any():
         return {}
     every = comm.allgather(mine[None])
     ranks = {name: np.flatnonzero(every[:, k] != every[0, k]) for k, (name, _) in enumerate(arrays)}
-    return {name: found.tolist() for name, found in ranks.items() if len(found)}
+    return {name: differing.tolist() for name, differing in ranks.items() if len(differing)}
 
 
-def told(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
-    """Return a sentence about what differs from rank 0, or from the lowest rank that has it."""
+def describe_unlike(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
+    """Return the result of :func:`find_unlike` as text, with `most` names at most."""
     lines = [
         f"{name} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         for name, ranks in unlike.items()
@@ -50,42 +51,49 @@ def told(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
 
 
 class BufferSync:
-    """Buffers of a model (running means, counters) made equal on all ranks after a step.
+    """Makes the buffers of a model (running means, counters) equal on all ranks after a step.
 
     Parameters
     ----------
     comm : Communicator
         The ranks.
     read : callable
-        ``read()`` gives names and arrays of the buffers, which share memory with the model; a
-        forward may have put others in their places since the last time.
+        ``read()`` returns names and arrays of the buffers, which share memory with the model; they
+        are read in each step, as a forward may replace a buffer.
     how : {"broadcast", "average", "keep"}
-        Those of one rank for all; the mean of floating ones (others of one rank); as they are.
+        Copy those of one rank to all; take the mean of floating-point buffers, and copy the
+        others; or leave them alone.
+
+    Attributes
+    ----------
+    how : str
+        As given.
     """
 
     HOW = ("broadcast", "average", "keep")
 
-    def __init__(self, comm: Any, read: Callable[[], Named], how: str):
+    def __init__(self, comm: Communicator, read: Callable[[], Named], how: str):
         if how not in self.HOW:
             raise InvalidArgument(
-                f"rank {comm.rank}: buffers={how!r}: allowed are {', '.join(map(repr, self.HOW))}"
+                f"rank {comm.rank}: buffers={how!r}: expected one of "
+                f"{', '.join(map(repr, self.HOW))}"
             )
         self._comm, self._read, self.how = comm, read, how
         groups: dict[Any, dict[str, Any]] = {}
         for name, array in read() if how != "keep" else ():
             groups.setdefault((array.dtype, is_on_device(array)), {})[name] = array
         self._groups: list[tuple[Any, dict[str, tuple[int, ...]], str]] = []
-        for (dtype, there), group in groups.items():
+        for (dtype, on_device), group in groups.items():
             count = sum(math.prod(a.shape) for a in group.values())
             flat, algorithm = _empty_like(next(iter(group.values())), count), ""
-            if how == "average" and real(dtype) and comm.size > 1:
-                algorithm = _algorithm(comm, flat, there)
+            if how == "average" and has_mean(dtype) and comm.size > 1:
+                algorithm = _algorithm(comm, flat, on_device)
             shapes = {name: tuple(array.shape) for name, array in group.items()}
             self._groups.append((flat, shapes, algorithm))
 
     @property
     def algorithms(self) -> dict[str, str]:
-        """How the mean of each dtype's buffers is taken, by its name."""
+        """Algorithm of the mean, by the name of the buffers' dtype."""
         return {str(flat.dtype): algorithm for flat, _, algorithm in self._groups if algorithm}
 
     @algorithms.setter
@@ -95,10 +103,13 @@ class BufferSync:
             for flat, shapes, algorithm in self._groups
         ]
 
+    @property
+    def communicates(self) -> bool:
+        """Whether :meth:`run` has buffers to send."""
+        return bool(self._groups) and self._comm.size > 1
+
     def run(self, root: int) -> None:
-        """Make them equal; `root` is whose are taken."""
-        if not self._groups or self._comm.size == 1:
-            return
+        """Make the buffers equal; those that are copied are copied from `root`; collective."""
         now = dict(self._read())
         for flat, shapes, algorithm in self._groups:
             group = [self._buffer(now, name, shapes[name], flat.dtype) for name in shapes]
@@ -120,16 +131,16 @@ class BufferSync:
     def _buffer(self, now: dict[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         array = now.get(name)
         if array is None or (tuple(array.shape), array.dtype) != (shape, dtype):
-            found = "missing" if array is None else f"{tuple(array.shape)} {array.dtype}"
+            now_is = "missing" if array is None else f"{tuple(array.shape)} {array.dtype}"
             raise InvalidArgument(
                 f"rank {self._comm.rank}: the buffer {name} was {shape} {dtype} when the module "
-                f"was wrapped, and is {found}; buffers='keep' leaves buffers alone"
+                f"was wrapped, and is {now_is}; buffers='keep' leaves buffers alone"
             )
         return array
 
 
 def _empty_like(array: Any, count: int) -> Any:
-    """Make a flat array of the library of another one."""
+    """Return a flat array of the library, dtype and device of another array."""
     if type(array) is np.ndarray:
         return np.empty(count, array.dtype)
     if hasattr(array, "new_empty"):
@@ -137,8 +148,8 @@ def _empty_like(array: Any, count: int) -> Any:
     return np.zeros_like(array, shape=(count,), order="C")
 
 
-def _algorithm(comm: Any, flat: Any, there: bool) -> str:
-    """Choose how the mean of buffers is taken, once; collective."""
-    if there:
+def _algorithm(comm: Communicator, flat: Any, on_device: bool) -> str:
+    """Return the algorithm of the mean of buffers, the same in every step; collective."""
+    if on_device:
         return choose_on_device(comm, comm, flat, "auto", "allreduce")
     return choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")[0]

@@ -10,7 +10,7 @@ from typing import Any
 from ..device.recognise import is_on_device
 from ..errors import InvalidArgument
 
-ON_HOST, ON_DEVICE = 1 << 16, 1 << 24  # elements in a step
+ON_HOST, ON_DEVICE = 1 << 16, 1 << 24  # elements converted to float64 at a time
 
 
 def clip_by_norm(
@@ -25,23 +25,23 @@ def clip_by_norm(
     Parameters
     ----------
     gradients : sequence of array
-        numpy, cupy or torch.
+        Gradients of numpy, cupy or torch.
     max_norm : float
-        > 0.
+        Largest norm allowed, > 0.
     rank : int
-        For the error message.
+        Rank of the caller, for the error message.
     total : callable, optional
-        Adds up the sum of squares over ranks that hold parts.
+        ``total(squares)`` returns the sum of squares over the ranks that hold parts.
     copies : sequence of array, optional
-        Gradients that are scaled as well, and counted elsewhere.
+        Gradients that are scaled too, but count elsewhere.
 
     Returns
     -------
     float
-        The norm before.  If it is not finite, gradients stay as they are.
+        The norm before scaling.  If it is not finite, gradients are not scaled.
     """
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
-        raise InvalidArgument(f"rank {rank}: max_norm={max_norm!r}: allowed are numbers > 0")
+        raise InvalidArgument(f"rank {rank}: max_norm={max_norm!r}: expected a number > 0")
     squares = sum((_squares(gradient) for gradient in gradients), 0.0)
     norm = math.sqrt(total(squares))
     if math.isfinite(norm) and norm > max_norm:
@@ -51,20 +51,18 @@ def clip_by_norm(
 
 
 def _squares(gradient: Any) -> float:
-    """Give the sum of squares in float64; a step at a time, so that no large copy is made.
-
-    Of an array on a GPU the host waits for the whole only.
-    """
+    """Return the sum of squares in float64, without a converted copy of the whole gradient."""
     if getattr(gradient, "is_sparse", False):
         gradient = gradient.coalesce().values()
     if "complex" in str(gradient.dtype):
         return _squares(gradient.real) + _squares(gradient.imag)
-    flat, there = gradient.reshape(-1), is_on_device(gradient)
+    flat, on_device = gradient.reshape(-1), is_on_device(gradient)
     total: Any = 0.0
-    each = ON_DEVICE if there else ON_HOST
+    each = ON_DEVICE if on_device else ON_HOST
     for start in range(0, len(flat), each):
-        piece = flat[start : start + each]
-        piece = piece.double() if hasattr(piece, "double") else piece.astype("float64")
-        squares = (piece * piece).sum()
-        total = total + (squares if there else float(squares))
+        part = flat[start : start + each]
+        part = part.double() if hasattr(part, "double") else part.astype("float64")
+        squares = (part * part).sum()
+        # The host waits for a GPU once, at the end.
+        total = total + (squares if on_device else float(squares))
     return float(total)

@@ -1,4 +1,4 @@
-"""Checks that ranks agree on their parameters, and that these stay the wrapped ones."""
+"""Agreement on parameters: between ranks, between wrappers, and from step to step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..frameworks.base import Framework
 
@@ -18,45 +19,62 @@ Named = Sequence[tuple[str, Any]]
 
 
 def check_alike(
-    comm: Any,
+    comm: Communicator,
     what: str,
     framework: Framework,
     named: Named,
     arrays: Named,
-    given: Mapping[str, Any],
-    refused: str = "",
+    options: Mapping[str, Any],
+    why_not: str = "",
 ) -> None:
-    """Raise InvalidArgument on every rank where arguments, parameters or buffers differ.
+    """Check that options, parameters and buffers are the same on all ranks; collective.
 
-    Compared are names, shapes and dtypes, in order; the message says which is the first to differ.
-    `refused` is what this rank alone has to say against it: all must hear it, or they would wait.
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    what : str
+        Name of the wrapper, for error messages.
+    framework : Framework
+        Adapter for the library of the parameters.
+    named, arrays : sequence of (str, object)
+        Parameters and buffers, with names.
+    options : mapping of str to object
+        Options of the wrapper.
+    why_not : str
+        Why this rank alone refuses the module; empty if it does not.
+
+    Raises
+    ------
+    InvalidArgument
+        On every rank, naming the first difference, or the reason of the rank that refuses.
     """
     mine = [(name, tuple(p.data.shape), str(framework.kind(p))) for name, p in named]
     mine += [(name, tuple(array.shape), str(array.dtype)) for name, array in arrays]
-    options = {name: repr(value) for name, value in given.items()}
-    refusals, options_of, layouts = zip(*comm.allgather_object((refused, options, mine)))
+    values = {name: repr(value) for name, value in options.items()}
+    refusals, every, layouts = zip(*comm.allgather_object((why_not, values, mine)))
     if any(refusals):
-        raise InvalidArgument(refused or next(filter(None, refusals)))
-    for rank, there in enumerate(options_of):
-        for name, value in options_of[0].items():
-            if there[name] != value:
+        raise InvalidArgument(why_not or next(filter(None, refusals)))
+    for rank, others in enumerate(every):
+        for name, value in every[0].items():
+            if others[name] != value:
                 raise InvalidArgument(
-                    f"{what}: rank {rank} has {name}={there[name]} where rank 0 has {value}; "
+                    f"{what}: rank {rank} has {name}={others[name]} where rank 0 has {value}; "
                     "arguments must be the same on all ranks"
                 )
     for rank, layout in enumerate(layouts):
-        for there, here in zip_longest(layout, layouts[0], fillvalue="nothing"):
-            if there != here:
+        for other, first in zip_longest(layout, layouts[0], fillvalue="nothing"):
+            if other != first:
                 raise InvalidArgument(
-                    f"{what}: rank {rank} has {there} where rank 0 has {here}; the modules must "
+                    f"{what}: rank {rank} has {other} where rank 0 has {first}; the modules must "
                     "have the same parameters on all ranks"
                 )
 
 
-class Uncopied:
-    """What neither :mod:`copy` nor :mod:`pickle` can make another one of."""
+class NotCopyable:
+    """Base class of objects that cannot be copied or pickled, because they hold a communicator."""
 
-    _comm: Any
+    _comm: Communicator
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise InvalidArgument(
@@ -66,159 +84,142 @@ class Uncopied:
 
 
 _lock = threading.Lock()
-_claims: WeakSet[Claim] = WeakSet()
+_owners: WeakSet[Ownership] = WeakSet()
 
 
-class Claim:
-    """The parameters of a wrapper, which has them from `begin` until it is closed or dropped.
+class Ownership:
+    """The parameters of one wrapper, from :meth:`begin` until it is closed or dropped.
 
     Two wrappers of one parameter would both send its gradient, each from a buffer of its own.
 
     Parameters
     ----------
     named : sequence of (str, parameter)
-        The parameters.
+        Names and parameters.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Any]]):
+    def __init__(self, named: Named):
         self._names = {id(p): name for name, p in named}
-        self._kept = [p for _, p in named]  # while it is alive nobody else has its id
+        self._parameters = [p for _, p in named]  # while one is alive its id is not used again
 
-    def refusal(self, rank: int) -> str:
-        """Say that another wrapper has some of them, if one has.
+    def why_not(self, rank: int) -> str:
+        """Return which parameters another wrapper has; an empty string if it has none.
 
-        A dropped one may be alive on some ranks only, as the garbage collector comes when it
-        likes: so whoever asks tells the other ranks.
+        A dropped wrapper may be alive on some ranks only, until the garbage collector finds it, so
+        this rank's answer is to be exchanged.
         """
-        taken = self._taken()
-        if taken:
-            gc.collect()  # what a traceback or a cycle holds was dropped by the user
-            taken = self._taken()
-        names = ", ".join(taken)
-        said = f"rank {rank}: the module has {names}, which another DDP averages: close() that one"
-        return f"{said} first" if taken else ""
+        shared = self._shared()
+        if shared:
+            gc.collect()  # frees wrappers that only a traceback or a cycle refers to
+            shared = self._shared()
+        names = ", ".join(shared)
+        text = f"rank {rank}: the module has {names}, which another DDP averages: close() that one"
+        return f"{text} first" if shared else ""
 
-    def _taken(self) -> list[str]:
+    def _shared(self) -> list[str]:
         with _lock:
-            others = [claim._names for claim in _claims]
+            others = [owner._names for owner in _owners]
         return [name for i, name in self._names.items() if any(i in names for names in others)]
 
     def begin(self) -> None:
-        """Keep them: the wrapper is made; one that could not be made, a traceback may hold."""
+        """Register as the owner; last, as a traceback may keep a wrapper that failed."""
         with _lock:
-            _claims.add(self)
+            _owners.add(self)
 
     def end(self) -> None:
-        """Let others have them."""
+        """Give up the parameters."""
         with _lock:
-            _claims.discard(self)
+            _owners.discard(self)
 
 
-class Unused:
-    """What it means that a parameter got no gradient: nothing, or an error.
+def check_used(comm: Communicator, names: Sequence[str], touched: np.ndarray) -> None:
+    """Check that every parameter has a gradient on every rank; collective.
 
     Parameters
     ----------
     comm : Communicator
         The ranks.
-    named : sequence of (str, parameter)
-        The parameters.
-    how : {"zero", "error"}
-        See :class:`~mpidist.parallel.DDP`.
+    names : sequence of str
+        Names of the parameters.
+    touched : ndarray of uint8
+        Which of them have a gradient on this rank.
+
+    Raises
+    ------
+    InvalidArgument
+        On every rank alike, with the names of the parameters and the ranks.
     """
-
-    HOW = ("zero", "error")
-
-    def __init__(self, comm: Any, named: Sequence[tuple[str, Any]], how: str):
-        if how not in self.HOW:
-            raise InvalidArgument(
-                f"rank {comm.rank}: unused={how!r}: allowed are {', '.join(map(repr, self.HOW))}"
-            )
-        self._comm, self._how = comm, how
-        self._names = [name for name, _ in named]
-
-    def check(self, touched: np.ndarray) -> None:
-        """Look at what was used since the last time, and forget it.
-
-        Raises
-        ------
-        InvalidArgument
-            On every rank alike, with names and ranks, if that is an error.
-        """
-        if self._how == "error" and len(touched):
-            used = self._comm.allgather(touched[None])
-            missing = [
-                f"{name} (on rank {', '.join(map(str, np.flatnonzero(column == 0)))})"
-                for name, column in zip(self._names, used.T, strict=True)
-                if not column.all()
-            ]
-            if missing:
-                touched[:] = 0
-                raise InvalidArgument(
-                    f"rank {self._comm.rank}: parameters without a gradient: {'; '.join(missing)}; "
-                    "unused='zero' takes zeros for those"
-                )
-        touched[:] = 0
+    if not len(names):
+        return
+    used = comm.allgather(touched[None])
+    missing = [
+        f"{name} (on rank {', '.join(map(str, np.flatnonzero(column == 0)))})"
+        for name, column in zip(names, used.T, strict=True)
+        if not column.all()
+    ]
+    if missing:
+        raise InvalidArgument(
+            f"rank {comm.rank}: parameters without a gradient: {'; '.join(missing)}; "
+            "unused='zero' takes zeros for those"
+        )
 
 
-class Frozen:
-    """Which parameters are learnt, as it was at the wrapping.
+class Unchanged:
+    """Checks that the module's parameters, and which are trained, are those that were wrapped.
 
-    One that is learnt later would get each rank's own gradient, and one that is no longer would
-    be given zeros, with which an optimizer's momentum and weight decay still move it.
-
-    Nor would anything be sent of one that is put in the place of another, such as those of a new
-    last layer, or of ``load_state_dict(assign=True)``.
+    A parameter that is unfrozen later would get each rank's own gradient.  One that is frozen later
+    would get zeros, with which an optimizer's momentum and weight decay still move it.  One that
+    replaces another, as in a new last layer or ``load_state_dict(assign=True)``, would not be sent.
 
     Parameters
     ----------
     framework : Framework
-        Of the module.
+        Adapter for the library of the module.
     module : object
-        Whose parameters.
+        The wrapped module.
     named : sequence of (str, parameter)
-        Those that are averaged.
+        The parameters whose gradients are averaged.
 
     Attributes
     ----------
-    others : list of (str, parameter)
-        The module's other parameters, which are not learnt.
+    frozen : list of (str, parameter)
+        The module's other parameters, which are not trained.
     """
 
-    def __init__(self, framework: Framework, module: Any, named: Sequence[tuple[str, Any]]):
-        learnt = {id(p) for _, p in named}
-        self._framework, self._module, self._ids = framework, module, learnt
-        self._learnt = [(name, p) for name, p in named if hasattr(p, "requires_grad")]
+    def __init__(self, framework: Framework, module: Any, named: Named):
+        trained = {id(p) for _, p in named}
+        self._framework, self._module, self._ids = framework, module, trained
+        self._trained = [(name, p) for name, p in named if hasattr(p, "requires_grad")]
         names = getattr(module, "named_parameters", lambda: enumerate(module.parameters()))
-        self.others = [(str(name), p) for name, p in names() if id(p) not in learnt]
+        self.frozen = [(str(name), p) for name, p in names() if id(p) not in trained]
         self._note()
 
     def _note(self) -> None:
-        """Note what is where, and keep it: an id is then nobody else's."""
-        self._places = self._framework.places(self._module)
-        self._kept = [list(place.values()) for place in self._places]
-        self._there = [list(map(id, kept)) for kept in self._kept]
+        """Note which objects are registered, and keep them alive, so that ids are not reused."""
+        self._registries = self._framework.registries(self._module)
+        self._objects = [list(registry.values()) for registry in self._registries]
+        self._object_ids = [list(map(id, objects)) for objects in self._objects]
 
     def check(self, rank: int) -> None:
-        """Compare with what is now.
+        """Check the parameters.
 
         Raises
         ------
         InvalidArgument
-            If it is not the same; the message names the parameters.
+            If there are others, or others are trained; with their names.
         """
-        if [list(map(id, place.values())) for place in self._places] != self._there:
-            self._compare(rank)
-        changed = [name for name, p in self._learnt if not p.requires_grad]
-        changed += [name for name, p in self.others if getattr(p, "requires_grad", False)]
+        if [list(map(id, registry.values())) for registry in self._registries] != self._object_ids:
+            self._check_replaced(rank)
+        changed = [name for name, p in self._trained if not p.requires_grad]
+        changed += [name for name, p in self.frozen if getattr(p, "requires_grad", False)]
         if changed:
             raise InvalidArgument(
                 f"rank {rank}: requires_grad of {', '.join(changed)} is not what it was when the "
                 "module was wrapped; close() this DDP and make another one"
             )
 
-    def _compare(self, rank: int) -> None:
-        """Raise if parameters were replaced; other changes of a module do not matter."""
+    def _check_replaced(self, rank: int) -> None:
+        """Raise if parameters were added or removed; other changes of a module are allowed."""
         now = self._framework.parameters(self._module)
         new = [name for name, p in now if id(p) not in self._ids]
         lost = len(self._ids) - (len(now) - len(new))

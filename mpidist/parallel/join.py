@@ -1,81 +1,84 @@
-"""Ranks with unequal numbers of steps: who has finished takes part with zeros."""
+"""Uneven inputs: a rank that has run out of batches contributes zero gradients."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InvalidArgument
-from .buffers import told
+from .buffers import describe_unlike
+
+if TYPE_CHECKING:
+    from .ddp import DDP
 
 log = logging.getLogger("mpidist")
 
 
 class Join:
-    """The steps of ranks whose inputs may be unequal, as ``with model.join(optimizer):`` gives it.
+    """The steps of ranks with uneven inputs, in a block ``with model.join(optimizer):``.
 
-    A rank that leaves the block goes on to take part in the others' steps, with gradients of zero,
-    until all have finished.  Means are still over all ranks: scale a loss as for a batch that is
-    cut into unequal parts.
+    A rank that leaves the block takes part in the steps of the others, with zero gradients, until
+    all ranks have left it.  Means are over all ranks all the time: scale a loss as for a batch that
+    is divided into unequal parts.
 
     Parameters
     ----------
     model : DDP
-        Whose steps.
+        The wrapped module.
     optimizer : object, optional
-        With it a finished rank also calls ``step()`` and ``zero_grad()``, so that the replicas and
-        the optimizers' states stay equal at every step.  If there is more to a step, such as
-        clipping or a scheduler of learning rates, give an object whose ``step()`` does all of it,
-        and call that one everywhere.  Without, the parameters of a rank that
-        finished last are broadcast in the end.
+        A finished rank also calls its ``step()`` and ``zero_grad()``, so that replicas and states
+        of optimizers stay equal at every step.  If a step includes more, such as clipping or a
+        learning-rate scheduler, pass an object whose ``step()`` does all of it, and call that one
+        everywhere.  Without an optimizer the parameters of a rank that finished last are broadcast
+        at the end.
     early : {"shadow", "error"}
-        Whether an unequal number of steps is an error, on all ranks.
+        Whether a finished rank takes part in the others' steps, or all ranks raise an error.
 
     Attributes
     ----------
     first : tuple of int or None
-        The first rank to finish while others went on, and the number of its steps.
+        The first rank that finished before others, and its number of steps.
     root : int
-        The lowest rank that is not finished.
+        The lowest rank that has not finished.
     """
 
     HOW = ("shadow", "error")
 
-    def __init__(self, model: Any, optimizer: Any = None, early: str = "shadow"):
+    def __init__(self, model: DDP, optimizer: Any = None, early: str = "shadow"):
+        rank = model.comm.rank
         if early not in self.HOW:
             raise InvalidArgument(
-                f"rank {model.comm.rank}: early={early!r}: allowed are "
-                f"{', '.join(map(repr, self.HOW))}"
+                f"rank {rank}: early={early!r}: expected one of {', '.join(map(repr, self.HOW))}"
             )
         lacking = [name for name in ("step", "zero_grad") if not hasattr(optimizer, name)]
         if optimizer is not None and lacking:
             raise InvalidArgument(
-                f"rank {model.comm.rank}: join(): optimizer is of {type(optimizer).__name__}, "
+                f"rank {rank}: join(): optimizer is of {type(optimizer).__name__}, "
                 f"which has no {' and no '.join(lacking)}"
+            )
+        if optimizer is None and model.reducer.divided:
+            raise InvalidArgument(
+                f"rank {rank}: join() needs the ZeroOptimizer: its steps are collective"
             )
         self._model, self._optimizer, self._early = model, optimizer, early
         self._comm = model.comm
-        if optimizer is None and model.reducer.divided:
-            raise InvalidArgument(
-                f"rank {self._comm.rank}: join() needs the ZeroOptimizer: its steps are collective"
-            )
         self._steps = 0
         self.first: tuple[int, int] | None = None
         self.root = 0
 
     @property
     def equal(self) -> bool:
-        """Whether the replicas stay equal at every step, also those that have finished."""
+        """Whether the replicas stay equal at every step, those of finished ranks included."""
         return self._optimizer is not None
 
-    def meet(self) -> None:
-        """At the beginning of a step: tell the others that this rank has one."""
+    def announce_step(self) -> None:
+        """Tell the other ranks, at the begin of a step, that this one has not finished."""
         self._exchange(True)
 
     def _exchange(self, active: bool) -> bool:
-        """Tell the others whether this rank is active; tell whether any is."""
+        """Exchange which ranks have not finished; return whether there are any."""
         flags = self._comm.allgather(np.array([active], np.uint8))
         if not flags.any():
             return False
@@ -86,7 +89,7 @@ class Join:
             text = f"rank {rank} is the first to finish, after {steps} steps"
             if self._early == "error":
                 raise InvalidArgument(
-                    f"rank {self._comm.rank}: {text}; early='error' allows no unequal numbers"
+                    f"rank {self._comm.rank}: {text}; early='error' requires equal numbers of steps"
                 )
             if self._comm.rank == self.root:
                 log.info("join: %s", text)
@@ -94,13 +97,13 @@ class Join:
         return True
 
     def finish(self) -> None:
-        """Take part in the others' steps until all have finished."""
+        """Take part in the steps of the other ranks until all have finished."""
         reducer, shadowed = self._model.reducer, False
-        reducer.opens = int  # what it would tell was told here
+        reducer.before_first_send = None  # this loop exchanges instead
         while self._exchange(False):
             shadowed = True
             self._model.zero_grad()
-            reducer.touched[:] = 1  # nothing is unused by who has nothing to do
+            reducer.touched[:] = 1  # unused='error' is about ranks that have a batch
             self._model.sync_gradients()
             if self._optimizer is not None:
                 self._optimizer.step()
@@ -114,13 +117,12 @@ class Join:
             self._model.broadcast_parameters(int(last.argmax()))
 
     def _compare(self) -> None:
-        """Raise on every rank if the replicas are not equal now."""
+        """Raise on every rank if the replicas are not equal."""
         unlike = self._model.unlike_parameters()
         if unlike:
             raise InvalidArgument(
                 f"rank {self._comm.rank}: join(): parameters differ from those of rank 0: "
-                f"{told(unlike)}: "
-                "what a step does apart from step() and zero_grad() of the optimizer, such as "
-                "clip_gradients(), a finished rank has not done; give an object whose step() "
-                "does it all"
+                f"{describe_unlike(unlike)}: a finished rank has called step() and zero_grad() of "
+                "the optimizer only, not clip_gradients(), for instance; pass an object whose "
+                "step() does all of a step"
             )

@@ -1,4 +1,4 @@
-"""Keeps buckets in step with backward: what is ready, launched, waited for."""
+"""The reducer: sends each bucket when its gradients are ready, and waits for all of them."""
 
 from __future__ import annotations
 
@@ -10,78 +10,91 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
-from ..frameworks.base import Weakly
-from .autotune import FirstSteps, candidates
+from ..frameworks.base import WeakHook
+from .autotune import Autotune, candidates
 from .bucket import Bucket
 from .bucketing import Grouping, Layout
 from .stats import Clock, Stats
-from .transport import WAYS, Polls, Way
+from .transport import TRANSPORTS, Hook, Pending, Polls, Transport
 
 log = logging.getLogger("mpidist")
 
 
 class Reducer:
-    """Averages the gradients of a model, step by step.
+    """Averages the gradients of a model over the ranks, step by step.
 
     Parameters
     ----------
     grouping : Grouping
-        The parameters.
+        The parameters and their buckets.
     comm : Communicator
         The ranks.
-    overlap, hook
+    overlap : str
         See :class:`~mpidist.parallel.DDP`.
+    hook : callable or None
+        Communication hook; None for the exact mean.
     listens : bool
-        Whether to listen to gradients even if there is nobody to send them to.
+        Whether to count additions to gradients on one rank too, where nothing is sent.
 
     Attributes
     ----------
     comm : Communicator
-        That of the buckets: one of their own where they are launched during backward.
+        The communicator of the buckets: a split of the user's if they are sent during backward.
     enabled : bool
         Whether gradients are to be sent; False while they are accumulated.
-    opens : callable
+    before_first_send : callable or None
         Called once in each step, on the rank's own thread, before anything is sent.
     active : bool
-        Whether gradients lie in buckets; on one rank nobody needs that.
+        Whether gradients are views into buckets (not needed on one rank).
+    pending : list of Pending
+        The buckets that were sent in this step, in order.
     touched : ndarray of uint8
         Which gradients this rank has added to since the last sync.
     fixed : bool
-        Whether the buckets stay as they are, whatever is observed.
+        Whether parameters stay in their buckets, whatever order is observed.
+    name : str
+        Name of the transport: "none", "polls" or "thread".
     """
 
-    def __init__(self, grouping: Grouping, comm: Any, overlap: str, hook: Any, listens: bool):
+    def __init__(
+        self, grouping: Grouping, comm: Communicator, overlap: str, hook: Hook | None, listens: bool
+    ):
         self.grouping, self.enabled, self.clock = grouping, True, Clock()
-        self.opens: Any = int
+        self.before_first_send: Callable[[], object] | None = None
         self.high_water, self.fixed, self.active = 0, False, comm.size > 1
-        self._follow: Any = None
+        self._on_regroup: Callable[[], object] | None = None
         self.touched = np.zeros(len(grouping.named), np.uint8)
-        self._next, self._opened, self._failed = 0, False, ""
+        self.pending: list[Pending] = []
+        self._opened, self._failed = False, ""
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
-        # What is launched early must not meet the user's own calls, which stand anywhere in a step.
+        # Buckets sent during backward must not meet the user's calls, whose order relative to them
+        # may differ between ranks.
         self._owns_comm = names != ["none"] and comm.size > 1
-        self.comm = comm.split(0) if self._owns_comm else comm
+        own = comm.split(0) if self._owns_comm else comm
+        assert own is not None
+        self.comm: Communicator = own
         grouping.make(self.comm, grouping.layout)
         self.hook, self._warned = hook, False
-        self._ways: dict[str, Way] = {}
-        self.way = self._use(names[0])
+        self._transports: dict[str, Transport] = {}
+        self.transport = self._use(names[0])
         self._handles = self._listen() if comm.size > 1 or listens else []
-        self._learning = FirstSteps(grouping, self.comm, names, any(self._handles))
+        self._autotune = Autotune(grouping, self.comm, names, any(self._handles))
 
-    def _use(self, name: str) -> Way:
-        if name not in self._ways:
-            self._ways[name] = WAYS[name](self.hook)
+    def _use(self, name: str) -> Transport:
+        if name not in self._transports:
+            self._transports[name] = TRANSPORTS[name](self.hook)
         self.name = name
-        return self._ways[name]
+        return self._transports[name]
 
     def _listen(self) -> list[Any]:
-        """Have parameters tell when something was added to their gradients."""
-        listen, added = self.grouping.framework.on_gradient, Weakly(self.added)
+        """Register a callback for additions to each gradient."""
+        listen, added = self.grouping.framework.on_gradient, WeakHook(self.added)
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 
     def close(self) -> None:
-        """Listen no more, and give back the communicator that was made for this; collective."""
+        """Remove all callbacks, and free the communicator of the buckets; collective."""
         for remove in filter(None, self._handles):
             remove()
         self._handles = []
@@ -91,9 +104,9 @@ class Reducer:
     # -- a step ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Before forward: gradients that were forgotten become zeros in their buckets."""
+        """Give parameters without a gradient the zeroed views of their buckets, before forward."""
         self.clock.begin()
-        if self.active and self._next == 0:
+        if self.active and not self.pending:
             bare = [bucket.attach() for bucket in self.grouping.buckets]
             if not self._warned and any(bare) and self.touched.any():
                 self._warned = True
@@ -104,44 +117,44 @@ class Reducer:
                 )
 
     def added(self, index: int) -> None:
-        """Something was added to the gradient of parameter `index`."""
+        """Note an addition to the gradient of parameter `index`, and send complete buckets."""
         self.touched[index] = 1
         b, k = self.grouping.where[index]
-        lane = self.grouping.buckets[b].lane
-        if lane is not None:
-            lane.note()
+        buckets = self.grouping.buckets
+        streams = buckets[b].streams
+        if streams is not None:
+            streams.note()
         if not self.enabled:
             return
-        self._learning.ready(index)
-        complete = self.grouping.buckets[b].ready(k, self.comm.rank)
-        if not self.way.early:
+        self._autotune.ready(index)
+        complete = buckets[b].ready(k)
+        if not self.transport.early:
             return
         began = perf_counter()
-        if complete:
-            while self._next < len(self.grouping.buckets) and self._is_complete():
-                self._launch(self.way)
-        self.way.poll()
+        if complete:  # in the order of the buckets, which is the same on all ranks
+            while len(self.pending) < len(buckets) and buckets[len(self.pending)].complete:
+                self._open()
+                bucket = buckets[len(self.pending)]
+                bucket.collect()
+                self.pending.append(self.transport.send(bucket))
+                self.high_water = max(self.high_water, len(self.pending))
+        self.transport.poll()
         self.clock.within(perf_counter() - began)
 
-    def _is_complete(self) -> bool:
-        return self.grouping.buckets[self._next].complete
-
-    def _launch(self, way: Way) -> None:
-        self.open()
-        self.grouping.buckets[self._next].launch(way.start, self.comm.rank)
-        self._next += 1
-        self.high_water = max(self.high_water, self._next if way.early else 1)
-
-    def open(self) -> None:
-        """Begin the communication of a step, if it has not begun."""
+    def _open(self) -> None:
+        """Call ``before_first_send`` if nothing was sent in this step."""
         if not self._opened:
             self._opened = True
-            self.opens()
+            if self.before_first_send is not None:
+                self.before_first_send()
 
     def sync(self, together: bool = False) -> None:
-        """Send what was not sent yet, and wait for all; then be ready for the next step.
+        """Send the remaining buckets, wait for all, and prepare the next step; collective.
 
-        With `together`, buckets are in flight together instead of one after another.
+        Parameters
+        ----------
+        together : bool
+            Whether buckets are in flight together instead of one after another.
         """
         if self._failed:
             raise InvalidArgument(
@@ -149,93 +162,101 @@ class Reducer:
                 "some gradients were sent, some not: close() this DDP and make another one"
             )
         self.clock.sync_begins()
+        buckets, pending = self.grouping.buckets, self.pending
+        transport = self.transport
+        if together and not transport.early:
+            transport = Polls(self.hook)
         try:
-            self._sync(together)
+            self._note_assigned(buckets[len(pending) :])
+            self._open()
+            if self.active:
+                for bucket in buckets[len(pending) :]:
+                    bucket.collect()
+                    pending.append(transport.send(bucket))
+                    self.high_water = max(self.high_water, len(pending) if transport.early else 1)
+                for bucket, sent in zip(buckets, pending, strict=True):
+                    sent.wait()
+                    bucket.check_received()
+            else:
+                for bucket in buckets:
+                    bucket.settle()
+            self._end_step(transport)
         except BaseException as error:
-            if self._next:
+            if self.pending:
                 self._failed = f"{type(error).__name__}: {error}"
             self._opened = False
             raise
 
-    def _sync(self, together: bool) -> None:
-        way = Polls(self.hook) if together and not self.way.early else self.way
+    def _note_assigned(self, buckets: Sequence[Bucket]) -> None:
+        """Note gradients that were assigned by hand, for which no callback was called."""
+        for bucket in buckets:
+            numbers = self.grouping.layout[bucket.index]
+            self.touched[[numbers[k] for k in bucket.assigned()]] = 1
+
+    def _end_step(self, transport: Transport) -> None:
+        """Reset the buckets; in the first steps regroup them, or change the transport."""
         buckets = self.grouping.buckets
-        self._note_touched(buckets)
-        self.open()
-        if self.active:
-            for _ in range(self._next, len(buckets)):
-                self._launch(way)
-            for bucket in buckets:
-                bucket.wait(self.comm.rank)
-        else:
-            for bucket in buckets:
-                bucket.settle(self.comm.rank)
-        self._next, self._opened = 0, False
+        self.pending, self._opened = [], False
         for bucket in buckets:
             bucket.reset()
-        self.clock.end(way.spans)
-        name = self._learning.after(self.clock.last, self.fixed)
+        self.clock.end(transport.spans)
+        name = self._autotune.after_step(self.clock.last, self.fixed)
         if name is not None:
-            self.way = self._use(name)
-        if self.grouping.buckets is not buckets and hasattr(self.hook, "move"):
-            self.hook.move(buckets, self.grouping.buckets)
-
-    def _note_touched(self, buckets: Sequence[Bucket]) -> None:
-        """Count gradients that were assigned, as nothing announces those."""
-        for bucket in buckets[self._next :]:
-            chosen = self.grouping.layout[bucket.index]
-            self.touched[[chosen[k] for k in bucket.assigned()]] = 1
+            self.transport = self._use(name)
+        move = getattr(self.hook, "move", None)
+        if move is not None and self.grouping.buckets is not buckets:
+            move(buckets, self.grouping.buckets)
 
     # -- buckets ------------------------------------------------------------------------------
 
     @property
     def observed(self) -> bool:
-        """Whether the buckets are those that they will be."""
-        return self.fixed or self._learning.observed
+        """Whether the buckets are final."""
+        return self.fixed or self._autotune.observed
 
     @property
     def settled(self) -> bool:
-        """Whether buckets and the way of sending stay as they are."""
-        return self._learning.over
+        """Whether buckets and transport are final."""
+        return self._autotune.over
 
     def regroup(
         self, layout: Layout, algorithms: Sequence[str] | None = None, observed: bool = True
     ) -> None:
-        """Use these buckets from now on, if `observed` whatever is observed; collective.
+        """Change the buckets, finally if they are those of an observed order; collective.
 
         Raises
         ------
         InvalidArgument
-            If there is an optimizer with a state for other buckets.
+            If an optimizer has a state that is divided by the present buckets.
         """
         self.fixed = self.fixed or observed
-        follows = self._follow is not None and layout != self.grouping.layout
-        if follows and self.clock.steps:
+        divided = self._on_regroup is not None and layout != self.grouping.layout
+        if divided and self.clock.steps:
             raise InvalidArgument(
                 f"rank {self.comm.rank}: the ZeroOptimizer has made {self.clock.steps} steps with "
                 "other buckets than those of the checkpoint: load it into new objects"
             )
         self.grouping.make(self.comm, layout, algorithms)
-        if follows:
-            self._follow()
+        if divided and self._on_regroup is not None:
+            self._on_regroup()
 
     @property
     def divided(self) -> bool:
-        """Whether each rank has the mean of its slices only after a sync."""
-        return getattr(self.hook, "divides", False)
+        """Whether a sync gives each rank the mean of its shard only."""
+        return any(bucket.shard is not None for bucket in self.grouping.buckets)
 
-    def lock(self, follow: Callable[[], object]) -> None:
-        """Keep these buckets, and gradients in them; if they change yet, `follow` is called."""
+    def fix(self, on_regroup: Callable[[], object]) -> None:
+        """Keep these buckets, with gradients in them, until :meth:`regroup` calls `on_regroup`."""
         self.fixed = self.active = True
-        self._follow = follow
+        self._on_regroup = on_regroup
 
-    def send_by(self, hook: Any) -> None:
-        """Send by another hook."""
-        self.hook, self._ways = hook, {}
-        self.way = self._use(self.name)
+    def take_touched(self) -> np.ndarray:
+        """Return which gradients this rank has added to since the last sync, and reset that."""
+        touched, self.touched = self.touched, np.zeros_like(self.touched)
+        return touched
 
     def stats(self) -> Stats:
-        """Give where the time went."""
+        """Return where the time of the steps went."""
         clock, steps = self.clock, max(self.clock.steps, 1)
         return Stats(
             steps=clock.steps,
@@ -247,5 +268,5 @@ class Reducer:
             copies=self.grouping.copies,
             in_flight_high_water=self.high_water,
             overlap=self.name,
-            trials=dict(self._learning.times),
+            trials=dict(self._autotune.times),
         )

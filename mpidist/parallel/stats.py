@@ -1,4 +1,4 @@
-"""Where the time of a training step goes."""
+"""The time of a training step: computation, and communication exposed or hidden."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ class Stats:
     Attributes
     ----------
     steps : int
-        How many there were.
+        Number of steps.
     compute : float
-        Forward, loss and backward, without what follows.
+        Time of forward, loss and backward, without communication.
     exposed : float
-        What training waited for: all of ``sync_gradients()``, and the beginning of communication
-        within backward.
+        Time for which training waited: all of ``sync_gradients()``, and the calls that start and
+        poll communication during backward.
     communication : float
-        Time during which at least one bucket was under way; waiting for slower ranks is in it.
+        Time during which at least one bucket was pending, which includes waiting for slower ranks.
     hidden : float
-        What of `communication` did not hold training up: `communication` less `exposed`.
+        Communication that did not delay training: `communication` less `exposed`.
     bytes : int
-        Of gradients in a step.
+        Size in bytes of the gradients of a step.
     copies : int
-        Gradients that had to be copied into their buckets, in all steps.
+        Number of gradients that had to be copied into their buckets, in all steps.
     in_flight_high_water : int
-        Most buckets under way at a time.
+        Largest number of buckets in flight at a time.
     overlap : str
-        How communication goes on during backward: "none", "polls" or "thread".
+        Transport of the buckets: "none", "polls" or "thread".
     trials : mapping of str to float
-        Measured seconds of a step for each, on the slowest rank; empty if nothing was tried (yet).
+        Measured seconds of a step with each transport, on the slowest rank; empty until the
+        transports were tried.
     """
 
     steps: int
@@ -53,31 +54,31 @@ class Stats:
 
 
 class Clock:
-    """Takes the times of steps."""
+    """Times the parts of each step, and adds them up."""
 
     def __init__(self) -> None:
         self.steps, self.compute, self.exposed = 0, 0.0, 0.0
         self.communication, self.hidden = 0.0, 0.0
-        self.last = 0.0  # seconds of the last step; 0 if its beginning was not seen
+        self.last = 0.0  # seconds of the last step; 0 if its begin was not noted
         self._began: float | None = None
-        self._within = 0.0  # this step's share of backward that belongs to communication
+        self._within = 0.0  # seconds of communication calls during this step's backward
         self._sync_began = 0.0
 
     def begin(self) -> None:
-        """Note that a step begins, if it has not begun."""
+        """Note the begin of a step, at its first forward."""
         if self._began is None:
             self._began = perf_counter()
 
     def within(self, seconds: float) -> None:
-        """Note that communication took so long within backward."""
+        """Add the time of a communication call during backward."""
         self._within += seconds
 
     def sync_begins(self) -> None:
-        """Note that backward is over."""
+        """Note the end of backward."""
         self._sync_began = perf_counter()
 
     def end(self, spans: Spans) -> None:
-        """Note that a step has ended; what is in `spans` is read and removed."""
+        """Note the end of a step, and add up its parts; `spans` is emptied."""
         now = perf_counter()
         began = self._sync_began if self._began is None else self._began
         exposed = now - self._sync_began + self._within
@@ -93,7 +94,7 @@ class Clock:
 
 
 def _covered(spans: Spans) -> float:
-    """Give the time during which at least one span lasts."""
+    """Return the time that is covered by at least one span."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

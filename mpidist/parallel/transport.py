@@ -15,154 +15,213 @@ from ..errors import CommunicationError, InvalidArgument
 from .bucket import Bucket
 
 
+class Pending(Protocol):
+    """A pending operation, such as a :class:`~mpidist.Work`."""
+
+    def test(self) -> bool:
+        """Make progress; return whether the operation is complete."""
+
+    def wait(self) -> object:
+        """Wait until the operation is complete."""
+
+
+Hook = Callable[[Bucket], Any]
+"""A communication hook: starts to send a bucket, and returns a :class:`~mpidist.Work`."""
+
+
 class Chain:
-    """A Work made of others, with computations between them.
+    """A Work made of several that follow each other, with computation between them.
 
     Parameters
     ----------
     steps : generator
-        Yields each :class:`~mpidist.Work` that it began, and goes on when that has ended.
+        Yields each :class:`~mpidist.Work` after starting it; it is resumed when that is complete.
     """
 
     def __init__(self, steps: Iterator[Any]):
         self._steps = steps
-        self._under_way: Any = None
+        self._pending: Any = None
         self._done = False
         self._advance()
 
     def _advance(self) -> None:
-        self._under_way = next(self._steps, None)
-        self._done = self._under_way is None
+        self._pending = next(self._steps, None)
+        self._done = self._pending is None
 
     def test(self) -> bool:
-        """Make progress; tell whether all has ended."""
-        while not self._done and self._under_way.test():
+        """Make progress; return whether all steps are complete."""
+        while not self._done and self._pending.test():
             self._advance()
         return self._done
 
     def poll(self) -> bool:
-        """Make progress with what has begun, and begin nothing; tell whether all has ended."""
+        """Make progress with the pending step, and start no other; return whether all are complete.
+
+        Ranks poll at different moments, while collectives must start in the same order on all.
+        """
         if not self._done:
-            self._under_way.test()
+            self._pending.test()
         return self._done
 
     def wait(self, **options: Any) -> None:
-        """Wait for the end; options are those of :meth:`mpidist.Work.wait`, for each step."""
+        """Wait for all steps; options are passed to :meth:`mpidist.Work.wait` of each."""
         while not self._done:
-            self._under_way.wait(**options)
+            self._pending.wait(**options)
             self._advance()
 
 
 def chained(steps: Callable[..., Iterator[Any]]) -> Callable[..., Chain]:
-    """Make a function of a generator function: its call gives a :class:`Chain`."""
+    """Decorate a generator function so that a call returns a :class:`Chain`."""
 
     @wraps(steps)
-    def begin(*arguments: Any, **options: Any) -> Chain:
+    def start(*arguments: Any, **options: Any) -> Chain:
         return Chain(steps(*arguments, **options))
 
-    return begin
+    return start
 
 
 class Done:
-    """A Work that has ended."""
+    """A complete operation."""
 
     def test(self) -> bool:
-        """Tell that it has."""
+        """Return True."""
         return True
 
-    def wait(self, **options: Any) -> None:
+    def wait(self) -> None:
         """Return at once."""
 
 
 DONE = Done()
 
-LOOK_SECONDS = 1.0  # between two looks whether the thread is alive
+ALIVE_SECONDS = 1.0  # between two checks whether the thread is alive
 
 Spans = list[tuple[float, float]]
 
 
-class Way(Protocol):
+def average(bucket: Bucket) -> Any:
+    """Start the exact mean of a bucket over the ranks, or of the rank's shard; return its Work."""
+    flat, shard = bucket.flat, bucket.shard
+    if shard is None:
+        return bucket.comm.iallreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
+    return bucket.comm.ireduce_scatter(
+        flat, op="mean", out=flat[shard.mine], counts=shard.counts, algorithm=shard.algorithm
+    )
+
+
+def start(hook: Hook, bucket: Bucket) -> Any:
+    """Call a hook; return its Work, or raise InvalidArgument if it returned something else."""
+    work = hook(bucket)
+    if not callable(getattr(work, "wait", None)) or not callable(getattr(work, "test", None)):
+        raise InvalidArgument(
+            f"rank {bucket.comm.rank}: hook returned {type(work).__name__} for bucket "
+            f"{bucket.index}: expected a Work, such as bucket.comm.iallreduce() returns"
+        )
+    return work
+
+
+class Transport(Protocol):
     """How buckets are sent.
 
     Attributes
     ----------
     early : bool
-        Whether a bucket is begun as soon as it is complete.
+        Whether a bucket is sent during backward, as soon as it is complete.
     spans : list of (float, float)
-        When each bucket's communication began and ended, in seconds of ``perf_counter``; what the
-        owner has read it removes.
+        Start and end of the communication of each bucket, in seconds of ``perf_counter``; the
+        owner empties it.
     """
 
     early: bool
     spans: Spans
 
-    def start(self, bucket: Bucket) -> Any:
-        """Begin to send; gives a Work."""
+    def send(self, bucket: Bucket) -> Pending:
+        """Send a bucket, or start to; return the pending operation."""
 
     def poll(self) -> None:
-        """Bring forward what is under way."""
+        """Make progress with the pending buckets."""
 
 
 class Blocking:
-    """One bucket after another, within ``sync_gradients``: nothing is hidden, nothing disturbed."""
+    """One bucket after another, within ``sync_gradients()``: nothing is hidden, nothing disturbed.
+
+    Parameters
+    ----------
+    hook : callable or None
+        The communication hook; None for the exact mean.
+    """
 
     early = False
 
-    def __init__(self, hook: Any):
-        self._send, self.spans = sender(hook), []  # type: Any, Spans
+    def __init__(self, hook: Hook | None):
+        self._hook, self.spans = hook, []  # type: Hook | None, Spans
 
-    def start(self, bucket: Bucket) -> Any:
-        """Send."""
+    def send(self, bucket: Bucket) -> Pending:
+        """Send a bucket, and wait for it."""
         began = perf_counter()
-        self._send(bucket)
+        if self._hook is not None:
+            start(self._hook, bucket).wait()
+        elif (shard := bucket.shard) is None:
+            flat = bucket.flat
+            bucket.comm.allreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
+        else:
+            flat = bucket.flat
+            bucket.comm.reduce_scatter(
+                flat,
+                op="mean",
+                out=flat[shard.mine],
+                counts=shard.counts,
+                algorithm=shard.algorithm,
+            )
         self.spans.append((began, perf_counter()))
         return DONE
 
     def poll(self) -> None:
-        """Do nothing: nothing is under way."""
+        """Do nothing: no bucket is pending."""
 
 
 class Polls:
-    """In the background, brought forward whenever another gradient is ready.
+    """In the background, polled each time another gradient is ready.
 
-    When that is differs from rank to rank, and the order of collectives must not: the later steps
-    of a :class:`Chain` begin when it is waited for.
+    Parameters
+    ----------
+    hook : callable or None
+        The communication hook; None for the exact mean.
     """
 
     early = True
 
-    def __init__(self, hook: Any):
-        self._hook, self.spans = hook, []  # type: Any, Spans
-        self._active: list[_Polled] = []
+    def __init__(self, hook: Hook | None):
+        self._hook, self.spans = hook or average, []  # type: Hook, Spans
+        self._pending: list[_Polled] = []
 
-    def start(self, bucket: Bucket) -> Any:
-        """Begin to send."""
-        work = _Polled(begin(self._hook, bucket), self.spans)
-        self._active.append(work)
-        return work
+    def send(self, bucket: Bucket) -> Pending:
+        """Start to send a bucket."""
+        polled = _Polled(start(self._hook, bucket), self.spans)
+        self._pending.append(polled)
+        return polled
 
     def poll(self) -> None:
-        """Look at everything that is under way."""
-        self._active = [work for work in self._active if not work.test()]
+        """Poll every pending bucket."""
+        self._pending = [polled for polled in self._pending if not polled.test()]
 
 
 class _Polled:
-    """A Work whose time is taken."""
+    """A pending bucket, of which start and end are noted."""
 
     def __init__(self, work: Any, spans: Spans):
         self._work, self._spans, self._began = work, spans, perf_counter()
-        self._look = getattr(work, "poll", work.test)
-        self._ended = False
+        self._poll = getattr(work, "poll", work.test)
+        self._complete = False
 
     def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
+        if not self._complete:
+            self._complete = True
             self._spans.append((self._began, perf_counter()))
 
     def test(self) -> bool:
-        if not self._ended and self._look():
+        if not self._complete and self._poll():
             self._end()
-        return self._ended
+        return self._complete
 
     def wait(self) -> None:
         self._work.wait()
@@ -170,19 +229,26 @@ class _Polled:
 
 
 class Thread:
-    """Blocking, one after another, in a thread that has the communicator for itself."""
+    """Blocking, one bucket after another, in a thread that is alone on its communicator.
+
+    Parameters
+    ----------
+    hook : callable or None
+        The communication hook; None for the exact mean.
+    """
 
     early = True
 
-    def __init__(self, hook: Any):
-        self._send, self.spans = sender(hook), []  # type: Any, Spans
+    def __init__(self, hook: Hook | None):
+        self._blocking = Blocking(hook)
+        self.spans = self._blocking.spans
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(self, bucket: Bucket) -> Any:
-        """Hand over to the thread."""
+    def send(self, bucket: Bucket) -> Pending:
+        """Queue a bucket for the thread."""
         if self._thread is None:
-            arguments = (self._queue, self._send, self.spans)
+            arguments = (self._queue, self._blocking)
             self._thread = threading.Thread(target=_serve, args=arguments, daemon=True)
             self._thread.start()
             weakref.finalize(self, self._queue.put, None)
@@ -191,72 +257,42 @@ class Thread:
         return job
 
     def poll(self) -> None:
-        """Do nothing: the thread goes on by itself."""
+        """Do nothing: the thread makes progress by itself."""
 
 
 class _Job:
-    """A bucket on its way through the thread; a Work."""
+    """A bucket that the thread sends."""
 
     def __init__(self, bucket: Bucket, thread: threading.Thread):
         self.bucket, self._thread = bucket, thread
-        self.ended = threading.Event()
+        self.complete = threading.Event()
         self.error: BaseException | None = None
 
     def test(self) -> bool:
-        return self.ended.is_set()
+        return self.complete.is_set()
 
     def wait(self) -> None:
-        """Wait; the deadline is that of the collective in the thread."""
-        while not self.ended.wait(LOOK_SECONDS):
+        """Wait for the thread; the collective that it calls has the deadline."""
+        while not self.complete.wait(ALIVE_SECONDS):
             if not self._thread.is_alive():
                 raise CommunicationError("the thread that sends gradients has ended")
         if self.error is not None:
             raise self.error
 
 
-def _serve(queue: SimpleQueue, send: Callable[[Bucket], object], spans: Spans) -> None:
+def _serve(queue: SimpleQueue, blocking: Blocking) -> None:
     MANNERS.gentle = True
     while (job := queue.get()) is not None:
-        began = perf_counter()
         try:
-            send(job.bucket)
-        except BaseException as error:  # it is for the rank's own thread
+            blocking.send(job.bucket)
+        except BaseException as error:  # it is raised on the rank's own thread
             job.error = error
-        spans.append((began, perf_counter()))
-        job.ended.set()
-        del job  # its bucket may die while this waits
+        job.complete.set()
+        del job  # the bucket may be freed while the thread waits for the next one
 
 
-WAYS: dict[str, Callable[[Any], Way]] = {"none": Blocking, "polls": Polls, "thread": Thread}
-
-
-def begin(hook: Any, bucket: Bucket) -> Any:
-    """Have a hook begin; raise InvalidArgument if it gives no Work."""
-    work = hook(bucket)
-    if not callable(getattr(work, "wait", None)) or not callable(getattr(work, "test", None)):
-        raise InvalidArgument(
-            f"rank {bucket.comm.rank}: hook gave {type(work).__name__} for bucket {bucket.index}: "
-            "allowed are Works, such as bucket.comm.iallreduce() gives"
-        )
-    return work
-
-
-def sender(hook: Any) -> Callable[[Bucket], object]:
-    """Give the blocking form of a hook: its method `blocking`, or the call and a wait."""
-    return getattr(hook, "blocking", None) or (lambda bucket: begin(hook, bucket).wait())
-
-
-class Average:
-    """The hook that is there without another: the mean over the ranks, exact."""
-
-    lossless = True
-
-    def __call__(self, bucket: Bucket) -> Any:
-        """Begin in the background."""
-        flat = bucket.flat
-        return bucket.comm.iallreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
-
-    def blocking(self, bucket: Bucket) -> None:
-        """Do it at once."""
-        flat = bucket.flat
-        bucket.comm.allreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
+TRANSPORTS: dict[str, Callable[[Hook | None], Transport]] = {
+    "none": Blocking,
+    "polls": Polls,
+    "thread": Thread,
+}

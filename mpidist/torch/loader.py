@@ -1,4 +1,4 @@
-"""Loaders of PyTorch, cut among ranks."""
+"""Loaders of PyTorch, divided among the ranks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
+from ..communicator.communicator import Communicator
 from ..data import Order
 from ..errors import Unsupported
 
 
 class Loader:
-    """One rank's batches of a loader; iterating takes one epoch, or what is left of it.
+    """One rank's batches of a loader; an iteration is one epoch, or the rest of it.
 
-    Its position counts batches that were handed out, not samples that workers have fetched ahead.
+    The position counts batches that were yielded, not samples that workers have fetched ahead.
     """
 
     def __init__(self, loader: DataLoader, order: Order):
@@ -41,30 +42,31 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         order = self.order
         epoch, position = order.epoch, order.position
-        taken = order.size * (self.loader.batch_size or 1)
+        step = order.size * (self.loader.batch_size or 1)
         for batch in self.loader:
-            position = min(position + taken, order.count)
+            position = min(position + step, order.count)
             order.epoch, order.position = epoch, position
             yield batch
         order.epoch, order.position = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Give what resumes it."""
+        """Return the position, from which :meth:`load_state_dict` resumes."""
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where :meth:`state_dict` was called."""
+        """Resume where :meth:`state_dict` was called."""
         self.order.load_state_dict(state)
 
 
-def shard_loader(data: Any, comm: Any, shuffle: bool | None, seed: int, uneven: str) -> Any:
-    """Give this rank's part of a loader; None if `data` is no loader with a length.
+def shard_loader(
+    data: Any, comm: Communicator, shuffle: bool | None, seed: int, uneven: str
+) -> Loader | None:
+    """Return this rank's part of a loader; None if `data` is not a loader with a length.
 
     Raises
     ------
     Unsupported
-        If the loader has a sampler or batches of its own making: which rank takes what is not
-        known then.
+        If the loader has a sampler or a batch sampler of the user, which cannot be divided.
     """
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
         return None
@@ -72,13 +74,13 @@ def shard_loader(data: Any, comm: Any, shuffle: bool | None, seed: int, uneven: 
     if data.batch_size is None or not known:
         raise Unsupported(
             f"rank {comm.rank}: the loader has a {type(data.sampler).__name__} or makes its own "
-            "batches: shard the data set, or cut that sampler"
+            "batches: shard the data set, or divide that sampler"
         )
     if len(data.sampler) != len(data.dataset) or getattr(data.sampler, "replacement", False):
         raise Unsupported(
             f"rank {comm.rank}: the loader's {type(data.sampler).__name__} takes "
             f"{len(data.sampler)} of {len(data.dataset)} samples, or some twice: shard the data "
-            "set, or cut that sampler"
+            "set, or divide that sampler"
         )
     shuffles = isinstance(data.sampler, RandomSampler) if shuffle is None else shuffle
     return Loader(data, Order(len(data.dataset), comm, shuffles, seed, uneven))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mpidist.frameworks.base import ADAPTERS, adapter, digest, framework_of, library
+from mpidist.nn import SGD, Adam
 
 CONTENTS = {
     "framework": "FRAMEWORK",
@@ -39,3 +40,41 @@ def test_framework_of_torch():
     assert x.tolist() == [0, 7, 2]
     assert framework_of(x).from_array(array).data_ptr() == x.data_ptr()
     assert digest(x) == digest(array)
+
+
+def updated(optimizer, groups, grad):
+    """Make three steps on parameters of one array each, and return all elements."""
+    import torch
+
+    parameters = []
+    for data, gradient in groups:
+        parameters.append(torch.nn.Parameter(data.clone()))
+        parameters[-1].grad = gradient.clone()
+    optimize = optimizer(parameters, lr=0.1)
+    for _ in range(3):
+        optimize.step()
+        for p in parameters:
+            p.grad *= grad
+    return torch.cat([p.detach().reshape(-1) for p in parameters])
+
+
+def test_is_elementwise():
+    """Each known optimizer of PyTorch updates a matrix as it does two flat pieces of it."""
+    torch = pytest.importorskip("torch")
+    from mpidist.torch.framework import ELEMENTWISE
+
+    framework = framework_of(torch.ones(1))
+    data, grad = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(2, 12)
+    matrix = [(data.reshape(4, 3), grad.reshape(4, 3))]
+    pieces = [(data[:5], grad[:5]), (data[5:], grad[5:])]
+    for name in ELEMENTWISE:
+        optimizer = getattr(torch.optim, name)
+        assert framework.is_elementwise(optimizer)
+        torch.testing.assert_close(updated(optimizer, matrix, 0.5), updated(optimizer, pieces, 0.5))
+    assert not framework.is_elementwise(torch.optim.LBFGS)
+
+
+def test_is_elementwise_of_nn():
+    framework = framework_of(np.ones(1))
+    assert framework.is_elementwise(SGD) and framework.is_elementwise(Adam)
+    assert not framework.is_elementwise(type("Mine", (SGD,), {}))

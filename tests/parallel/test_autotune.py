@@ -11,9 +11,9 @@ from mpidist.nn import Linear, Sequential
 from mpidist.parallel import DDP, assign_buckets
 from mpidist.parallel.autotune import GAIN, ROUNDS, Trial
 from mpidist.parallel.stats import Clock
-from mpidist.parallel.transport import DONE, WAYS, Chain, Polls, Thread, chained
+from mpidist.parallel.transport import DONE, TRANSPORTS, Chain, Polls, Thread, chained
 
-NAMES = tuple(WAYS)
+NAMES = tuple(TRANSPORTS)
 
 
 def tried(comm, seconds):
@@ -180,28 +180,28 @@ class OneBucket:
 
 
 def test_spans_of_works_are_taken():
-    for way in (Polls(lambda bucket: Later(1)), Thread(lambda bucket: Later(1))):
-        work = way.start(OneBucket())
+    for transport in (Polls(lambda bucket: Later(1)), Thread(lambda bucket: Later(1))):
+        work = transport.send(OneBucket())
         work.wait()
-        way.poll()
+        transport.poll()
         assert work.test()
-        ((began, ended),) = way.spans
+        ((began, ended),) = transport.spans
         assert ended >= began
 
 
 def test_a_dead_thread_is_noticed(monkeypatch):
-    monkeypatch.setattr("mpidist.parallel.transport.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("mpidist.parallel.transport.ALIVE_SECONDS", 0.01)
 
     def leaves(bucket):
         raise SystemExit  # kills a thread quietly
 
-    way = Thread(leaves)
+    transport = Thread(leaves)
     with pytest.raises(SystemExit):
-        way.start(OneBucket()).wait()
-    way._queue.put(None)
-    way._thread.join(10)
+        transport.send(OneBucket()).wait()
+    transport._queue.put(None)
+    transport._thread.join(10)
     with pytest.raises(CommunicationError, match="thread"):
-        way.start(OneBucket()).wait()
+        transport.send(OneBucket()).wait()
 
 
 def test_gradients_are_those_of_the_wrapper_on_one_rank():

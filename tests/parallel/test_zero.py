@@ -29,11 +29,16 @@ def test_zero_overlapped(overlap):
         cases.zero_clips_by_the_norm_of_all,
         cases.zero_is_made_before_the_first_step,
         cases.what_zero_cannot_do_is_refused,
-        cases.what_zero_cannot_cut_is_refused,
+        cases.unknown_optimizers_need_the_flag,
     ),
 )
 def test_zero_cases(kit, case, size):
     run_simulated(size, lambda comm: case(comm, kit))
+
+
+@pytest.mark.parametrize("size", (1, 3))
+def test_elementwise(size):
+    run_simulated(size, cases.an_unknown_optimizer_trains_with_the_flag)
 
 
 @pytest.mark.parametrize("size", (1, 2))
