@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mpidist.errors import ScheduleError
 from mpidist.pipeline.schedules import B, F, I, PipelineSchedule, W, find_schedule, prove, schedules
 
-CHANGES = ("swap", "next", "move", "drop", "double", "replace", "halve")
 KINDS = {"F": F, "B": B, "I": I, "W": W}
 
 
