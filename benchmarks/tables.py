@@ -78,13 +78,13 @@ def merge(runs: Iterable[tuple[str, Mapping[str, Any], Sequence[Row]]]) -> Cells
     found: dict[Key, list[tuple[float, float | None, float | None, float | None, bool]]] = {}
     for variant, header, rows in runs:
         base = {
-            (row.collective, row.in_place, row.bytes, row.algorithm): row.time_us
+            (row.work, row.in_place, row.bytes, row.contender): row.time_us
             for row in rows
             if row.memory == "private"
         }
         for row in rows:
-            where = row.collective, row.in_place, row.bytes
-            key = Key(*where, row.algorithm, row.memory, variant)
+            where = row.work, row.in_place, row.bytes or 0
+            key = Key(*where, row.contender, row.memory, variant)
             ratios = [
                 base[(*where, name)] / row.time_us if (*where, name) in base else None
                 for name in (BARE, "native")

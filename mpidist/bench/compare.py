@@ -1,4 +1,4 @@
-"""Two runs beside each other, row by row."""
+"""The comparison of two runs, row by row."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from ..errors import InvalidArgument
 from ..measure import round_size
-from .results import MakeTable, Results, Row, microseconds
+from .results import Line, Results, Row, Table, microseconds
 
-NOISE = 0.10  # medians of two launches differ by as much on a quiet machine
-_IGNORED = ("date", "command", "iterations")  # of a header: they differ between any two runs
+NOISE = 0.10  # medians of two launches differ by so much on a quiet machine
+_IGNORED = ("date", "command", "iterations")  # entries of headers that differ in any two runs
 
 
 def read(path: str) -> Results:
@@ -24,7 +22,7 @@ def read(path: str) -> Results:
     Raises
     ------
     InvalidArgument
-        If it cannot be read, or holds no results.
+        If the file cannot be read, or holds no results.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -43,7 +41,7 @@ class Pair:
     Attributes
     ----------
     noise : float
-        Part of a time by which the two may differ without a meaning.
+        Part of a time by which the two may differ by chance.
     """
 
     first: Row
@@ -52,15 +50,16 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Time of the first run over that of the second: above 1 the second is faster."""
+        """Time of the first run divided by the second's: above 1 the second is faster."""
         return self.first.time_us / self.second.time_us
 
     @property
     def verdict(self) -> str:
         """``"better"`` or ``"worse"`` where the second differs beyond noise, or is wrong."""
-        if self.first.correct != self.second.correct:
-            return "better, now right" if self.second.correct else "worse, now WRONG"
-        if not self.second.correct:
+        before, now = self.first.correct is not False, self.second.correct is not False
+        if before != now:
+            return "better, now correct" if now else "worse, now WRONG"
+        if not now:
             return "WRONG in both"
         if self.ratio > 1 + self.noise:
             return "better"
@@ -69,22 +68,24 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs: pairs of rows, rows of one run only, and how their headers differ."""
+    """Two runs: pairs of rows, rows of one run only, differences of the headers.
+
+    `reference` names the contender that the ratios of the first run refer to.
+    """
 
     pairs: list[Pair]
     only_first: list[Row]
     only_second: list[Row]
     headers: list[tuple[str, str, str]]
+    reference: str
 
 
 def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison:
-    """Pair the rows of two runs by collective, bytes, algorithm, memory, dtype, op and place.
+    """Pair the rows of two runs by work, bytes, contender, memory, dtype, op and place.
 
-    A pair's noise is the largest of `noise` and, where it was recorded, half of the range in which
-    the middle half of the iterations of either row lies.
+    The noise of a pair is the largest of `noise` and the spreads of its two rows.
     """
-    left = {_key(row): row for row in first.rows}
-    right = {_key(row): row for row in second.rows}
+    left, right = _rows_by_key(first), _rows_by_key(second)
     pairs = [
         Pair(row, right[key], max(noise, row.spread or 0.0, right[key].spread or 0.0))
         for key, row in left.items()
@@ -94,17 +95,29 @@ def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison
         pairs,
         [row for key, row in left.items() if key not in right],
         [row for key, row in right.items() if key not in left],
-        list(_differences(first.header, second.header)),
+        list(_differences(_described(first), _described(second))),
+        first.reference,
     )
 
 
-def _key(row: Row) -> tuple:
-    place = row.in_place, row.dtype, row.op
-    return row.collective, row.bytes, row.algorithm, row.memory, *place
+def _rows_by_key(results: Results) -> dict[tuple, Row]:
+    """Return the rows by what is equal in a pair: ranks only if the run has several numbers."""
+    several = results.benchmark == "scaling"
+    return {
+        (
+            *(row.work, row.bytes, row.contender, row.memory, row.in_place, row.dtype, row.op),
+            *(row.ranks if several else None, row.figures.get("deadline_s")),
+        ): row
+        for row in results.rows
+    }
+
+
+def _described(results: Results) -> dict[str, Any]:
+    return {"benchmark": results.benchmark, **results.header}
 
 
 def _differences(first: Any, second: Any, name: str = "") -> Iterable[tuple[str, str, str]]:
-    """Give what differs: name, and both values as text; nested names joined by blanks."""
+    """Yield the differences: name, and both values as text; nested names joined by blanks."""
     if isinstance(first, dict) and isinstance(second, dict):
         for key in dict.fromkeys([*first, *second]):
             if name or key not in _IGNORED:
@@ -117,69 +130,67 @@ def _text(value: Any) -> str:
     return "not there" if value is None else str(value)
 
 
-def tabulate(
-    comparison: Comparison, make: MakeTable, narrow: bool = False
-) -> Iterable[tuple[str, Table]]:
-    """Give headings and tables: headers, pairs, rows of one run only.
+def tables(comparison: Comparison, narrow: bool = False) -> Iterable[Table]:
+    """Yield tables of the headers' differences, the pairs, and the rows of one run only.
 
-    Where it is `narrow`, what many pairs have in common stands in headings, not in columns.
+    With `narrow`, properties that many pairs share are in headings in place of columns.
     """
     if comparison.headers:
-        table = make("header", "first", "second")
-        for line in comparison.headers:
-            table.add_row(*line)
-        yield "what the runs differ in", table
+        lines = [Line(list(names)) for names in comparison.headers]
+        yield Table("differences between the runs", ["header", "first", "second"], lines)
     if narrow:
-        for (collective, memory, place), group in groupby(comparison.pairs, _common):
-            heading = f"{collective}, {memory} memory, {place}: first run and second run"
-            yield heading, _pairs(group, make, _SHORT)
+        for (work, memory, place), group in groupby(comparison.pairs, _common):
+            heading = f"{work}, {memory} memory, {place}: first run and second run"
+            yield _pairs(heading, list(group), _SHORT, comparison.reference)
     elif comparison.pairs:
-        yield "first run and second run", _pairs(comparison.pairs, make, _NAMES)
+        yield _pairs("first run and second run", comparison.pairs, _NAMES, comparison.reference)
     for which, rows in (("first", comparison.only_first), ("second", comparison.only_second)):
         if rows:
-            table = make(*_NAMES.values(), ">time\nµs")
-            for row in rows:
-                table.add_row(*_name(row, _NAMES), microseconds(row.time_us))
-            yield f"only in the {which} run", table
+            lines = [Line([*_name(row, _NAMES), microseconds(row.time_us)]) for row in rows]
+            yield Table(f"only in the {which} run", [*_NAMES.values(), ">time\nµs"], lines)
 
 
 _NAMES = {
-    "collective": "=collective",
+    "work": "=work",
     "bytes": ">bytes",
-    "algorithm": "=algorithm",
+    "contender": "=contender",
     "memory": "memory",
     "place": "place",
 }
-_SHORT = {name: _NAMES[name] for name in ("bytes", "algorithm")}
+_SHORT = {name: _NAMES[name] for name in ("bytes", "contender")}
 
 
 def _name(row: Row, names: Iterable[str]) -> list[str]:
-    place = "in place" if row.in_place else "apart"
-    known = {"bytes": round_size(row.bytes), "place": place}
-    return [known.get(name) or str(getattr(row, name)) for name in names]
+    nbytes = "" if row.bytes is None else round_size(row.bytes)
+    known = {"bytes": nbytes, "place": "in place" if row.in_place else "apart"}
+    return [known[name] if name in known else str(getattr(row, name)) for name in names]
 
 
 def _common(pair: Pair) -> tuple[str, ...]:
-    return tuple(_name(pair.first, ("collective", "memory", "place")))
+    return tuple(_name(pair.first, ("work", "memory", "place")))
 
 
-def _pairs(pairs: Iterable[Pair], make: MakeTable, names: dict[str, str]) -> Table:
-    numbers = (">first\nµs", ">second\nµs", ">ratio", ">first\nx\nmpi4py", ">second\nx\nmpi4py")
-    table = make(*names.values(), *numbers, "=second\nis")
-    for pair in pairs:
-        verdict = pair.verdict
-        style = "green" if verdict.startswith("better") else "red" if verdict else None
-        table.add_row(
-            *_name(pair.first, names),
-            microseconds(pair.first.time_us),
-            microseconds(pair.second.time_us),
-            f"{pair.ratio:.2f}",
-            *("" if v is None else f"{v:.2f}" for v in _native(pair)),
-            verdict,
-            style=style,
-        )
-    return table
-
-
-def _native(pair: Pair) -> tuple[float | None, float | None]:
-    return pair.first.vs_native, pair.second.vs_native
+def _pairs(heading: str, pairs: Iterable[Pair], names: dict[str, str], reference: str) -> Table:
+    ratios = [f">{run}\nx\n{reference}" for run in ("first", "second")]
+    numbers = [">first\nµs", ">second\nµs", ">ratio", *ratios]
+    return Table(
+        heading,
+        [*names.values(), *numbers, "=second\nis"],
+        [
+            Line(
+                [
+                    *_name(pair.first, names),
+                    microseconds(pair.first.time_us),
+                    microseconds(pair.second.time_us),
+                    f"{pair.ratio:.2f}",
+                    *(
+                        "" if r.ratio is None else f"{r.ratio:.2f}"
+                        for r in (pair.first, pair.second)
+                    ),
+                    pair.verdict,
+                ],
+                "better" if pair.verdict.startswith("better") else "worse" if pair.verdict else "",
+            )
+            for pair in pairs
+        ],
+    )

@@ -1,4 +1,4 @@
-"""``mpidist bench gpu``: paths of arrays on a GPU, and copies to and from it."""
+"""``mpidist bench gpu``: each path of arrays on a GPU, and bare copies to compare with."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ..device.recognise import describe
 from ..errors import InvalidArgument, Unsupported
 from ..gpu.ipc import NEEDS
 from ..gpu.paths import CLASSES, ORDER, VARIABLE
-from .results import make_header
+from ..measure import busbw
+from .results import Refusal, Results, Row, make_header
 
-COPIES = 5  # measurements of a copy, of which the median counts
+COPIES = 5  # measurements of a copy; their median counts
 
 
 class DeviceCase:
-    """One collective with its arrays; values are small, so that any dtype holds the sums."""
+    """A collective with its arrays; values are small, so that every dtype holds the sums."""
 
     def __init__(
         self, comm: Communicator, collective: str, count: int, dtype: np.dtype, symmetric: bool
@@ -57,16 +58,16 @@ class DeviceCase:
         return {p.name for p in paths if p.taken and self._collective in CLASSES[p.operations]}
 
     def fill(self) -> None:
-        """Write the input anew, and take the result of the call before away."""
+        """Write the input, and clear the result of the previous call."""
         self._out[...] = 0
         self._x.set(self._host)
 
     def call(self) -> None:
-        """Make the call once."""
+        """Call the collective once."""
         getattr(self._comm, self._collective)(self._x, out=self._out)
 
     def correct(self) -> bool:
-        """Tell whether this rank's result is right."""
+        """Return whether this rank's result is correct."""
         rank, size, length = self._comm.rank, self._comm.size, self._host.size
         every = [self._values(r, length) for r in range(size)]
         expected: Any = every[0]
@@ -79,7 +80,7 @@ class DeviceCase:
         return bool((self._out.get() == expected).all())
 
     def free(self) -> None:
-        """Give symmetric memory back; collective."""
+        """Free the symmetric memory; collective."""
         find_device().finish()
         for made in self._made:
             if made.size:
@@ -88,14 +89,14 @@ class DeviceCase:
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes per second of copies, made by all ranks at the same time, in all.
+    """Bytes per second of copies by all ranks at the same time, in total.
 
     Attributes
     ----------
     on_device : float
-        Within GPUs; a byte that is read and written counts twice.
+        Rate within GPUs; a byte that is read and written counts twice.
     to_host, from_host : float
-        Between GPUs and pinned host memory.
+        Rates between GPUs and pinned host memory.
     """
 
     on_device: float
@@ -104,7 +105,7 @@ class Copies:
 
 
 def measure_copies(comm: Communicator, nbytes: int) -> Copies:
-    """Measure copies of so many bytes on each rank, all of them at once; collective."""
+    """Measure copies of `nbytes` on each rank, on all ranks at once; collective."""
     device = find_device()
     first, second = (device.empty((nbytes,), np.dtype(np.uint8)) for _ in range(2))
     host = device.pinned(nbytes)
@@ -122,7 +123,7 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
 
 
 def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float:
-    """Give the seconds until what `act` queues is done, on the slowest rank; collective."""
+    """Return the slowest rank's seconds until the work that `act` queues is done; collective."""
     device = find_device()
     device.synchronize(stream)
     comm.barrier()
@@ -136,43 +137,6 @@ def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 
 
-@dataclass(frozen=True)
-class DeviceRow:
-    """A collective of one size by one path.
-
-    Attributes
-    ----------
-    bytes : int
-        Of the whole buffer.
-    time_us : float or None
-        Median over the iterations of the slowest rank's time, to the end on its stream; None if the
-        path cannot be.
-    busbw_gbs : float or None
-        As in nccl-tests.
-    of_copies : float or None
-        What copies alone would take, over the time: those that the path cannot do without.
-    correct : bool
-        Whether every element was right after the last call.
-    why_not : str
-        Why there is no time.
-    """
-
-    collective: str
-    path: str
-    ranks: int
-    bytes: int
-    dtype: str
-    time_us: float | None = None
-    busbw_gbs: float | None = None
-    of_copies: float | None = None
-    correct: bool = True
-    why_not: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Give the row for a file."""
-        return asdict(self)
-
-
 def measure_paths(
     comm: Communicator,
     collectives: Sequence[str],
@@ -180,36 +144,44 @@ def measure_paths(
     dtype: np.dtype,
     iterations: int,
     copies: Copies,
-) -> list[DeviceRow]:
-    """Measure each path that can be; collective.
+) -> Results:
+    """Measure each available path; the others are refusals; collective.
+
+    The figure ``of_copies`` of a row is the time of the copies that the path cannot do without,
+    divided by the measured time.
 
     Parameters
     ----------
     comm : Communicator
         The ranks, each with a GPU.
     collectives : sequence of str
-        Of :data:`COLLECTIVES`.
+        Names out of :data:`COLLECTIVES`.
     sizes : sequence of int
         Bytes of the whole buffer, rounded down to whole elements for every rank.
     dtype : numpy.dtype
-        Of the elements.
+        Dtype of the elements.
     iterations : int
-        How many are timed, after one that is not.
+        Timed iterations, after one that is not timed.
     copies : Copies
-        See :func:`~mpidist.bench.gpu.measure_copies`.
+        Rates of :func:`measure_copies`.
     """
-    rows = []
+    results = Results(benchmark="gpu")
     for path in ORDER:
         with forced(comm, path) as sub:
             for collective in collectives:
                 for nbytes in sizes:
-                    rows.append(_row(sub, collective, path, nbytes, dtype, iterations, copies))
-    return sorted(rows, key=lambda row: (collectives.index(row.collective), row.bytes))
+                    measured = _row(sub, collective, path, nbytes, dtype, iterations, copies)
+                    if isinstance(measured, Row):
+                        results.rows.append(measured)
+                    else:
+                        results.unsupported.append(measured)
+    results.rows.sort(key=lambda row: (collectives.index(row.work), row.bytes))
+    return results
 
 
 @contextmanager
 def forced(comm: Communicator, path: str) -> Iterator[Communicator]:
-    """Give a communicator whose arrays on GPUs take one path; collective."""
+    """Yield a communicator whose arrays on GPUs take one path; collective."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = path
     backend = comm.backend.split(0, comm.rank)
@@ -232,43 +204,35 @@ def _row(
     dtype: np.dtype,
     iterations: int,
     copies: Copies,
-) -> DeviceRow:
+) -> Row | Refusal:
     count = nbytes // dtype.itemsize // comm.size * comm.size
-    row = DeviceRow(collective, path, comm.size, count * dtype.itemsize, dtype.name)
+    nbytes = count * dtype.itemsize
     try:
         case = DeviceCase(comm, collective, count, dtype, path == "ipc")
         case.call()
     except Unsupported as error:
-        return DeviceRow(**{**asdict(row), "why_not": str(error).partition(": ")[2]})
+        return Refusal(collective, path, nbytes, str(error).partition(": ")[2])
     if path not in case.taken:
         case.free()
-        return DeviceRow(**{**asdict(row), "why_not": "has no form of it"})
+        return Refusal(collective, path, nbytes, f"{path} does not serve {collective}")
     stream = find_device().current_stream()
     seconds = []
     for _ in range(iterations + 1):
         case.fill()
         seconds.append(slowest(comm, case.call, stream))
     median = statistics.median(seconds[1:])
-    correct = bool(comm.allreduce(np.array([case.correct()]), "and")[0])
+    row = Row(collective, path, comm.size, 1e6 * median, bytes=nbytes, dtype=dtype.name)
+    row.correct = bool(comm.allreduce(np.array([case.correct()]), "and")[0])
+    row.busbw_gbs = busbw(collective, nbytes, median, comm.size)
     case.free()
-    ways = 2 if collective == "allreduce" else 1
-    bus = ways * (comm.size - 1) / comm.size if collective != "broadcast" else 1.0
-    bound = _bound(collective, path, row.bytes, comm.size, copies)
-    return DeviceRow(
-        collective,
-        path,
-        comm.size,
-        row.bytes,
-        dtype.name,
-        median * 1e6,
-        bus * row.bytes / median / 1e9,
-        None if bound is None else bound / median,
-        correct,
-    )
+    bound = _bound(collective, path, nbytes, comm.size, copies)
+    if bound is not None:
+        row.figures["of_copies"] = bound / median
+    return row
 
 
 def _bound(collective: str, path: str, nbytes: int, ranks: int, copies: Copies) -> float | None:
-    """Give the seconds of the copies that an allreduce by a path cannot do without."""
+    """Return the seconds of the copies that an allreduce by a path cannot do without."""
     if collective != "allreduce":
         return None
     if path == "ipc":  # every rank's input is read, and every rank's result written
@@ -278,40 +242,16 @@ def _bound(collective: str, path: str, nbytes: int, ranks: int, copies: Copies) 
     return None
 
 
-@dataclass(frozen=True)
-class GpuResults:
-    """Results of `mpidist bench gpu`.
-
-    Attributes
-    ----------
-    header : dict
-        Description of the run; ``header["gpus"]`` names the GPU of each rank.
-    copies : Copies
-        Bandwidths of bare copies.
-    rows : list of DeviceRow
-        Each collective, size and path.
-    """
-
-    header: dict[str, Any]
-    copies: Copies
-    rows: list[DeviceRow]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the results as a JSON object."""
-        rows = [row.as_json() for row in self.rows]
-        return {"header": self.header, "copies": asdict(self.copies), "rows": rows}
-
-
 def measure_gpu(
     comm: Communicator,
     collectives: Sequence[str],
     sizes: Sequence[int],
     dtype: np.dtype,
     iterations: int,
-) -> GpuResults:
+) -> Results:
     """Measure collectives by each path, and bare copies; collective.
 
-    `collectives` are of :data:`COLLECTIVES`, by default all of them; the others are as of
+    `collectives` are names out of :data:`COLLECTIVES`, by default all of them; for the others see
     :func:`measure_paths`.
 
     Raises
@@ -330,7 +270,15 @@ def measure_gpu(
         raise Unsupported(f"bench gpu needs cupy, and a GPU for each rank: {error}") from None
     device = find_device()
     copies = measure_copies(comm, max(*sizes, 1 << 20))
-    names = tuple(collectives) or COLLECTIVES
-    rows = measure_paths(comm, names, sizes, dtype, iterations, copies)
+    results = measure_paths(
+        comm, tuple(collectives) or COLLECTIVES, sizes, dtype, iterations, copies
+    )
     gpus = comm.allgather_object(f"{device.describe()} {device.identity()}")
-    return GpuResults({**make_header(comm), "gpus": gpus}, copies, rows)
+    results.header = {**make_header(comm), "gpus": gpus, "copies": asdict(copies)}
+    results.notes = [f"rank {rank}: {gpu}" for rank, gpu in enumerate(gpus)]
+    results.notes.append(
+        f"copies of all ranks at once: {copies.on_device / 1e9:.1f} GB/s read and written on GPUs, "
+        f"{copies.to_host / 1e9:.1f} to the host, {copies.from_host / 1e9:.1f} from it; % of "
+        "copies: time of the bare copies divided by the time"
+    )
+    return results

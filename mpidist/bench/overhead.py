@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,31 +14,33 @@ from ..communicator.communicator import Communicator
 from ..measure import median
 from .cases import BARE
 from .contenders import mpi_communicator
+from .results import Results, Row, make_header
 
 RANKS = 33
 CALLS, BLOCKS = 200, 30
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One figure: what was measured, with which deadline in seconds, and microseconds."""
-
-    what: str
-    timeout: float | None
-    microseconds: float
+def measure_overhead(comm: Communicator) -> Results:
+    """Measure the engine, on rank 0 only, and native beside the bare mpi4py call; collective."""
+    engine = engine_overhead() if comm.rank == 0 else []
+    rows = [*engine, *native_overhead(comm)]
+    return Results(make_header(comm), rows, benchmark="overhead")
 
 
-def engine_overhead() -> list[Cost]:
-    """Measure a round of the engine: a ring of 33 ranks on the backend that moves nothing."""
-    costs = []
+def engine_overhead() -> list[Row]:
+    """Measure a round of the engine: a ring of 33 ranks on the backend that moves no data."""
+    rows = []
     for timeout in (None, 60.0):
         comm = Communicator(NullBackend(RANKS))
         comm.timeout = timeout
         x, out = np.zeros(RANKS, np.float32), np.zeros(RANKS, np.float32)
         call = partial(comm.allreduce, x, "sum", out, "ring")
         seconds = min(_block(call, 20) for _ in range(BLOCKS))
-        costs.append(Cost("engine, one round (null, ring)", timeout, seconds * 1e6 / rounds()))
-    return costs
+        time_us = seconds * 1e6 / rounds()
+        row = Row("one round of a ring", "engine, null backend", RANKS, time_us)
+        row.figures["deadline_s"] = timeout or 0
+        rows.append(row)
+    return rows
 
 
 def rounds() -> int:
@@ -47,7 +48,7 @@ def rounds() -> int:
     return 2 * (RANKS - 1)
 
 
-def native_overhead(comm: Communicator) -> list[Cost]:
+def native_overhead(comm: Communicator) -> list[Row]:
     """Measure an allreduce of 8 bytes: bare, and native without and with a deadline, in turns.
 
     Blocks of calls take turns; a figure is the median over the blocks of the slowest rank's time.
@@ -63,9 +64,9 @@ def native_overhead(comm: Communicator) -> list[Cost]:
     native = partial(comm.allreduce, x, "sum", out, "native")
     deadline = comm.timeout
     entries: list[tuple[str, float | None, Callable[[], Any]]] = [
-        (f"{BARE}, 8 bytes", None, bare),
-        ("native, 8 bytes", None, native),
-        ("native, 8 bytes", deadline or 60.0, native),
+        (BARE, None, bare),
+        ("native", None, native),
+        ("native", deadline or 60.0, native),
     ]
     blocks = np.zeros((BLOCKS, len(entries)))
     for block in blocks:
@@ -76,10 +77,15 @@ def native_overhead(comm: Communicator) -> list[Cost]:
             block[k] = _block(call, CALLS)
     comm.timeout = deadline
     blocks = comm.allreduce(blocks, "max")
-    return [
-        Cost(name, timeout, median(blocks[:, k].tolist()) * 1e6)
-        for k, (name, timeout, _) in enumerate(entries)
-    ]
+    times = [median(column) * 1e6 for column in blocks.T.tolist()]
+    rows = []
+    for time_us, (name, timeout, _) in zip(times, entries):
+        row = Row("allreduce of 8 bytes", name, comm.size, time_us, times[0] / time_us)
+        row.figures["deadline_s"] = timeout or 0
+        if name != BARE:
+            row.figures["more_us"] = time_us - times[0]
+        rows.append(row)
+    return rows
 
 
 def _block(call: Callable[[], Any], count: int) -> float:

@@ -1,4 +1,4 @@
-"""Steps of pipelines in PyTorch: ours, and its own over gloo."""
+"""Steps of pipelines in PyTorch: by mpidist.Pipeline, and by PyTorch's own over gloo."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from ..communicator.communicator import Communicator
 from ..pipeline import Pipeline
 from .pipelines import MICROBATCHES, THEIRS
-from .training import Contender, Row, race
+from .results import Row
+from .training import Contender, race
 from .training_torch import gloo
 
 SIZES = ((128, 8), (256, 16), (512, 16), (1024, 16))
-"""Widths of the layers, and rows of a microbatch."""
+"""Widths of the layers, and numbers of rows of a microbatch."""
 OURS = "mpidist Pipeline"
 
 
 def stage(width: int, rank: int, size: int) -> torch.nn.Module:
-    """Build 4 layers of `width`² weights; the last stage ends in 10 classes."""
+    """Build a stage: 4 layers of `width`² weights; the last stage ends in 10 classes."""
     torch.manual_seed(rank)
     layers: list[torch.nn.Module] = []
     for _ in range(4):
@@ -34,7 +36,7 @@ def stage(width: int, rank: int, size: int) -> torch.nn.Module:
 def stepper(
     module: torch.nn.Module, run: Callable[[torch.Tensor, torch.Tensor], object], shape: Any
 ) -> Callable[[], None]:
-    """Give a function that makes one step of training."""
+    """Return a function that runs one step of training."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     torch.manual_seed(0)
     x, labels = torch.randn(*shape), torch.randint(10, (shape[0],))
@@ -47,8 +49,10 @@ def stepper(
     return step
 
 
-def theirs(comm: Any, module: torch.nn.Module) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """Give a step of torch.distributed.pipelining."""
+def theirs(
+    comm: Communicator, module: torch.nn.Module
+) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """Return a function that runs one step of torch.distributed.pipelining."""
     part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"))
     loss = torch.nn.functional.cross_entropy
     schedule = Schedule1F1B(part, n_microbatches=MICROBATCHES, loss_fn=loss)
@@ -62,8 +66,8 @@ def theirs(comm: Any, module: torch.nn.Module) -> Callable[[torch.Tensor, torch.
     return run
 
 
-def steps(comm: Any, rounds: int) -> list[Row]:
-    """Measure steps of MLPs of several sizes, one thread a rank."""
+def steps(comm: Communicator, rounds: int) -> list[Row]:
+    """Measure steps of MLPs of several sizes, with one thread per rank."""
     rows: list[Row] = []
     loss = torch.nn.functional.cross_entropy
     with one_thread(), gloo(comm):
@@ -84,7 +88,7 @@ def steps(comm: Any, rounds: int) -> list[Row]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute in one thread; ranks share the cores."""
+    """Compute in one thread, as ranks share the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Plots: times over bytes, training, scaling over nodes, pipelines; needs matplotlib."""
+"""Plots of results: times over bytes, training, scaling over nodes, pipelines; by matplotlib."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _COLOURS = (
 )
 
 
-def check_matplotlib(option: str) -> None:
-    """Raise Unsupported, with the cure, where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
+def check_packages(option: str, *packages: str) -> None:
+    """Raise Unsupported, with the command that installs them, if packages are missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
         raise Unsupported(
-            f"{option} needs matplotlib, which is not installed: pip install 'mpidist[bench]'"
+            f"{option} needs {' and '.join(missing)}, not installed: pip install 'mpidist[bench]'"
         )
 
 
@@ -42,16 +43,16 @@ def endings() -> list[str]:
 
 
 def draw(results: Results) -> Figure:
-    """Draw time and bus bandwidth over the bytes, a row for each collective.
+    """Draw time and bus bandwidth over the bytes, two panels for each collective.
 
     The bare call and native are black; everything hand-written has a colour.
     """
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(row.collective for row in results.rows))
+    names = list(dict.fromkeys(row.work for row in results.rows))
     if not names:
         raise Unsupported("nothing was measured, so there is nothing to draw")
-    parts = [[row for row in results.rows if row.collective == name] for name in names]
+    parts = [[row for row in results.rows if row.work == name] for name in names]
     heights = [max(4.6, 0.8 + 0.19 * len({row.label for row in rows})) for rows in parts]
     figure = Figure(figsize=(13.5, sum(heights)), layout="constrained")
     grid = figure.subplots(len(names), 2, squeeze=False, height_ratios=heights)
@@ -67,7 +68,7 @@ def draw(results: Results) -> Figure:
 
 
 def _curves(axes: Any, rows: list[Row], value: str) -> None:
-    sizes = sorted({row.bytes for row in rows})
+    sizes = sorted({row.bytes or 0 for row in rows})
     for label, style in _styles(rows).items():
         points = sorted((row.bytes, getattr(row, value)) for row in rows if row.label == label)
         points = [(x, y) for x, y in points if y > 0]
@@ -83,35 +84,35 @@ def _curves(axes: Any, rows: list[Row], value: str) -> None:
 
 
 def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
-    """Give each curve its style: a colour for an algorithm, hollow and dashed in other memory.
+    """Return the style of each curve: a colour per algorithm, hollow and dashed in other memory.
 
-    The bare call and native are thick and black; auto, which is one of the others, is thin and so.
+    The bare call and native are thick and black; auto, one of the others, is thin and black.
     """
-    names = list(dict.fromkeys(row.algorithm for row in rows))
+    names = list(dict.fromkeys(row.contender for row in rows))
     own = [name for name in names if name not in (BARE, "native", "auto")]
     styles: dict[str, dict[str, Any]] = {}
     for row in rows:
         style: dict[str, Any] = {"linewidth": 1.3, "markersize": 5, "zorder": 2}
-        if row.algorithm in (BARE, "native"):
+        if row.contender in (BARE, "native"):
             style |= {"color": "black", "linewidth": 3.2, "zorder": 1, "marker": "o"}
-            style |= {"linestyle": "-" if row.algorithm == BARE else ":"}
-        elif row.algorithm == "auto":
+            style |= {"linestyle": "-" if row.contender == BARE else ":"}
+        elif row.contender == "auto":
             style |= {"color": "black", "linewidth": 1, "marker": "x", "linestyle": "-."}
         else:
-            k = own.index(row.algorithm)
+            k = own.index(row.contender)
             style |= {"color": _COLOURS[k % len(_COLOURS)], "marker": _MARKERS[k % len(_MARKERS)]}
         if row.memory != PRIVATE:
             style |= {"markerfacecolor": "white", "linestyle": (0, (5, 2))}
-        if row.algorithm == row.memory:
+        if row.contender == row.memory:
             style |= {"linewidth": 2.6, "linestyle": "-", "zorder": 3}
         styles[row.label] = style
     return styles
 
 
 def _legend(axes: Any, rows: list[Row]) -> None:
-    """Name the curves beside the panel, the fastest at the largest size first, as they end."""
-    last = max(row.bytes for row in rows)
-    speed = {row.label: row.busbw_gbs for row in rows if row.bytes == last}
+    """Add the legend beside the panel, the fastest at the largest size first."""
+    last = max(row.bytes or 0 for row in rows)
+    speed = {row.label: row.busbw_gbs or 0.0 for row in rows if row.bytes == last}
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(zip(handles, labels), key=lambda pair: -speed.get(pair[1], 0.0))
     axes.legend(
@@ -130,12 +131,12 @@ def _legend(axes: Any, rows: list[Row]) -> None:
 
 
 def draw_training(result: Any) -> Figure:
-    """Draw loss and accuracy of the demo, epoch by epoch, beside those of one process.
+    """Draw loss and accuracy of the demo over the epochs, beside those of one process.
 
     Parameters
     ----------
     result : DemoResult
-        What ``mpidist.demo.train`` gave.
+        Result of ``mpidist.demo.train``.
     """
     from matplotlib.figure import Figure
 
@@ -160,7 +161,7 @@ def draw_training(result: Any) -> Figure:
 
 
 def save(results: Results, path: str) -> None:
-    """Write the curves to a file; its ending says in which format.
+    """Write the curves to a file, in the format of its ending.
 
     Raises
     ------
@@ -174,7 +175,7 @@ def save(results: Results, path: str) -> None:
 
 
 def as_svg(figure: Figure) -> str:
-    """Give a figure as SVG to stand inside of a page."""
+    """Return a figure as SVG for a page."""
     target = io.StringIO()
     figure.savefig(target, format="svg", metadata={"Date": None})
     text = target.getvalue()
@@ -182,7 +183,7 @@ def as_svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-DOTS = 100  # an inch, of what the sheet calls pixels
+DOTS = 100  # pixels of the sheet per inch
 
 
 def draw_pipeline(sheet: Sheet) -> Figure:
@@ -191,7 +192,7 @@ def draw_pipeline(sheet: Sheet) -> Figure:
     Parameters
     ----------
     sheet : Sheet
-        What :meth:`mpidist.pipeline.show.Picture.sheet` gave.
+        Sheet of :meth:`mpidist.pipeline.schedules.show.Picture.sheet`.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -235,7 +236,7 @@ def draw_scaling(results: Results) -> Figure:
     """Draw time over bytes, a panel for each collective, a colour for each number of nodes."""
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(row.collective for row in results.rows))
+    names = list(dict.fromkeys(row.work for row in results.rows))
     if not names:
         raise Unsupported("nothing was measured, so there is nothing to draw")
     across = min(3, len(names))
@@ -243,7 +244,7 @@ def draw_scaling(results: Results) -> Figure:
     figure = Figure(figsize=(5 * across, 3.8 * down), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for axes, name in zip(panels, names):
-        _panel(axes, [row for row in results.rows if row.collective == name], results)
+        _panel(axes, [row for row in results.rows if row.work == name], results)
         axes.set_title(name)
     for axes in panels[len(names) :]:
         axes.set_visible(False)
@@ -254,8 +255,8 @@ def draw_scaling(results: Results) -> Figure:
 def _panel(axes: Any, rows: list[Any], results: Results) -> None:
     nodes = results.header["nodes"]
     for colour, (ranks, count) in enumerate(nodes.items()):
-        for algorithm in dict.fromkeys(row.algorithm for row in rows):
-            line = [r for r in rows if r.ranks == int(ranks) and r.algorithm == algorithm]
+        for algorithm in dict.fromkeys(row.contender for row in rows):
+            line = [r for r in rows if r.ranks == int(ranks) and r.contender == algorithm]
             axes.plot(
                 [row.bytes for row in line],
                 [row.time_us for row in line],

@@ -1,4 +1,14 @@
-"""The regret of "auto" against the fastest algorithm, and races that verify it."""
+"""The regret of "auto": how much slower its choice is than the fastest implementation.
+
+Half of the iterations choose the fastest, the other half score it, both ways round: otherwise the
+fastest would be the luckiest.  The regret is the mean of both, and not below 0.  The noise floor
+is by how much the fastest of one half is slower on the other half: a regret below it is noise.
+The raw regret compares medians of all iterations.
+
+A row of the results has the choice of "auto" as its contender, and the figures ``best`` (the least
+median of all iterations), ``regret``, ``raw`` and ``floor`` (fractions of the best time), ``auto``
+(time of ``auto`` over that of its choice called by name, or None) and ``iterations``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +20,7 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..measure import median
+from .results import Line, Row, Table
 from .runner import no_garbage_collection
 from .tuner import (
     Cell,
@@ -25,41 +36,15 @@ from .tuner import (
 LEAST = 4  # iterations that two halves need
 
 
-@dataclass(frozen=True)
-class Regret:
-    """What a choice loses at one size; see the module.
-
-    Attributes
-    ----------
-    pick, best : str
-        What was chosen, and the least median of all iterations.
-    regret, raw, floor : float
-        As fractions of the best candidate's time.
-    auto : float or None
-        The time of ``auto`` itself over that of the pick, called by name.
-    """
-
-    collective: str
-    memory: str
-    bytes: int
-    pick: str
-    best: str
-    regret: float
-    raw: float
-    floor: float
-    auto: float | None
-    iterations: int
-
-
 def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float, float, str]:
-    """Give regret, raw regret, noise floor, and who was the best.
+    """Return regret, raw regret, noise floor, and the best candidate.
 
     Parameters
     ----------
     times : mapping
-        Seconds of each candidate, iteration by iteration, as many for each and at least four.
+        Seconds of each candidate, one per iteration, of at least four iterations.
     pick : str
-        The choice.
+        The choice of "auto".
     """
     even = {name: median(seconds[0::2]) for name, seconds in times.items()}
     odd = {name: median(seconds[1::2]) for name, seconds in times.items()}
@@ -75,7 +60,7 @@ def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and 95th percentile over sizes, and over collectives in the total."""
+    """Mean and 95th percentile of the regrets over sizes; in the total over collectives too."""
 
     collective: str
     memory: str
@@ -88,23 +73,23 @@ class Summary:
     auto: float | None
 
 
-def summarise(cells: Sequence[Regret]) -> list[Summary]:
-    """Give a line for each collective and kind of memory, and one of all."""
-    keys = dict.fromkeys((cell.collective, cell.memory) for cell in cells)
-    lines = [_line(*key, [c for c in cells if (c.collective, c.memory) == key]) for key in keys]
-    return [*lines, _line("all", "", list(cells))] if cells else []
+def summarise(rows: Sequence[Row]) -> list[Summary]:
+    """Return a summary for each collective and kind of memory, and one of all."""
+    keys = dict.fromkeys((row.work, row.memory) for row in rows)
+    each = [_summary(*key, [r for r in rows if (r.work, r.memory) == key]) for key in keys]
+    return [*each, _summary("all", "", rows)] if rows else []
 
 
-def _line(collective: str, memory: str, cells: Sequence[Regret]) -> Summary:
-    regrets, floors = [c.regret for c in cells], [c.floor for c in cells]
-    ratios = [c.auto for c in cells if c.auto is not None]
+def _summary(collective: str, memory: str, rows: Sequence[Row]) -> Summary:
+    regrets, floors = [r.figures["regret"] for r in rows], [r.figures["floor"] for r in rows]
+    ratios = [r.figures["auto"] for r in rows if r.figures["auto"] is not None]
     return Summary(
         collective,
         memory,
-        len(cells),
+        len(rows),
         _mean(regrets),
         float(np.percentile(regrets, 95)),
-        _mean(c.raw for c in cells),
+        _mean(r.figures["raw"] for r in rows),
         _mean(floors),
         float(np.percentile(floors, 95)),
         median(ratios) if ratios else None,
@@ -117,19 +102,19 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclass
 class Verified:
-    """What a verification found.
+    """Results of a verification.
 
     Attributes
     ----------
-    regrets : list of Regret
-        For each size at which every candidate was measured often enough.
+    regrets : list of Row
+        The sizes at which every candidate was measured often enough.
     wrong : list of str
-        Who gave a wrong result, where.
+        Collective, contender and bytes of wrong results.
     left_out : int
-        Sizes that there was no time for.
+        Number of sizes for which there was no time.
     """
 
-    regrets: list[Regret] = field(default_factory=list)
+    regrets: list[Row] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     left_out: int = 0
 
@@ -140,10 +125,10 @@ def verify(
     on_step: Callable[[str, int], Any] = lambda collective, nbytes: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verified:
-    """Measure every candidate, and the regret of what "auto" takes now; collective.
+    """Measure every candidate, and the regret of the present choice of "auto"; collective.
 
-    See :mod:`mpidist.bench.regret` for what is computed, :func:`mpidist.bench.tuner.tune` for the
-    parameters.  Nothing that a table was made from is used.
+    See :func:`mpidist.bench.tuner.tune` for the parameters.  No measurement that the tuning table
+    was made from is used.
     """
     found = Verified()
     histories: dict[tuple[str, str], History] = {}
@@ -163,7 +148,7 @@ def verify(
 
 def _race(
     comm: Communicator, cell: Cell, before: History, stopped: Callable[[], bool], wrong: list[str]
-) -> Regret | None:
+) -> Row | None:
     race = Race(comm, cell.works, cell.nbytes, cell.memory, cell.until, stopped)
     nbytes = race.case.nbytes
     names, pick = candidates(comm, cell.collective, nbytes, cell.memory)
@@ -176,12 +161,26 @@ def _race(
         return None
     regret, raw, floor, best = score(times, pick)
     ratio = median(auto) / median(times[pick]) if auto else None
-    iterations = len(times[pick])
-    where = (cell.collective, cell.memory, nbytes)
-    return Regret(*where, pick, best, regret, raw, floor, ratio, iterations)
+    row = Row(cell.collective, pick, comm.size, 1e6 * median(times[pick]))
+    row.bytes, row.memory = nbytes, cell.memory
+    row.figures = {"best": best, "regret": regret, "raw": raw, "floor": floor, "auto": ratio}
+    row.figures["iterations"] = len(times[pick])
+    return row
+
+
+def summary_table(summaries: Sequence[Summary]) -> Table:
+    """Return the table of the summaries, in percent."""
+    figures = ("sizes", "mean", "95th", "raw\nmean", "noise\nfloor", "its\n95th", "auto /\nchoice")
+    lines = []
+    for one in summaries:
+        parts = (one.mean, one.p95, one.raw_mean, one.floor_mean, one.floor_p95)
+        percents = [f"{100 * part:.1f}" for part in parts]
+        auto = "" if one.auto is None else f"{one.auto:.2f}"
+        lines.append(Line([one.collective, one.memory, str(one.cells), *percents, auto]))
+    return Table("", ["=collective", "=memory", *(f">{name}" for name in figures)], lines)
 
 
 def between(sizes: Sequence[int]) -> list[int]:
-    """Give the sizes and, between any two, the one in the middle on a logarithmic axis."""
+    """Return the sizes and, between any two, the middle one on a logarithmic axis."""
     middles = [round((low * high) ** 0.5) for low, high in zip(sizes, sizes[1:])]
     return sorted({*sizes, *middles})

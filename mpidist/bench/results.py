@@ -1,4 +1,4 @@
-"""Results of measurements: rows, their JSON form, and tables of them."""
+"""Results of all benchmarks: one type of row, one JSON form, and the tables of them."""
 
 from __future__ import annotations
 
@@ -10,49 +10,224 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..measure import round_size
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
 from .cases import BARE
 
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
+VERSION = 2  # of the JSON form; 1 had no version, and rows of collectives only in a common form
+_NAMES_BEFORE_2 = {"collective": "work", "algorithm": "contender", "vs_native": "ratio"}
 
 
-def bound_us(nbytes: int, ranks: int, gbs: float) -> float:
-    """Give the microseconds that 2·p·S bytes take at the speed of memory.
+@dataclass
+class Row:
+    """One contender at one piece of work.
 
-    An allreduce of S bytes has p inputs to read and p results to write, if every rank needs its
-    own copy.
+    Attributes
+    ----------
+    work : str
+        Name of the collective, or description of the step of training.
+    contender : str
+        Name of the algorithm, path or library.
+    ranks : int
+        Number of ranks.
+    time_us : float
+        Median over the iterations of the slowest rank's time, in microseconds.
+    ratio : float or None
+        Time of the run's reference contender divided by this time: above 1 is faster than it.
+    correct : bool or None
+        Whether the result of every call was correct on every rank; None if it was not checked.
+    bytes : int or None
+        Bytes of the whole buffer of a collective.
+    dtype, op, backend : str or None
+        Dtype, operation and backend of a collective.
+    in_place : bool
+        Whether the result was written over the input.
+    memory : str
+        Memory of the arrays: ``"private"``, or ``"symmetric"`` (from ``comm.empty``).
+    algbw_gbs, busbw_gbs : float or None
+        Bandwidths in 10⁹ bytes a second, as in nccl-tests.
+    spread : float or None
+        Half of the range in which the middle half of the iterations lies, as a part of the median.
+    figures : dict
+        Further figures of the benchmark, by name.
     """
-    return 2 * ranks * nbytes / gbs / 1e3
+
+    work: str
+    contender: str
+    ranks: int
+    time_us: float
+    ratio: float | None = None
+    correct: bool | None = None
+    bytes: int | None = None
+    dtype: str | None = None
+    op: str | None = None
+    backend: str | None = None
+    in_place: bool = False
+    memory: str = PRIVATE
+    algbw_gbs: float | None = None
+    busbw_gbs: float | None = None
+    spread: float | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The contender, with its memory unless the name says it."""
+        if self.memory == PRIVATE or self.contender == self.memory:
+            return self.contender
+        return f"{self.contender} in {self.memory}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as a JSON object, without fields that have no value."""
+        content = dataclasses.asdict(self)
+        return {name: value for name, value in content.items() if value not in (None, {})}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Row:
+        """Return the row of a JSON object."""
+        return cls(**content)
 
 
-def bound_percent(row: Row, header: Mapping[str, Any]) -> float | None:
-    """Give the share of the bound that an allreduce in symmetric memory reached, in percent.
+@dataclass
+class Refusal:
+    """A contender that was not measured, and the reason."""
 
-    None for other rows, and where the speed of memory was not measured.  Above 100 is possible
-    where the data stay in the cache.
+    work: str
+    contender: str
+    bytes: int
+    reason: str
+    memory: str = PRIVATE
+
+
+@dataclass
+class Results:
+    """All results of one run.
+
+    Attributes
+    ----------
+    header : dict
+        Description of the run: versions, machine, command, environment.
+    rows : list of Row
+        The measured contenders.
+    unsupported : list of Refusal
+        Contenders that were not measured.
+    benchmark : str
+        Name of the benchmark.
+    reference : str
+        Contender that ratios refer to.
+    notes : list of str
+        Lines below the tables.
+    iterations : dict
+        Number of timed iterations, by collective and bytes.
     """
-    stream = header.get("stream")
-    if not stream or row.collective != "allreduce" or row.memory != SYMMETRIC or not row.bytes:
-        return None
-    return 100 * bound_us(row.bytes, row.ranks, stream["gbs"]) / row.time_us
+
+    header: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    unsupported: list[Refusal] = field(default_factory=list)
+    benchmark: str = "collectives"
+    reference: str = BARE
+    notes: list[str] = field(default_factory=list)
+    iterations: dict[str, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def correct(self) -> bool:
+        """Whether no result was wrong."""
+        return all(row.correct is not False for row in self.rows)
+
+    @property
+    def identical(self) -> dict[str, bool]:
+        """Whether a contender always gave all ranks the same bits, where that was checked."""
+        found: dict[str, bool] = {}
+        for row in self.rows:
+            same = row.figures.get("same_bits")
+            if same is not None:
+                found[row.contender] = found.get(row.contender, True) and same
+        return found
+
+    def to_json(self) -> str:
+        """Return the results as the text of a JSON object."""
+        content = {
+            "version": VERSION,
+            "benchmark": self.benchmark,
+            "reference": self.reference,
+            "header": self.header,
+            "rows": [row.to_json() for row in self.rows],
+            "unsupported": [dataclasses.asdict(refusal) for refusal in self.unsupported],
+            "notes": self.notes,
+        }
+        return json.dumps(content, indent=1)
+
+    def save(self, path: str) -> None:
+        """Write the JSON to a file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, text: str) -> Results:
+        """Return the results that :meth:`to_json` wrote, of this version or of version 1.
+
+        Raises
+        ------
+        InvalidArgument
+            If the text is anything else; the message names the version of the file.
+        """
+        try:
+            content = json.loads(text)
+            if content.get("version", 1) not in (1, VERSION):
+                raise InvalidArgument(
+                    f"result file of version {content['version']}: expected version 1 or {VERSION}"
+                )
+            if "version" not in content:
+                content = _from_version_1(content)
+            return cls(
+                content["header"],
+                [Row.from_json(row) for row in content["rows"]],
+                [Refusal(**refusal) for refusal in content.get("unsupported", ())],
+                content["benchmark"],
+                content["reference"],
+                content.get("notes", []),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, InvalidArgument):
+                raise
+            raise InvalidArgument(f"not a result file of `mpidist bench`: {error}") from None
 
 
-BOUND_NOTE = "% of bound: the time of 2·p·S bytes at the speed of memory over the time measured"
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file of version 1 in this version.
+
+    Of the benchmarks of that version, only that of collectives had rows of the common form.
+    """
+    header, rows = content["header"], [*content["rows"], *content.get("unsupported", ())]
+    if any("collective" not in row or "path" in row for row in rows):
+        raise InvalidArgument(
+            "result file of version 1, not of collectives: expected version "
+            f"{VERSION}; measure again with this mpidist"
+        )
+
+    def renamed(row: dict[str, Any]) -> dict[str, Any]:
+        return {_NAMES_BEFORE_2.get(name, name): value for name, value in row.items()}
+
+    return {
+        "header": header,
+        "rows": [renamed(row) for row in content["rows"]],
+        "unsupported": [renamed(row) for row in content.get("unsupported", ())],
+        "benchmark": "scaling" if "nodes" in header else "collectives",
+        "reference": BARE,
+    }
+
+
+# -- the description of a run --------------------------------------------------------------------
+
 _KNOBS = re.compile(
     r"(MPIDIST|OMPI_MCA|PRTE_MCA|PMIX_MCA|MPIR_CVAR|UCX|FI|I_MPI|MALLOC|OMP|OPENBLAS|MKL)_[A-Z]"
 )
@@ -66,7 +241,7 @@ _NOT_KNOBS = (
 
 
 def knobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Give the variables of the environment that steer us, MPI, its transports and threads."""
+    """Return the environment variables that configure mpidist, MPI, its transports and threads."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -75,7 +250,7 @@ def knobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of what is at work."""
+    """Return the versions of mpidist, mpi4py, numpy and Python."""
     import mpi4py
     import numpy
 
@@ -89,107 +264,8 @@ def versions() -> dict[str, str]:
     }
 
 
-@dataclass
-class Row:
-    """One algorithm at one size.
-
-    Attributes
-    ----------
-    time_us : float
-        Median over the iterations of the slowest rank's time, in microseconds.
-    algbw_gbs, busbw_gbs : float
-        Bandwidths in 10⁹ bytes a second, as in nccl-tests; `bytes` is the whole buffer.
-    vs_native : float or None
-        Time of the bare mpi4py call in the same run over this one's: above 1 is faster than it.
-    correct : bool
-        Whether the result of every call was right, on every rank.
-    memory : str
-        Where the arrays were: ``"private"``, or ``"symmetric"``: from ``comm.empty``.
-    spread : float or None
-        Half of the range in which the middle half of the iterations lies, as a part of the median.
-    """
-
-    collective: str
-    algorithm: str
-    backend: str
-    ranks: int
-    bytes: int
-    dtype: str
-    op: str | None
-    in_place: bool
-    time_us: float
-    algbw_gbs: float
-    busbw_gbs: float
-    vs_native: float | None
-    correct: bool
-    memory: str = PRIVATE
-    spread: float | None = None
-
-    @property
-    def label(self) -> str:
-        """The algorithm, and the memory where the name alone does not tell it."""
-        if self.memory == PRIVATE or self.algorithm == self.memory:
-            return self.algorithm
-        return f"{self.algorithm} in {self.memory}"
-
-
-@dataclass
-class Refusal:
-    """An algorithm that cannot serve, or took too long, and why."""
-
-    collective: str
-    algorithm: str
-    bytes: int
-    reason: str
-    memory: str = PRIVATE
-
-
-@dataclass
-class Results:
-    """Everything of one run.
-
-    ``identical`` tells, where it was looked at, whether an algorithm gave all ranks the same bits;
-    ``iterations`` how many were timed, by collective and bytes.
-    """
-
-    header: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    unsupported: list[Refusal] = field(default_factory=list)
-    identical: dict[str, bool] = field(default_factory=dict)
-    iterations: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def correct(self) -> bool:
-        """Whether every result was right."""
-        return all(row.correct for row in self.rows)
-
-    def to_json(self) -> str:
-        """Write as a JSON object with "header", "rows" and "unsupported"."""
-        content = {
-            "header": self.header,
-            "rows": [dataclasses.asdict(row) for row in self.rows],
-            "unsupported": [dataclasses.asdict(refusal) for refusal in self.unsupported],
-        }
-        return json.dumps(content, indent=1)
-
-    def save(self, path: str) -> None:
-        """Write the JSON to a file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-
-    @classmethod
-    def from_json(cls, text: str) -> Results:
-        """Read what :meth:`to_json` wrote; InvalidArgument for anything else."""
-        try:
-            content = json.loads(text)
-            rows = [Row(**row) for row in content["rows"]]
-            refusals = [Refusal(**refusal) for refusal in content.get("unsupported", ())]
-            return cls(content["header"], rows, refusals)
-        except (ValueError, TypeError, KeyError) as error:
-            raise InvalidArgument(f"not a result file of `mpidist bench`: {error}") from None
-
-
-def cores_here(comm: Any) -> set[int]:
-    """Give the cores that the ranks on rank 0's node may use together; collective."""
+def cores_here(comm: Communicator) -> set[int]:
+    """Return the cores that the ranks on rank 0's node may use together; collective."""
     mine = comm.allgather_object(sorted(os.sched_getaffinity(0)))
     return {core for rank in comm.topology.groups[0] for core in mine[rank]}
 
@@ -224,99 +300,210 @@ def make_header(comm: Communicator, *libraries: str) -> dict[str, Any]:
     }
 
 
-def write_json(path: str, content: Mapping[str, Any]) -> None:
-    """Write a JSON object to a file."""
-    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+# -- the bound of an allreduce -------------------------------------------------------------------
 
 
-MakeTable = Callable[..., Table]
+def bound_us(nbytes: int, ranks: int, gbs: float) -> float:
+    """Return the microseconds of 2·p·S bytes at the memory bandwidth.
+
+    An allreduce of S bytes on p ranks reads p inputs and writes p results, if every rank needs a
+    copy of its own.
+    """
+    return 2 * ranks * nbytes / gbs / 1e3
+
+
+def bound_percent(row: Row, header: Mapping[str, Any]) -> float | None:
+    """Return the percentage of the bound that an allreduce in symmetric memory reached.
+
+    None for other rows, and if the memory bandwidth was not measured.  Above 100 is possible if
+    the data stay in the cache.
+    """
+    stream = header.get("stream")
+    if not stream or row.work != "allreduce" or row.memory != SYMMETRIC or not row.bytes:
+        return None
+    return 100 * bound_us(row.bytes, row.ranks, stream["gbs"]) / row.time_us
+
+
+BOUND_NOTE = "% of bound: time of 2·p·S bytes at the memory bandwidth, divided by the time"
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """One line of a table.
+
+    Attributes
+    ----------
+    cells : list of str
+        Text of each column.
+    style : str
+        One of "fastest", "baseline", "wrong", "better", "worse", or nothing.
+    starts_group : bool
+        Whether a group of lines with the same first cell starts here.
+    bar : float or None
+        Length of a bar beside the line, as a part of the longest one.
+    """
+
+    cells: list[str]
+    style: str = ""
+    starts_group: bool = True
+    bar: float | None = None
+
+
+@dataclass
+class Table:
+    """Heading, column heads and lines, for a terminal or a page.
+
+    The head of a column that is right-aligned begins with ``>``, of one that is never wrapped with
+    ``=``, and of one that is left out of narrow terminals with ``~``.
+    """
+
+    heading: str
+    heads: list[str]
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Head of a column, and the text of a row in it: empty if the row has no such value."""
+
+    head: str
+    text: Callable[[Row], str]
 
 
 def microseconds(time_us: float) -> str:
-    """Write a time in microseconds to four digits."""
+    """Return a time in microseconds with four digits."""
     return f"{time_us:.4g}" if time_us < 1000 else f"{time_us:,.0f}"
 
 
 def percent(share: float | None) -> str:
-    """Write a share in whole percent; nothing for None."""
+    """Return a percentage as a whole number; nothing for None."""
     return "" if share is None else f"{share:.0f}"
 
 
-def tabulate(
-    results: Results, make: MakeTable, colours: bool, narrow: bool = False
-) -> Iterable[tuple[str, Table]]:
-    """Give a heading and a table for each collective.
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
-    Parameters
-    ----------
-    results : Results
-        What was measured.
-    make : callable
-        Gives an empty table of the columns whose names it gets; ``>`` sets one to the right.
-    colours : bool
-        Whether to set the fastest and the wrong off.
-    narrow : bool
-        Whether to do without algbw, which time and bytes tell as well.
-    """
-    everything: list[Row | Refusal] = [*results.rows, *results.unsupported]
-    for collective in dict.fromkeys(one.collective for one in everything):
-        measured = [row for row in results.rows if row.collective == collective]
-        if measured:
-            yield _heading(measured[0]), _table(results, measured, make, colours, narrow)
-        refused = [r for r in results.unsupported if r.collective == collective]
-        if refused:
-            table = make("=not measured", "=memory", ">bytes", "why")
-            for refusal in refused:
-                table.add_row(
-                    refusal.algorithm, refusal.memory, round_size(refusal.bytes), refusal.reason
-                )
-            yield "", table
+
+def _figure(head: str, name: str, form: Callable[[Any], str]) -> Column:
+    def text(row: Row) -> str:
+        value = row.figures.get(name)
+        return "" if value is None else form(value)
+
+    return Column(head, text)
+
+
+def _goal(row: Row) -> str:
+    goal = row.figures.get("goal_us")
+    return "" if goal is None else f"{'missed: ' * (row.time_us > goal)}≤ {goal:g}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def columns(results: Results) -> list[Column]:
+    """Return the columns of all benchmarks; a table has those in which a row has text."""
+    memory = any(row.memory != PRIVATE for row in results.rows)
+    header = results.header
+    return [
+        Column("work", lambda row: "" if row.bytes is not None else row.work),
+        Column(">bytes", lambda row: "" if row.bytes is None else round_size(row.bytes)),
+        Column("=contender", lambda row: row.contender),
+        Column("=memory", lambda row: row.memory if memory else ""),
+        _figure(">deadline\ns", "deadline_s", lambda s: f"{s:g}" if s else "none"),
+        _figure(">microbatches", "microbatches", str),
+        Column(">time\nµs", lambda row: microseconds(row.time_us)),
+        _figure(">least\nµs", "least_us", microseconds),
+        Column(">goal\nµs", _goal),
+        _figure(">more than\nbare µs", "more_us", lambda us: f"{us:.2f}"),
+        Column("~>algbw\nGB/s", lambda row: _number(row.algbw_gbs, ".3g")),
+        Column(">busbw\nGB/s", lambda row: _number(row.busbw_gbs, ".3g")),
+        Column(f">x\n{results.reference}", lambda row: _number(row.ratio, ".2f")),
+        _figure(">time /\nnone", "share", lambda share: f"{share:.2f}"),
+        _figure(">hidden\n%", "hidden", lambda share: f"{100 * share:.0f}"),
+        _figure(">% of\ncopies", "of_copies", lambda share: f"{100 * share:.0f}"),
+        Column(">% of\nbound", lambda row: percent(bound_percent(row, header))),
+        Column("correct", lambda row: {True: "yes", False: "WRONG", None: ""}[row.correct]),
+        _figure("same\nbits", "same_bits", _yes),
+    ]
+
+
+def tables(results: Results) -> list[Table]:
+    """Return the tables of a run: one for each collective, or one of all steps."""
+    if results.benchmark == "scaling":
+        return _scaling_tables(results)
+    made = []
+    works = [row.work if row.bytes is not None else "" for row in results.rows]
+    refused = [refusal.work for refusal in results.unsupported]
+    for work in dict.fromkeys([*works, *refused]):
+        rows = [row for row, name in zip(results.rows, works) if name == work]
+        if rows:
+            made.append(_table(_heading(rows[0]) if work else "", rows, columns(results)))
+        lines = [
+            Line([one.contender, one.memory, round_size(one.bytes), one.reason])
+            for one in results.unsupported
+            if one.work == work
+        ]
+        if lines:
+            made.append(Table("", ["=not measured", "=memory", ">bytes", "reason"], lines))
+    return made
 
 
 def _heading(row: Row) -> str:
-    words = [row.collective, f"{row.ranks} rank{'s' * (row.ranks > 1)}"]
-    if row.collective != "barrier":
-        words += [row.dtype, *([row.op] if row.op else []), *(["in place"] * row.in_place)]
+    words = [row.work, f"{row.ranks} rank{'s' * (row.ranks > 1)}"]
+    if row.work != "barrier":
+        words += [*filter(None, (row.dtype, row.op)), *(["in place"] * row.in_place)]
     return ", ".join(words)
 
 
-def _table(
-    results: Results, rows: list[Row], make: MakeTable, colours: bool, narrow: bool
-) -> Table:
-    bits = len(results.identical) > 0
-    memory = any(row.memory != PRIVATE for row in results.rows)
-    algbw = [] if narrow else [">algbw\nGB/s"]
-    speeds = (">time\nµs", *algbw, ">busbw\nGB/s", ">x\nmpi4py")
-    bound = any(bound_percent(row, results.header) is not None for row in rows)
-    where, same = ["=memory"] if memory else [], ["same\nbits"] if bits else []
-    of_bound = [">% of\nbound"] if bound else []
-    table = make(">bytes", "=algorithm", *where, *speeds, *of_bound, "right", *same)
-    for nbytes, group in groupby(rows, lambda row: row.bytes):
+def _table(heading: str, rows: Sequence[Row], all_columns: Iterable[Column]) -> Table:
+    shown = [column for column in all_columns if any(map(column.text, rows))]
+    widest = max((row.busbw_gbs or 0.0 for row in rows), default=0.0)
+    lines = []
+    for _, group in groupby(rows, lambda row: (row.work, row.bytes)):
         equals = list(group)
         fastest = min(equals, key=lambda row: row.time_us)
         for row in equals:
-            cells: list[Any] = [
-                round_size(nbytes) if row is equals[0] or not colours else "",
-                Text(row.algorithm),
-                *([row.memory] if memory else []),
-                microseconds(row.time_us),
-                *([] if narrow else [f"{row.algbw_gbs:.3g}"]),
-                f"{row.busbw_gbs:.3g}",
-                "" if row.vs_native is None else f"{row.vs_native:.2f}",
-                *([percent(bound_percent(row, results.header))] if bound else []),
-                "yes" if row.correct else "WRONG",
-            ]
-            if bits:
-                cells.append("yes" if results.identical.get(row.algorithm) else "no")
-            table.add_row(*cells, style=_style(row, fastest) if colours else None)
-        if colours:
-            table.add_section()
-    return table
+            line = Line([column.text(row) for column in shown])
+            line.starts_group = row is equals[0]
+            line.style = _style(row, fastest) if row.bytes is not None else ""
+            line.bar = (row.busbw_gbs or 0.0) / widest if widest else None
+            lines.append(line)
+    return Table(heading, [column.head for column in shown], lines)
 
 
-def _style(row: Row, fastest: Row) -> str | None:
-    if not row.correct:
-        return "bold red"
+def _style(row: Row, fastest: Row) -> str:
+    if row.correct is False:
+        return "wrong"
     if row is fastest:
-        return "green"
-    return "bold" if row.algorithm in (BARE, "native") else None
+        return "fastest"
+    return "baseline" if row.contender in (BARE, "native") else ""
+
+
+def _scaling_tables(results: Results) -> list[Table]:
+    """Return a table for each collective, with a column for each number of nodes."""
+    nodes, made = results.header["nodes"], []
+    for work in dict.fromkeys(row.work for row in results.rows):
+        heads = [f">{count} node{'s' * (count > 1)}\nµs" for count in nodes.values()]
+        lines = []
+        rows = [row for row in results.rows if row.work == work]
+        for name in dict.fromkeys(row.contender for row in rows):
+            # Bytes are rounded up to multiples of the ranks, so sizes are matched by their order.
+            each = [
+                sorted(
+                    (row for row in rows if row.ranks == int(ranks) and row.contender == name),
+                    key=lambda row: row.bytes or 0,
+                )
+                for ranks in nodes
+            ]
+            for cells in zip_longest(*each):
+                nbytes = next(row.bytes for row in cells if row is not None)
+                lines.append(Line([round_size(nbytes or 0), name, *map(_scaling_cell, cells)]))
+        made.append(Table(work, [">bytes", "=contender", *heads], lines))
+    return made
+
+
+def _scaling_cell(row: Row | None) -> str:
+    return "" if row is None else f"{row.time_us:,.0f}" + " WRONG" * (row.correct is False)

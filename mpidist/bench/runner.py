@@ -19,19 +19,14 @@ from ..measure import algbw, busbw, median, spread
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from .cases import BARE, Case, Workload
 from .contenders import MEMORY_CHOICES, Contender, bare, contenders, knows, ours
-from .memory import measure_stream
-from .results import Refusal, Results, Row, make_header
+from .memory import describe_stream, measure_stream
+from .results import BOUND_NOTE, Refusal, Results, Row, bound_percent, make_header
 
 
 def node_counts(nodes: int) -> list[int]:
     """Return 1, 2, 4, … and all `nodes`."""
     powers = [1 << k for k in range(nodes.bit_length()) if 1 << k < nodes]
     return [*powers, nodes]
-
-
-def scaling_steps(comm: Any, collectives: Sequence[str], settings: Settings) -> int:
-    """Return how often `measure_scaling` calls `on_step`."""
-    return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
 
 
 def measure_scaling(
@@ -49,7 +44,7 @@ def measure_scaling(
     Results
         On rank 0 the rows of all numbers of nodes; ``header["nodes"]`` maps ranks to nodes.
     """
-    found, nodes = Results(), {}
+    found, nodes = Results(benchmark="scaling"), {}
     timeout, comm.timeout = comm.timeout, None
     for count in node_counts(comm.topology.num_nodes):
         members = [rank for group in comm.topology.groups[:count] for rank in group]
@@ -68,14 +63,19 @@ def measure_scaling(
     return found
 
 
+def scaling_steps(comm: Communicator, collectives: Sequence[str], settings: Settings) -> int:
+    """Return how often :func:`measure_scaling` calls `on_step`."""
+    return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
+
+
 def run_benchmark(
-    comm: Any,
+    comm: Communicator,
     collectives: Sequence[str],
     settings: Settings,
     on_step: Step = lambda collective, nbytes: None,
     stream: bool | None = None,
 ) -> Results:
-    """Measure collectives, with the header of the run; collective.
+    """Measure collectives, with header and notes of the run; collective.
 
     Parameters
     ----------
@@ -88,6 +88,9 @@ def run_benchmark(
     results.header = {**make_header(comm), "iterations": results.iterations}
     if settings.memory != PRIVATE if stream is None else stream:
         results.header["stream"] = measure_stream(comm).as_header()
+        results.notes.append(describe_stream(results.header))
+    if any(bound_percent(row, results.header) is not None for row in results.rows):
+        results.notes.append(BOUND_NOTE)
     return results
 
 
@@ -248,7 +251,7 @@ class Field:
             latest_in, first_out = line[2], -line[3]
             early = self.case.collective == "barrier" and self.one_clock and latest_in > first_out
             entry.wrong += bool(line[1]) or early
-            entry.identical = entry.identical and line[4] == -line[5]
+            entry.identical = bool(entry.identical and line[4] == -line[5])
         return figures[:-1, 0].tolist()
 
     def must_end(self) -> bool:
@@ -464,17 +467,17 @@ def _add(results: Results, series: Series, comm: Communicator, settings: Setting
     reference = next((median(e.times) for e in series.entries if e.name == BARE and e.times), None)
     for entry in series.entries:
         if entry.times:
-            results.rows.append(_row(entry, reference, comm))
+            row = _row(entry, reference, comm)
             if settings.bits:
-                before = results.identical.get(entry.name, True)
-                results.identical[entry.name] = before and entry.identical
+                row.figures["same_bits"] = entry.identical
+            results.rows.append(row)
 
 
 def _row(entry: Entrant, reference: float | None, comm: Communicator) -> Row:
     case, seconds = entry.case, median(entry.times)
     return Row(
-        collective=case.collective,
-        algorithm=entry.name,
+        work=case.collective,
+        contender=entry.name,
         backend=BARE if entry.name == BARE else comm.backend.name,
         ranks=comm.size,
         bytes=case.nbytes,
@@ -484,7 +487,7 @@ def _row(entry: Entrant, reference: float | None, comm: Communicator) -> Row:
         time_us=seconds * 1e6,
         algbw_gbs=algbw(case.nbytes, seconds),
         busbw_gbs=busbw(case.collective, case.nbytes, seconds, comm.size),
-        vs_native=reference / seconds if reference is not None and seconds > 0 else None,
+        ratio=reference / seconds if reference is not None and seconds > 0 else None,
         correct=not entry.wrong,
         memory=entry.contender.memory,
         spread=spread(entry.times),

@@ -6,71 +6,50 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..nn import Module, Parameter
 from ..parallel import DDP, Stats
 from ..parallel.autotune import candidates
-from .results import make_header
+from .results import Results, Row, make_header
 
 WARM_ROUNDS = 3
 OURS = "mpidist DDP"
+REFERENCE = "mpidist"  # ratios of training refer to the first contender, which is ours
+NO_TORCH = "PyTorch is not installed: pip install 'mpidist[torch]' to measure it too"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One means to do the same work: `act` is timed, once `model` has chosen how it sends."""
+    """One implementation of a step: `act` is timed, once `model` has chosen its transport."""
 
     name: str
     act: Callable[[], object]
     model: DDP | None = None
 
     def warm_up(self) -> None:
-        """Do the work until nothing changes any more."""
+        """Run steps until the choice of the transport is settled."""
         for _ in range(WARM_ROUNDS):
             self.act()
         while self.model is not None and not self.model.reducer.settled:
             self.act()
 
 
-@dataclass(frozen=True)
-class Row:
-    """What one contender took.
+def take_turns(comm: Communicator, contenders: Sequence[Contender], rounds: int) -> np.ndarray:
+    """Return the seconds of each contender (columns) on the slowest rank, a row for each round.
 
-    Attributes
-    ----------
-    work, name : str
-        What was done, and by which means.
-    seconds : float
-        Median over the rounds of the time on the slowest rank.
-    ratio : float
-        The time of our wrapper over this one: below 1 ours is faster.
-    """
-
-    work: str
-    name: str
-    seconds: float
-    ratio: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Give it as a dict."""
-        return asdict(self)
-
-
-def take_turns(comm: Any, contenders: Sequence[Contender], rounds: int) -> np.ndarray:
-    """Give the seconds of each contender (columns) on the slowest rank, round by round.
-
-    Their order is drawn for each round, the same on every rank.
+    The order is drawn for each round, the same on every rank.
     """
     times = np.empty((rounds, len(contenders)))
     for contender in contenders:
         contender.warm_up()
-    draw = np.random.default_rng(0)  # in a fixed order each would follow the same other one
+    draw = np.random.default_rng(0)  # in a fixed order each would always follow the same one
     for taken in times:
         for k in draw.permutation(len(contenders)):
             comm.barrier()
@@ -80,18 +59,18 @@ def take_turns(comm: Any, contenders: Sequence[Contender], rounds: int) -> np.nd
     return comm.allreduce(times, op="max")
 
 
-def race(comm: Any, work: str, contenders: Sequence[Contender], rounds: int) -> list[Row]:
-    """Let contenders take turns; the first is ours."""
+def race(comm: Communicator, work: str, contenders: Sequence[Contender], rounds: int) -> list[Row]:
+    """Measure contenders in turns; ratios refer to the first, which is ours."""
     times = take_turns(comm, contenders, rounds)
     medians = [statistics.median(column) for column in times.T.tolist()]
     return [
-        Row(work, contender.name, seconds, medians[0] / seconds)
+        Row(work, contender.name, comm.size, 1e6 * seconds, medians[0] / seconds)
         for contender, seconds in zip(contenders, medians, strict=True)
     ]
 
 
 class Arrays:
-    """A module of bare arrays of so many elements, whose gradients are there."""
+    """A module of bare arrays of given numbers of elements, with gradients."""
 
     def __init__(self, sizes: Sequence[int]):
         self._arrays = [Parameter(np.zeros(size, np.float32)) for size in sizes]
@@ -99,12 +78,14 @@ class Arrays:
             p.grad = np.ones(p.data.size, np.float32)
 
     def parameters(self) -> list[Parameter]:
-        """List the arrays."""
+        """Return the arrays."""
         return self._arrays
 
 
-def communication(comm: Any, rounds: int, count: int = 240, elements: int = 1000) -> list[Row]:
-    """Measure the averaging of many small gradients: in buckets, and each for itself."""
+def communication(
+    comm: Communicator, rounds: int, count: int = 240, elements: int = 1000
+) -> list[Row]:
+    """Measure averaging many small gradients: in buckets, and one by one."""
     ours, theirs = Arrays([elements] * count), Arrays([elements] * count)
     model = DDP(ours, comm, overlap="none")
 
@@ -121,55 +102,26 @@ def communication(comm: Any, rounds: int, count: int = 240, elements: int = 1000
 
 
 ALONE = "communication alone"
-AUTOS = 3  # wrappers that choose for themselves
-NOTEWORTHY = 0.1  # share of a step; what is hidden of less cannot be told from noise
-LAYERS, ELEMENTS, SECONDS = 40, 25_000, 4e-3  # of the backward that waits
+AUTOS = 3  # wrappers with overlap="auto"
+NOTEWORTHY = 0.1  # share of a step below which hidden communication is lost in the noise
+LAYERS, ELEMENTS, SECONDS = 40, 25_000, 4e-3  # of the backward that waits on a timer
 
-Make = Callable[[Any, str], tuple[Callable[[], object], DDP]]
-
-
-@dataclass(frozen=True)
-class Overlapped:
-    """What a step took in one way.
-
-    Attributes
-    ----------
-    work, name : str
-        What was done, and how it was overlapped.
-    seconds, least : float
-        Median and least over the rounds of the time on the slowest rank.
-    share : float
-        Median over the rounds of the time relative to the one without overlap, of the same round.
-    hidden : float or None
-        (Tsync - T) / min(Tcommunication, Tbackward), of the least times, as other work on the
-        machine only adds; None where communication is too short, and without overlap.
-    """
-
-    work: str
-    name: str
-    seconds: float
-    least: float
-    share: float
-    hidden: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Give it as a dict."""
-        return asdict(self)
+Make = Callable[[Communicator, str], tuple[Callable[[], object], DDP]]
 
 
 class Waiting(Module):
-    """Layers whose gradients take a given time, and no core."""
+    """Layers whose gradients take a given time, but no core."""
 
     def __init__(self) -> None:
         self.weights = [Parameter(np.zeros(ELEMENTS, np.float32)) for _ in range(LAYERS)]
         self._gradient = np.ones(ELEMENTS, np.float32)
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """List the layers."""
+        """Return the layers."""
         return [(str(k), p) for k, p in enumerate(self.weights)]
 
     def forward(self, x: Any) -> Any:
-        """Give `x`."""
+        """Return `x`."""
         return x
 
     def backward(self, grad: Any) -> Any:
@@ -180,8 +132,8 @@ class Waiting(Module):
         return grad
 
 
-def waiting(comm: Any, overlap: str) -> tuple[Callable[[], object], DDP]:
-    """Give a step of a model whose backward waits on a timer, and its wrapper."""
+def waiting(comm: Communicator, overlap: str) -> tuple[Callable[[], object], DDP]:
+    """Return a step of a model whose backward waits on a timer, and its wrapper."""
     nbytes = 4 * ELEMENTS
     model = DDP(Waiting(), comm, nbytes, nbytes, overlap=overlap)
 
@@ -193,10 +145,17 @@ def waiting(comm: Any, overlap: str) -> tuple[Callable[[], object], DDP]:
     return step, model
 
 
-def overlaps(comm: Any, rounds: int, work: str, make: Make, autos: int = AUTOS) -> list[Overlapped]:
-    """Measure steps in every way that there is, and with "auto" some times, in turns."""
-    ways = candidates(comm, "auto", 2)
-    models = {name: make(comm, name) for name in ways}
+def overlaps(
+    comm: Communicator, rounds: int, work: str, make: Make, autos: int = AUTOS
+) -> list[Row]:
+    """Measure steps with each kind of overlap, and with "auto" several times, in turns.
+
+    Figures of a row are ``least_us``, the least time over the rounds; ``share``, the median of the
+    time divided by the time without overlap in the same round; and ``hidden``,
+    (Tsync - T) / min(Tcommunication, Tbackward) of the least times, since other work on the machine
+    only adds; it is omitted if communication is too short, and without overlap.
+    """
+    models = {name: make(comm, name) for name in candidates(comm, "auto", 2)}
     models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}
     sizes = [bucket.starts[-1] for bucket in models["none"][1].buckets]
     alone = DDP(Arrays(sizes), comm, 1, 1, overlap="none")
@@ -205,52 +164,27 @@ def overlaps(comm: Any, rounds: int, work: str, make: Make, autos: int = AUTOS) 
     times = take_turns(comm, contenders, rounds)
     least = dict(zip((contender.name for contender in contenders), times.min(axis=0), strict=True))
     bound = min(least[ALONE], max(least["none"] - least[ALONE], 0.0))
-    told = []
+    rows = []
     for contender, column in zip(contenders, times.T, strict=True):
         name = contender.name
-        hides = name not in ("none", ALONE) and bound > NOTEWORTHY * least["none"]
-        hidden = float((least["none"] - least[name]) / bound) if hides else None
+        seconds, share = map(float, np.median([column, column / times[:, 0]], axis=1))
+        figures = {"least_us": 1e6 * float(column.min()), "share": share}
+        if name not in ("none", ALONE) and bound > NOTEWORTHY * least["none"]:
+            figures["hidden"] = float((least["none"] - least[name]) / bound)
         if name.startswith("auto"):
             name += f" ({models[name][1].reducer.name})"
-        seconds, share = map(float, np.median([column, column / times[:, 0]], axis=1))
-        told.append(Overlapped(work, name, seconds, float(column.min()), share, hidden))
-    return told
+        rows.append(Row(work, name, comm.size, 1e6 * seconds, figures=figures))
+    return rows
 
 
-def ranks_have(comm: Any, module: str) -> bool:
-    """Return whether rank 0 can import a module; collective."""
-    return comm.broadcast_object(comm.rank == 0 and importlib.util.find_spec(module) is not None)
+def ranks_have(comm: Communicator, *modules: str) -> bool:
+    """Return whether rank 0 can import all modules; collective."""
+    found = comm.rank == 0 and all(importlib.util.find_spec(name) for name in modules)
+    return comm.broadcast_object(found)
 
 
-@dataclass(frozen=True)
-class TrainingResults:
-    """Results of `mpidist bench ddp`.
-
-    Attributes
-    ----------
-    header : dict
-        Description of the run.
-    rows : list of Row or Overlapped
-        Times of the steps.
-    notes : list of str
-        Lines below the table.
-    has_torch : bool
-        Whether PyTorch was measured too.
-    """
-
-    header: dict[str, Any]
-    rows: list[Any]
-    notes: list[str]
-    has_torch: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the results as a JSON object."""
-        rows = [row.as_json() for row in self.rows]
-        return {"header": self.header, "rows": rows, "notes": self.notes}
-
-
-def measure_steps(comm: Any, iterations: int, sizes: Sequence[float]) -> TrainingResults:
-    """Measure training steps by several means, and averaging small gradients; collective.
+def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]) -> Results:
+    """Measure training steps of several implementations, and averaging small gradients; collective.
 
     Parameters
     ----------
@@ -258,39 +192,46 @@ def measure_steps(comm: Any, iterations: int, sizes: Sequence[float]) -> Trainin
         The ranks.
     iterations : int
         Timed steps of each kind.
-    sizes : sequence of float
+    millions : sequence of float
         Millions of parameters of the networks.
     """
-    rows: list[Row] = []
-    notes, have = [], ranks_have(comm, "torch")
-    if have:
+    has_torch = ranks_have(comm, "torch")
+    results = _results(comm, has_torch)
+    if has_torch:
         from .training_torch import training, width_for
 
-        for size in sizes:
-            more, stats = training(comm, iterations, width_for(size))
-            rows += more
-            notes.append(f"{more[0].work}: {describe(stats)}")
+        for count in millions:
+            rows, stats = training(comm, iterations, width_for(count))
+            results.rows += rows
+            results.notes.append(f"{rows[0].work}: {describe(stats)}")
     if comm.size > 1:
-        rows += communication(comm, iterations)
-    return TrainingResults(make_header(comm, *["torch"] * have), rows, notes, have)
+        results.rows += communication(comm, iterations)
+    return results
 
 
-def measure_overlap(comm: Any, iterations: int) -> TrainingResults:
-    """Measure steps with each kind of overlap; collective."""
+def measure_overlap(comm: Communicator, iterations: int) -> Results:
+    """Measure steps with each kind of overlap; collective, on 2 ranks or more."""
     if comm.size == 1:
         raise InvalidArgument(
             "bench ddp --overlap on 1 rank: expected 2 or more (mpidist run -n 2)"
         )
-    have = ranks_have(comm, "torch")
-    rows = overlaps(comm, iterations, "backward that waits on a timer", waiting)
-    if have:
+    has_torch = ranks_have(comm, "torch")
+    results = _results(comm, has_torch)
+    results.rows += overlaps(comm, iterations, "backward that waits on a timer", waiting)
+    if has_torch:
         from .training_torch import busy, threads
 
         with threads(comm):
-            rows += overlaps(comm, iterations, "backward that computes", busy)
-    autos = [row.share for row in rows if row.name.startswith("auto")]
-    notes = [f"auto: at most {max(autos):.2f} of the time without overlap"]
-    return TrainingResults(make_header(comm, *["torch"] * have), rows, notes, have)
+            results.rows += overlaps(comm, iterations, "backward that computes", busy)
+    shares = [row.figures["share"] for row in results.rows if row.contender.startswith("auto")]
+    results.notes.append(f"auto: at most {max(shares):.2f} of the time without overlap")
+    return results
+
+
+def _results(comm: Communicator, has_torch: bool) -> Results:
+    header = make_header(comm, *["torch"] * has_torch)
+    notes = [] if has_torch else [NO_TORCH]
+    return Results(header, benchmark="ddp", reference=REFERENCE, notes=notes)
 
 
 def describe(stats: Stats) -> str:

@@ -1,4 +1,4 @@
-"""Steps of training in PyTorch: with our wrapper, with its own over gloo, with neither."""
+"""Steps of training in PyTorch: with mpidist.DDP, with PyTorch's own wrapper, with neither."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ..communicator.communicator import Communicator
 from ..parallel import DDP, Stats
-from .training import OURS, Contender, Row, race
+from .results import Row
+from .training import OURS, Contender, race
 
-SAMPLES = 32  # of each rank, in a step
-BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # where overlap is measured
+SAMPLES = 32  # of each rank in a step
+BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of --overlap
 
 
 def mlp(width: int, depth: int = 4) -> torch.nn.Module:
-    """Build layers of `width`² weights; all ranks build the same."""
+    """Build an MLP with layers of `width`² weights, the same on all ranks."""
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = []
     for _ in range(depth):
@@ -29,7 +31,7 @@ def mlp(width: int, depth: int = 4) -> torch.nn.Module:
 
 
 def width_for(millions: float, depth: int = 4) -> int:
-    """Give the width of the MLP that has about so many parameters."""
+    """Return the width of the MLP with about `millions` of parameters."""
     return max(64, 64 * round(math.sqrt(millions * 1e6 / depth) / 64))
 
 
@@ -40,7 +42,7 @@ def stepper(
     sync: Callable[[], object] = lambda: None,
     samples: int = SAMPLES,
 ) -> Callable[[], None]:
-    """Give a function that makes one step of training."""
+    """Return a function that runs one step of training."""
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     x, labels = torch.randn(samples, width), torch.randint(10, (samples,))
 
@@ -53,8 +55,8 @@ def stepper(
     return step
 
 
-def one_by_one(comm: Any, net: torch.nn.Module) -> Callable[[], None]:
-    """Give a function that averages each gradient for itself."""
+def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
+    """Return a function that averages the gradients one by one."""
 
     def sync() -> None:
         for p in net.parameters():
@@ -65,8 +67,8 @@ def one_by_one(comm: Any, net: torch.nn.Module) -> Callable[[], None]:
     return sync
 
 
-def training(comm: Any, rounds: int, width: int) -> tuple[list[Row], Stats]:
-    """Measure steps of an MLP of `width`; give our wrapper's own times as well."""
+def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], Stats]:
+    """Measure steps of an MLP of `width`; return the statistics of mpidist.DDP too."""
     net, bare, each = mlp(width), mlp(width), mlp(width)
     count = sum(p.numel() for p in net.parameters())
     with threads(comm):
@@ -90,8 +92,8 @@ def training(comm: Any, rounds: int, width: int) -> tuple[list[Row], Stats]:
     return rows, model.stats()
 
 
-def busy(comm: Any, overlap: str) -> tuple[Callable[[], None], DDP]:
-    """Give a step of a network whose backward computes all the time, and its wrapper."""
+def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
+    """Return a step of a network whose backward computes all the time, and its wrapper."""
     net = mlp(BUSY_WIDTH)
     model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
     step = stepper(model, net.parameters(), BUSY_WIDTH, model.sync_gradients, BUSY_SAMPLES)
@@ -99,8 +101,8 @@ def busy(comm: Any, overlap: str) -> tuple[Callable[[], None], DDP]:
 
 
 @contextmanager
-def threads(comm: Any) -> Iterator[None]:
-    """Divide the cores among the ranks of the node, unless OMP_NUM_THREADS says how many."""
+def threads(comm: Communicator) -> Iterator[None]:
+    """Divide the cores among the ranks of the node, unless OMP_NUM_THREADS is set."""
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
@@ -112,8 +114,8 @@ def threads(comm: Any) -> Iterator[None]:
 
 
 @contextmanager
-def gloo(comm: Any) -> Iterator[None]:
-    """Start torch's own communication beside ours."""
+def gloo(comm: Communicator) -> Iterator[None]:
+    """Start a process group of torch.distributed over gloo."""
     if comm.topology.num_nodes == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     host = os.uname().nodename if comm.topology.num_nodes > 1 else "127.0.0.1"

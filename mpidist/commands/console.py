@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..bench.progress import draw_progress
 from ..launcher.mpi import TERMINAL, launched_rank
 
+if TYPE_CHECKING:
+    from ..bench.results import Table as ResultTable
+
 PLAIN_WIDTH = 1000  # columns of a file: lines are not wrapped
+NARROW = 90  # columns of a terminal below which marked columns of a table are left out
+STYLES = {
+    "fastest": "green",
+    "baseline": "bold",
+    "wrong": "bold red",
+    "better": "green",
+    "worse": "red",
+}
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -48,6 +62,29 @@ def make_table(console: Console, *columns: str) -> Table:
         right, whole = name.startswith(">"), name.startswith((">", "="))
         table.add_column(head, justify="right" if right else "left", no_wrap=whole)
     return table
+
+
+def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
+    """Print tables of results; on a terminal with colours, and without repeated first cells."""
+    pretty = console.is_terminal
+    for table in tables:
+        shown = [
+            k
+            for k, head in enumerate(table.heads)
+            if console.width >= NARROW or not head.startswith("~")
+        ]
+        made = make_table(console, *(table.heads[k].lstrip("~") for k in shown))
+        groups = any(not line.starts_group for line in table.lines)
+        for n, line in enumerate(table.lines):
+            if pretty and groups and line.starts_group and n:
+                made.add_section()
+            cells = [Text(line.cells[k]) for k in shown]
+            if pretty and not line.starts_group:
+                cells[0] = Text("")
+            made.add_row(*cells, style=STYLES.get(line.style) if pretty else None)
+        if table.heading:
+            console.print(f"\n[bold]{escape(table.heading)}[/]")
+        show(console, made)
 
 
 def show(console: Console, table: RenderableType) -> None:

@@ -142,7 +142,7 @@ def _print_comparison(
     """Print the table: every allreduce on the model's gradients."""
     console.print(
         f"\nEvery allreduce on the {gradients.size:,} gradients "
-        f"({format_size(gradients.nbytes)} bytes, float32); right: within the rounding of the sum"
+        f"({format_size(gradients.nbytes)} bytes, float32); correct: within the rounding of the sum"
     )
     print_results(results, console)
     if not same:

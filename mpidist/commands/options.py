@@ -239,18 +239,22 @@ class OutputFile(Parsed):
 
 
 class ReportFile(OutputFile):
-    """A file that matplotlib draws into; without matplotlib it is refused."""
+    """A file for a page or a picture; refused if a package that writes it is missing."""
+
+    packages: tuple[str, ...] = ("matplotlib", "jinja2")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; raise Unsupported if matplotlib is not installed."""
-        from ..bench.plots import check_matplotlib
+        """Return the path; raise Unsupported if a package is not installed."""
+        from ..bench.plots import check_packages
 
-        check_matplotlib(param.opts[0] if param is not None else self.name)
+        check_packages(param.opts[0] if param is not None else self.name, *self.packages)
         return super().convert(value, param, ctx)
 
 
 class PlotFile(ReportFile):
     """A picture that matplotlib can write; `endings` are the allowed ones, by default all."""
+
+    packages = ("matplotlib",)
 
     def __init__(self, *endings: str):
         self.endings = endings

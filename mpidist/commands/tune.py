@@ -12,7 +12,7 @@ from rich.console import Console
 from ..measure import format_size, round_size
 from ..schedule.contract import COLLECTIVES
 from .bench.collectives import dtype_option, on_step
-from .console import examples, make_console, make_table, progress_bar, show
+from .console import examples, make_console, make_table, print_tables, progress_bar, show
 from .options import ByteSizes, CollectiveName, Duration, OutputFile, load_option
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def _tune(comm: Communicator, wish: Wish, output: str) -> int:
 
 
 def _verify(comm: Communicator, wish: Wish, table: str, json_file: str | None) -> int:
-    from ..bench.regret import between, summarise, verify
-    from ..bench.results import make_header, write_json
+    from ..bench.regret import between, summarise, summary_table, verify
+    from ..bench.results import Results, make_header
     from ..bench.tuner import Stop, count_cells
 
     wish = dataclasses.replace(wish, sizes=between(wish.sizes))
@@ -135,34 +135,24 @@ def _verify(comm: Communicator, wish: Wish, table: str, json_file: str | None) -
         begun = perf_counter()
         found = verify(comm, wish, on_step(advance), stop)
         seconds = perf_counter() - begun
-    summary, about = summarise(found.regrets), make_header(comm)
+    summary = summarise(found.regrets)
     console = make_console()
     console.print(
         f"{table}: {comm.size} ranks, {wish.dtype}, {len(found.regrets)} sizes in {seconds:.0f} s; "
         "regret in % of the best time"
     )
-    names = ("sizes", "mean", "95th", "raw\nmean", "noise\nfloor", "its\n95th", "auto /\npick")
-    lines = make_table(console, "=collective", "=memory", *(f">{name}" for name in names))
-    for line in summary:
-        figures = (line.mean, line.p95, line.raw_mean, line.floor_mean, line.floor_p95)
-        percents = [f"{100 * figure:.1f}" for figure in figures]
-        auto = "" if line.auto is None else f"{line.auto:.2f}"
-        lines.add_row(line.collective, line.memory, str(line.cells), *percents, auto)
-    show(console, lines)
-    worst = sorted(found.regrets, key=lambda r: -r.regret)[:5]
-    for one in (r for r in worst if r.regret > 0):
+    print_tables(console, [summary_table(summary)])
+    worst = sorted(found.regrets, key=lambda row: -row.figures["regret"])[:5]
+    for row in (row for row in worst if row.figures["regret"] > 0):
         console.print(
-            f"largest regret: {one.collective} {one.memory} {format_size(one.bytes)}: {one.pick} "
-            f"is {100 * one.regret:.1f} % slower than {one.best}"
+            f"largest regret: {row.work} {row.memory} {format_size(row.bytes or 0)}: "
+            f"{row.contender} is {100 * row.figures['regret']:.1f} % slower than "
+            f"{row.figures['best']}"
         )
     _print_missing(console, found.left_out, stop.wanted, "they are not in these figures")
+    about = make_header(comm) | {"summary": [dataclasses.asdict(line) for line in summary]}
     if json_file is not None and comm.rank == 0:
-        content = {
-            "header": about,
-            "summary": [dataclasses.asdict(line) for line in summary],
-            "sizes": [dataclasses.asdict(regret) for regret in found.regrets],
-        }
-        write_json(json_file, content)
+        Results(about, found.regrets, benchmark="tune").save(json_file)
     if not found.regrets:
         console.print("nothing was measured: there are no figures")
         return _print_wrong(console, found.wrong) or 1

@@ -18,18 +18,18 @@ IPC, STAGED = 0.6, 0.7  # of what copies alone would take
 def test_figures(comm, capsys):
     comm.use_gpu()
     copies = measure_copies(comm, 64 * MIB)
-    rows = measure_paths(comm, ("allreduce",), SIZES, np.dtype("float32"), 10, copies)
-    by_path = {r.path: r for r in rows if r.bytes == 64 * MIB and r.time_us}
+    results = measure_paths(comm, ("allreduce",), SIZES, np.dtype("float32"), 10, copies)
+    by_path = {row.contender: row for row in results.rows if row.bytes == 64 * MIB}
     if comm.rank == 0:
         with capsys.disabled():
             print(f"\n{comm.size} ranks, {find_device().describe()}, {copies}")
-            for row in rows:
-                print(row.as_json())
+            for row in (*results.rows, *results.unsupported):
+                print(row)
             if "nccl" in by_path:
                 for name, row in by_path.items():
                     print(f"{name}: {row.time_us / by_path['nccl'].time_us:.2f} x NCCL's time")
-    assert all(row.correct for row in rows)
-    assert by_path["staged"].of_copies >= STAGED
+    assert results.correct
+    assert by_path["staged"].figures["of_copies"] >= STAGED
     if comm.size > 1:
-        assert "ipc" in by_path, [row.why_not for row in rows if row.path == "ipc"]
-        assert by_path["ipc"].of_copies >= IPC
+        assert "ipc" in by_path, [r.reason for r in results.unsupported if r.contender == "ipc"]
+        assert by_path["ipc"].figures["of_copies"] >= IPC

@@ -7,12 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from mpidist import run_simulated
-from mpidist.bench import Results, Row
+from mpidist.bench import Refusal, Results, Row
 from mpidist.bench.compare import compare
 from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
 from mpidist.bench.plots import draw
-from mpidist.bench.results import bound_percent, bound_us
+from mpidist.bench.results import bound_percent, bound_us, tables
 from mpidist.cli import main
+from mpidist.errors import InvalidArgument
 from mpidist.measure import spread
 
 SIZES = [1 << k for k in range(3, 24, 2)]
@@ -20,7 +21,7 @@ SIZES = [1 << k for k in range(3, 24, 2)]
 
 def row(name, nbytes, time_us, memory="private", **more):
     fields = {"backend": "mpi", "ranks": 2, "dtype": "float32", "op": "sum", "in_place": False}
-    fields |= {"algbw_gbs": 1.0, "busbw_gbs": 1.0, "vs_native": 2.0, "correct": True}
+    fields |= {"algbw_gbs": 1.0, "busbw_gbs": 1.0, "ratio": 2.0, "correct": True}
     return Row("allreduce", name, bytes=nbytes, time_us=time_us, memory=memory, **fields | more)
 
 
@@ -51,7 +52,7 @@ def test_the_bound_is_the_time_of_2ps_bytes():
     assert bound_percent(one, {}) is None
     assert bound_percent(row("ring", 8, 1.0), header) is None
     other = row("symmetric", 8, 1.0, memory="symmetric")
-    other.collective = "broadcast"
+    other.work = "broadcast"
     assert bound_percent(other, header) is None
 
 
@@ -104,7 +105,7 @@ def runs():
 
 def test_rows_are_paired_and_judged_beyond_noise():
     found = compare(*runs())
-    assert [(p.first.algorithm, p.ratio, p.verdict) for p in found.pairs] == [
+    assert [(p.first.contender, p.ratio, p.verdict) for p in found.pairs] == [
         ("a", 2.0, "better"),
         ("b", 0.5, "worse"),
         ("c", pytest.approx(10 / 10.5), ""),
@@ -119,7 +120,7 @@ def test_a_wide_spread_widens_the_noise_and_wrong_is_worse():
     assert compare(first, second).pairs[0].verdict == ""
     second.rows[0].correct = False
     assert compare(first, second).pairs[0].verdict == "worse, now WRONG"
-    assert compare(second, first).pairs[0].verdict == "better, now right"
+    assert compare(second, first).pairs[0].verdict == "better, now correct"
 
 
 def test_the_command_prints_two_runs_without_mpi(tmp_path):
@@ -165,9 +166,111 @@ def test_bad_files_are_named(tmp_path, content, words):
     assert done.exit_code == 2 and str(bad) in done.output and words in done.output
 
 
-def test_files_from_before_memory_and_spread_are_compared(tmp_path):
+def version_1(results):
+    """Return results as the JSON of version 1, of the first mpidist: no memory and no spread."""
+    names = {"work": "collective", "contender": "algorithm", "ratio": "vs_native"}
+    unknown = ("memory", "spread", "figures")
+
+    def row(one):
+        return {names.get(k, k): v for k, v in vars(one).items() if k not in unknown}
+
+    content = {"header": results.header, "rows": list(map(row, results.rows))}
+    return {**content, "unsupported": list(map(row, results.unsupported))}
+
+
+def test_results_of_version_1_are_read_and_compared():
     first, second = runs()
-    content = json.loads(first.to_json())
-    for one in content["rows"]:
-        del one["memory"], one["spread"]
-    assert compare(Results.from_json(json.dumps(content)), second).pairs[0].verdict == "better"
+    first.rows.pop()
+    first.unsupported = [Refusal("allgather", "neighbor_exchange", 8, "odd")]
+    content = version_1(first)
+    assert content["rows"][0]["algorithm"] == "a" and "version" not in content
+    old = Results.from_json(json.dumps(content))
+    assert old == first
+    assert compare(old, second).pairs[0].verdict == "better"
+    content["rows"][0].update(memory="symmetric", spread=0.1)
+    assert Results.from_json(json.dumps(content)).rows[0].memory == "symmetric"
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        ({"version": 3, "header": {}, "rows": []}, "version 3: expected version 1 or 2"),
+        (
+            {"header": {}, "rows": [{"work": "step", "name": "a", "seconds": 1, "ratio": 1}]},
+            "version 1, not of collectives: expected version 2",
+        ),
+        (
+            {"header": {}, "copies": {}, "rows": [{"collective": "reduce", "path": "ipc"}]},
+            "version 1",
+        ),
+        ({"header": {}, "summary": [], "sizes": []}, "not a result file"),
+    ],
+)
+def test_results_of_another_version_are_refused_with_its_number(content, fact):
+    with pytest.raises(InvalidArgument, match=fact):
+        Results.from_json(json.dumps(content))
+
+
+# -- one JSON form and one table for all benchmarks ----------------------------------------------
+
+
+def step(work, name, ms, **figures):
+    return Row(work, name, 2, 1000.0 * ms, figures=figures)
+
+
+def test_results_of_training_are_saved_and_compared(tmp_path):
+    first = Results({}, [step("step", "none", 10, share=1.0), step("step", "polls", 8, share=0.8)])
+    first.benchmark, first.reference, first.notes = "ddp", "mpidist", ["auto: at most 1.0"]
+    first.save(str(tmp_path / "r.json"))
+    again = Results.from_json((tmp_path / "r.json").read_text())
+    assert again == first
+    again.rows[1].time_us /= 2
+    assert [pair.verdict for pair in compare(first, again).pairs] == ["", "better"]
+
+
+def test_rows_that_differ_in_deadline_or_ranks_are_paired_apart():
+    def overhead(us):
+        rows = [step("allreduce of 8 bytes", "native", us, deadline_s=d) for d in (0, 60.0)]
+        rows[1].time_us *= 2
+        return Results({}, rows, benchmark="overhead")
+
+    assert [pair.ratio for pair in compare(overhead(2), overhead(1)).pairs] == [2.0, 2.0]
+    rows = [row("auto", 8, 1.0, ranks=2), row("auto", 8, 3.0, ranks=4)]
+    scaling = Results({"nodes": {"2": 1, "4": 2}}, rows, benchmark="scaling")
+    assert [pair.ratio for pair in compare(scaling, scaling).pairs] == [1.0, 1.0]
+    assert compare(scaling, Results(scaling.header)).headers == [
+        ("benchmark", "scaling", "collectives")
+    ]
+
+
+def test_a_missed_goal_is_marked():
+    rows = [step("stage", "gpipe", ms, goal_us=60.0) for ms in (0.05, 0.07)]
+    (table,) = tables(Results({}, rows, benchmark="pipeline"))
+    assert [line.cells[-1] for line in table.lines] == ["≤ 60", "missed: ≤ 60"]
+
+
+def test_a_table_has_the_columns_that_have_values():
+    overlap = Results({}, [step("s", "none", 10, share=1.0), step("s", "polls", 8, hidden=0.5)])
+    (table,) = tables(overlap)
+    assert table.heads == ["work", "=contender", ">time\nµs", ">time /\nnone", ">hidden\n%"]
+    assert [line.cells for line in table.lines] == [
+        ["s", "none", "10,000", "1.00", ""],
+        ["s", "polls", "8,000", "", "50"],
+    ]
+    rows = [row("mpi4py", 8, 2.0), row("ring", 8, 4.0), row("ring", 64, 1.0, correct=False)]
+    refused = [Refusal("reduce", "chain", 8, "too slow")]
+    first, second = tables(Results({}, rows, refused))
+    assert first.heading == "allreduce, 2 ranks, float32, sum"
+    assert [line.style for line in first.lines] == ["fastest", "", "wrong"]
+    assert [line.starts_group for line in first.lines] == [True, False, True]
+    assert second.lines[0].cells == ["chain", "private", "8", "too slow"]
+
+
+def test_scaling_has_a_column_for_each_number_of_nodes():
+    rows = [row("auto", n, t, ranks=p) for p, t in ((2, 1.0), (4, 3.0)) for n in (8, 64)]
+    (table,) = tables(Results({"nodes": {"2": 1, "4": 2}}, rows, benchmark="scaling"))
+    assert table.heads[2:] == [">1 node\nµs", ">2 nodes\nµs"]
+    assert [line.cells for line in table.lines] == [
+        ["8", "auto", "1", "3"],
+        ["64", "auto", "1", "3"],
+    ]

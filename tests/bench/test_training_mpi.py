@@ -9,11 +9,11 @@ from tests.support.training_kits import NEEDS_TORCH, torch
 
 
 def check(comm, rows, names):
-    assert [row.name for row in rows] == names
-    assert all(row.seconds > 0 for row in rows)
+    assert [row.contender for row in rows] == names
+    assert all(row.time_us > 0 for row in rows)
     assert rows[0].ratio == 1
-    assert rows[1].ratio == pytest.approx(rows[0].seconds / rows[1].seconds)
-    told = comm.allgather_object([row.as_json() for row in rows])
+    assert rows[1].ratio == pytest.approx(rows[0].time_us / rows[1].time_us)
+    told = comm.allgather_object([row.to_json() for row in rows])
     assert all(other == told[0] for other in told)
 
 
@@ -27,12 +27,12 @@ def test_overlap(comm, monkeypatch):
         monkeypatch.setattr(training, name, value)
     rows = training.overlaps(comm, 3, "waits", training.waiting, autos=1)
     ways = ["none", "polls", "thread"] if comm.size > 1 else ["none"]
-    assert [row.name for row in rows[:-2]] == ways
-    assert rows[-2].name in [f"auto 1 ({way})" for way in ways]
-    assert rows[-1].name == "communication alone"
-    assert rows[0].share == 1 and rows[0].hidden is None
-    assert all(0 < row.least <= row.seconds for row in rows)
-    told = comm.allgather_object([row.as_json() for row in rows])
+    assert [row.contender for row in rows[:-2]] == ways
+    assert rows[-2].contender in [f"auto 1 ({way})" for way in ways]
+    assert rows[-1].contender == "communication alone"
+    assert rows[0].figures["share"] == 1 and "hidden" not in rows[0].figures
+    assert all(0 < row.figures["least_us"] <= row.time_us for row in rows)
+    told = comm.allgather_object([row.to_json() for row in rows])
     assert all(other == told[0] for other in told)
 
 
@@ -43,12 +43,12 @@ def test_what_was_hidden(comm, monkeypatch):
     chosen = [names.index(name) for name in names] + [3, 4]
     monkeypatch.setattr(training, "take_turns", lambda *_: times[:, chosen])
     rows = {
-        row.name.partition(" (")[0]: row
+        row.contender.partition(" (")[0]: row.figures
         for row in training.overlaps(comm, 2, "waits", training.waiting, autos=1)
     }
-    assert rows["auto 1"].hidden == 0 and rows["auto 1"].share == (11 / 10 + 10 / 12) / 2
+    assert rows["auto 1"]["hidden"] == 0 and rows["auto 1"]["share"] == (11 / 10 + 10 / 12) / 2
     if comm.size > 1:
-        assert rows["polls"].hidden == 1 / 4 and rows["thread"].hidden == 4 / 4
+        assert rows["polls"]["hidden"] == 1 / 4 and rows["thread"]["hidden"] == 4 / 4
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mpidist import CollectiveConfig, run_simulated
-from mpidist.bench import tuner
-from mpidist.bench.regret import Regret, between, score, summarise, verify
+from mpidist.bench import Row, tuner
+from mpidist.bench.regret import between, score, summarise, verify
 from mpidist.bench.tuner import Stop, Wish, count_cells, settle, tune
 from mpidist.commands.options import Duration
 from mpidist.selection.tuning import TuningTable
@@ -29,7 +29,8 @@ def test_regret_is_scored_on_the_other_half():
 
 def test_summary_has_a_line_each_and_one_of_all():
     def cell(collective, regret):
-        return Regret(collective, "private", 8, "a", "b", regret, regret, 0.1, 1.0, 4)
+        figures = {"best": "b", "regret": regret, "raw": regret, "floor": 0.1, "auto": 1.0}
+        return Row(collective, "a", 2, 1.0, bytes=8, figures=figures)
 
     cells = [cell("allreduce", r / 100) for r in range(101)] + [cell("reduce", 0.0)]
     first, second, total = summarise(cells)
@@ -108,7 +109,7 @@ def test_tune_and_verify_on_simulated_ranks(tmp_path):
 
     def check(comm):
         found = verify(comm, Wish(["reduce"], between([8, 1024]), "float32", 2.0))
-        return [(r.bytes, r.pick, r.regret) for r in found.regrets], found.wrong
+        return [(r.bytes, r.contender, r.figures["regret"]) for r in found.regrets], found.wrong
 
     (regrets, wrong), other = run_simulated(2, check, tuning=table)
     assert (regrets, wrong) == other and not wrong

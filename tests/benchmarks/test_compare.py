@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import compare, launching
+from benchmarks import compare
 from benchmarks.plan import FULL, MAIN, QUICK, VARIANT_LAUNCHES, VARIANTS, Launch, Variant, plan
 from benchmarks.tables import (
     TARGETS,
@@ -27,9 +27,9 @@ HEADER = {"stream": {"gbs": 10.0, "array_bytes": 8, "cache_bytes": 0, "enough": 
 
 def row(name, nbytes, time_us, memory="private", **more):
     fields = {"backend": "mpi", "ranks": 2, "dtype": "float32", "op": "sum", "in_place": False}
-    fields |= {"algbw_gbs": 1.0, "busbw_gbs": 1.0, "vs_native": None, "correct": True}
-    fields = {"collective": "allreduce", **fields, **more}
-    return Row(algorithm=name, bytes=nbytes, time_us=time_us, memory=memory, **fields)
+    fields |= {"algbw_gbs": 1.0, "busbw_gbs": 1.0, "ratio": None, "correct": True}
+    fields = {"work": "allreduce", **fields, **more}
+    return Row(contender=name, bytes=nbytes, time_us=time_us, memory=memory, **fields)
 
 
 def launch(bare, native, own, nbytes=64 * K, **more):
@@ -140,17 +140,17 @@ json.dump({"header": {"ranks": 2}, "rows": [row]}, open(target, "w"))
 def test_launches_are_kept_not_run_again_and_failures_reported(tmp_path, monkeypatch):
     (tmp_path / "mpidist").mkdir()
     (tmp_path / "mpidist" / "__main__.py").write_text(FAKE)
-    monkeypatch.setattr(launching, "ROOT", tmp_path)
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONPATH", "")
     launches = [
         Launch(sys.executable, 2, place, Variant(MAIN), 1, QUICK) for place in ("apart", "in place")
     ]
     runs = tmp_path / "runs"
     runs.mkdir()
-    launching.run_missing(launches, runs, 1.0)
+    compare.run_missing(launches, runs, 1.0)
     kept = runs / f"{launches[0].name}.json"
     before = kept.stat().st_mtime_ns
-    launching.run_missing(launches, runs, 1.0)
+    compare.run_missing(launches, runs, 1.0)
     assert kept.stat().st_mtime_ns == before
     (group,) = compare.gather(launches, runs)
     assert len(group.failures) == 1 and "exit code 7" in group.failures[0]
@@ -164,10 +164,16 @@ def test_launches_are_kept_not_run_again_and_failures_reported(tmp_path, monkeyp
     assert Results.from_json(json.dumps(json.loads(kept.read_text())["results"])).correct
 
 
-def test_a_launch_that_hangs_is_ended():
-    hang = [sys.executable, "-c", "import signal; print('here', flush=True); signal.pause()"]
-    status, output = launching.execute(hang, {}, 2.0)
-    assert status == -1 and "not finished within 2 s" in output
+def test_a_launch_that_hangs_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "mpidist").mkdir()
+    hang = "import signal; print('here', flush=True); signal.pause()"
+    (tmp_path / "mpidist" / "__main__.py").write_text(hang)
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    launch = Launch(sys.executable, 2, "apart", Variant(MAIN), 1, QUICK)
+    assert "not finished within 2 s" in compare.run_one(launch, tmp_path, "commit", 2.0)
+    text = (tmp_path / f"{launch.name}.failed").read_text()
+    assert "not finished within 2 s" in text and text.endswith("here\n")
 
 
 def test_bad_options_are_refused(capsys):

@@ -91,19 +91,19 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     )
     assert text.count("allreduce, 2 ranks, float32, sum") == 1
     found = json.loads((tmp_path / "a.json").read_text())
-    assert {(r["collective"], r["algorithm"], r["bytes"]) for r in found["rows"]} == {
+    assert {(r["work"], r["contender"], r["bytes"]) for r in found["rows"]} == {
         (collective, algorithm, nbytes)
         for collective, own in (("allreduce", "ring"), ("broadcast", "chain"))
         for algorithm in ("mpi4py", "native", own)
         for nbytes in (8, 10240)
     }
     row = found["rows"][0]
-    assert set(row) == {
-        *("collective", "algorithm", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
-        *("time_us", "algbw_gbs", "busbw_gbs", "vs_native", "correct", "memory", "spread"),
+    assert set(row) | {"spread"} == {
+        *("work", "contender", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
+        *("time_us", "algbw_gbs", "busbw_gbs", "ratio", "correct", "memory", "spread"),
     }
-    assert all(r["correct"] and r["time_us"] > 0 and r["vs_native"] > 0 for r in found["rows"])
-    assert {r["algorithm"]: r["vs_native"] for r in found["rows"]}["mpi4py"] == 1.0
+    assert all(r["correct"] and r["time_us"] > 0 and r["ratio"] > 0 for r in found["rows"])
+    assert {r["contender"]: r["ratio"] for r in found["rows"]}["mpi4py"] == 1.0
     header = found["header"]
     assert header["ranks"] == 2 and header["mpi"]["vendor"] and header["versions"]["numpy"]
     assert "bench allreduce broadcast" in header["command"]
@@ -119,7 +119,7 @@ def test_bench_in_symmetric_memory_keeps_private_baselines(tmp_path, in_place):
     text = mpidist("bench", *every, "--memory", "symmetric", *args, cwd=tmp_path)
     assert "WRONG" not in text
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    seen = {(row["collective"], row["algorithm"], row["memory"]) for row in rows}
+    seen = {(row["work"], row["contender"], row["memory"]) for row in rows}
     for collective in every:
         assert {(a, m) for c, a, m in seen if c == collective and a != "ring"} == {
             *(("mpi4py", "private"), ("native", "private")),
@@ -160,7 +160,7 @@ def test_bench_of_a_users_algorithm(tmp_path, algorithm):
 
 def test_overhead_prints_both_figures():
     text = mpidist("bench", "overhead")
-    assert "engine, one round" in text and "native, 8 bytes" in text
+    assert "engine, null backend" in text and "allreduce of 8 bytes  native" in text
 
 
 def test_demo_trains_compares_and_reports(tmp_path):
@@ -171,7 +171,7 @@ def test_demo_trains_compares_and_reports(tmp_path):
     assert "replicas bit-identical: yes" in text and "as in one process: yes" in text
     assert "WRONG" not in text
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert {"mpi4py", "native", "ring", "rabenseifner"} <= {row["algorithm"] for row in rows}
+    assert {"mpi4py", "native", "ring", "rabenseifner"} <= {row["contender"] for row in rows}
     page = (tmp_path / "r.html").read_text()
     assert page.count("<svg") == 1 and "test accuracy" in page
 
@@ -266,7 +266,7 @@ def test_tune_writes_a_table_that_explain_shows_and_verify_scores(tmp_path):
     verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "2s", "--verify", "t.json")
     text = mpidist(*verify, "--json", "v.json", cwd=tmp_path)
     assert "noise floor" in text
-    sizes = json.loads((tmp_path / "v.json").read_text())["sizes"]
+    sizes = json.loads((tmp_path / "v.json").read_text())["rows"]
     assert {size["bytes"] for size in sizes} == {8, 92, 1024}
 
 
@@ -276,7 +276,7 @@ def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
     tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s")
     for how, heads in (
         ("-o", ("collective", "memory", "from this size on")),
-        ("--verify", ("floor", "pick")),
+        ("--verify", ("floor", "choice")),
     ):
         text = mpidist(*tuned, how, "t.json", ranks=0, cwd=tmp_path)
         assert "…" not in text and all(head in text for head in heads), text

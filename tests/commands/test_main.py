@@ -366,15 +366,24 @@ def test_bad_input_is_one_line_and_status_2(arguments, told):
         assert len(text.splitlines()) == 1
 
 
-def test_a_missing_matplotlib_is_said_before_anything_is_measured(monkeypatch):
+@pytest.mark.parametrize(
+    ("missing", "options"),
+    [
+        ("matplotlib", ("bench", "allreduce", "--plot", "x.png")),
+        ("matplotlib", ("demo", "--report", "x.html")),
+        ("jinja2", ("bench", "allreduce", "--report", "x.html")),
+        ("jinja2", ("demo", "--report", "x.html")),
+    ],
+)
+def test_a_missing_package_is_named_before_anything_is_measured(monkeypatch, missing, options):
     import importlib.util
 
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+        importlib.util, "find_spec", lambda name: None if name == missing else find(name)
     )
-    text = call("bench", "allreduce", "--plot", "x.png", status=1)
-    assert "pip install 'mpidist[bench]'" in text
+    text = call(*options, status=1)
+    assert f"needs {missing}" in text and "pip install 'mpidist[bench]'" in text
 
 
 def test_errors_that_are_no_ours_are_not_hidden(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from ...measure import format_size
-from ..console import examples, make_console, make_table, progress_bar, show
+from ..console import examples, make_console, print_tables, progress_bar
 from ..options import (
     POSITIVE,
     ByteSizes,
@@ -160,24 +160,20 @@ def on_step(advance: Callable[[str], None]) -> Callable[[str, int], None]:
 
 
 def print_results(results: Results, console: Console | None = None) -> None:
-    """Print the tables."""
-    from ...bench.memory import describe_stream
-    from ...bench.results import BOUND_NOTE, bound_percent, tabulate
+    """Print the tables and notes of any benchmark."""
+    from ...bench.results import tables
 
     console = console or make_console()
-    speed = describe_stream(results.header)
-    if speed:
-        console.print(f"{speed}")
-    make, narrow = partial(make_table, console), console.width < 90
-    for heading, table in tabulate(results, make, console.is_terminal, narrow):
-        console.print(f"\n[bold]{heading}[/]" if heading else "")
-        show(console, table)
-    if any(bound_percent(row, results.header) is not None for row in results.rows):
-        console.print(f"{BOUND_NOTE}, {results.header['stream']['gbs']:.1f} GB/s")
+    print_tables(console, tables(results))
+    for note in results.notes:
+        console.print(note, markup=False)
 
 
 def write_results(
-    results: Results, json_file: str | None, plot: str | None, report: str | None
+    results: Results,
+    json_file: str | None,
+    plot: str | None = None,
+    report: str | None = None,
 ) -> None:
     """Write the files that the user named."""
     if json_file:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import click
 
-from ..console import examples, make_console, make_table, show
+from ..console import examples, make_console, print_tables
 
 
 @click.command(
@@ -22,15 +20,12 @@ def compare_command(first: str, second: str) -> int:
     The ratio is the time of the first run divided by the time of the second: above 1 the second
     is faster.
     """
-    from ...bench.compare import NOISE, compare, read, tabulate
+    from ...bench.compare import NOISE, compare, read, tables
 
     console = make_console()
     comparison = compare(read(first), read(second))
     console.print(f"first: {first}\nsecond: {second}")
-    narrow = console.width < 110
-    for heading, table in tabulate(comparison, partial(make_table, console), narrow):
-        console.print(f"\n[bold]{heading}[/]")
-        show(console, table)
+    print_tables(console, tables(comparison, narrow=console.width < 110))
     verdicts = [pair.verdict.partition(",")[0] for pair in comparison.pairs]
     console.print(
         f"\n{len(verdicts)} rows in both: {verdicts.count('better')} better, "

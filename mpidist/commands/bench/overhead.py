@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..console import examples, make_console, make_table, show
+from ..console import examples
+from .collectives import json_option, print_results, write_results
 
 
 @click.command(
@@ -12,20 +13,16 @@ from ..console import examples, make_console, make_table, show
     short_help="Time that mpidist itself adds to a call.",
     epilog=examples("mpidist run -n 2 -- mpidist bench overhead"),
 )
-def overhead_command() -> int:
+@json_option
+def overhead_command(json_file: str | None) -> int:
     """Measure the engine's time for a round, and native allreduce beside the bare mpi4py call."""
     import mpidist
 
-    from ...bench.overhead import BARE, engine_overhead, native_overhead
+    from ...bench.overhead import measure_overhead
 
     comm = mpidist.init()
-    costs = [*(engine_overhead() if comm.rank == 0 else []), *native_overhead(comm)]
-    console = make_console()
-    table = make_table(console, "what", ">deadline", ">µs", ">more than bare µs")
-    bare = next(c.microseconds for c in costs if c.what.startswith(BARE))
-    for cost in costs:
-        more = f"{cost.microseconds - bare:.2f}" if cost.what.startswith("native") else ""
-        deadline = "none" if cost.timeout is None else f"{cost.timeout:g} s"
-        table.add_row(cost.what, deadline, f"{cost.microseconds:.2f}", more)
-    show(console, table)
+    results = measure_overhead(comm)
+    if comm.rank == 0:
+        print_results(results)
+        write_results(results, json_file)
     return 0
