@@ -30,7 +30,7 @@ SHARE_GOAL = 0.9
 """Largest share of the time of a step by PyTorch's own pipelining that is a success."""
 
 
-def no_loss(output: Any, target: Any) -> tuple[float, Any]:
+def no_loss(output: Any, target: Any, reduction: str = "mean") -> tuple[float, Any]:
     """Return a loss and its gradient without computing anything."""
     return 0.0, output
 

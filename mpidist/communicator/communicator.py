@@ -6,7 +6,8 @@ import inspect
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial, wraps
 from itertools import accumulate
@@ -21,7 +22,7 @@ from ..device.recognise import is_on_device
 from ..engine.agreement import check_alike
 from ..engine.calibration import from_environment
 from ..engine.messages import Messages, PostedMessage, as_bytes
-from ..engine.service import Guard, Service
+from ..engine.service import Service
 from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
 from ..gpu.assignment import use_gpu as choose_gpu
@@ -768,7 +769,8 @@ class Communicator:
         """
         self._messages.wait_all(messages, what, timeout)
 
-    def guard(self, what: str) -> Guard:
+    @contextmanager
+    def guard(self, what: str) -> Iterator[None]:
         """Guard messages that belong together: an exception leaves the communicator broken.
 
         What an exception on one rank leaves half done cannot be taken up again: later calls raise
@@ -788,7 +790,12 @@ class Communicator:
         """
         if not isinstance(what, str):
             raise self._place.wrong(f"guard: what={what!r}: must be a text")
-        return Guard(self._service, what)
+        service = self._service
+        service.check_usable()
+        try:
+            yield
+        except BaseException as error:
+            raise service.broke(error, what, service.sequence) from error.__cause__
 
     # -- objects --------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..backends.base import SHORT_BYTES, AllOf, Request, ShortRequest, pieces
+from ..backends.base import SHORT_BYTES, AllOf, ShortRequest, pieces
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Place
@@ -35,7 +35,7 @@ _HEAD = struct.Struct("<QIH")  # bytes of the message, tag of what follows or 0,
 _LONGEST_TEXT = SHORT_BYTES - INLINE_BYTES - _HEAD.size - 16
 _OBJECT = b"object"
 _SEND, _RECV = "send to rank {}".format, "recv from rank {}".format
-_BYTE, _ARRAY = np.dtype(np.uint8), np.ndarray
+_BYTE = np.dtype(np.uint8)
 _AT_A_TIME = 16  # of the messages that are looked for while something else is waited for
 
 
@@ -65,8 +65,7 @@ class Messages:
 
     def __init__(self, service: Service):
         self.service, self.backend = service, service.backend
-        self._rank, self._size = self.backend.rank, self.backend.size
-        self.place = Place(self._rank, self._size)
+        self.place = Place(self.backend.rank, self.backend.size)
         limit = min(self.backend.tag_limit, 2**30)
         first, end = limit // 2, limit // 4 * 3
         self.width = width = min(USER_TAGS, (end - first) // 4)
@@ -88,8 +87,7 @@ class Messages:
     def send(self, x: Any, peer: Any, tag: Any) -> None:
         """Send an array."""
         peer, data = self.peer(peer), self._input(x)
-        sent = self._post(data, self.form(data.dtype, data.shape), peer, tag)
-        self._wait(sent.test, _SEND, peer)
+        self._wait(self._post(data, self.form(data.dtype, data.shape), peer, tag), _SEND, peer)
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin to send an array."""
@@ -109,8 +107,7 @@ class Messages:
 
         `end` is called when they have gone.  Memory that is not `readable` is for MPI only.
         """
-        sent = self._post(data, form, peer, tag, "array", readable)
-        return self._work(sent.test, _SEND, peer, end)
+        return self._work(self._post(data, form, peer, tag, "array", readable), _SEND, peer, end)
 
     def _post(
         self,
@@ -120,20 +117,20 @@ class Messages:
         tag: Any,
         kind: str = "array",
         readable: bool = True,
-    ) -> Request:
-        """Post what is sent; return its request."""
+    ) -> Callable[[], bool]:
+        """Post what is sent; give the test whether it has gone."""
         wire = self._tag(kind, tag)
         self.service.check_usable()
         self.service.background.sweep()
         backend = self.backend
         if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
             content = form.head + data.tobytes() if form.nbytes else form.head
-            return backend.isend_short(content, peer, wire)
+            return backend.isend_short(content, peer, wire).test
         self._followed = follows = self._followed % self.width + 1
         first = backend.isend_short(_head(form.nbytes, follows, form.text), peer, wire)
         wire = self._following + follows - 1
         parts = pieces(flat(data), CHUNK_BYTES)
-        return AllOf([first, *(backend.isend(part, peer, wire) for part in parts)])
+        return AllOf([first, *(backend.isend(part, peer, wire) for part in parts)]).test
 
     def recv(self, out: Any, peer: Any, tag: Any, timeout: Any = UNSET) -> Any:
         """Receive into `out`, which must have the dtype and shape of the message."""
@@ -161,7 +158,7 @@ class Messages:
         first = self.backend.irecv_short(peer, wire)
         arrival = Arrival(self._take(first, room, form, peer, tag))
         self._arrivals.add(arrival)
-        return self._work(arrival.test, _RECV, peer, end)
+        return self._work(arrival.came, _RECV, peer, end)
 
     def _receive(
         self, room: Room, form: Form | None, peer: int, tag: int, wire: int, timeout: Any
@@ -174,7 +171,7 @@ class Messages:
             room.store(first.content, len(form.head), form.nbytes)
             first.release()
         else:
-            self._wait(Arrival(self._take(first, room, form, peer, tag)).test, _RECV, peer, timeout)
+            self._wait(Arrival(self._take(first, room, form, peer, tag)).came, _RECV, peer, timeout)
 
     def _input(self, x: Any) -> np.ndarray:
         """Give the array that is sent."""
@@ -296,60 +293,48 @@ class Messages:
 
     # -- posted messages --------------------------------------------------------------------------
 
-    # Called for every message of a pipeline: plain arguments pass one condition, without a call.
-
     def post_send(self, x: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
         """Post the elements of `x`, without a header unless they are to be `checked`."""
-        if (
-            type(tag) is not int
-            or type(peer) is not int
-            or not 0 <= tag < self.width
-            or not 0 <= peer < self._size
-            or peer == self._rank
-            or self.service.broken is not None
-        ):
-            self._check(peer, tag)
-        if type(x) is _ARRAY and x.ndim == 1 and x.flags.c_contiguous and not x.dtype.hasobject:
-            data = x
-        else:
-            data = self._contiguous(as_input(x, self._rank), "x")
+        data, wire = x, self._wire(peer, tag)
+        if type(x) is not np.ndarray or x.ndim != 1 or not x.flags.carray or x.dtype.hasobject:
+            data = self._contiguous(as_input(x, self.place.rank), "x")
         if checked:
-            form = self.form(_BYTE, (data.nbytes,))
-            return PostedMessage(
-                self, self._post(data, form, peer, tag, "posted"), False, data, peer, tag
-            )
-        request = self.backend.isend(data, peer, self._posted + tag)
-        return PostedMessage(self, request, False, data, peer, tag)
+            test = self._post(data, self.form(_BYTE, (data.nbytes,)), peer, tag, "posted")
+        else:
+            test = self.backend.isend(data, peer, wire).test
+        return PostedMessage(self, test, False, data, peer, tag)
 
     def post_recv(self, out: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
         """Post memory for the elements that :meth:`post_send` sends, `checked` as there."""
+        data, wire = out, self._wire(peer, tag)
+        if type(out) is not np.ndarray or out.ndim != 1 or not out.flags.carray:
+            data = self._contiguous(as_output(out, self.place.rank), "out")
+        elif out.dtype.hasobject:
+            as_output(out, self.place.rank)  # raises
+        if checked:
+            first, room = self.backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
+            form = self.form(_BYTE, (data.nbytes,))
+            arrival = Arrival(self._take(first, room, form, peer, tag))
+            self._arrivals.add(arrival)
+            test = arrival.came
+        else:
+            test = self.backend.irecv(data, peer, wire).test
+        return PostedMessage(self, test, True, data, peer, tag)
+
+    def _wire(self, peer: Any, tag: Any) -> int:
+        """Return the backend's tag of a posted message, if all is as it must be."""
         if (
             type(tag) is not int
             or type(peer) is not int
             or not 0 <= tag < self.width
-            or not 0 <= peer < self._size
-            or peer == self._rank
+            or not 0 <= peer < self.backend.size
+            or peer == self.backend.rank
             or self.service.broken is not None
         ):
-            self._check(peer, tag)
-        if type(out) is _ARRAY and out.ndim == 1 and out.flags.carray and not out.dtype.hasobject:
-            data = out
-        else:
-            data = self._contiguous(as_output(out, self._rank), "out")
-        wire = self._posted + tag
-        if not checked:
-            request = self.backend.irecv(data, peer, wire)
-            return PostedMessage(self, request, True, data, peer, tag)
-        first, room = self.backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
-        arrival = Arrival(self._take(first, room, self.form(_BYTE, (data.nbytes,)), peer, tag))
-        self._arrivals.add(arrival)
-        return PostedMessage(self, arrival, True, data, peer, tag)
-
-    def _check(self, peer: Any, tag: Any) -> None:
-        """Raise what is wrong with the arguments of a posted message, or with the communicator."""
-        self._tag("posted", tag)
-        self.peer(peer)
-        self.service.check_usable()
+            self._tag("posted", tag)
+            self.peer(peer)
+            self.service.check_usable()
+        return self._posted + tag
 
     def _contiguous(self, data: np.ndarray, argument: str) -> np.ndarray:
         """Return an array as a flat one on the same memory."""
@@ -367,7 +352,7 @@ class Messages:
         timeout: Any,
     ) -> None:
         """Wait until all posted messages have moved, with one deadline."""
-        if not (what is None or callable(what) or (isinstance(what, str) and what.strip())):
+        if what is not None and not callable(what) and not (isinstance(what, str) and what.strip()):
             raise self.place.wrong(f"what={what!r}: allowed are None, texts, and functions of none")
         every, left = list(messages), []
         for message in every:
@@ -376,15 +361,20 @@ class Messages:
                     f"messages has {message!r}: allowed are what post_send and post_recv of this "
                     "communicator returned"
                 )
-            if message._request is not None and not message.ended():
+            if not message.ended():
                 left.append(message)
+
+        def ended() -> bool:
+            while left and left[-1].ended():
+                left.pop()
+            return not left
+
         if left:
             self.service.check_usable()
-            test = left[0].ended if len(left) == 1 else partial(_all_ended, left)
-            self._wait(test, _describe, (what, left), timeout)
+            test = left[0].ended if len(left) == 1 else ended
+            self._wait(test, partial(_describe, what), left, timeout)
         for message in every:
-            if message._error is not None:
-                raise message._error
+            message.test()
 
     def translated(self, error: Exception, message: PostedMessage) -> BaseException:
         """Return the error of a posted message with its rank, peer and tag."""
@@ -401,7 +391,7 @@ class Messages:
         """Send any object that can be pickled."""
         peer, data = self.peer(peer), as_bytes(value)
         form = Form(data.nbytes, _OBJECT, _head(data.nbytes, 0, _OBJECT))
-        self._wait(self._post(data, form, peer, tag, kind).test, _SEND, peer)
+        self._wait(self._post(data, form, peer, tag, kind), _SEND, peer)
 
     def recv_object(
         self, peer: Any, tag: Any = 0, timeout: Any = UNSET, kind: str = "object"
@@ -412,16 +402,8 @@ class Messages:
         return pickle.loads(room.data)
 
 
-def _all_ended(left: list[PostedMessage]) -> bool:
-    """Make progress; return whether none of the posted messages is left, and remove the others."""
-    while left and left[-1].ended():
-        left.pop()
-    return not left
-
-
-def _describe(subject: tuple[str | Callable[[], str] | None, list[PostedMessage]]) -> str:
+def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
     """Describe the posted messages that are waited for, in the user's words if there are any."""
-    what, left = subject
     if what is not None:
         return what if isinstance(what, str) else what()
     others = f", and {len(left) - 1} more" if len(left) > 1 else ""
@@ -441,19 +423,19 @@ class PostedMessage:
         Bytes of the memory that was given.
     """
 
-    __slots__ = ("owner", "peer", "tag", "_request", "_incoming", "_data", "_error")
+    __slots__ = ("owner", "peer", "tag", "_test", "_incoming", "_data", "_error")
 
     def __init__(
         self,
         owner: Messages,
-        request: Request,
+        test: Callable[[], bool],
         incoming: bool,
         data: np.ndarray,
         peer: int,
         tag: int,
     ):
         self.owner, self.peer, self.tag = owner, peer, tag
-        self._request: Request | None = request
+        self._test: Callable[[], bool] | None = test
         self._incoming, self._data = incoming, data
         self._error: BaseException | None = None
 
@@ -473,7 +455,7 @@ class PostedMessage:
         CollectiveMismatch
             If it did not have the length of the memory that was given, as often as it is asked.
         """
-        if self._request is not None and not self.ended():
+        if self._test is not None and not self.ended():
             return False
         if self._error is not None:
             raise self._error
@@ -498,14 +480,15 @@ class PostedMessage:
 
     def ended(self) -> bool:
         """Make progress; return whether the message has moved or failed, without raising why."""
-        if self._request is not None:
+        test = self._test
+        if test is not None:
             try:
-                if not self._request.test():
+                if not test():
                     return False
             except Exception as error:
                 self._error = self.owner.translated(error, self)
                 self._error.__cause__ = error
-            self._request = None  # with it goes what it holds
+            self._test = None  # with it go the request, and what it holds
         return True
 
     def describe(self) -> str:
@@ -593,7 +576,7 @@ class Arrival:
         self._steps, self.done = steps, False
         self._error: BaseException | None = None
 
-    def test(self) -> bool:
+    def came(self) -> bool:
         """Make progress; tell whether it has been taken, or raise why it could not be."""
         if self.ended() and self._error is not None:
             raise self._error

@@ -411,29 +411,3 @@ class Service:
             f"{type(error).__name__}: {error}; create a new one"
         )
         return error
-
-
-class Guard:
-    """Context that leaves the communicator broken if an exception leaves it.
-
-    Parameters
-    ----------
-    service : Service
-        Service of the communicator.
-    what : str
-        What is done, for reports.
-    """
-
-    __slots__ = ("_service", "_what")
-
-    def __init__(self, service: Service, what: str):
-        self._service, self._what = service, what
-
-    def __enter__(self) -> None:
-        self._service.check_usable()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            told = self._service.broke(error, self._what, self._service.sequence)
-            if told is not error:
-                raise told from error.__cause__

@@ -74,7 +74,7 @@ class WeakHook:
         return partial, (nothing,)
 
 
-Purpose = Literal["framework", "stage", "state", "loss", "loader"]
+Purpose = Literal["framework", "stage", "loss", "loader"]
 
 ADAPTERS: dict[str | None, dict[Purpose, str]] = {
     None: {
@@ -84,7 +84,6 @@ ADAPTERS: dict[str | None, dict[Purpose, str]] = {
     "torch": {
         "framework": "mpidist.torch.framework",
         "stage": "mpidist.torch.stage",
-        "state": "mpidist.torch.replay",
         "loss": "mpidist.torch.losses",
         "loader": "mpidist.torch.loader",
     },
@@ -92,15 +91,14 @@ ADAPTERS: dict[str | None, dict[Purpose, str]] = {
 """The modules that adapt each library, by the package that its classes are defined in; None stands
 for numpy, cupy and everything else.
 
-=========  =====================================================
+=========  =============================================================
 purpose    contents of the module
-=========  =====================================================
+=========  =============================================================
 framework  ``FRAMEWORK``, a :class:`Framework`
-stage      ``stage(module, caller, where)``, a pipeline's stage
-state      ``untouched(layers)``, a context manager
-loss       ``known(function)`` and ``watched(function, …)``
+stage      ``stage(module, caller, where, checkpoint)``, a pipeline's stage
+loss       ``known(function)``, what the mean of a loss divides by
 loader     ``shard_loader(data, comm, …)``
-=========  =====================================================
+=========  =============================================================
 """
 
 Remove = Callable[[], object]

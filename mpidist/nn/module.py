@@ -55,8 +55,8 @@ class Module:
         Whether the module is in training mode, not in evaluation.
     saved : tuple of str or None
         Names of the attributes in which forward, or ``backward_input``, saves activations for the
-        backward.  A pipeline keeps them for each microbatch; with None it finds them itself, and
-        one microbatch stays alive longer.
+        backward.  A pipeline keeps them for each microbatch.  None, the default of a class that
+        defines forward, is refused there: a layer that saves nothing declares ``()``.
     """
 
     training = True

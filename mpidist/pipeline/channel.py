@@ -1,4 +1,4 @@
-"""Channels: activations and gradients between stages."""
+"""Channel of a rank: activations and gradients between its stages and those of other ranks."""
 
 from __future__ import annotations
 
@@ -16,38 +16,46 @@ from ..engine.messages import PostedMessage
 from ..errors import CollectiveMismatch, Unsupported
 from ..frameworks.base import find_dtype
 from .schedules import Message
-from .values import Form, Parcel, Tensors
+from .values import Metadata, TensorMessage, Tensors
 
 HEADER_BYTES = 512
 KINDS = ("activation", "gradient")
 _NOTHING = np.empty(0, np.uint8)
-_TOKEN = np.zeros(1, np.uint8)  # in place of the tensors of a parcel that has no bytes
+_TOKEN = np.zeros(1, np.uint8)  # sent in place of tensors without elements
 
 
 class Receipt(NamedTuple):
-    """Receives that were posted for a parcel."""
+    """Posted receives of one value."""
 
-    form: Form
+    metadata: Metadata
     arrays: list[np.ndarray]
     messages: list[PostedMessage]
 
 
-class Edges:
-    """All edges of one rank.
+class Channel:
+    """Sends values to other ranks, and receives theirs.
+
+    The receiver must know dtypes and shapes before it can post memory.  They are announced once
+    for each tag; from then on only the elements are sent, into receives that wait already::
+
+        step 1   sender    header  elements              receiver  header, post, elements
+        step 2   sender            elements              receiver  (posted) elements
+        step 3   sender    empty   header  elements      the shape has changed: an empty message in
+                                                         place of each that the receiver expects
 
     Parameters
     ----------
     comm : Communicator
-        The pipeline's own.
+        The pipeline's own communicator.
     microbatches, stages : int
-        How many there are.
+        Number of microbatches and of virtual stages.
 
     Attributes
     ----------
     messages, nbytes : int
-        Sent so far, headers among them.
+        Messages and bytes sent so far, with headers.
     announced : int
-        How often a form was sent.
+        Number of headers sent so far.
     """
 
     def __init__(self, comm: Communicator, microbatches: int, stages: int):
@@ -58,40 +66,40 @@ class Edges:
                 f"rank {comm.rank}: {stages} stages of num_microbatches={microbatches} "
                 f"need {needed} tags, MPI allows {tags} here"
             )
-        self._told: dict[int, Form] = {}
-        self._known: dict[int, Form] = {}
+        self._sent: dict[int, Metadata] = {}
+        self._received: dict[int, Metadata] = {}
         self._posted: dict[int, Receipt] = {}
-        self._leaving: deque[PostedMessage] = deque()
+        self._pending: deque[PostedMessage] = deque()
         self.messages = self.nbytes = self.announced = 0
 
     def tag(self, message: Message) -> int:
-        """Give the tag that a message has to itself."""
+        """Return the tag that only this message of a step has."""
         kind = KINDS.index(message.kind)
         return (message.stage * 2 + kind) * self._microbatches + message.microbatch
 
     # -- sending ----------------------------------------------------------------------------------
 
-    def send(self, peer: int, tag: int, parcel: Parcel) -> None:
-        """Begin to send; the arrays are kept until they have gone."""
-        form, known = parcel.form, self._told.get(tag)
-        if known is not form and known != form:
-            self._announce(peer, tag, form, known)
-        for array in [a for a in parcel.arrays if a.nbytes] or [_TOKEN]:
+    def send(self, peer: int, tag: int, message: TensorMessage) -> None:
+        """Begin to send a value; its arrays are kept alive until they have been sent."""
+        metadata, known = message.metadata, self._sent.get(tag)
+        if known is not metadata and known != metadata:
+            self._announce(peer, tag, metadata, known)
+        for array in [a for a in message.arrays if a.nbytes] or [_TOKEN]:
             for piece in pieces(array):
                 self._send(piece, peer, tag)
-        leaving = self._leaving
-        while leaving and leaving[0].test():
-            leaving.popleft()
+        pending = self._pending
+        while pending and pending[0].test():
+            pending.popleft()
 
     def _send(self, array: np.ndarray, peer: int, tag: int) -> None:
-        self._leaving.append(self._comm.post_send(array, peer, tag))
+        self._pending.append(self._comm.post_send(array, peer, tag))
         self.messages += 1
         self.nbytes += array.nbytes
 
-    def _announce(self, peer: int, tag: int, form: Form, known: Form | None) -> None:
+    def _announce(self, peer: int, tag: int, metadata: Metadata, known: Metadata | None) -> None:
         for _ in range(_messages_of(known) if known is not None else 0):
             self._send(_NOTHING, peer, tag)
-        data = np.frombuffer(pickle.dumps(form, protocol=5), np.uint8)
+        data = np.frombuffer(pickle.dumps(metadata, protocol=5), np.uint8)
         head = np.zeros(HEADER_BYTES, np.uint8)
         head[:8] = np.array([data.size]).view(np.uint8)
         room = HEADER_BYTES - 8
@@ -99,44 +107,44 @@ class Edges:
         self._send(head, peer, tag)
         if data.size > room:
             self._send(data[room:], peer, tag)
-        self._told[tag] = form
+        self._sent[tag] = metadata
         self.announced += 1
 
     # -- receiving --------------------------------------------------------------------------------
 
     def post(self, peer: int, tag: int, tensors: Tensors) -> None:
-        """Post the receives of a parcel, if its form is known."""
-        form = self._known.get(tag)
-        if form is not None:
-            self._posted[tag] = self._receives(form, peer, tag, tensors)
+        """Post the receives of a value, if its metadata is known."""
+        metadata = self._received.get(tag)
+        if metadata is not None:
+            self._posted[tag] = self._post(metadata, peer, tag, tensors)
 
-    def _receives(self, form: Form, peer: int, tag: int, tensors: Tensors) -> Receipt:
-        arrays = [tensors.empty(dtype, prod(shape)) for dtype, shape, _ in form.tensors]
+    def _post(self, metadata: Metadata, peer: int, tag: int, tensors: Tensors) -> Receipt:
+        arrays = [tensors.empty(dtype, prod(shape)) for dtype, shape, _ in metadata.tensors]
         filled = [array for array in arrays if array.nbytes] or [np.empty(1, np.uint8)]
         post = self._comm.post_recv
         messages = [post(piece, peer, tag) for a in filled for piece in pieces(a)]
-        return Receipt(form, arrays, messages)
+        return Receipt(metadata, arrays, messages)
 
-    def receive(self, message: Message, tag: int, tensors: Tensors) -> Parcel:
-        """Wait for a parcel."""
+    def receive(self, message: Message, tag: int, tensors: Tensors) -> TensorMessage:
+        """Wait for a value."""
         receipt = self._posted.pop(tag, None)
-        if receipt is None or not self._came(receipt, message):
-            form = self._header(message, tag)
-            receipt = self._receives(form, message.source, tag, tensors)
-            self._known[tag] = form
-            if not self._came(receipt, message):
-                raise CollectiveMismatch(f"{describe(message)} is not what was announced for it")
-        return Parcel(receipt.form, receipt.arrays)
+        if receipt is None or not self._wait(receipt, message):
+            metadata = self._header(message, tag)
+            receipt = self._post(metadata, message.source, tag, tensors)
+            self._received[tag] = metadata
+            if not self._wait(receipt, message):
+                raise CollectiveMismatch(f"{describe(message)} has not the size announced for it")
+        return TensorMessage(receipt.metadata, receipt.arrays)
 
-    def _came(self, receipt: Receipt, message: Message) -> bool:
-        """Wait for what was posted; False if its form has changed."""
+    def _wait(self, receipt: Receipt, message: Message) -> bool:
+        """Wait for posted receives; return False if the sender has announced other shapes."""
         try:
             self._comm.wait_all(receipt.messages, partial(describe, message))
         except CollectiveMismatch:
             return False
         return True
 
-    def _header(self, message: Message, tag: int) -> Form:
+    def _header(self, message: Message, tag: int) -> Metadata:
         head = np.empty(HEADER_BYTES, np.uint8)
         self._take(head, message, tag)
         (size,) = head[:8].view(np.int64).tolist()
@@ -154,19 +162,19 @@ class Edges:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait until everything has gone."""
-        self._comm.wait_all(self._leaving, "pipeline: sends at the end of a step")
-        self._leaving.clear()
+        """Wait until everything has been sent."""
+        self._comm.wait_all(self._pending, "pipeline: sends at the end of a step")
+        self._pending.clear()
 
 
-def _messages_of(form: Form) -> int:
-    """Count the messages of a parcel."""
-    sizes = [prod(shape) * find_dtype(dtype).itemsize for dtype, shape, _ in form.tensors]
+def _messages_of(metadata: Metadata) -> int:
+    """Return the number of messages in which a value is sent."""
+    sizes = [prod(shape) * find_dtype(dtype).itemsize for dtype, shape, _ in metadata.tensors]
     return sum(-(-nbytes // MAX_MESSAGE_BYTES) for nbytes in sizes) or 1
 
 
 def describe(message: Message) -> str:
-    """Say which message it is."""
+    """Describe a message for error reports."""
     return (
         f"pipeline: {message.kind} of microbatch {message.microbatch} for stage {message.stage} "
         f"from rank {message.source}"

@@ -1,7 +1,8 @@
-"""The loss of the last stage: of microbatches or of the whole batch, and its weight."""
+"""The loss of the last stage: of microbatches, weighted so that they add up to the batch's."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -16,34 +17,57 @@ from .microbatches import cut
 from .values import flatten, is_tensor, unflatten
 
 REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
-"""What a loss function may say that it gives, and whether it is a sum."""
+"""The reductions that a loss function may declare, and whether each is a sum."""
 
 
-def is_sum(function: Any, rank: int) -> bool:
-    """Tell whether a loss function says that it gives a sum.
+def declared(function: Any, name: str) -> Any:
+    """Return what a loss function declares: an attribute, a partial's keyword, or a default."""
+    if isinstance(function, partial):
+        return function.keywords.get(name, declared(function.func, name))
+    if hasattr(function, name):
+        return getattr(function, name)
+    try:
+        parameter = inspect.signature(function).parameters[name]
+    except (TypeError, ValueError, KeyError):
+        return None
+    return None if parameter.default is parameter.empty else parameter.default
+
+
+def is_sum(function: Any, reduction: Any, rank: int) -> bool:
+    """Return whether a loss function computes a sum over rows, and not a mean.
+
+    Nothing is guessed: the function declares it, or `reduction` says so.
 
     Raises
     ------
     InvalidArgument
-        If it is no function, or says something else than a mean.
+        If `function` is not callable, or neither says which, or they contradict each other.
     """
+    where = f"rank {rank}: loss_fn"
     if not callable(function):
+        raise InvalidArgument(f"{where}={function!r}: expected a function of output and target")
+    keywords = function.keywords if isinstance(function, partial) else {}
+    for old in ("reduce", "size_average"):
+        if old in keywords:
+            raise InvalidArgument(f"{where} has {old}={keywords[old]!r}: expected reduction=")
+    if reduction not in (None, "mean", "sum"):
+        raise InvalidArgument(f"rank {rank}: reduction={reduction!r}: expected 'mean' or 'sum'")
+    own = declared(function, "reduction")
+    if own is None and reduction is None:
         raise InvalidArgument(
-            f"rank {rank}: loss_fn={function!r}: allowed are functions of output and target"
+            f"{where}={function!r} does not say whether it computes the mean over the rows of a "
+            "microbatch or their sum: expected step(…, reduction='mean') or 'sum', or an "
+            "attribute loss_fn.reduction"
         )
-    said = getattr(function, "reduction", "mean")
-    if isinstance(function, partial):
-        given = function.keywords
-        old = sorted({"reduce", "size_average"}.intersection(given))
-        if old:
-            raise InvalidArgument(
-                f"rank {rank}: loss_fn has {old[0]}={given[old[0]]!r}: reduction= is allowed"
-            )
-        said = given.get("reduction", getattr(function.func, "reduction", "mean"))
-    if said not in REDUCTIONS:
-        allowed = ", ".join(map(repr, REDUCTIONS))
-        raise InvalidArgument(f"rank {rank}: loss_fn has reduction={said!r}: allowed are {allowed}")
-    return REDUCTIONS[said]
+    if own is not None and own not in REDUCTIONS:
+        expected = ", ".join(map(repr, REDUCTIONS))
+        raise InvalidArgument(f"{where} has reduction={own!r}: expected one of {expected}")
+    if own is not None and reduction is not None and REDUCTIONS[own] != REDUCTIONS[reduction]:
+        raise InvalidArgument(
+            f"rank {rank}: reduction={reduction!r}, and loss_fn has reduction={own!r}: expected "
+            "the same"
+        )
+    return REDUCTIONS[reduction or own]
 
 
 class MicrobatchLoss:
@@ -54,63 +78,47 @@ class MicrobatchLoss:
     function : callable
         The loss function.
     target : tensor or structure of tensors
-        The microbatch's.
+        The target of the microbatch.
     weight : float
-        Of what the function gives.  At 0 it is not called, as the mean over nothing is no number.
+        Factor of the function's result.  With 0 the function is not called: the mean over nothing
+        is not a number.
     rank : int
-        For error messages.
-    watched : callable
-        ``watched(function, output, target)`` calls it.
+        Rank named by errors.
     """
 
-    __slots__ = ("_function", "_target", "weight", "_rank", "_call")
+    __slots__ = ("_function", "_target", "weight", "_rank")
 
-    def __init__(
-        self, function: Any, target: Any, weight: float, rank: int, watched: Callable | None = None
-    ):
+    def __init__(self, function: Any, target: Any, weight: float, rank: int):
         self._function, self._target, self.weight, self._rank = function, target, weight, rank
-        self._call = function if watched is None else partial(watched, function)
-
-    def given(self) -> list[Any]:
-        """List the tensors that were there before: the target's, and the function's own."""
-        own = getattr(self._function, "buffers", None)
-        return [*flatten(self._target)[1], *(own() if callable(own) else ())]
-
-    def value(self, output: Any) -> float:
-        """Give the number."""
-        if not self.weight:
-            return 0.0
-        found = self._call(output, self._target)
-        return self.weight * float(found[0] if type(found) is tuple else found)
 
     def tensor(self, output: Any) -> Any:
-        """Give the weighted loss as a tensor from which autograd goes back."""
+        """Return the weighted loss as a tensor with a graph."""
         if self.weight:
-            found = self._call(output, self._target)
+            found = self._function(output, self._target)
         else:
             found = sum(x.flatten()[:0].sum() for x in flatten(output)[1])
         if not is_tensor(found) or tuple(found.shape) not in ((), (1,)):
             what = f"shape {tuple(found.shape)}" if is_tensor(found) else type(found).__name__
             raise InvalidArgument(
-                f"rank {self._rank}: loss_fn gave {what}: allowed is one number, as a tensor"
+                f"rank {self._rank}: loss_fn returned {what}: expected one number, as a tensor"
             )
         if not found.requires_grad:
             raise InvalidArgument(
-                f"rank {self._rank}: loss_fn gave a loss without a graph, so that no parameter "
-                "gets a gradient: allowed are losses that PyTorch computes from the output, "
-                "neither detached nor within no_grad(), of a model in which something requires a "
+                f"rank {self._rank}: loss_fn returned a loss without a graph, so no parameter "
+                "would get a gradient: expected a loss that PyTorch computes from the output, "
+                "not detached and not within no_grad(), of a model in which something requires a "
                 "gradient; forward() evaluates a model"
             )
         return found * self.weight
 
     def explicit(self, output: Any) -> tuple[float, Any]:
-        """Give the number, and the gradient with respect to the output."""
+        """Return the weighted loss, and its gradient with respect to the output."""
         function = self._function
         if not self.weight:
             tree, given = flatten(output)
             zeros = [np.zeros_like(x) if x.dtype.kind in "fcV" else None for x in given]
             return 0.0, unflatten(tree, zeros, plain=False)
-        found = self._call(output, self._target)
+        found = function(output, self._target)
         back = getattr(function, "backward", None)
         if back is not None:
             return self.weight * float(found), back(self.weight)
@@ -119,78 +127,93 @@ class MicrobatchLoss:
             scaled = [grad * self.weight for grad in grads]
             return self.weight * float(found[0]), unflatten(tree, scaled)
         raise InvalidArgument(
-            f"rank {self._rank}: loss_fn={function!r} has no backward(scale) and did not give "
+            f"rank {self._rank}: loss_fn={function!r} has no backward(scale) and did not return "
             "(loss, gradient): without autograd, one of these is needed"
         )
 
 
 class BatchLoss:
-    """How much each microbatch's loss weighs in the mean over the batch.
+    """The loss of a batch, as a weighted sum over its microbatches.
 
     Parameters
     ----------
     function : callable
-        ``function(output, target)`` gives the mean over the rows of a microbatch; their sum if its
-        ``reduction`` is "sum".
+        ``function(output, target)`` returns the mean over the rows of a microbatch, or their sum.
     target : tensor or structure of tensors
-        Of the whole batch.
+        The target of the whole batch.
     microbatches : int
-        How many.
+        Number of microbatches.
     rank : int
-        For error messages.
+        Rank named by errors.
     count : callable or None
-        ``count(target)`` gives over how much the function's mean goes, if not over the rows.
+        ``count(target)`` returns the divisor of the function's mean, where that is not the number
+        of rows.
+    reduction : {"mean", "sum"} or None
+        What the function computes, where it does not declare it.
+
+    Attributes
+    ----------
+    total : float
+        Number by which the loss of the batch is divided; with replicas the mean of theirs.
     """
 
-    def __init__(self, function: Any, target: Any, microbatches: int, rank: int, count: Any):
+    def __init__(
+        self,
+        function: Any,
+        target: Any,
+        microbatches: int,
+        rank: int,
+        count: Any = None,
+        reduction: Any = None,
+    ):
         if target is None:
             raise InvalidArgument(f"rank {rank}: target=None: rank {rank} must provide the target")
-        self.targets, self._rows = cut(target, microbatches, rank, "target")
-        self.rank, self._sums, self._function = rank, is_sum(function, rank), function
-        self._watched: Callable | None = None
-        self.counts: list[float] = [*self._rows]
-        losses = adapter(library(flatten(target)[1][0]), "loss")
+        parts = cut(target, microbatches, rank, "target")
+        self._targets, self._rows, self._rank = parts.values(), parts.rows, rank
+        self._function, self._sums = function, is_sum(function, reduction, rank)
+        self.counts = [float(number) for number in parts.rows]
         if count is not None:
-            self.counts = [_checked(count, t, rank) for t in self.targets]
-        elif losses is not None:
-            self._ask(losses)
+            self.counts = [_checked(count, target, rank) for target in self._targets]
+        elif not self._sums:
+            self._find_counts(adapter(library(parts.tensors[0][0]), "loss"))
         self.total = sum(self.counts)
 
-    def _ask(self, losses: Any) -> None:
-        """Take what is known of the function, or have an eye on what it calls."""
-        plain = is_tensor(self.targets[0]) and not self._sums
-        known = losses.known(self._function) if plain else None
-        if known is None:
-            self._watched = losses.watched(self._function, self._sums, self.rank)
-            return
-        counts = [known.count(t) for t in self.targets]
-        if None not in counts:
-            self._function, self._sums, self.counts = known.function, known.sums, counts
+    def _find_counts(self, losses: Any) -> None:
+        """Take the divisors of the means from the library, if it knows the function."""
+        known = None
+        if losses is not None and is_tensor(self._targets[0]):
+            known = losses.known(self._function)
+        if known is not None:
+            counts = [known.count(target) for target in self._targets]
+            if None not in counts:
+                self._function, self._sums, self.counts = known.function, known.sums, counts
+        elif (ignored := declared(self._function, "ignore_index")) is not None:
+            raise InvalidArgument(
+                f"rank {self._rank}: loss_fn ignores targets (ignore_index={ignored!r}), and is "
+                "not a loss of PyTorch: expected step(…, count=), a function of the target that "
+                "returns how many of them count"
+            )
 
     def of(self, microbatch: int, rows: int) -> MicrobatchLoss:
-        """Give the loss of a microbatch that has so many rows.
-
-        `total` may have been replaced by the mean over the replicas.
-        """
+        """Return the loss of a microbatch that has `rows` rows."""
         own = self._rows[microbatch]
         if rows != own:
             raise InvalidArgument(
-                f"rank {self.rank}: target has {own} rows in microbatch {microbatch}: allowed are "
-                f"the {rows} of the input"
+                f"rank {self._rank}: target has {own} rows in microbatch {microbatch}: expected "
+                f"{rows}, as the input has"
             )
         part = 1.0 if self._sums else self.counts[microbatch]
         weight = part / self.total if self.total else math.nan
-        target = self.targets[microbatch]
-        return MicrobatchLoss(self._function, target, weight, self.rank, self._watched)
+        return MicrobatchLoss(self._function, self._targets[microbatch], weight, self._rank)
 
 
-def _checked(count: Any, target: Any, rank: int) -> float:
+def _checked(count: Callable, target: Any, rank: int) -> float:
     if not callable(count):
         raise InvalidArgument(
-            f"rank {rank}: count={count!r}: allowed are functions of a microbatch's target"
+            f"rank {rank}: count={count!r}: expected a function of a microbatch's target"
         )
     found = count(target)
     number = float(found) if hasattr(found, "shape") or isinstance(found, Real) else math.nan
     if not 0 <= number < math.inf:
-        raise InvalidArgument(f"rank {rank}: count gave {found!r}: allowed are numbers >= 0")
+        raise InvalidArgument(f"rank {rank}: count returned {found!r}: expected a number >= 0")
     return number

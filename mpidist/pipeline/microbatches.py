@@ -9,29 +9,47 @@ from ..errors import InvalidArgument
 from .values import Tree, flatten, select, unflatten
 
 
+class Microbatches(NamedTuple):
+    """A batch in parts; the tensors share memory with the batch.
+
+    Attributes
+    ----------
+    tree
+        Structure of the batch, and of each microbatch, see :func:`~.values.flatten`.
+    tensors : sequence of list
+        The tensors of each microbatch.
+    rows : sequence of int
+        The number of rows of each microbatch.
+    """
+
+    tree: Tree = None
+    tensors: Sequence[list[Any]] = ()
+    rows: Sequence[int] = ()
+
+    def values(self) -> list[Any]:
+        """Return the microbatches as nested values."""
+        return [unflatten(self.tree, tensors) for tensors in self.tensors]
+
+
 def bounds(rows: int, count: int) -> list[tuple[int, int]]:
-    """Give where each of `count` microbatches begins and ends; the last takes the remainder."""
+    """Return where each of `count` microbatches begins and ends; the last takes the remainder."""
     each = rows // count
     starts = [k * each for k in range(count)]
     return list(zip(starts, [*starts[1:], rows]))
 
 
-def cut(value: Any, count: int, rank: int, argument: str) -> tuple[list[Any], list[int]]:
+def cut(value: Any, count: int, rank: int, argument: str) -> Microbatches:
     """Cut a batch.
 
     Parameters
     ----------
     value : tensor or structure of tensors
-        Each of at least one dimension, with equally many rows; other values go to all microbatches.
+        Tensors of at least one dimension, with the same number of rows; other values go to all
+        microbatches.
     count : int
-        How many microbatches.
+        Number of microbatches.
     rank, argument
-        For error messages.
-
-    Returns
-    -------
-    list, list of int
-        The microbatches, whose tensors share memory with `value`, and their numbers of rows.
+        Rank and argument named by errors.
 
     Raises
     ------
@@ -41,69 +59,70 @@ def cut(value: Any, count: int, rank: int, argument: str) -> tuple[list[Any], li
     where = f"rank {rank}: {argument}"
     tree, tensors = flatten(value, where)
     if not tensors:
-        raise InvalidArgument(f"{where} has no tensor in it: allowed are batches of tensors")
+        raise InvalidArgument(f"{where} has no tensor in it: expected a batch of tensors")
     shapes = [tuple(t.shape) for t in tensors]
     if () in shapes:
         raise InvalidArgument(
-            f"{where} has a tensor without dimensions: allowed are tensors of at least one, "
-            "which is cut into microbatches"
+            f"{where} has a tensor without dimensions: expected at least one, the rows, which are "
+            "cut into microbatches"
         )
     rows = {shape[0] for shape in shapes}
     if len(rows) > 1:
-        raise InvalidArgument(f"{where} has tensors of {sorted(rows)} rows: allowed is one number")
+        raise InvalidArgument(f"{where} has tensors of {sorted(rows)} rows: expected one number")
     (total,) = rows
     if total < count:
         raise InvalidArgument(
-            f"{where} has {total} rows for num_microbatches={count}: allowed are at least as many"
+            f"{where} has {total} rows for num_microbatches={count}: expected at least as many"
         )
     parts = bounds(total, count)
-    pieces = [unflatten(tree, [t[start:stop] for t in tensors]) for start, stop in parts]
-    return pieces, [stop - start for start, stop in parts]
+    pieces = [[t[start:stop] for t in tensors] for start, stop in parts]
+    return Microbatches(tree, pieces, [stop - start for start, stop in parts])
 
 
-class Output(NamedTuple):
-    """How the output of a microbatch was made: its tree, and the shapes of its tensors."""
+class OutputForm(NamedTuple):
+    """Structure of the output of a microbatch, and the shapes of its tensors."""
 
     tree: Tree
     shapes: tuple[tuple[int, ...], ...]
 
 
-def shape_of(output: Any) -> Output:
-    """Give how an output is made."""
+def form_of(output: Any) -> OutputForm:
+    """Return structure and shapes of an output."""
     tree, tensors = flatten(output)
-    return Output(tree, tuple([tuple(t.shape) for t in tensors]))
+    return OutputForm(tree, tuple([tuple(t.shape) for t in tensors]))
 
 
-def cut_gradients(grad: Any, outputs: Sequence[Output], rank: int) -> list[list[Any]]:
-    """Give the gradients of the outputs of each microbatch, tensors or None in their order.
+def cut_gradients(grad: Any, outputs: Sequence[OutputForm], rank: int) -> list[list[Any]]:
+    """Return the gradients of the outputs of each microbatch, tensors or None, in their order.
 
     Parameters
     ----------
     grad : list, tensor or structure of tensors
-        A list of one for each microbatch, or one for the batch, which is cut as it was.
-    outputs : sequence of Output
-        What they are the gradients of.
+        A list with one gradient for each microbatch, or one for the whole batch, which is cut.
+    outputs : sequence of OutputForm
+        The outputs of the microbatches.
     rank : int
-        For error messages.
+        Rank named by errors.
 
     Raises
     ------
     InvalidArgument
-        If it is not made like the outputs.
+        If structure or shapes differ from those of the outputs.
     """
     where, count = f"rank {rank}: grad", len(outputs)
     if grad is None:
-        raise InvalidArgument(f"{where}=None: the outputs' gradients are needed here")
+        raise InvalidArgument(f"{where}=None: expected the gradients of the outputs")
     if not isinstance(grad, list):
-        grad, rows = cut(grad, count, rank, "grad")
-        needed = sum([shape[0] for output in outputs for shape in output.shapes[:1] if shape])
-        if sum(rows) != needed:
+        parts = cut(grad, count, rank, "grad")
+        needed = sum([form.shapes[0][0] for form in outputs if form.shapes and form.shapes[0]])
+        if sum(parts.rows) != needed:
             raise InvalidArgument(
-                f"{where} has {sum(rows)} rows: allowed are the {needed} of the outputs"
+                f"{where} has {sum(parts.rows)} rows: expected {needed}, as the outputs have"
             )
+        grad = parts.values()
     if len(grad) != count:
         raise InvalidArgument(
-            f"{where} has {len(grad)} entries: allowed is one for each of num_microbatches={count}"
+            f"{where} has {len(grad)} entries: expected one for each of num_microbatches={count}"
         )
     found = []
     for k, (output, given) in enumerate(zip(outputs, grad)):
@@ -111,7 +130,7 @@ def cut_gradients(grad: Any, outputs: Sequence[Output], rank: int) -> list[list[
         for tensor, shape in zip(found[-1], output.shapes):
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise InvalidArgument(
-                    f"{where} of microbatch {k} has shape {tuple(tensor.shape)}: allowed is that "
-                    f"of its output, {shape}"
+                    f"{where} of microbatch {k} has shape {tuple(tensor.shape)}: expected "
+                    f"{shape}, the shape of its output"
                 )
     return found

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..communicator.launch import started
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from ..frameworks.base import library
 from ..nn import Sequential
-from .stage import stage_of
-from .state import parameters, untouched
-from .values import flatten, unflatten
+from .stage import Stage, stage_of
+from .state import parameters, random_states, restored
+from .values import Tree, flatten
 
 
 class Partition(Sequence):
-    """Stages, in order, and how even they are.
+    """The stages of a model, in order, with their costs.
 
     Attributes
     ----------
     by : str
-        What `costs` are: numbers of parameters, or seconds of forward and backward.
+        The unit of `costs`: "parameters", or "time" for seconds of forward and backward.
     costs : tuple of float
-        Of the stages.
+        The cost of each stage.
     layers : tuple of (int, int)
-        The first layer of each, and the one after its last.
+        The first layer of each stage, and the one after its last.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Partition(Sequence):
 
     @property
     def balance(self) -> float:
-        """The mean cost of a stage by the largest: 1 if all are equal."""
+        """The mean cost of a stage divided by the largest: 1 if all are equal."""
         most = max(self.costs)
         return sum(self.costs) / len(self.costs) / most if most else 1.0
 
@@ -69,13 +72,13 @@ class Partition(Sequence):
 
 
 def divide(costs: Sequence[float], parts: int) -> list[int]:
-    """Give where each part ends so that the largest sum is smallest; every part has an entry.
+    """Return the ends of `parts` parts, none empty, whose largest sum is as small as possible.
 
     By dynamic programming over the last cut: exact, in O(parts · n²).
     """
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     count = len(costs)
-    best = [math.inf if k else 0.0 for k in range(count + 1)]  # of no part
+    best = [math.inf if k else 0.0 for k in range(count + 1)]  # with no part yet
     cuts: list[list[int]] = []
     for part in range(1, parts + 1):
         now, cut = [math.inf] * (count + 1), [0] * (count + 1)
@@ -96,59 +99,77 @@ def divide(costs: Sequence[float], parts: int) -> list[int]:
 ROUNDS = 5  # of measuring; the first one warms up
 
 
-def measure(layers: Sequence[Any], example: Any, sequential: Callable[..., Any]) -> list[float]:
-    """Give the seconds of forward and backward of each layer: medians of a few rounds.
+def measure(
+    layers: Sequence[Any], example: Any, sequential: Callable[..., Any], where: str
+) -> list[float]:
+    """Return the seconds of forward and backward of each layer: medians of a few rounds.
 
-    Layers, and sources of random numbers, are left as they were.
+    Copies are measured, one at a time, so layers and generators of random numbers stay as they are.
 
     Parameters
     ----------
     layers : sequence of modules
-        Which.
+        The layers, in order.
     example : tensor or structure of tensors
-        What the first one gets.
+        Input of the first layer.
     sequential : callable
-        Makes a Sequential: a layer is called as it is within one.
+        The class Sequential of the layers' library: layers are called as within one.
+    where : str
+        Rank, which begins error messages.
+
+    Raises
+    ------
+    Unsupported
+        If a layer cannot be copied.
     """
-    workers = [stage_of(sequential(layer), f"layer {k}") for k, layer in enumerate(layers)]
-    with untouched(layers, library(layers[0])):
-        times = [_round(workers, example) for _ in range(ROUNDS)]
-    return np.median(times[1:], axis=0).tolist()
+    seconds: list[float] = []
+    tree, tensors = flatten(example, f"{where}example")
+    with restored(random_states()), _recording(layers[0]):
+        for k, layer in enumerate(layers):
+            try:
+                own = copy.deepcopy(layer)
+            except Exception as error:  # whatever a layer's attributes raise
+                raise Unsupported(
+                    f"{where}layer {k} ({type(layer).__name__}) cannot be copied, and by='time' "
+                    f"measures copies: {type(error).__name__}: {error}; by='parameters' copies "
+                    "nothing"
+                ) from error
+            stage = stage_of(sequential(own), f"{where}layer {k}")
+            times = []
+            for _ in range(ROUNDS):
+                taken, output = _round(stage, tree, tensors, first=k == 0)
+                times.append(taken)
+            seconds.append(float(np.median(times[1:])))
+            tree, tensors = output
+    return seconds
 
 
-def _round(workers: Sequence[Any], example: Any) -> Any:
-    """Give the seconds of each, forward and backward together."""
-    taken, value, kept = np.empty(len(workers)), example, []
-    for k, worker in enumerate(workers):
-        tree, leaves = flatten(value)
-        # A layer may work in place, which autograd allows on no leaf, and the example is a user's.
-        value = unflatten(tree, [_copied(t, detached=k == 0) for t in leaves])
-        began = perf_counter()
-        output, saved = worker.forward(value, tree if k else None, leaves if k else [], True)
-        taken[k] = perf_counter() - began
-        tree, outputs = flatten(output)
-        worker.finish(saved, tree, outputs)
-        value = _cut_off(output, worker.tensors)
-        kept.append((saved, outputs))
-    for k in reversed(range(len(workers))):
-        saved, outputs = kept.pop()
-        grads = [_ones(t) if workers[k].tensors.form(t)[2] else None for t in outputs]
-        began = perf_counter()
-        workers[k].backward(saved, grads)
-        taken[k] += perf_counter() - began
-    return taken
+def _recording(layer: Any) -> AbstractContextManager[Any]:
+    """Return a context in which the library of a layer records graphs, if it ever does."""
+    return sys.modules["torch"].enable_grad() if library(layer) == "torch" else nullcontext()
 
 
-def _copied(x: Any, detached: bool) -> Any:
-    if not hasattr(x, "clone"):
-        return x.copy()
-    return x.detach().clone() if detached else x.clone()
-
-
-def _cut_off(output: Any, tensors: Any) -> Any:
-    """Give the output as the next layer gets it: without what it was computed from."""
-    tree, found = flatten(output)
-    return unflatten(tree, [tensors.tensor(tensors.own(t), tensors.form(t)) for t in found])
+def _round(
+    stage: Stage, tree: Tree, tensors: list[Any], first: bool
+) -> tuple[float, tuple[Tree, list[Any]]]:
+    """Return the seconds of forward and backward of one layer, and its output."""
+    # A layer may change its input in place: every round gets a copy, as from another rank.
+    convert = stage.tensors
+    forms = [convert.form(t) for t in tensors]
+    given = [
+        convert.tensor(convert.own(t), (dtype, shape, wants and not first))
+        for t, (dtype, shape, wants) in zip(tensors, forms)
+    ]
+    began = perf_counter()
+    output, saved = stage.forward(tree, given, first, True)
+    taken = perf_counter() - began
+    tree, outputs = flatten(output)
+    stage.finish(saved, tree, outputs)
+    kept = [convert.tensor(convert.own(t), convert.form(t)) for t in outputs]
+    grads = [_ones(t) if convert.form(t)[2] else None for t in outputs]
+    began = perf_counter()
+    stage.backward(saved, grads)
+    return taken + perf_counter() - began, (tree, kept)
 
 
 def _ones(x: Any) -> Any:
@@ -157,7 +178,7 @@ def _ones(x: Any) -> Any:
 
 log = logging.getLogger("mpidist")
 
-WAYS = ("parameters", "time")
+BY = ("parameters", "time")
 
 
 def partition(
@@ -165,49 +186,49 @@ def partition(
     stages: int,
     by: str = "parameters",
     example: Any = None,
-    comm: Any = None,
+    comm: Communicator | None = None,
     verbose: bool = True,
 ) -> Partition:
-    """Cut a model into stages of layers in a row, so that the largest stage is as small as can be.
+    """Cut a model into stages of consecutive layers, so that the largest is as small as possible.
 
-    A layer that works in place stays with the one before it.
+    A layer that works in place stays in the stage of the layer before it.
 
     Parameters
     ----------
     model : torch.nn.Sequential, mpidist.nn.Sequential or list of layers
         The layers themselves go into the stages, nothing is copied.
     stages : int
-        How many; every one gets at least one layer.
+        Number of stages; each gets at least one layer.
     by : {"parameters", "time"}
-        What is to be even: numbers of parameters, or measured seconds of forward and backward.
+        The cost to balance: numbers of parameters, or measured seconds of forward and backward.
     example : tensor, optional
-        For ``by="time"``: an input, such as one microbatch.  The model is as before afterwards:
-        buffers and other attributes, gradients, and the states of random numbers.
+        For ``by="time"``: an input, such as one microbatch.  Copies of the layers are measured,
+        one at a time; the model, its gradients and random states do not change.
     comm : Communicator, optional
-        With it the times that rank 0 measured are taken on every rank; collective.  Without it,
-        ranks may come to different stages.
+        With it every rank uses the times that rank 0 measured; collective.  Without it, ranks may
+        get different stages.
     verbose : bool
-        Print the stages and their balance on rank 0, of `comm` or else of the default communicator;
-        without either who calls does.  The logger ``"mpidist"`` is told of them in any case, at
-        level INFO.
+        Whether to print the stages and their balance on rank 0, of `comm` or of the default
+        communicator; without either, every process prints.  The logger ``"mpidist"`` gets the same
+        in any case, at level INFO.
 
     Returns
     -------
     Partition
-        A sequence of stages, with `balance`; printing it shows them.
+        A sequence of stages, with `balance`; its text lists them.
     """
     where = f"rank {comm.rank}: " if comm is not None else ""
     layers = _layers(model, where)
-    if by not in WAYS:
-        raise InvalidArgument(f"{where}by={by!r}: allowed are {', '.join(map(repr, WAYS))}")
+    if by not in BY:
+        raise InvalidArgument(f"{where}by={by!r}: expected {' or '.join(map(repr, BY))}")
     if not isinstance(verbose, bool):
-        raise InvalidArgument(f"{where}verbose={verbose!r}: allowed are True and False")
+        raise InvalidArgument(f"{where}verbose={verbose!r}: expected True or False")
     starts = _starts(layers, stages, where)
     kind = _sequential(layers)
     if by == "time":
         if example is None:
             raise InvalidArgument(f"{where}by='time' needs example=, an input of the model")
-        costs = measure(layers, example, kind)
+        costs = measure(layers, example, kind, where)
         if comm is not None:
             costs = comm.broadcast_object(costs if comm.rank == 0 else None)
     else:
@@ -219,31 +240,31 @@ def partition(
     totals = [sum(costs[start:stop]) for start, stop in ranges]
     made = Partition([kind(*layers[start:stop]) for start, stop in ranges], by, totals, ranges)
     _keep_mode(model, made)
-    _tell(made, comm if comm is not None else started(), verbose)
+    _report(made, comm if comm is not None else started(), verbose)
     return made
 
 
 def _starts(layers: Sequence[Any], stages: Any, where: str) -> list[int]:
-    """List the layers that can begin a stage; InvalidArgument if there are too few for `stages`."""
+    """List the layers that can begin a stage; raise InvalidArgument if they are too few."""
     starts = [k for k, layer in enumerate(layers) if not (k and getattr(layer, "inplace", False))]
     whole = isinstance(stages, Integral) and not isinstance(stages, bool)
     if not whole or not 1 <= stages <= len(starts):
         raise InvalidArgument(
-            f"{where}stages={stages!r}: allowed are 1 … {len(starts)}, the number of layers that "
+            f"{where}stages={stages!r}: expected 1 … {len(starts)}, the number of layers that "
             "can begin a stage"
         )
     return starts
 
 
 def _keep_mode(model: Any, made: Partition) -> None:
-    """Have the stages in training or evaluation, as the model is; their layers are not asked."""
+    """Set the stages, but not their layers, to the model's mode: training or evaluation."""
     mode = getattr(model, "training", None)
     for stage in made if isinstance(mode, bool) else ():
         stage.training = mode
 
 
-def _tell(made: Partition, comm: Any, verbose: bool) -> None:
-    """Tell the logger, and who looks on, of the stages; rank 0 does."""
+def _report(made: Partition, comm: Communicator | None, verbose: bool) -> None:
+    """Log the stages on rank 0, and print them if `verbose`."""
     if comm is None or comm.rank == 0:
         log.info("partition by %s:\n%s", made.by, made)
         if verbose:
@@ -255,24 +276,21 @@ def _layers(model: Any, where: str) -> list[Any]:
         layers = list(model.layers if isinstance(model, Sequential) else model)
     except TypeError:
         layers = []
-    if not layers or not all(callable(layer) for layer in layers) or _has_own_way(model):
+    if not layers or not all(callable(layer) for layer in layers) or _has_own_forward(model):
         raise InvalidArgument(
-            f"{where}model is a {type(model).__name__}: allowed are a Sequential of PyTorch or of "
-            "mpidist.nn (without a forward() of its own), and other sequences of layers"
+            f"{where}model is a {type(model).__name__}: expected a Sequential of PyTorch or of "
+            "mpidist.nn (without a forward() of its own), or another sequence of layers"
         )
     return layers
 
 
-def _has_own_way(model: Any) -> bool:
-    """Whether it is a Sequential that does more than call its layers one after the other."""
+def _has_own_forward(model: Any) -> bool:
+    """Return whether a Sequential has a forward that does more than call its layers in turn."""
     own = getattr(type(model), "forward", None)
     bases = [kind for kind in type(model).__mro__ if kind.__name__ == "Sequential"]
     return bool(bases) and own is not vars(bases[-1]).get("forward")
 
 
 def _sequential(layers: Sequence[Any]) -> Callable[..., Any]:
-    if library(layers[0]) == "torch":
-        import torch
-
-        return torch.nn.Sequential
-    return Sequential
+    """Return the class Sequential of the layers' library."""
+    return sys.modules["torch"].nn.Sequential if library(layers[0]) == "torch" else Sequential

@@ -13,146 +13,25 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.format import Divided, state_of
+from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument
 from ..nn import Module
 from ..parallel.ddp import DDP
-from .executor import Batch, Runner
+from .executor import Batch, Executor
 from .loss import BatchLoss
-from .microbatches import Output, cut, cut_gradients, shape_of
+from .microbatches import OutputForm, cut, cut_gradients, form_of
 from .partition import Partition
-from .plan import Measuring, Plan, agree, make_plan, together
-from .replicas import Averaging, Tied, clip
+from .plan import Measuring, Plan, check_equal, make_plan, on_all_ranks
+from .replicas import Replicas, Tied, clip
 from .schedules import PipelineSchedule, as_schedule
 from .schedules.trace import Trace
-from .stage import Recomputing, Stage, stage_of
+from .stage import Stage, stage_of
 from .state import deal, layers_of, load_stage
 from .stats import PipelineStats, record
 
 
-def check_communicator(comm: Any) -> None:
-    """Raise InvalidArgument for what is no communicator, or too small for a pipeline."""
-    if not isinstance(getattr(comm, "rank", None), int):
-        raise InvalidArgument(
-            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
-        )
-    if comm.size < 2:
-        raise InvalidArgument(
-            f"rank {comm.rank}: Pipeline: comm has size {comm.size}: the size must be >= 2, one "
-            "rank is no pipeline"
-        )
-
-
-def check_differentiates(rank: int, workers: Sequence[Stage], what: str) -> None:
-    """Raise InvalidArgument where gradients are asked for, and no graph would be made."""
-    if any(worker.differentiates is False for worker in workers):
-        raise InvalidArgument(
-            f"rank {rank}: {what} within torch.no_grad() or inference_mode(): no parameter would "
-            "get a gradient; allowed is calling it outside, and forward() to evaluate a model"
-        )
-
-
-def will_go_back(comm: Any, workers: Sequence[Stage]) -> bool:
-    """Agree on whether a forward keeps what a backward needs; collective.
-
-    It does if any stage of any rank is in training, and PyTorch makes graphs.
-
-    Raises
-    ------
-    InvalidArgument
-        On every rank, if PyTorch does so on some ranks only.
-    """
-    differentiates = [w.differentiates for w in workers if w.differentiates is not None]
-    mine = [any(w.training for w in workers), True in differentiates, False in differentiates]
-    everyone = comm.allgather(np.array(mine, np.uint8)).reshape(comm.size, len(mine))
-    training, on, off = everyone.any(axis=0).tolist()
-    if on and off:
-        ranks = np.flatnonzero(everyone[:, 2]).tolist()
-        raise InvalidArgument(
-            f"forward() within torch.no_grad() or inference_mode() on ranks {ranks} of "
-            f"{comm.size} only: allowed are all that hold stages of PyTorch, or none"
-        )
-    return training and not off
-
-
-ALLOWED = (
-    "allowed are a module of PyTorch or mpidist.nn, an object with forward(x), backward(grad) and "
-    "parameters(), or a list (a ModuleList, too) of these, the chunks of this rank"
-)
-
-
-class Chunks:
-    """The chunks of a rank.
-
-    Parameters
-    ----------
-    given : module or list of modules
-        What the user gave.
-    comm : Communicator
-        Who will send for them.
-    checkpoint : bool
-        Whether they compute forward once more on the way back.
-
-    Attributes
-    ----------
-    modules : list of module
-        As given, in a DDP or not.
-    workers : list of Stage
-        One for each chunk.
-    averaging : Averaging
-        Of their replicas.
-
-    Raises
-    ------
-    InvalidArgument
-        If it is no module, and no list of modules.
-    """
-
-    def __init__(self, given: Any, comm: Any, checkpoint: bool):
-        rank = comm.rank
-        where = f"rank {rank}: Pipeline: stage"
-        self.modules = modules = _listed(given, where)
-        several = len(modules) > 1 or modules[0] is not given
-        for k, module in enumerate(modules):
-            _check(module, f"{where}[{k}]" if several else where)
-        self.averaging = Averaging(modules, rank)
-        workers = [stage_of(m, f"rank {rank}: chunk {k}", comm) for k, m in enumerate(modules)]
-        self.workers: list[Stage] = [Recomputing(w) for w in workers] if checkpoint else workers
-
-    def __len__(self) -> int:
-        return len(self.workers)
-
-
-def _listed(given: Any, where: str) -> list[Any]:
-    """List the chunks."""
-    if isinstance(given, Partition):
-        raise InvalidArgument(
-            f"{where} is a Partition, all stages of the model: allowed are those of this rank, as "
-            "parts[comm.rank]"
-        )
-    torch = sys.modules.get("torch")
-    lists = (list, tuple) if torch is None else (list, tuple, torch.nn.ModuleList)
-    modules = list(given) if isinstance(given, lists) else [given]
-    if not modules:
-        raise InvalidArgument(f"{where}={given!r}: {ALLOWED}")
-    return modules
-
-
-def _check(module: Any, where: str) -> None:
-    """Raise InvalidArgument for what cannot be a chunk whatever library it is of."""
-    bare = module.module if isinstance(module, DDP) else module
-    if bare is None:
-        raise InvalidArgument(f"{where} is None: {ALLOWED}")
-    if isinstance(bare, type):
-        name = bare.__name__
-        raise InvalidArgument(f"{where} is the class {name}, not an object as {name}(…): {ALLOWED}")
-    torch, own = sys.modules.get("torch"), getattr(bare, "forward", None)
-    bases = [Module] if torch is None else [Module, torch.nn.Module]
-    if getattr(own, "__func__", None) in [base.forward for base in bases]:
-        raise InvalidArgument(f"{where} is a {type(bare).__name__}, without a forward(): {ALLOWED}")
-
-
 @dataclass(frozen=True)
-class Settings:
+class Arguments:
     """Arguments of :class:`~mpidist.Pipeline`, as given."""
 
     num_microbatches: int
@@ -162,7 +41,7 @@ class Settings:
     placement: str | None
 
     def check(self, rank: int) -> None:
-        """Raise InvalidArgument for what no pipeline can be made of."""
+        """Raise InvalidArgument for an argument that no pipeline can have."""
         where, given = f"rank {rank}: Pipeline", self.num_microbatches
         schedule, checkpoint = self.schedule, self.checkpoint
         if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
@@ -170,7 +49,7 @@ class Settings:
                 f"{where}: num_microbatches must be > 0, a whole number, not {given!r}"
             )
         if not isinstance(checkpoint, bool):
-            raise InvalidArgument(f"{where}: checkpoint={checkpoint!r}: allowed are True and False")
+            raise InvalidArgument(f"{where}: checkpoint={checkpoint!r}: expected True or False")
         if self.max_live is not None and schedule != "auto":
             raise InvalidArgument(
                 f"{where}: max_live={self.max_live!r} is for schedule='auto' only, not for "
@@ -178,34 +57,116 @@ class Settings:
             )
         if not isinstance(schedule, str):
             as_schedule(schedule)
-        allowed = (None, "loop", "v") if schedule == "auto" else (None,)
-        if self.placement not in allowed:
+        expected = (None, "loop", "v") if schedule == "auto" else (None,)
+        if self.placement not in expected:
             raise InvalidArgument(
-                f"{where}: placement={self.placement!r} with schedule={schedule!r}: allowed are "
-                "'loop' and 'v', with schedule='auto'"
+                f"{where}: placement={self.placement!r} with schedule={schedule!r}: expected "
+                "'loop' or 'v', with schedule='auto'"
             )
 
-    def agree(self, comm: Any, chunks: Chunks) -> None:
-        """Raise InvalidArgument on every rank if ranks were given different things; collective."""
-        named, schedule = isinstance(self.schedule, str), self.schedule
-        agree(
+    def agree(self, comm: Communicator, chunks: int, replicas: int) -> None:
+        """Raise InvalidArgument on every rank if arguments differ between ranks; collective."""
+        schedule = self.schedule
+        check_equal(
             comm,
-            schedule=schedule if named else as_schedule(schedule).name,
+            schedule=schedule if isinstance(schedule, str) else as_schedule(schedule).name,
             num_microbatches=self.num_microbatches,
-            chunks=len(chunks),
+            chunks=chunks,
             max_live=self.max_live,
             placement=self.placement,
             checkpoint=self.checkpoint,
-            replicas=chunks.averaging.replicas,
+            replicas=replicas,
         )
 
-    def plan(self, comm: Any, chunks: Chunks) -> Plan | Measuring:
-        """Prove the schedule, or begin to find one out; collective."""
-        numbers = self.num_microbatches, len(chunks)
+    def plan(self, comm: Communicator, stages: Sequence[Stage]) -> Plan | Measuring:
+        """Prove the schedule, or begin to measure for one; collective."""
+        numbers = self.num_microbatches, len(stages)
         if self.schedule == "auto":
-            splits = any(worker.splits for worker in chunks.workers)
+            splits = any(stage.splits for stage in stages)
             return Measuring(comm, *numbers, self.max_live, splits, self.placement or "loop")
-        return together(comm, partial(make_plan, self.schedule, comm.size, *numbers), "schedule")
+        return on_all_ranks(
+            comm, partial(make_plan, self.schedule, comm.size, *numbers), "schedule"
+        )
+
+
+EXPECTED = (
+    "expected a module of PyTorch or mpidist.nn, an object with forward(x), backward(grad) and "
+    "parameters(), or a list (a ModuleList, too) of these, the chunks of this rank"
+)
+
+
+def chunks_of(given: Any, rank: int) -> list[Any]:
+    """List the chunks of a rank, as modules.
+
+    Raises
+    ------
+    InvalidArgument
+        If `given` is not a module, and not a list of modules.
+    """
+    where = f"rank {rank}: Pipeline: stage"
+    if isinstance(given, Partition):
+        raise InvalidArgument(
+            f"{where} is a Partition, all stages of the model: expected those of this rank, as "
+            "parts[comm.rank]"
+        )
+    torch = sys.modules.get("torch")
+    lists = (list, tuple) if torch is None else (list, tuple, torch.nn.ModuleList)
+    modules = list(given) if isinstance(given, lists) else [given]
+    if not modules:
+        raise InvalidArgument(f"{where}={given!r}: {EXPECTED}")
+    for k, module in enumerate(modules):
+        _check_chunk(module, f"{where}[{k}]" if isinstance(given, lists) else where)
+    return modules
+
+
+def _check_chunk(module: Any, where: str) -> None:
+    """Raise InvalidArgument for an object that cannot be a chunk in any library."""
+    bare = module.module if isinstance(module, DDP) else module
+    if bare is None:
+        raise InvalidArgument(f"{where} is None: {EXPECTED}")
+    if isinstance(bare, type):
+        name = bare.__name__
+        raise InvalidArgument(
+            f"{where} is the class {name}, not an object as {name}(…): {EXPECTED}"
+        )
+    torch, own = sys.modules.get("torch"), getattr(bare, "forward", None)
+    bases = [Module] if torch is None else [Module, torch.nn.Module]
+    if getattr(own, "__func__", None) in [base.forward for base in bases]:
+        raise InvalidArgument(
+            f"{where} is a {type(bare).__name__}, without a forward(): {EXPECTED}"
+        )
+
+
+def check_differentiates(rank: int, stages: Sequence[Stage], what: str) -> None:
+    """Raise InvalidArgument if gradients are needed and PyTorch records no graph."""
+    if any(stage.differentiates is False for stage in stages):
+        raise InvalidArgument(
+            f"rank {rank}: {what} within torch.no_grad() or inference_mode(): no parameter would "
+            "get a gradient; call it outside, or use forward() to evaluate a model"
+        )
+
+
+def backward_follows(comm: Communicator, stages: Sequence[Stage]) -> bool:
+    """Return whether forward() must save activations; collective.
+
+    It must if any stage of any rank is in training mode and PyTorch records graphs.
+
+    Raises
+    ------
+    InvalidArgument
+        On every rank, if PyTorch records graphs on some ranks only.
+    """
+    records = [s.differentiates for s in stages if s.differentiates is not None]
+    mine = [any(s.training for s in stages), True in records, False in records]
+    everyone = comm.allgather(np.array(mine, np.uint8)).reshape(comm.size, len(mine))
+    training, on, off = everyone.any(axis=0).tolist()
+    if on and off:
+        ranks = np.flatnonzero(everyone[:, 2]).tolist()
+        raise InvalidArgument(
+            f"forward() within torch.no_grad() or inference_mode() on ranks {ranks} of "
+            f"{comm.size} only: expected all ranks with stages of PyTorch, or none"
+        )
+    return training and not off
 
 
 class Pipeline:
@@ -214,28 +175,28 @@ class Pipeline:
     Parameters
     ----------
     stage : module or list of modules
-        What this rank holds: a :class:`torch.nn.Module`, a :class:`mpidist.nn.Module` or an object
-        with ``forward``, ``backward`` and ``parameters``; a list (a :class:`torch.nn.ModuleList`,
-        too) for schedules with several chunks a rank.  Each may be in a :class:`~mpidist.DDP`,
-        whose ranks hold the same stage.
+        The chunks of this rank: a :class:`torch.nn.Module`, a :class:`mpidist.nn.Module` or an
+        object with ``forward``, ``backward`` and ``parameters``; a list (a
+        :class:`torch.nn.ModuleList`, too) for schedules with several chunks a rank.  Each may be in
+        a :class:`~mpidist.DDP` over the ranks that hold the same stage.
     comm : Communicator
         The ranks, at least 2; the schedule says which stages each of them holds.
     num_microbatches : int
-        Into how many parts a batch is cut; the last has the remainder.
+        Number of parts of a batch; the last takes the remainder.
     schedule : str, PipelineSchedule or callable
         A name, see ``mpidist list``, or a generator function of your own; it is proved first.
         "auto" measures the stages in the first steps, then computes a schedule for them.
     checkpoint : bool
-        Whether stages keep only their inputs, and compute forward once more on the way back.
+        Whether stages keep only their inputs, and compute forward again in backward.
     tied : mapping of str to parameter, optional
         Parameters that several ranks share, by names that all of them give: they start equal, and
         their gradients are added up.  A list of parameters under a name, if several chunks of a
         rank share one.
     max_live : int or sequence of int, optional
-        For "auto": how many activations (of a chunk for a microbatch) may be alive on a rank, one
-        number for all or one for each; by default as many as there are stages.
+        For "auto": largest number of live activations (of a chunk for a microbatch) on a rank, one
+        number for all or one for each; by default the number of stages.
     placement : {"loop", "v"}, optional
-        For "auto": how the chunks lie on the ranks.  With "v", for two chunks a rank, rank r of p
+        For "auto": which rank holds which chunk.  With "v", for two chunks a rank, rank r of p
         holds stages r and 2p-1-r; with "loop", the default, r, r+p, ….
 
     Attributes
@@ -246,7 +207,7 @@ class Pipeline:
     Raises
     ------
     InvalidArgument
-        If an argument is not allowed, or differs between ranks.
+        If an argument is invalid, or differs between ranks.
     Unsupported
         If the schedule does not serve these numbers.
     ScheduleError
@@ -256,7 +217,7 @@ class Pipeline:
     def __init__(
         self,
         stage: Any,
-        comm: Any,
+        comm: Communicator,
         num_microbatches: int,
         schedule: str | PipelineSchedule | Callable = "1f1b",
         *,
@@ -266,77 +227,92 @@ class Pipeline:
         placement: str | None = None,
     ):
         check_communicator(comm)
-        settings = Settings(num_microbatches, schedule, checkpoint, max_live, placement)
+        if comm.size < 2:
+            raise InvalidArgument(
+                f"rank {comm.rank}: Pipeline: comm has size {comm.size}: the size must be >= 2"
+            )
+        arguments = Arguments(num_microbatches, schedule, checkpoint, max_live, placement)
 
-        def checked() -> Chunks:
-            settings.check(comm.rank)
-            return Chunks(stage, comm, checkpoint)
+        def checked() -> tuple[list[Any], Replicas, list[Stage]]:
+            arguments.check(comm.rank)
+            chunks = chunks_of(stage, comm.rank)
+            replicas = Replicas(chunks, comm.rank)
+            where = f"rank {comm.rank}: chunk"
+            stages = [stage_of(m, f"{where} {k}", comm, checkpoint) for k, m in enumerate(chunks)]
+            return chunks, replicas, stages
 
-        self._own = comm.split(0)
-        chunks = together(self._own, checked, "an argument")
-        self.module, self.comm = stage, comm
-        self.num_microbatches, self.schedule = int(num_microbatches), schedule
-        self._averaging, self._workers = chunks.averaging, chunks.workers
-        self._modules = chunks.modules
-        settings.agree(self._own, chunks)
-        plan = settings.plan(self._own, chunks)
-        self._tied = Tied(self._own, {} if tied is None else tied)
-        parts = self._workers, self._averaging, self._tied, num_microbatches
-        self._runner = Runner(self._own, plan, *parts)
-        self._outputs: list[Output] = []
-        self._goes_back = False
+        self.module, self.comm, self.schedule = stage, comm, schedule
+        own = comm.split(0)
+        assert own is not None
+        self._own: Communicator = own
+        self._chunks, self._replicas, self._stages = on_all_ranks(own, checked, "an argument")
+        arguments.agree(own, len(self._chunks), self._replicas.count)
+        self.num_microbatches = int(num_microbatches)
+        plan = arguments.plan(own, self._stages)
+        self._tied = Tied(own, {} if tied is None else tied)
+        self._executor = Executor(
+            own, plan, self._stages, self._replicas, self._tied, self.num_microbatches
+        )
+        self._outputs: list[OutputForm] = []
+        self._backward_follows = False
 
     def __repr__(self) -> str:
         return (
-            f"Pipeline({self._runner.plan.name}, num_microbatches={self.num_microbatches}, "
+            f"Pipeline({self._executor.plan.name}, num_microbatches={self.num_microbatches}, "
             f"rank {self.comm.rank} of {self.comm.size})"
         )
 
     # -- training -----------------------------------------------------------------------------
 
     def step(
-        self, x: Any = None, target: Any = None, loss_fn: Any = None, count: Any = None
+        self,
+        x: Any = None,
+        target: Any = None,
+        loss_fn: Any = None,
+        count: Any = None,
+        reduction: str | None = None,
     ) -> float:
         """Compute the loss of a batch and add to all gradients; collective.
 
         Parameters
         ----------
         x : tensor, or tuple or dict of tensors
-            The batch, on the rank that holds the first stage; a tuple is given to the stage as
-            arguments, a dict as keyword arguments, and so is what stages give each other.  A
-            Sequential takes one value, whatever it is.
+            The batch, on the rank that holds the first stage.  A tuple becomes the arguments of the
+            stage, a dict its keyword arguments; the same holds between stages.  A Sequential takes
+            one value of any type.
         target : tensor or structure of tensors
-            On the rank that holds the last stage, with as many rows.
+            The target, on the rank that holds the last stage, with as many rows.
         loss_fn : callable
-            There ``loss_fn(output, target)`` gives the mean over the rows of a microbatch (their
-            sum, if it has ``reduction="sum"``).  Without autograd it has ``backward(scale)``, or
-            gives the loss and its gradient.  The mean of PyTorch's cross_entropy and nll_loss goes
-            over the targets that are not ignored, with their weights, as it does unsplit.
+            The loss function, on that rank: ``loss_fn(output, target)`` returns the mean over the
+            rows of a microbatch, or their sum.  Without autograd it has ``backward(scale)``, or
+            returns the loss and its gradient.
         count : callable, optional
-            There ``count(target)`` gives over how much the mean of a microbatch goes, where that is
-            not its rows: for another function that leaves targets out, their number.  Without it
-            means that PyTorch's functions do not compute, such as ``loss[mask].mean()``, are taken
-            for those over the rows, and what ``torch.compile`` made is called twice.
+            ``count(target)`` returns the divisor of the mean of a microbatch, where that is not its
+            number of rows: for a function that ignores some targets, the number of the others.
+            PyTorch's cross_entropy and nll_loss need none.
+        reduction : {"mean", "sum"}, optional
+            What `loss_fn` computes; needed if it does not declare it, by an attribute or a
+            parameter ``reduction``.
 
         Returns
         -------
         float
-            The mean over the batch, on every rank; with replicas, over theirs too.
+            The mean over the batch, on every rank; with replicas, over their batches too.
         """
-        check_differentiates(self.comm.rank, self._workers, "step()")
+        check_differentiates(self.comm.rank, self._stages, "step()")
         batch = self._batch(x)
-        if self._runner.plan.last == self.comm.rank:
-            loss = BatchLoss(loss_fn, target, self.num_microbatches, self.comm.rank, count)
-            loss.total = self._averaging.rows(loss.total)
-            batch.loss = loss
-        self._goes_back = False
-        return self._runner.step(batch)
+        if self._executor.plan.last == self.comm.rank:
+            rank, parts = self.comm.rank, self.num_microbatches
+            batch.loss = loss = BatchLoss(loss_fn, target, parts, rank, count, reduction)
+            loss.total = self._replicas.mean(loss.total)
+        self._backward_follows = False
+        return self._executor.step(batch)
 
     def forward(self, x: Any = None) -> list[Any]:
         """Run the forward half of the schedule; collective.
 
-        Every microbatch stays alive until :meth:`backward`, as in GPipe; while all stages are in
-        evaluation (or PyTorch's gradients are off) nothing is kept.
+        All microbatches stay alive until :meth:`backward`, as in GPipe; if all stages are in
+        evaluation mode, or PyTorch records no graph, nothing is kept.
 
         Returns
         -------
@@ -344,14 +320,14 @@ class Pipeline:
             The outputs of the microbatches on the rank that holds the last stage; elsewhere empty.
         """
         batch = self._batch(x)
-        batch.keep = self._goes_back = will_go_back(self._own, self._workers)
-        self._runner.forward(batch)
+        batch.keep = self._backward_follows = backward_follows(self._own, self._stages)
+        self._executor.forward(batch)
         outputs = [batch.outputs[k] for k in sorted(batch.outputs)]
-        self._outputs = [shape_of(output) for output in outputs]
+        self._outputs = [form_of(output) for output in outputs]
         return outputs
 
     def backward(self, grad: Any = None) -> None:
-        """Run the other half, after :meth:`forward`; collective.
+        """Run the backward half, after :meth:`forward`; collective.
 
         Parameters
         ----------
@@ -360,21 +336,21 @@ class Pipeline:
             each microbatch, or one for the batch, which is cut as the batch was.
         """
         rank = self.comm.rank
-        if not self._goes_back:
+        if not self._backward_follows:
             raise InvalidArgument(
-                f"rank {rank}: backward() without a forward() before it of which something was "
-                "kept: at least one stage must be in training, outside torch.no_grad()"
+                f"rank {rank}: backward() without a forward() that saved activations: at least one "
+                "stage must be in training, outside torch.no_grad()"
             )
         batch = Batch()
-        if self._runner.plan.last == rank:
+        if self._executor.plan.last == rank:
             batch.grads = cut_gradients(grad, self._outputs, rank)
-        self._goes_back = False
-        self._runner.backward(batch)
+        self._backward_follows = False
+        self._executor.backward(batch)
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients so that their norm over all stages is at most `max_norm`; collective.
 
-        To be called after a step.  Parameters that are tied count once.
+        Call it after a step.  Tied parameters count once.
 
         Returns
         -------
@@ -386,61 +362,59 @@ class Pipeline:
         Unsupported
             If a ZeroOptimizer has divided the gradients.
         """
-        divided = self._averaging.divided
-        return clip(self._own, self._workers, self._tied, divided, max_norm)
+        return clip(self._own, self._stages, self._replicas, self._tied, max_norm)
 
     def _batch(self, x: Any) -> Batch:
-        rank, first = self.comm.rank, self._runner.plan.first
+        rank, first = self.comm.rank, self._executor.plan.first
         if rank != first:
             return Batch()
         if x is None:
             raise InvalidArgument(f"rank {rank}: x=None: rank {first} must provide the input")
-        inputs, rows = cut(x, self.num_microbatches, rank, "x")
-        return Batch(inputs, rows)
+        return Batch(cut(x, self.num_microbatches, rank, "x"))
 
     # -- state --------------------------------------------------------------------------------
 
     by_stage = True
-    """True: a checkpoint has each stage once, by its number, also that of a grid."""
+    """True: a checkpoint stores each stage once, by its number, also with replicas."""
     takes_parts = True
-    """True: of a checkpoint it reads the stages of this rank."""
+    """True: from a checkpoint it reads only the stages of this rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of this rank's stages by number; a Checkpoint has those of all."""
+        """Return the states of this rank's stages by number; a Checkpoint stores those of all."""
         return self._state(lambda module: module.state_dict())
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return :meth:`state_dict` as a :class:`Checkpoint` takes it."""
+        """Return :meth:`state_dict` in the form that a :class:`Checkpoint` stores."""
         return self._state(state_of)
 
     def _state(self, of: Callable[[Any], Any]) -> dict[str, Any]:
         found = {
             number: {"layers": layers_of(module), "state": of(module)}
-            for number, module in self._stages().items()
+            for number, module in self._numbered().items()
         }
-        return {"stages": self._runner.plan.placement.stages, "by_stage": Divided(found)}
+        return {"stages": self._executor.plan.placement.stages, "by_stage": Divided(found)}
 
-    def _stages(self) -> dict[int, Any]:
-        """Return this rank's chunks, as the user gave them, by the number of the stage."""
-        place = self._runner.plan.placement
-        return {place.stage(self.comm.rank, k): m for k, m in enumerate(self._modules)}
+    def _numbered(self) -> dict[int, Any]:
+        """Return this rank's chunks, in their DDPs, by the number of the stage."""
+        place = self._executor.plan.placement
+        return {place.stage(self.comm.rank, k): m for k, m in enumerate(self._chunks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the states of this rank's stages, in place; collective.
+        """Load the states of this rank's stages, in place; collective.
 
-        Of a pipeline with other stages, if they all are a Sequential, the layers are dealt anew.
+        From a pipeline with other stages, if all are a Sequential, the layers are dealt anew.
 
         Raises
         ------
         InvalidArgument
-            If it is not the state of such a pipeline.
+            If `state` is not the state of such a pipeline.
         """
-        place, rank = self._runner.plan.placement, self.comm.rank
+        place, rank = self._executor.plan.placement, self.comm.rank
         if not isinstance(state, Mapping) or not {"stages", "by_stage"} <= set(state):
             raise InvalidArgument(
-                f"rank {rank}: state is not one that a checkpoint has of a Pipeline"
+                f"rank {rank}: state is not that of a Pipeline, as a checkpoint stores it"
             )
-        mine = self._stages()
+        mine = self._numbered()
         every = self._own.allgather_object({n: layers_of(m) for n, m in mine.items()})
         layers = {n: count for found in every for n, count in found.items()}
         given = deal(state["by_stage"], [layers[n] for n in range(place.stages)], rank)
@@ -450,29 +424,28 @@ class Pipeline:
     # -- about it -----------------------------------------------------------------------------
 
     def stats(self) -> PipelineStats:
-        """Give where the time went, what was alive, and what was sent."""
-        return self._runner.stats()
+        """Return times, live activations and messages so far."""
+        return self._executor.stats()
 
     def trace(self, path: str | Path) -> Trace:
-        """Write when each action of the last step ran, on all ranks; collective.
+        """Write the time of each action of the last step, on all ranks; collective.
 
-        ``mpidist show --trace`` draws the file under what was predicted.  A forward() counts as a
-        step once its backward() has run; what was between them is in the picture, too.
+        ``mpidist show --trace`` draws the file under the prediction.  A forward() counts as a step
+        once its backward() has run; the time between them is drawn, too.
 
         Parameters
         ----------
         path : str or Path
-            Where rank 0 writes it, see :mod:`mpidist.pipeline.trace`.
+            The file that rank 0 writes, see :mod:`mpidist.pipeline.trace`.
 
         Returns
         -------
         Trace
-            On every rank.
+            The trace, on every rank.
         """
-        ended = self._runner.ended
-        return record(self._own, ended.plan, self.num_microbatches, ended.spans, ended.peak, path)
+        return record(self._own, self._executor.last, self.num_microbatches, path)
 
     def close(self) -> None:
-        """Give back the communicators that were made for this; collective."""
+        """Free the communicators of the pipeline; collective."""
         self._tied.free()
         self._own.free()

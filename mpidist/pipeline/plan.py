@@ -1,26 +1,24 @@
-"""The plan of a pipeline: its schedule, as agreed by the ranks, and the tasks of each rank."""
+"""The plan of a pipeline: the schedule that the ranks agreed on, and the tasks of each rank."""
 
 from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, Unsupported, UnsupportedDtype
 from .schedules import (
     Action,
-    B,
     Costs,
-    F,
-    I,
     Message,
     PipelineSchedule,
     Placement,
     Span,
     Step,
-    W,
     as_schedule,
 )
 from .schedules.automatic import automatic, check_caps
@@ -33,18 +31,18 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule for given numbers.
+    """A schedule for given numbers of ranks, microbatches and chunks.
 
     Attributes
     ----------
     name : str
-        The schedule's.
+        Name of the schedule.
     placement : Placement
-        Where the virtual stages lie.
+        Which rank holds which virtual stage.
     steps : tuple of list of Step
-        Of every rank.
+        The steps of every rank.
     peaks : tuple of int
-        The most activations of a chunk for a microbatch that are alive on each rank.
+        Largest number of live activations (of a chunk for a microbatch) on each rank.
     """
 
     name: str
@@ -52,21 +50,26 @@ class Plan:
     steps: tuple[list[Step], ...]
     peaks: tuple[int, ...]
 
-    @property
+    @cached_property
     def first(self) -> int:
         """The rank that holds the first stage."""
         return self.placement.owner(0)[0]
 
-    @property
+    @cached_property
     def last(self) -> int:
         """The rank that holds the last stage."""
         return self.placement.owner(self.placement.stages - 1)[0]
+
+    def digest(self) -> str:
+        """Return a digest of the actions of all ranks."""
+        actions = repr([[step.action for step in part] for part in self.steps])
+        return hashlib.blake2b(actions.encode(), digest_size=8).hexdigest()
 
 
 def make_plan(
     schedule: str | PipelineSchedule | Callable, size: int, microbatches: int, chunks: int
 ) -> Plan:
-    """Derive all steps, and prove that they can run."""
+    """Derive the steps of all ranks, and prove that they can run."""
     known = as_schedule(schedule)
     placement = known.place(size, chunks)
     parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
@@ -76,67 +79,49 @@ def make_plan(
 def plan_of(
     name: str, placement: Placement, parts: Sequence[Sequence[Action]], microbatches: int
 ) -> Plan:
-    """Derive all steps of actions, one list for each rank, and prove that they can run."""
+    """Derive the steps from actions, one list for each rank, and prove that they can run."""
     steps = attach(parts, placement)
     proof = prove_parts(name, steps, placement, microbatches)
     return Plan(name, placement, steps, proof.peak)
 
 
-def actions_of(plan: Plan) -> str:
-    """Give what is the same for the same actions on all ranks, and in hardly any other case."""
-    actions = repr([[step.action for step in part] for part in plan.steps])
-    return hashlib.blake2b(actions.encode(), digest_size=8).hexdigest()
+# -- agreement between ranks --------------------------------------------------------------------
 
 
-def together(comm: Any, make: Callable[[], Made], what: str) -> Made:
-    """Make something on every rank; collective.
+def on_all_ranks(comm: Communicator, make: Callable[[], Made], what: str) -> Made:
+    """Call ``make()`` on every rank and return its result; collective.
 
     Raises
     ------
     Exception
-        On every rank if it fails on any: there what it was, elsewhere an InvalidArgument that says
-        what has failed, and why.
+        On every rank if it fails on any: there its own error, on the others an InvalidArgument with
+        that rank and the reason.
     """
     made, failure = None, None
     try:
         made = make()
-    except Exception as error:  # a generator of the user's own may raise anything
+    except Exception as error:  # a user's own generator may raise anything
         failure = error
-    told = comm.allgather_object(failure and f"{type(failure).__name__}: {failure}")
+    reasons = comm.allgather_object(failure and f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
-    for rank, reason in enumerate(told):
+    for rank, reason in enumerate(reasons):
         if reason:
             raise InvalidArgument(f"Pipeline: {what} fails on rank {rank}: {reason}")
-    assert made is not None
-    return made
+    return made  # type: ignore[return-value]
 
 
-def of_rank_0(comm: Any, make: Callable[[], Any]) -> Any:
-    """Give every rank what rank 0 makes; collective.
+def from_rank_0(comm: Communicator, make: Callable[[], Made], what: str) -> Made:
+    """Call ``make()`` on rank 0 and return its result on every rank; collective.
 
-    Raises
-    ------
-    Exception
-        On every rank if it fails: on rank 0 what it was, elsewhere an InvalidArgument about it.
+    Errors are raised as by :func:`on_all_ranks`.
     """
-    made, failure = None, None
-    if comm.rank == 0:
-        try:
-            made = make()
-        except Exception as error:
-            failure = error
-    told = failure and f"{type(failure).__name__}: {failure}"
-    made, told = comm.broadcast_object((made, told))
-    if failure is not None:
-        raise failure
-    if told:
-        raise InvalidArgument(f"Pipeline: schedule='auto' fails on rank 0: {told}")
-    return made
+    made = on_all_ranks(comm, lambda: make() if comm.rank == 0 else None, what)
+    return comm.broadcast_object(made)
 
 
-def agree(comm: Any, **settings: Any) -> None:
-    """Raise InvalidArgument on every rank if ranks were given different things; collective."""
+def check_equal(comm: Communicator, **settings: Any) -> None:
+    """Raise InvalidArgument on every rank if a setting differs between ranks; collective."""
     everyone = comm.allgather_object(settings)
     for rank, found in enumerate(everyone):
         for name, value in found.items():
@@ -147,30 +132,35 @@ def agree(comm: Any, **settings: Any) -> None:
                 )
 
 
+# -- the tasks of a rank ------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class Task:
-    """One action, its messages, and what is to be done around it.
+    """One action with its messages, prepared for the executor.
 
     Attributes
     ----------
     action : Action
-        Which.
-    kind : str
-        Its letter.
-    worker : Stage
+        The action; `kind`, `microbatch` and `chunk` are its own.
+    stage : Stage
         The chunk.
-    first, last : bool
-        Whether the chunk is the first or last virtual stage.
+    last : bool
+        Whether the chunk is the last virtual stage.
     receive, send : Message or None
-        What it needs and hands on.
+        The message that the action needs, and the one that it makes.
+    local : bool
+        Whether `receive` stays on this rank.
+    send_to : int
+        The rank that gets `send`; -1 if it stays on this rank.
     receive_tag, send_tag : int
-        Their tags.
-    following : Message or None
-        The next one to come over the same edge, whose receives are posted now.
-    releases : bool
-        Whether the microbatch needs nothing of this chunk after it.
+        The tags of the messages.
     where : str
         The rank and the virtual stage, for error messages.
+    following, following_tag : Message or None, int
+        The next message of the same edge: its receives are posted when this one has arrived.
+    releases : bool
+        Whether this is the last action that needs the saved activations.
     completes : bool
         Whether the chunk's gradients are complete after it.
     """
@@ -179,11 +169,12 @@ class Task:
     kind: str
     microbatch: int
     chunk: int
-    worker: Stage
-    first: bool
+    stage: Stage
     last: bool
     receive: Message | None
     send: Message | None
+    local: bool
+    send_to: int
     receive_tag: int
     send_tag: int
     where: str
@@ -192,48 +183,47 @@ class Task:
     releases: bool = False
     completes: bool = False
 
+    def explain(self, error: Exception) -> None:
+        """Add rank, stage and action to an error: its cause may lie in another stage."""
+        text = str(error)
+        if type(error) not in (InvalidArgument, Unsupported, UnsupportedDtype):
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"{self.where}: in {self.action} of a pipeline")
+        elif not text.startswith("rank "):
+            error.args = (f"{self.where}: {text}",)
+
 
 @dataclass(frozen=True)
-class Program:
-    """A sequence of tasks.
+class Tasks:
+    """The tasks of one rank, in order.
 
     Attributes
     ----------
     tasks : list of Task
-        In order.
-    opening : list of (Message, int, Stage)
-        The first message of each edge, its tag, and who gets it: posted before the first task.
+        The tasks.
+    opening : list of (int, int, Stage)
+        Source, tag and receiver of the first message of each edge: posted before the first task.
     """
 
     tasks: list[Task]
-    opening: list[tuple[Message, int, Stage]]
+    opening: list[tuple[int, int, Stage]]
 
 
-def say_where(error: Exception, task: Task) -> None:
-    """Add rank, stage and action to what is raised: a wrong value may be seen far from there."""
-    text = str(error)
-    if type(error) not in (InvalidArgument, Unsupported, UnsupportedDtype):
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(f"{task.where}: in {task.action} of a pipeline")
-    elif not text.startswith("rank "):
-        error.args = (f"{task.where}: {text}",)
-
-
-def compile_steps(
-    steps: Sequence[Step],
+def tasks_of(
+    steps: Iterable[Step],
     rank: int,
     placement: Placement,
-    workers: Sequence[Stage],
+    stages: Sequence[Stage],
     tag: Callable[[Message], int],
-) -> Program:
-    """Make a program of one rank's steps."""
-    tasks = [_task(step, rank, placement, workers, tag) for step in steps]
+) -> Tasks:
+    """Prepare the steps of one rank: tags, posted receives, and the end of each activation."""
+    tasks = [_task(step, rank, placement, stages, tag) for step in steps]
     opening = []
     ahead: dict[tuple, tuple[Message, int]] = {}
     later: set[tuple[int, int]] = set()
-    unfinished: set[int] = set(range(len(workers)))
+    unfinished: set[int] = set(range(len(stages)))
     for task in reversed(tasks):
-        if task.receive is not None and not task.receive.local:
+        if task.receive is not None and not task.local:
             following = ahead.get(task.receive.edge)
             if following is not None:
                 task.following, task.following_tag = following
@@ -247,74 +237,73 @@ def compile_steps(
         unfinished.discard(task.chunk)
     for task in tasks:
         if task.receive is not None and ahead.pop(task.receive.edge, None) is not None:
-            opening.append((task.receive, task.receive_tag, task.worker))
-    return Program(tasks, opening)
+            opening.append((task.receive.source, task.receive_tag, task.stage))
+    return Tasks(tasks, opening)
 
 
 def _task(
     step: Step,
     rank: int,
     placement: Placement,
-    workers: Sequence[Stage],
+    stages: Sequence[Stage],
     tag: Callable[[Message], int],
 ) -> Task:
     action, receive = step.action, step.receive
-    stage = placement.stage(rank, action.chunk)
+    number = placement.stage(rank, action.chunk)
     send = step.sends[0] if step.sends else None
     return Task(
         action,
         action.kind,
         action.microbatch,
         action.chunk,
-        workers[action.chunk],
-        stage == 0,
-        stage == placement.stages - 1,
+        stages[action.chunk],
+        number == placement.stages - 1,
         receive,
         send,
+        receive is not None and receive.local,
+        send.target if send is not None and not send.local else -1,
         tag(receive) if receive is not None else -1,
         tag(send) if send is not None else -1,
-        f"rank {rank}, stage {stage}",
+        f"rank {rank}, stage {number}",
     )
 
 
-def forwards(steps: Sequence[Step]) -> list[Step]:
-    """Give the forward half of steps."""
-    return [step for step in steps if isinstance(step.action, F)]
-
-
-def backwards(steps: Sequence[Step]) -> list[Step]:
-    """Give the other half."""
-    return [step for step in steps if isinstance(step.action, (B, I, W))]
-
+# -- schedule="auto" ----------------------------------------------------------------------------
 
 STEPS = 4
-"""Steps that are measured; the first one only warms up."""
+"""Number of measured steps; the first one only warms up."""
 
 
 class Measuring:
-    """The steps before the schedule is known; collective to make.
+    """The steps of ``schedule="auto"`` in which the stages are measured; collective to make.
 
     Parameters
     ----------
     comm : Communicator
-        Of the pipeline.
+        The pipeline's own communicator.
     microbatches, chunks : int
-        How many there are, and stages on every rank.
+        Number of microbatches, and of chunks on every rank.
     cap : int or sequence of int or None
-        Activations that may be alive on a rank.
+        Largest number of live activations on a rank.
     splits : bool
-        Whether any stage of this rank can do backward in halves.
+        Whether backward of any stage of this rank has two halves.
     placement : {"loop", "v"}
-        How the chunks lie on the ranks.
+        Which rank holds which virtual stage.
 
     Attributes
     ----------
     plan : Plan
-        What is run meanwhile: computed for stages that take equally long, under the same cap.
+        The plan of these steps: computed for stages of equal times, under the same cap.
     """
 
     def __init__(
-        self, comm: Any, microbatches: int, chunks: int, cap: Any, splits: bool, placement: str
+        self,
+        comm: Communicator,
+        microbatches: int,
+        chunks: int,
+        cap: Any,
+        splits: bool,
+        placement: str,
     ):
         self._placement = placement
         self._comm, self._microbatches, self._chunks = comm, microbatches, chunks
@@ -324,7 +313,7 @@ class Measuring:
         self._seconds: dict[tuple[int, str], list[float]] = {}
 
     def _compute(self, costs: Costs) -> Plan:
-        """Have rank 0 compute what all run: ranks may have registered different schedules."""
+        """Compute the plan on rank 0 for all: ranks may have registered different schedules."""
         size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
         where = self._cap, chunks, self._placement, self._splits
 
@@ -332,11 +321,11 @@ class Measuring:
             made = automatic(size, microbatches, costs, *where)
             return [made.actions(rank, size, microbatches, chunks) for rank in range(size)]
 
-        parts = of_rank_0(self._comm, orders)
+        parts = from_rank_0(self._comm, orders, "schedule='auto'")
         return plan_of("auto", Placement(size, chunks, self._placement), parts, microbatches)
 
     def note(self, spans: Sequence[Span]) -> tuple[Plan, Costs] | None:
-        """Take down a step; after the last one give what to run from now on; collective."""
+        """Record a step; after the last one return the plan for the stages' times; collective."""
         self._left -= 1
         if self._left < STEPS - 1:
             for action, begin, end in spans:

@@ -16,24 +16,24 @@ TENSOR = "tensor"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 Tree = Any
-"""What a value is made of, without its tensors: hashable, so that two are quickly compared."""
+"""The structure of a nested value, without its tensors: hashable, so that two compare quickly."""
 
 ONE_TENSOR: Tree = ("tuple", (TENSOR,))
-"""That of the gradients of most stages, for which it need not be found out."""
+"""The tree of most stages' gradients, a tuple of one tensor."""
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is an array of numpy, or a tensor."""
+    """Return whether `x` is an array of numpy, or a tensor."""
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def flatten(value: Any, what: str = "the value") -> tuple[Tree, list[Any]]:
-    """Give the tree of a value, and its tensors in order.
+    """Return the tree of a value, and its tensors in order.
 
     Raises
     ------
     InvalidArgument
-        If there is anything else in it; the message begins with `what`.
+        If the value has an object of another type in it; the message begins with `what`.
     """
     if is_tensor(value):
         return TENSOR, [value]
@@ -52,42 +52,40 @@ def _tree(value: Any, tensors: list[Any], what: str) -> Tree:
     if isinstance(value, PLAIN):
         return "plain", type(value).__name__, value
     raise InvalidArgument(
-        f"{what} has a {type(value).__name__} in it: allowed are tensors, numbers, strings, None, "
+        f"{what} has a {type(value).__name__} in it: expected tensors, numbers, strings, None, "
         "and tuples, lists and dicts of these"
     )
 
 
-def build(tree: Tree, leaf: Callable[[], Any], plain: bool = True) -> Any:
-    """Give a value of this tree; ``leaf()`` gives its tensors in order.
+def unflatten(tree: Tree, tensors: Sequence[Any], plain: bool = True) -> Any:
+    """Return the value that has this tree and these tensors.
 
-    Without `plain` there is None in the places of plain values.
+    Without `plain` the value has None in place of numbers and strings.
     """
     if tree == TENSOR:
-        return leaf()
+        return tensors[0]
+    return _build(tree, iter(tensors), plain)
+
+
+def _build(tree: Tree, tensors: Iterator[Any], plain: bool) -> Any:
+    if tree == TENSOR:
+        return next(tensors)
     kind, inside = tree[0], tree[1]
     if kind == "dict":
-        return {key: build(t, leaf, plain) for key, t in inside}
+        return {key: _build(t, tensors, plain) for key, t in inside}
     if kind == "plain":
         return tree[2] if plain else None
-    made = [build(t, leaf, plain) for t in inside]
-    return tuple(made) if kind == "tuple" else made
-
-
-def unflatten(tree: Tree, tensors: Sequence[Any], plain: bool = True) -> Any:
-    """Give a value of this tree with these tensors."""
-    if tree == TENSOR:
-        return tensors[0]
-    rest = iter(tensors)
-    return build(tree, lambda: next(rest), plain)
+    items = [_build(t, tensors, plain) for t in inside]
+    return tuple(items) if kind == "tuple" else items
 
 
 def select(tree: Tree, value: Any, what: str = "the value") -> list[Any]:
-    """List what `value`, made like `tree`, has in the places of tensors: tensors or None.
+    """List the tensor, or None, that `value` has in the place of each tensor of `tree`.
 
     Raises
     ------
     InvalidArgument
-        If it is made otherwise; the message begins with `what`.
+        If `value` has another structure; the message begins with `what`.
     """
     if tree == TENSOR and is_tensor(value):
         return [value]
@@ -97,7 +95,7 @@ def select(tree: Tree, value: Any, what: str = "the value") -> list[Any]:
 def _select(tree: Tree, value: Any, what: str) -> Iterator[Any]:
     if tree == TENSOR:
         if value is not None and not is_tensor(value):
-            raise InvalidArgument(f"{what} is {_outline(value)}: allowed is a tensor or None")
+            raise InvalidArgument(f"{what} is {_outline(value)}: expected a tensor or None")
         yield value
         return
     kind, inside = tree[0], tree[1]
@@ -109,21 +107,21 @@ def _select(tree: Tree, value: Any, what: str) -> Iterator[Any]:
         keys = [key for key, _ in inside]
         if not isinstance(value, dict) or set(value) != set(keys):
             raise InvalidArgument(
-                f"{what} is {_outline(value)}: allowed is a dict of {keys}, or None"
+                f"{what} is {_outline(value)}: expected a dict of {keys}, or None"
             )
         for key, t in inside:
             yield from _select(t, value[key], f"{what}[{key!r}]")
     else:
         if not isinstance(value, (tuple, list)) or len(value) != len(inside):
             raise InvalidArgument(
-                f"{what} is {_outline(value)}: allowed is a {kind} of {len(inside)}, or None"
+                f"{what} is {_outline(value)}: expected a {kind} of {len(inside)}, or None"
             )
         for k, (t, v) in enumerate(zip(inside, value)):
             yield from _select(t, v, f"{what}[{k}]")
 
 
 def _outline(value: Any) -> str:
-    """Say what a value is, without its tensors."""
+    """Describe the outermost container of a value."""
     if isinstance(value, dict):
         return f"a dict of {list(value)}"
     if isinstance(value, (tuple, list)):
@@ -140,10 +138,10 @@ def _count(tree: Tree) -> int:
 
 
 def caller_of(function: Callable[..., Any], module: Any) -> Callable[[Any], Any]:
-    """Give what calls the function of a stage with one value.
+    """Return a function of one value that calls the forward `function` of a stage with it.
 
-    A tuple is its arguments, a dict its keyword arguments.  A Sequential takes a single one: its
-    layers hand on whatever they give, and cut anywhere they do so still.
+    A tuple becomes the arguments, a dict the keyword arguments.  A Sequential takes a single
+    argument: its layers pass on any value, and must do so wherever the model is cut.
     """
     return function if _takes_one(module) else partial(_spread, function)
 
@@ -155,66 +153,66 @@ def _spread(function: Callable[..., Any], value: Any) -> Any:
 
 
 def _takes_one(module: Any) -> bool:
-    """Whether it is a Sequential that goes forward as all of them do."""
+    """Return whether `module` is a Sequential with the forward of that class."""
     own = getattr(type(module), "forward", None)
     torch = sys.modules.get("torch")
     return own is Sequential.forward or (torch is not None and own is torch.nn.Sequential.forward)
 
 
-class Form(NamedTuple):
-    """All of a value but its tensors' elements; two ranks agree on it once for an edge.
+TensorForm = tuple[str, tuple[int, ...], bool]
+"""Dtype (numpy's name), shape, and whether the gradient of a tensor is wanted."""
+
+
+class Metadata(NamedTuple):
+    """The description of a value without its elements; two ranks agree on it once for an edge.
 
     Attributes
     ----------
     tree
-        How tensors lie in the value, see :mod:`.structure`.
-    tensors : tuple of (str, tuple of int, bool)
-        Each one's dtype (numpy's name), shape, and whether its gradient is asked for.
+        Structure of the value, see :func:`flatten`.
+    tensors : tuple of TensorForm
+        Dtype, shape and wish for a gradient of each tensor.
     rows : int
-        Of the batch that this microbatch has, as the first stage counted them.
+        Number of rows of the batch in this microbatch, as the first stage counted them.
     """
 
     tree: Tree
-    tensors: tuple[tuple[str, tuple[int, ...], bool], ...]
+    tensors: tuple[TensorForm, ...]
     rows: int
 
-    def describe(self) -> str:
-        """Name dtypes and shapes."""
-        return ", ".join(f"{dtype}{list(shape)}" for dtype, shape, _ in self.tensors) or "nothing"
 
-
-class Parcel(NamedTuple):
-    """A value on its way.
+class TensorMessage(NamedTuple):
+    """A value as it is sent from one stage to another.
 
     Attributes
     ----------
-    form : Form
-        What it is made of.
+    metadata : Metadata
+        Structure, dtypes and shapes.
     arrays : sequence of ndarray
         One flat array of host memory for each tensor.
     """
 
-    form: Form
+    metadata: Metadata
     arrays: Sequence[np.ndarray]
 
 
 class Tensors(Protocol):
-    """One library's tensors as parcels need them."""
+    """Conversion between the tensors of one library and the arrays of messages."""
 
-    def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
-        """Give dtype, shape and whether the gradient with respect to it is asked for."""
+    def form(self, x: Any) -> TensorForm:
+        """Return dtype, shape and whether the gradient with respect to `x` is wanted."""
 
     def array(self, x: Any) -> np.ndarray:
-        """Give the elements as a flat array, which shares memory if it can."""
+        """Return the elements as a flat array, which shares memory where possible."""
 
     def own(self, x: Any) -> np.ndarray:
-        """Give the elements as a flat array that nobody else has: what `x` is in may be reused."""
+        """Return a flat copy of the elements: a layer may reuse the memory of `x`."""
 
     def result(self, x: Any) -> Any:
-        """Give an output of the last stage as the user may keep it."""
+        """Return an output of the last stage in a form that the user may keep."""
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Make a flat array to receive into."""
+        """Return a flat array to receive into."""
 
-    def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> Any:
-        """Give a tensor on the memory of a flat array."""
+    def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
+        """Return a tensor on the memory of a flat array."""

@@ -1,4 +1,4 @@
-"""Backward in halves: gradients of inputs first, those of parameters later, nothing twice."""
+"""Backward in halves: gradients of inputs first, those of parameters later; no node runs twice."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ except ImportError:  # PyTorch before 2.2
 Node = Any
 
 WHOLE = "CheckpointFunctionBackward"
-"""A node that must not be asked for some inputs only: ``checkpoint(use_reentrant=True)``."""
+"""The node of ``checkpoint(use_reentrant=True)``, whose backward computes all gradients."""
 
 
 @cache
 def can_halve() -> bool:
-    """Whether this PyTorch can begin a backward in the middle of a graph."""
+    """Return whether this PyTorch can begin a backward in the middle of a graph."""
     if GradientEdge is None:
         return False
-    # Asked once, perhaps by a stage that is made where gradients are turned off.
+    # Cached, so the first call may come from where gradients are turned off.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.ones(1, requires_grad=True)
         try:
@@ -35,13 +35,13 @@ def can_halve() -> bool:
 
 
 def root_of(x: Any) -> Any:
-    """Give where a backward from `x` begins, without keeping its elements if that is possible."""
+    """Return the place in the graph where backward from `x` begins; if possible without `x`."""
     return get_gradient_edge(x) if _edges_hold() else x
 
 
 @cache
 def _edges_hold() -> bool:
-    """Whether an edge keeps the graph alive, one of a function in Python too."""
+    """Return whether an edge keeps the graph alive, also that of a function in Python."""
     return can_halve() and "ownership_token" in GradientEdge._fields
 
 
@@ -50,24 +50,29 @@ def _edge(root: Any) -> Any:
 
 
 class Halves:
-    """One way back through a graph.
+    """One backward through a graph, in two halves.
 
-    The first half runs on the paths from outputs to inputs only.  At each node on them that also
-    leads to parameters it keeps what arrives there; the second half goes on from there.  A
-    parameter that several such nodes lead to is in the first half: gradients that arrive at one of
-    them would pass through the other, and be counted twice.
+    The first half runs only on the paths from outputs to inputs.  At each node of these paths that
+    also leads to parameters it keeps the incoming gradients; the second half begins there::
+
+        x ----> mul ----> tanh ----> mul ----> y       first half:   y to x along the line
+                 |                    |
+                w0                   w1                second half:  each mul to its parameter
+
+    A parameter that several such nodes lead to is in the first half: gradients that arrive at one
+    of them would pass through the other, and be counted twice.
 
     Parameters
     ----------
     roots, grads : sequence of Tensor
-        Outputs, or what :func:`root_of` gives for them, and their gradients.
+        Outputs, or their :func:`root_of`, and their gradients.
     inputs : sequence of Tensor
-        Leaves whose gradients are asked for.
+        Leaves whose gradients are wanted.
 
     Attributes
     ----------
     divisible : bool
-        Whether there are two halves; else all of it is done in the first.
+        Whether there are two halves; otherwise the first is all of backward.
     """
 
     def __init__(self, roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any]):
@@ -86,8 +91,8 @@ class Halves:
     def _divide(self, starts: list[Any], order: list[Node]) -> None:
         ends = {get_gradient_edge(x).node for x in self._inputs}
         reaching: set[Node] = set(ends)
-        beyond: dict[Node, dict[int, Any]] = {}  # parameters that a node leads to, off the paths
-        for node in order:  # what a node leads to comes before it
+        beyond: dict[Node, dict[int, Any]] = {}  # parameters that a node leads to off the paths
+        for node in order:  # each after the nodes that it leads to
             following = [n for n, _ in node.next_functions if n is not None]
             if any(n in reaching for n in following):
                 reaching.add(node)
@@ -112,7 +117,7 @@ class Halves:
         self._share(border)
 
     def _share(self, border: dict[Node, list[Any]]) -> None:
-        """Leave to the second half what exactly one node leads to."""
+        """Leave to the second half the parameters to which exactly one node leads."""
         counts: dict[int, int] = {}
         for parameters in border.values():
             for p in parameters:
@@ -126,7 +131,7 @@ class Halves:
         self._early = list(early.values())
 
     def inputs(self) -> None:
-        """Add to the gradients of the inputs, and of what cannot wait."""
+        """Add to the gradients of the inputs, and of parameters that cannot wait."""
         if not self.divisible:
             torch.autograd.backward(self._roots, self._grads)
             self._roots, self._grads, self._inputs = [], [], []
@@ -147,11 +152,6 @@ class Halves:
         if self._inputs:
             self._grads = []
 
-    def arrived(self) -> list[Any]:
-        """List what the first half left for the second."""
-        given = [*self._arrived.values(), self._grads]
-        return [x for grads in given for x in grads if x is not None]
-
     def _note(self, node: Node, grads: Sequence[Any]) -> None:
         self._arrived[node] = grads
 
@@ -170,7 +170,7 @@ class Halves:
 
 
 def _sorted(roots: Iterable[Node]) -> list[Node]:
-    """List all nodes of a graph, each after those that it leads to."""
+    """List the nodes of a graph, each after those that it leads to."""
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]

@@ -1,24 +1,24 @@
-"""Stages in PyTorch: autograd gives the way back, in halves where that saves time."""
+"""Stages in PyTorch: autograd computes backward, in halves where that saves time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint as checkpointed
 
 from ..errors import InvalidArgument, UnsupportedDtype
-from ..pipeline.stage import MARK, Held, OnDevice, Size, Sizes
-from ..pipeline.values import caller_of, flatten, unflatten
+from ..pipeline.loss import MicrobatchLoss
+from ..pipeline.stage import MARK, DevicePlace, SavedActivations
+from ..pipeline.state import random_states, restored
+from ..pipeline.values import TensorForm, Tree, caller_of, unflatten
 from . import framework
 from .backward import Halves, can_halve, root_of
 from .framework import as_array, as_tensor
-from .memory import Look, Noted, nbytes_of
-from .replay import Replay
 
 _NAMES = {
     getattr(torch, name): name
@@ -29,14 +29,16 @@ _NAMES = {
     if hasattr(torch, name)  # not all of the unsigned ones before 2.3
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-_ALLOWED = f"allowed are {', '.join(_DTYPES)}"
+Call = Callable[[Any], Any]
+_EXPECTED = f"expected one of {', '.join(_DTYPES)}"
 
 
 def separate(given: Sequence[Any]) -> list[Any]:
-    """Give a microbatch's tensors versions of their own, on the same memory.
+    """Return a microbatch's tensors with version counters of their own, on the same memory.
 
-    All parts of a batch count changes together: one that is changed in place would make what
-    autograd saved of another void.  Those that have a graph, or share memory, stay as they are.
+    All views of a batch share one version counter: a microbatch that is changed in place would
+    invalidate what autograd saved of the others.  Tensors that have a graph, or share memory, are
+    returned as they are.
     """
     simple = [x.layout == torch.strided and not x.is_inference() for x in given]
     if not all(simple) or len({x.untyped_storage().data_ptr() for x in given}) < len(given):
@@ -45,197 +47,227 @@ def separate(given: Sequence[Any]) -> list[Any]:
 
 
 def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
-    """Count the changes of what :func:`separate` gave where autograd would have counted them."""
+    """Count changes to the tensors of :func:`separate` in the batch's version counter."""
     for x, y in zip(given, own):
         if x is not y and y._version:
             torch.autograd.graph.increment_version(x)
 
 
-class TorchTensors(OnDevice):
+class TorchTensors(DevicePlace):
     """Tensors of PyTorch (see :class:`~mpidist.pipeline.values.Tensors`)."""
 
-    def form(self, x: Any) -> tuple[str, tuple[int, ...], bool]:
-        """Give the form."""
+    def form(self, x: Any) -> TensorForm:
+        """Return the form; tensors that require a gradient want one."""
         name = _NAMES.get(x.dtype)
         if name is None:
-            raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_ALLOWED}")
-        name += MARK * framework.is_there(x)
+            raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
+        if framework.is_there(x):
+            name += MARK
         return name, tuple(x.shape), x.requires_grad
 
     def array(self, x: Any) -> np.ndarray:
-        """Give the elements; copied if they are not contiguous."""
+        """Return the elements; copied if they are not contiguous."""
         x = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if framework.is_there(x):
             return self.parcels.leave(x)
         return x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else as_array(x)
 
     def own(self, x: Any) -> np.ndarray:
-        """Give the elements in memory of their own."""
+        """Return a copy of the elements."""
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-        staged = framework.is_there(x) and not self.parcels.direct  # which is a copy
-        return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not staged else flat)
+        copied = framework.is_there(x) and not self.parcels.direct  # to the host
+        return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not copied else flat)
 
     def result(self, x: Any) -> Any:
-        """Give the tensor itself, as PyTorch does."""
+        """Return the tensor itself, as PyTorch does."""
         return x
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Make an array; bfloat16 is kept in whole numbers of two bytes."""
-        name, there = self.place(dtype)
+        """Return an array; bfloat16 is received as integers of two bytes."""
+        name, on_gpu = self.place(dtype)
         if name not in _DTYPES:
-            raise UnsupportedDtype(f"an array of {name} for a stage of PyTorch: {_ALLOWED}")
+            raise UnsupportedDtype(f"an array of {name} for a stage of PyTorch: {_EXPECTED}")
         known = np.dtype("int16" if name == "bfloat16" else name)
-        if there:
+        if on_gpu:
             return self.parcels.room(count * known.itemsize, lambda: self._make(name, count))
         return np.empty(count, known)
 
-    def tensor(self, array: np.ndarray, form: tuple[str, tuple[int, ...], bool]) -> Any:
-        """Give a tensor on this memory, whose gradient is asked for if the form says so."""
+    def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
+        """Return a tensor on this memory, which requires a gradient if the form says so."""
         dtype, shape, wants = form
-        name, there = self.place(dtype)
-        if there:
+        name, on_gpu = self.place(dtype)
+        if on_gpu:
             made = self.parcels.arrive(array, lambda: self._make(name, prod(shape))).view(shape)
         else:
             made = as_tensor(array, _DTYPES[name]).view(shape)
         return made.requires_grad_() if wants else made
 
     def _make(self, name: str, count: int) -> Any:
-        """Make a flat tensor on the GPU."""
+        """Return a flat tensor on the GPU."""
         return torch.empty(count, dtype=_DTYPES[name], device=framework.DEVICE)
 
 
-class TorchSaved(Held):
-    """What one microbatch needs for its way back."""
+class TorchSaved(SavedActivations):
+    """Saved activations in PyTorch: the graph, by the places where its backward begins.
 
-    __slots__ = ("inputs", "roots", "begin", "halves", "bytes", "noted", "apart", "done")
+    Attributes
+    ----------
+    roots : list
+        Where backward begins: at the outputs that require a gradient, or at the loss.
+    loss : tuple or None
+        Shape, dtype and device of the loss.
+    halves : Halves or None
+        The second half of a backward whose first half is done.
+    """
 
-    def __init__(self, inputs: list[Any], size: Size):
-        self.inputs, self.bytes = inputs, size
-        self.noted = Noted() if size.whole is None else None
-        self.done = 0  # how many halves of backward
+    __slots__ = ("roots", "loss", "halves")
+
+    def __init__(self, inputs: list[Any]):
+        super().__init__(inputs)
         self.roots: list[Any] = []
-        self.begin: Any = None  # shape, dtype and device of the loss
+        self.loss: Any = None
         self.halves: Halves | None = None
-        self.apart: list[Any] = []  # what is not counted: the user's batch
 
 
 class TorchStage:
     """A chunk of the model in PyTorch (see :class:`~mpidist.pipeline.stage.Stage`)."""
 
-    def __init__(self, module: Any, caller: Any):
+    def __init__(self, module: Any, caller: Any, checkpoint: bool = False):
         self.module, self._call = module, caller_of(caller, module)
         self.tensors = TorchTensors(module.parameters())
-        self.splits = can_halve()
-        self._sizes, self._replay, self._look = Sizes(), Replay(module), Look(module)
+        # Two halves would compute the forward of a checkpointed stage twice.
+        self._checkpoint, self.splits = checkpoint, can_halve() and not checkpoint
+        self._buffers: dict[str, Any] = {}
 
     @property
     def training(self) -> bool:
-        """Whether the module is in training."""
+        """Whether the module is in training mode."""
         return self.module.training
 
     @property
     def differentiates(self) -> bool:
-        """Whether a graph is made of what is computed now."""
+        """Whether PyTorch records a graph now."""
         return torch.is_grad_enabled()
 
     def forward(
-        self, value: Any, tree: Any, leaves: list[Any], keep: bool, ends: bool = False
+        self,
+        tree: Tree,
+        tensors: list[Any],
+        first: bool,
+        keep: bool,
+        loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, TorchSaved | None]:
-        """Call the module."""
+        """Call the module, and the loss function if there is one."""
         if not keep:
             with torch.no_grad():
-                return self._call(value), None
-        given = flatten(value)[1] if tree is None else leaves
-        key = tree, tuple([(x.shape, x.dtype) for x in given]), self.module.training, ends
-        saved = TorchSaved(leaves, self._sizes.of(key))
-        first = tree is None
-        if first:
-            saved.apart, tree = given, flatten(value)[0]
-        run = partial(self._run, given, tree, first)
-        return self._look.at(run, saved.noted, given), saved
+                return self._call(unflatten(tree, tensors)), None
+        if self._checkpoint:
+            output = self._checkpointed(tree, tensors, first, loss)
+        else:
+            output = self._run(self._call, tree, tensors, first, loss)
+        saved = TorchSaved([] if first else tensors)
+        if loss is None:
+            return output, saved
+        saved.roots = [root_of(output)]
+        saved.loss = output.shape, output.dtype, output.device
+        return float(output.detach()), saved
 
-    def _run(self, given: list[Any], tree: Any, first: bool) -> Any:
-        """Call the module with what it may change in place."""
-        own = separate(given) if first else [_opened(x) for x in given]
-        output = self._call(unflatten(tree, own))
-        if first:
-            pass_on_changes(own, given)
-        return output
+    def _run(
+        self, call: Call, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
+    ) -> Any:
+        """Call the module with tensors that it may change in place."""
+        own = separate(tensors) if first else [_opened(x) for x in tensors]
+        try:
+            output = call(unflatten(tree, own))
+        finally:
+            if first:
+                pass_on_changes(own, tensors)
+        return output if loss is None else loss.tensor(output)
 
-    def draft(self, value: Any) -> tuple[Any, Any]:
-        """Compute the output only."""
-        tree, given = flatten(value)
-        moment = self._replay.before()
-        copy = unflatten(tree, [x.detach().clone() for x in given])
-        output, _ = self.forward(copy, None, [], False)
-        return output, self._replay.after(moment)
+    # torch.utils.checkpoint runs a function in forward, and again in backward:
+    #
+    #            input       buffers            random numbers   loss
+    #   forward  a copy      the module's own   drawn            computed, its graph not kept
+    #   again    the input   as before forward  the same ones    computed again
+    #
+    # So a layer may change its input in place, and running statistics count a microbatch once.
 
-    def again(self, moment: Any) -> AbstractContextManager[Any]:
-        """Give the context of a second forward."""
-        return self._replay.again(moment)
+    def _checkpointed(
+        self, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
+    ) -> Any:
+        """Run forward and keep only its input."""
+        buffers, states, runs = self._buffers_now(), random_states(self.module), 0
 
-    def finish(self, saved: TorchSaved, tree: Any, outputs: list[Any]) -> None:
-        """Keep where gradients come in."""
+        def run(*_: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            if runs == 1:
+                output = self._call(unflatten(tree, [x.clone() for x in tensors]))
+                return output if loss is None else loss.tensor(output)
+            with restored(states):
+                return self._run(self._call_with(buffers), tree, tensors, first, loss)
+
+        # Its arguments tell it on which devices random numbers are drawn.
+        return checkpointed(run, *(separate(tensors) if first else tensors), use_reentrant=False)
+
+    def _buffers_now(self) -> dict[str, Any]:
+        """Return the values of the buffers; those of a buffer that does not change are shared."""
+        before, now = self._buffers, {}
+        for name, buffer in self.module.named_buffers():
+            known = before.get(name)
+            same = known is not None and known.shape == buffer.shape and torch.equal(known, buffer)
+            now[name] = known if same else buffer.detach().clone()
+        self._buffers = now
+        return now
+
+    def _call_with(self, buffers: dict[str, Any]) -> Call:
+        """Return a call of the module that reads, and changes, copies of these buffers."""
+        if not buffers:
+            return self._call
+        copies = {name: values.clone() for name, values in buffers.items()}
+
+        def forward(*inputs: Any, **options: Any) -> Any:
+            return functional_call(self.module, copies, inputs, options)
+
+        return caller_of(forward, self.module)
+
+    def finish(self, saved: TorchSaved, tree: Tree, outputs: list[Any]) -> None:
+        """Keep the places of the graph where gradients come in."""
         saved.roots = [root_of(x) if x.requires_grad else None for x in outputs]
 
-    def attach_loss(self, saved: TorchSaved, output: Any, loss: Any) -> float:
-        """Compute the loss; backward begins at it."""
-        root = self._look.at(partial(loss.tensor, output), saved.noted)
-        if saved.noted is not None:
-            saved.apart = saved.apart + loss.given()
-        saved.roots = [root_of(root)]
-        saved.begin = root.shape, root.dtype, root.device
-        return float(root.detach())
-
     def backward(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
-        """Have autograd go back."""
+        """Compute all gradients."""
         roots, given = self._pairs(saved, grads)
         if roots:
             torch.autograd.backward(roots, given)
         return self._of_inputs(saved)
 
     def backward_input(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
-        """Do the half that gives the inputs' gradients."""
+        """Compute the gradients of the inputs; all gradients if backward has no halves."""
         if not self.splits:
             found = self.backward(saved, grads)
-            saved.inputs, saved.done = [], 2
+            saved.inputs = []
             return found
         roots, given = self._pairs(saved, grads)
         saved.halves = Halves(roots, given, [x for x in saved.inputs if x.requires_grad])
         self.splits = saved.halves.divisible
         saved.halves.inputs()
-        saved.done, found = 1, self._of_inputs(saved)
+        found = self._of_inputs(saved)
         if not self.splits:
-            saved.inputs, saved.halves, saved.done = [], None, 2
+            saved.inputs, saved.halves = [], None
         return found
 
     def backward_weight(self, saved: TorchSaved) -> None:
-        """Do the other half."""
+        """Compute the gradients of the parameters."""
         if saved.halves is not None:
             saved.halves.weights()
             saved.halves = None
 
-    def nbytes(self, saved: TorchSaved) -> int:
-        """Give the bytes."""
-        size = saved.bytes
-        if size.whole is None:
-            size.whole = self._count(saved)
-        if saved.done == 0:
-            return size.whole
-        if size.halfway is None and saved.halves is not None:
-            size.halfway = size.whole + nbytes_of(saved.halves.arrived())
-        return (size.halfway or 0) if saved.done == 1 else 0
-
-    def _count(self, saved: TorchSaved) -> int:
-        assert saved.noted is not None
-        roots = [x for x in saved.roots if isinstance(x, torch.Tensor)]
-        apart = [*self.module.parameters(), *self.module.buffers(), *saved.apart]
-        return saved.noted.nbytes([*saved.inputs, *roots], apart)
-
     def _pairs(self, saved: TorchSaved, grads: list[Any] | None) -> tuple[list[Any], list[Any]]:
+        """Return the roots that have a gradient, and these gradients."""
         roots, saved.roots = saved.roots, []
         if grads is None:
-            shape, dtype, device = saved.begin
+            shape, dtype, device = saved.loss
             grads = [torch.ones(shape, dtype=dtype, device=device)]
         pairs = [(r, g) for r, g in zip(roots, grads) if g is not None and r is not None]
         return [root for root, _ in pairs], [grad for _, grad in pairs]
@@ -248,15 +280,15 @@ class TorchStage:
 
 
 def _opened(x: Any) -> Any:
-    """Give a leaf in the form of what an operation gave: a layer may change it in place."""
+    """Return a leaf as the output of an operation: layers may not change a leaf in place."""
     return torch.ops.aten._unsafe_view(x, x.shape) if x.requires_grad else x
 
 
-def stage(module: Any, caller: Any, where: str) -> TorchStage:
-    """Give the stage of a module."""
+def stage(module: Any, caller: Any, where: str, checkpoint: bool = False) -> TorchStage:
+    """Return the stage of a module."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument(
-            f"{where} is of {type(module).__name__}: allowed are modules of PyTorch and "
-            "mpidist.nn, and objects with forward(x), backward(grad) and parameters()"
+            f"{where} is of {type(module).__name__}: expected a module of PyTorch or mpidist.nn, "
+            "or an object with forward(x), backward(grad) and parameters()"
         )
-    return TorchStage(module, caller)
+    return TorchStage(module, caller, checkpoint)

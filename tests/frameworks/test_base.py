@@ -9,7 +9,6 @@ from mpidist.nn import SGD, Adam
 CONTENTS = {
     "framework": "FRAMEWORK",
     "stage": "stage",
-    "state": "untouched",
     "loss": "known",
     "loader": "shard_loader",
 }

@@ -27,8 +27,8 @@ def test_all_ranks_learn_of_a_promise_that_was_not_kept():
         pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "gpipe")
         x = np.ones((ROWS, WIDTH))
         if comm.rank == 1:
-            plan = pipe._runner.plan
-            pipe._runner.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
+            plan = pipe._executor.plan
+            pipe._executor.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
         told = "4 activations were alive at a time and 0 still are, 0 and 0 are what gpipe promises"
         kind = ScheduleError if comm.rank == 1 else RankFailed
         with pytest.raises(kind, match=f"rank 1.*{told}"):
@@ -44,6 +44,8 @@ def test_all_ranks_learn_of_a_parameter_without_a_gradient():
     """DDP finds it after the last action; ranks of other stages would wait in the next step."""
 
     class Idle(Linear):
+        saved = ("_input",)
+
         def forward(self, x):
             self._input = x
             return x
@@ -86,7 +88,7 @@ def test_halves_are_counted_as_a_step_is(tmp_path):
         stats, trace = pipe.stats(), pipe.trace(tmp_path / "run.json")
         assert stats.steps == 1 and stats.seconds >= stats.span >= stats.busy > 0
         assert stats.bubble == pytest.approx(1 - stats.busy / stats.span)
-        assert stats.peak_live == stats.predicted_live == COUNT and stats.peak_bytes > 0
+        assert stats.peak_live == stats.predicted_live == COUNT
         assert all(len(part) == 2 * COUNT for part in trace.measured.spans)
         pipe.forward(x)
         again = pipe.stats()

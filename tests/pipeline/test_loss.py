@@ -9,16 +9,22 @@ import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.nn import CrossEntropy, Linear
 from mpidist.pipeline.loss import BatchLoss
+from tests.support.pipeline_kits import mean
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 ROWS, CLASSES = 9, 4
 
 
-def weights(function, rows=12, count=None):
+def weights(function, rows=12, count=None, reduction=None):
     target = np.arange(rows)
-    loss = BatchLoss(function, target, 3, 2, count)
+    loss = BatchLoss(function, target, 3, 2, count, reduction)
     return [loss.of(k, rows // 3).weight for k in range(3)]
+
+
+@mean
+def mean_of_all(y, target):
+    return 1.0
 
 
 def test_weights():
@@ -27,17 +33,17 @@ def test_weights():
     assert weights(CrossEntropy(), count=lambda t: (t > 3).sum()) == [0, 1 / 2, 1 / 2]
     assert weights(CrossEntropy("sum"), count=lambda t: (t > 3).sum()) == [1 / 8] * 3
     wrong = (
-        (3, None, "rank 2: loss_fn=3: allowed are functions"),
-        (partial(min, size_average=False), None, r"size_average=False: reduction= is allowed"),
-        (partial(min, reduction="none"), None, "reduction='none': allowed are 'mean'"),
-        (min, 3, "rank 2: count=3: allowed are functions of a microbatch's target"),
-        (min, lambda t: -1, "rank 2: count gave -1: allowed are numbers >= 0"),
-        (min, lambda t: "all", "count gave 'all'"),
+        (3, None, "rank 2: loss_fn=3: expected a function"),
+        (partial(min, size_average=False), None, r"size_average=False: expected reduction="),
+        (partial(min, reduction="none"), None, "reduction='none': expected one of 'mean'"),
+        (mean_of_all, 3, "rank 2: count=3: expected a function of a microbatch's target"),
+        (mean_of_all, lambda t: -1, "rank 2: count returned -1: expected a number >= 0"),
+        (mean_of_all, lambda t: "all", "count returned 'all'"),
     )
     for function, count, told in wrong:
         with pytest.raises(InvalidArgument, match=told):
             weights(function, count=count)
-    loss = BatchLoss(lambda y, t: 1.0, np.ones(1), 1, 0, None).of(0, 1)
+    loss = BatchLoss(mean_of_all, np.ones(1), 1, 0, None).of(0, 1)
     with pytest.raises(InvalidArgument, match=r"no backward\(scale\)"):
         loss.explicit(None)
 
@@ -46,6 +52,7 @@ def test_weights():
 def test_nothing_counts_in_a_microbatch(replicas):
     """Its loss, a mean over nothing, is not asked for; replicas weigh what counts in theirs."""
 
+    @mean
     def loss(y, target):
         kept = target >= 0
         error = (y[:, 0] - target) * kept
@@ -91,6 +98,7 @@ NAMES = (
 def losses():
     F, weight = torch.nn.functional, torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
 
+    @mean
     def own(y, t):
         return F.cross_entropy(y, t, ignore_index=0)
 
@@ -103,7 +111,7 @@ def losses():
         "function": (F.cross_entropy, None),
         "probabilities": (torch.nn.CrossEntropyLoss(weight), None),
         "own": (own, lambda t: (t != 0).sum()),
-        "transformed": (lambda y, t: torch.func.vjp(torch.sin, y)[1](y)[0].mean(), None),
+        "transformed": (mean(lambda y, t: torch.func.vjp(torch.sin, y)[1](y)[0].mean()), None),
     }
 
 
@@ -125,7 +133,7 @@ def test_equals_unsplit(name):
     whole, stages = layers(), layers()
     loss = function(whole[1](whole[0](x)), target)
     loss.backward()
-    for checkpoint in (False, True):
+    for checkpoint in (False, True)[: 2 - (name == "transformed")]:
 
         def job(comm, checkpoint=checkpoint):
             pipe = mpidist.Pipeline(stages[comm.rank], comm, 3, checkpoint=checkpoint)
@@ -140,68 +148,93 @@ def test_equals_unsplit(name):
                 assert (p.grad - q.grad).abs().max() < 1e-12
 
 
+def test_the_reduction_is_declared_or_asked_for():
+    """By an attribute, a partial, a parameter's default or the argument; never guessed."""
+
+    def own(y, t):
+        return 1.0
+
+    def by_default(y, t, reduction="sum"):
+        return 1.0
+
+    assert weights(own, reduction="mean") == [1 / 3] * 3
+    assert weights(own, reduction="sum") == weights(by_default) == [1 / 12] * 3
+    assert weights(partial(by_default, reduction="mean"), reduction="mean") == [1 / 3] * 3
+    assert weights(own, count=lambda t: (t > 3).sum(), reduction="mean") == [0, 1 / 2, 1 / 2]
+    own.reduction = "sum"
+    assert weights(partial(own)) == [1 / 12] * 3
+    ignoring = CrossEntropy()
+    ignoring.ignore_index = 0
+    assert weights(ignoring, count=len) == [1 / 3] * 3
+    for function, reduction, told in (
+        (lambda y, t: 1.0, None, "does not say .* mean .* sum: expected .*reduction='mean'"),
+        (partial(min), None, "does not say"),
+        (own, "mean", "reduction='mean', and loss_fn has reduction='sum'"),
+        (own, "none", "reduction='none': expected 'mean' or 'sum'"),
+        (ignoring, None, r"ignores targets \(ignore_index=0\).*expected step\(…, count=\)"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank 2: .*{told}"):
+            weights(function, reduction=reduction)
+
+
 @needs_torch
-def test_what_cannot_be_known_is_refused():
-    """A mean that leaves targets out, and a sum, inside a function of one's own."""
-    F = torch.nn.functional
-    weight = torch.ones(CLASSES)
-    hidden = (
-        (lambda y, t: F.cross_entropy(y, t, ignore_index=0), "calls cross_entropy with targets"),
-        (lambda y, t: torch.nn.CrossEntropyLoss(weight)(y, t), "calls cross_entropy"),
-        (lambda y, t: F.nll_loss(y, t, weight), "calls nll_loss"),
-        (lambda y, t: F.mse_loss(y[:, 0], t * 1.0, reduction="sum"), "what mse_loss summed up"),
-    )
-    y, target = torch.randn(ROWS, CLASSES, requires_grad=True), targets()
-    for function, told in hidden:
-        loss = BatchLoss(function, target, 1, 3, None)
-        with pytest.raises(InvalidArgument, match="rank 3: .*" + told):
-            loss.of(0, ROWS).tensor(y)
-        BatchLoss(function, target, 1, 3, len).of(0, ROWS).tensor(y)
-    BatchLoss(lambda y, t: F.cross_entropy(y, t), target, 1, 3, None).of(0, ROWS).tensor(y)
-    summed = BatchLoss(partial(F.mse_loss, reduction="sum"), target, 3, 0, None)
+def test_the_reduction_of_functions_of_torch():
+    """Each is known by its signature; ignored targets do not count."""
+    F, target = torch.nn.functional, targets()
+    y = torch.randn(ROWS, CLASSES, requires_grad=True)
+    summed = BatchLoss(partial(F.mse_loss, reduction="sum"), target, 3, 0)
     assert summed.of(0, 3).weight == 1 / ROWS
+    assert BatchLoss(F.mse_loss, target, 3, 0).of(0, 3).weight == 1 / 3
+    assert BatchLoss(F.cross_entropy, target, 3, 0).total == ROWS
+    assert BatchLoss(partial(F.cross_entropy, ignore_index=0), target, 3, 0).counts == [0, 2, 2]
+    with pytest.raises(InvalidArgument, match="rank 3: .*does not say"):
+        BatchLoss(lambda y, t: F.cross_entropy(y, t, ignore_index=0), target, 1, 3)
+    own = BatchLoss(lambda y, t: F.cross_entropy(y, t), target, 1, 3, None, "mean")
+    assert own.of(0, ROWS).tensor(y).item() == pytest.approx(F.cross_entropy(y, target).item())
 
 
 @needs_torch
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_compiled_losses():
-    """They weigh what their targets do, or are refused, as those that are not compiled."""
+    """They weigh what their targets do, or are refused."""
     F, weight = torch.nn.functional, torch.tensor([0.5, 1.0, 2.0, 4.0])
     compiled = partial(torch.compile, backend="eager")
     torch.manual_seed(0)
     y, target = torch.randn(ROWS, CLASSES, requires_grad=True), targets()
 
-    def weighed(function, count=None):
-        loss = BatchLoss(function, target, 3, 3, count)
+    def weighed(function, count=None, reduction=None):
+        loss = BatchLoss(function, target, 3, 3, count, reduction)
         parts = [loss.of(k, 3).tensor(y[3 * k : 3 * k + 3]) for k in range(3)]
         return sum(parts).item()
 
-    for function, count in (
-        (compiled(torch.nn.CrossEntropyLoss(weight, ignore_index=0)), None),
-        (compiled(F.cross_entropy), None),
-        (partial(compiled(F.nll_loss), weight=weight, ignore_index=0), None),
-        (compiled(partial(F.cross_entropy, ignore_index=0)), None),
-        (compiled(lambda y, t: F.cross_entropy(y, t)), None),
-        (compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0)), lambda t: (t != 0).sum()),
+    module = compiled(torch.nn.CrossEntropyLoss(weight, ignore_index=0))
+    for function, count, reduction in (
+        (module, lambda t: weight[t[t != 0]].sum(), None),
+        (compiled(F.cross_entropy), None, None),
+        (partial(compiled(F.nll_loss), weight=weight, ignore_index=0), None, None),
+        (compiled(lambda y, t: F.cross_entropy(y, t)), None, "mean"),
+        (
+            compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0)),
+            lambda t: (t != 0).sum(),
+            "mean",
+        ),
     ):
-        assert weighed(function, count) == pytest.approx(function(y, target).item(), rel=1e-5)
-    hidden = compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0))
-    summed = compiled(lambda y, t: F.cross_entropy(y, t, reduction="sum"))
+        found = weighed(function, count, reduction)
+        assert found == pytest.approx(function(y, target).item(), rel=1e-5)
     scripted = torch.jit.script(torch.nn.CrossEntropyLoss(ignore_index=0))
     for function, told in (
-        (hidden, "calls cross_entropy with targets that do not count"),
-        (partial(hidden), "calls cross_entropy with targets that do not count"),
-        (summed, "what cross_entropy summed up"),
-        (scripted, r"compiled by torch.jit: .*step\(…, count=\)"),
+        (compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0)), "does not say"),
+        (module, "ignores targets"),
+        (scripted, "ignores targets|does not say"),
     ):
-        with pytest.raises(InvalidArgument, match=f"rank 3: loss_fn .*{told}"):
+        with pytest.raises(InvalidArgument, match=f"rank 3: loss_fn.*{told}"):
             weighed(function)
 
 
 @needs_torch
 def test_a_loss_without_a_graph_is_refused():
     y, target = torch.randn(3, 2, requires_grad=True), torch.randn(3, 2)
-    loss = BatchLoss(lambda y, t: ((y.detach() - t) ** 2).mean(), target, 1, 1, None)
+    loss = BatchLoss(lambda y, t: ((y.detach() - t) ** 2).mean(), target, 1, 1, None, "mean")
     with pytest.raises(InvalidArgument, match=r"rank 1: .*without a graph.*forward\(\) evaluates"):
         loss.of(0, 3).tensor(y)
 
@@ -221,6 +254,8 @@ def test_a_loss_without_a_graph_is_refused():
 class Doubled:
     """Gives its input and twice that; keeps nothing."""
 
+    saved = ()
+
     def forward(self, x):
         return x, 2 * x
 
@@ -235,6 +270,7 @@ def test_a_loss_of_several_outputs_without_autograd():
     """Its gradient is made like the outputs."""
     x = np.arange(12.0).reshape(6, 2)
 
+    @mean
     def sums(output, target):
         rows = len(target)
         loss = (output[0].sum() + output[1].sum()) / rows

@@ -1,13 +1,14 @@
 """Stages cut from a Sequential: balanced, without a trace, no layer lost."""
 
 import random
+import threading
 from functools import partial
 
 import numpy as np
 import pytest
 
 import mpidist
-from mpidist.errors import InvalidArgument
+from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.nn import Identity, Linear, Module, ReLU, Sequential
 from mpidist.pipeline.partition import Partition, divide, partition
 from tests.support.pipeline_kits import plain_squares, squares
@@ -51,7 +52,7 @@ def test_partition_loses_no_layer():
 
     for wrong in (made["head"], made, "text", [], Own(made["head"])):
         name = type(wrong).__name__
-        with pytest.raises(InvalidArgument, match=f"model is a {name}: allowed are a Sequential"):
+        with pytest.raises(InvalidArgument, match=f"model is a {name}: expected a Sequential"):
             partition(wrong, 1)
 
 
@@ -63,7 +64,7 @@ def test_partition_of_layers_that_work_in_place():
     for by in ("time", "parameters"):
         parts = partition(torch.nn.Sequential(*layers), 2, by=by, example=example)
         assert parts.layers == ((0, 1), (1, 3)) and bool((example == -1).all())
-    with pytest.raises(InvalidArgument, match="stages=3: allowed are 1 … 2, the number of layers"):
+    with pytest.raises(InvalidArgument, match="stages=3: expected 1 … 2, the number of layers"):
         partition(layers, 3)
 
 
@@ -85,11 +86,11 @@ def test_partition_by_parameters(capsys, caplog):
     model.training = False
     assert not any(part.training for part in partition(model, 2, verbose=False))
     for wrong in (0, 7, True):
-        with pytest.raises(InvalidArgument, match=r"stages=.*allowed are 1 … 6"):
+        with pytest.raises(InvalidArgument, match=r"stages=.*expected 1 … 6"):
             partition(layers, wrong)
     with pytest.raises(InvalidArgument, match="by='size'"):
         partition(layers, 2, by="size")
-    with pytest.raises(InvalidArgument, match="verbose=1: allowed are True and False"):
+    with pytest.raises(InvalidArgument, match="verbose=1: expected True or False"):
         partition(layers, 2, verbose=1)
     with pytest.raises(InvalidArgument, match="needs example="):
         partition(layers, 2, by="time")
@@ -99,6 +100,8 @@ def test_partition_by_time():
     """The one long layer is not put together with the next longest."""
 
     class Long(Identity):
+        saved = ()
+
         def forward(self, x):
             for _ in range(200):
                 x = x @ self.square
@@ -114,6 +117,8 @@ def test_partition_by_time():
 
 class Counting(Identity):
     """Counts and remembers, in every way; draws numbers, and changes its input."""
+
+    saved = ()
 
     def __init__(self):
         self.calls, self.means, self.total = 0, [], np.zeros(1)
@@ -160,6 +165,19 @@ def test_measuring_leaves_no_trace_in_torch():
     assert net[1].weight.grad is before and bool((before == 1).all()) and net[1].bias.grad is None
     assert [p.requires_grad for p in net.parameters()] == [True] * 4 + [False] * 2 + [True] * 2
     assert net[4](torch.ones(1, 4)).shape == (1, 2) and net.training
+
+
+def test_a_layer_that_cannot_be_copied_is_named():
+    class Locked(Identity):
+        saved = ()
+
+        def __init__(self):
+            self.lock = threading.Lock()
+
+    layers, x = [Linear(4, 4), Locked()], np.ones((2, 4), np.float32)
+    with pytest.raises(Unsupported, match=r"layer 1 \(Locked\) cannot be copied.*by='parameters'"):
+        partition(layers, 2, by="time", example=x)
+    assert len(partition(layers, 2, verbose=False)) == 2
 
 
 class Pair(Module):

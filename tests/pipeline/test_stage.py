@@ -10,7 +10,6 @@ from mpidist.errors import (
     InvalidArgument,
 )
 from mpidist.nn import Linear, Module, Sequential
-from mpidist.pipeline.stage import Recomputing
 from tests.support.pipeline_kits import (
     COUNT,
     batch,
@@ -52,28 +51,21 @@ def test_recomputation_draws_the_same_numbers():
     from mpidist.torch.stage import stage
 
     class Loss:
-        def value(self, output):
-            return float(self.tensor(output))
-
         def tensor(self, output):
             return torch.nn.functional.dropout(output, 0.5).sum()
-
-        def given(self):
-            return []
 
     class Scaled(torch.nn.Module):
         def forward(self, x):
             return x * random.random()
 
     grads, after = [], []
-    for wrap in (lambda s: s, Recomputing):
+    for checkpoint in (False, True):
         torch.manual_seed(0)
         random.seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5), Scaled())
-        worker, kept = wrap(stage(net, net, "")), []
+        worker, kept = stage(net, net, "", checkpoint), []
         for x in torch.randn(2, 4, 8):
-            output, saved = worker.forward(x, None, [], True, True)
-            worker.attach_loss(saved, output, Loss())
+            _, saved = worker.forward("tensor", [x], True, True, Loss())
             kept.append(saved)
         after.append(torch.get_rng_state())
         python = random.getstate()
@@ -83,6 +75,31 @@ def test_recomputation_draws_the_same_numbers():
         assert random.getstate() == python
         grads.append(net[0].weight.grad)
     assert torch.equal(*grads) and torch.equal(*after)
+
+
+@needs_torch
+def test_checkpointed_stages_keep_only_their_input():
+    """As many elements as autograd saves without: none, but for the input."""
+    from mpidist.torch.stage import stage
+
+    def saved_elements(checkpoint):
+        net = torch.nn.Sequential(*[torch.nn.Linear(8, 8), torch.nn.Tanh()] * 3)
+        worker = stage(net, net, "", checkpoint)
+        x = torch.randn(4, 8, requires_grad=True)
+        noted = []
+
+        def pack(saved):
+            noted.append(saved.numel())
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            output, saved = worker.forward("tensor", [x], False, True)
+        worker.finish(saved, "tensor", [output])
+        worker.backward(saved, [torch.ones_like(output)])
+        assert x.grad is None and net[0].weight.grad is not None
+        return sum(noted)
+
+    assert saved_elements(True) <= 4 * 8 < 6 * 4 * 8 <= saved_elements(False)
 
 
 @needs_torch
@@ -122,19 +139,22 @@ class Noise(Module):
 
 
 def test_recomputation_draws_the_same_numbers_of_numpy():
-    from mpidist.pipeline.array_stage import PlainStage
+    from mpidist.pipeline.array_stage import ArrayStage
 
     grads = []
-    for wrap in (lambda s: s, Recomputing):
+    for checkpoint in (False, True):
         np.random.seed(0)
         random.seed(0)
         net = Sequential(Linear(4, 4, dtype=np.float64), Noise(1))
-        worker, kept = wrap(PlainStage(net, net, "")), []
+        worker, kept = ArrayStage(net, net, "", checkpoint), []
         for x in np.ones((3, 2, 4)):
-            output, saved = worker.forward(x, None, [], True)
+            output, saved = worker.forward("tensor", [x], True, True)
             worker.finish(saved, "tensor", [output])
             kept.append(saved)
+            assert (saved.layers is None) == checkpoint
+        state = random.getstate(), np.random.get_state()[1].tolist()
         for saved in kept:
             worker.backward(saved, [np.ones((2, 4))])
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == state
         grads.append(net.layers[0].weight.grad)
     assert np.array_equal(*grads)

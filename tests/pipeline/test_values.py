@@ -1,14 +1,18 @@
 """Parts of a step, each by itself: microbatches, structures, what a stage keeps, how it fails."""
 
+import weakref
+
 import numpy as np
 import pytest
 
 import mpidist
-from mpidist.errors import InvalidArgument, RankFailed, Unsupported
-from mpidist.nn import Identity, Linear, Module
-from mpidist.pipeline.array_stage import Keeper
-from mpidist.pipeline.microbatches import bounds, cut_gradients, shape_of
+from mpidist.errors import InvalidArgument, RankFailed
+from mpidist.nn import Identity, Linear, Module, ReLU, Sequential
+from mpidist.pipeline.array_stage import ArrayStage
+from mpidist.pipeline.microbatches import bounds, cut_gradients, form_of
+from mpidist.pipeline.stage import stage_of
 from mpidist.pipeline.values import flatten, select, unflatten
+from tests.support.pipeline_kits import mean
 
 
 def test_the_remainder_goes_to_the_last():
@@ -26,75 +30,126 @@ def test_structures_come_back():
     assert unflatten(tree, tensors, plain=False)[0]["list"][1:] == [None, None]
     assert [x if x is None else x.size for x in select(tree, (None, c))] == [None, None, 3]
     for wrong, message in (
-        ((a,), "grad is a tuple of 1: allowed is a tuple of 2, or None"),
-        (({"a": a}, c), r"grad\[0\] is a dict of \['a'\]: allowed is a dict of \['a', 'n', 'list'"),
-        (((a, None, b), c), r"grad\[0\] is a tuple of 3: allowed is a dict of"),
-        (({"a": 3, "n": None, "list": None}, c), r"grad\[0\]\['a'\] is a int: allowed is a tenso"),
+        ((a,), "grad is a tuple of 1: expected a tuple of 2, or None"),
+        (({"a": a}, c), r"grad\[0\] is a dict of \['a'\]: expected a dict of \['a', 'n', 'list'"),
+        (((a, None, b), c), r"grad\[0\] is a tuple of 3: expected a dict of"),
+        (({"a": 3, "n": None, "list": None}, c), r"grad\[0\]\['a'\] is a int: expected a tenso"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             select(tree, wrong, "grad")
 
 
 def test_gradients_are_made_like_the_outputs():
-    outputs = [shape_of(np.ones((rows, 3))) for rows in (2, 2, 3)]
+    outputs = [form_of(np.ones((rows, 3))) for rows in (2, 2, 3)]
     whole = np.arange(21.0).reshape(7, 3)
     for given in (whole, [whole[:2], whole[2:4], whole[4:]]):
         found = cut_gradients(given, outputs, 1)
         assert np.array_equal(np.concatenate([part for (part,) in found]), whole)
     assert cut_gradients([None, whole[:2], None], outputs, 1)[0] == [None]
     for wrong, message in (
-        (None, "grad=None: the outputs' gradients are needed here"),
-        (np.ones((6, 3)), "grad has 6 rows: allowed are the 7 of the outputs"),
-        ([whole], "grad has 1 entries: allowed is one for each of num_microbatches=3"),
-        ([whole[:2]] * 3, r"grad of microbatch 2 has shape \(2, 3\): .* its output, \(3, 3\)"),
-        ([whole[:2], 3, None], "grad of microbatch 1 is a int: allowed is a tensor or None"),
+        (None, "grad=None: expected the gradients of the outputs"),
+        (np.ones((6, 3)), "grad has 6 rows: expected 7, as the outputs have"),
+        ([whole], "grad has 1 entries: expected one for each of num_microbatches=3"),
+        ([whole[:2]] * 3, r"grad of microbatch 2 has shape \(2, 3\): expected \(3, 3\)"),
+        ([whole[:2], 3, None], "grad of microbatch 1 is a int: expected a tensor or None"),
     ):
         with pytest.raises(InvalidArgument, match=f"rank 1: {message}"):
             cut_gradients(wrong, outputs, 1)
 
 
 class Undeclared(Module):
-    """Keeps things under names that nobody knows, and counts for itself."""
-
-    def __init__(self):
-        self.seen = 0
+    """Saves activations under a name that it does not declare."""
 
     def forward(self, x):
-        self.seen = self.seen + 1
         self.cached = x
         return x
 
     def backward(self, grad):
-        self.back = getattr(self, "back", 0) + 1
         return grad * self.cached
 
 
-def test_keeper_finds_what_forward_leaves():
-    module = Undeclared()
-    keeper, kept = Keeper(module), []
-    for x in (2.0, 3.0, 5.0):
-        keeper.watch()
-        module(x)
-        kept.append(keeper.take())
-    for values, expected in zip(kept, (2.0, 3.0, 5.0)):
-        keeper.put(values)
-        assert module.backward(1.0) == expected
-        keeper.take()
-    assert (module.seen, module.back) == (3, 3)
+class Declared(Undeclared):
+    saved = ("cached",)
 
 
-def test_keeper_empties_those_that_declare():
-    layer = Linear(2, 2)
-    keeper = Keeper(layer)
-    layer(np.ones((1, 2), np.float32))
-    kept = keeper.take()
-    assert layer._input is None and kept[0][1]["_input"].shape == (1, 2)
+class Container(Module):
+    """Holds layers, and is never called itself."""
+
+    def __init__(self, *layers):
+        self.layer = layers[0]
+
+
+def test_a_layer_must_declare_what_it_saves():
+    for layer in (Undeclared(), Sequential(Linear(2, 2), Undeclared())):
+        with pytest.raises(InvalidArgument, match=r"rank 3: Undeclared.saved is None: .*_input"):
+            ArrayStage(layer, layer, "rank 3")
+    Declared.saved = "cached"
+    try:
+        with pytest.raises(InvalidArgument, match="Declared.saved is 'cached': expected the names"):
+            ArrayStage(Declared(), Declared(), "rank 3")
+    finally:
+        Declared.saved = ("cached",)
+    held = Sequential(Declared())
+    held.beside = Container(Linear(2, 2))
+    ArrayStage(held, held, "rank 3")
 
     class Slots:
-        __slots__ = ()
+        __slots__ = ("forward", "backward", "parameters")
+        saved = ("x",)
 
-    with pytest.raises(Unsupported, match="no __dict__"):
-        Keeper(Slots())
+        def __init__(self):
+            self.forward = self.backward = abs
+            self.parameters = list
+
+    with pytest.raises(InvalidArgument, match="rank 3: Slots declares saved=.* no __dict__"):
+        ArrayStage(Slots(), Slots(), "rank 3")
+
+
+def test_saved_activations_of_several_microbatches():
+    """Taken out of the layers after forward, and put back before backward."""
+    layer, kept = Declared(), []
+    stage = ArrayStage(layer, layer, "")
+    for x in (2.0, 3.0, 5.0):
+        value = np.full((1, 1), x)
+        output, saved = stage.forward("tensor", [value], False, True)
+        stage.finish(saved, "tensor", [output])
+        assert layer.cached is None
+        kept.append((x, saved))
+    for x, saved in kept:
+        (found,) = stage.backward(saved, [np.full((1, 1), 10.0)])
+        assert found == 10 * x and layer.cached is None
+
+
+@pytest.mark.parametrize("kind", ("plain", "torch"))
+@pytest.mark.parametrize("checkpoint", (False, True))
+def test_nothing_is_kept_for_a_half_that_has_nothing_to_do(kind, checkpoint, monkeypatch):
+    """I of a stage that cannot be split leaves no memory for W."""
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        monkeypatch.setattr("mpidist.torch.stage.can_halve", lambda: False)
+        layer = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh()).double()
+    else:
+        inner = Sequential(Linear(4, 6, dtype=np.float64), ReLU())
+        layer = Whole(inner)
+    stage = stage_of(layer, "", checkpoint=checkpoint)
+    assert not stage.splits
+    x = stage.tensors.tensor(np.ones(8), ("float64", (2, 4), True))
+    output, saved = stage.forward("tensor", [x], False, True)
+    stage.finish(saved, "tensor", [output])
+    there, grad = weakref.ref(x), stage.tensors.tensor(np.ones(12), ("float64", (2, 6), False))
+    del x, output
+    assert there() is not None
+    stage.backward_input(saved, [grad])
+    assert there() is None
+    stage.backward_weight(saved)
+
+
+class Whole:
+    """A stage whose backward has no halves."""
+
+    def __init__(self, inner):
+        self.modules, self.parameters = inner.modules, inner.parameters
+        self.forward, self.backward = inner.forward, inner.backward
 
 
 def test_inherited_halves_are_not_taken_for_own():
@@ -114,7 +169,14 @@ def test_inherited_halves_are_not_taken_for_own():
     assert not layer.splits and layer.saved is None and Linear(2, 2).splits
 
 
+@mean
+def no_loss(y, target):
+    return 0.0, y
+
+
 class Failing(Identity):
+    saved = ()
+
     def forward(self, x):
         raise ArithmeticError("this stage cannot")
 
@@ -125,7 +187,7 @@ def test_a_stage_that_raises():
     def job(comm):
         pipe = mpidist.Pipeline(Failing() if comm.rank == 1 else Identity(), comm, 2)
         try:
-            pipe.step(np.ones((2, 2)), np.ones((2, 2)), lambda y, t: (0.0, y))
+            pipe.step(np.ones((2, 2)), np.ones((2, 2)), no_loss)
         except (ArithmeticError, RankFailed) as error:
             with pytest.raises(mpidist.CommunicatorBroken, match="pipeline step"):
                 pipe.step(np.ones((2, 2)))
@@ -145,7 +207,7 @@ def test_a_message_that_never_comes():
 
     def job(comm):
         pipe = mpidist.Pipeline(Identity(), comm, 2)
-        give = np.ones((2, 2)), np.ones((2, 2)), lambda y, t: (0.0, y)
+        give = np.ones((2, 2)), np.ones((2, 2)), no_loss
         pipe.step(*give)
         comm.barrier()
         dropping[0] = True

@@ -547,7 +547,7 @@ def staged(comm, kit, layers, chunks=1, **options):
 
 def bits_of(comm, kit, layers, pipe):
     """The parameters of all layers, each from the rank that holds it."""
-    held = {id(p) for m in pipe._stages().values() for p in m.parameters()}
+    held = {id(p) for m in pipe._numbered().values() for p in m.parameters()}
     mine = {}
     for k, layer in enumerate(layers):
         values = [np.array(kit.values(layer)[i]).tobytes() for i in range(2 - 2 * (k % 2))]
@@ -581,7 +581,7 @@ def read_as_something_else(comm, kit, folder, stages):
     shorter = staged(comm, kit, layers[:-1])
     with pytest.raises(InvalidArgument, match=said):
         checkpoint.load(pipe=shorter, skip=["optimizer"])
-    with pytest.raises(InvalidArgument, match="state is not one that a checkpoint has of a Pipe"):
+    with pytest.raises(InvalidArgument, match="state is not that of a Pipeline"):
         pipe.load_state_dict({})
     said = f"optimizer was saved per rank, for {stages} ranks, and there are {comm.size}"
     with pytest.raises(CheckpointError, match=said):

@@ -534,6 +534,7 @@ def stage_raises():
     comm = start(timeout=None)
 
     class Stage(Identity):
+        saved = ()
         count = 0
 
         def forward(self, x):
@@ -543,7 +544,7 @@ def stage_raises():
             return x
 
     pipe = mpidist.Pipeline(Stage(), comm, 4)
-    pipe.step(np.ones((4, 2)), np.ones((4, 2)), lambda y, target: (0.0, y))
+    pipe.step(np.ones((4, 2)), np.ones((4, 2)), lambda y, target: (0.0, y), reduction="mean")
 
 
 def user_operation_raises():

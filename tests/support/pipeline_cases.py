@@ -135,20 +135,9 @@ def live_is_what_1f1b_promises(comm, kit):
         run.step()
         stats = run.pipe.stats()
         assert stats.peak_live == min(comm.size - comm.rank, microbatches)
-        assert stats.peak_bytes > 0
-        with pytest.raises(InvalidArgument, match=r"rank 0: trace\(.*cannot write there"):
+        with pytest.raises(InvalidArgument, match=r"rank 0: trace\(.*cannot be written"):
             run.pipe.trace("/none/a.json")
         run.pipe.close()
-
-
-def recomputation_saves_memory(comm, kit):
-    sizes = []
-    for checkpoint in (False, True):
-        run = Run(comm, kit, "gpipe", 4, 16, checkpoint=checkpoint)
-        run.step()
-        sizes.append(run.pipe.stats().peak_bytes)
-        run.pipe.close()
-    assert sizes[1] < sizes[0]
 
 
 def a_small_communicator_is_refused(comm):
@@ -319,13 +308,13 @@ def wrong_stages(comm, kit):
     stage, make = kit.join(kit.layers()), mpidist.Pipeline
     with pytest.raises(InvalidArgument, match=r"chunk 0 is of int and has no forward\(\)"):
         make(3, comm, 2)
-    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: Pipeline: stage=\[\]: allowed"):
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: Pipeline: stage=\[\]: expected"):
         make([], comm, 2)
     for given, told in (
-        (None, "is None: allowed are a module of PyTorch or mpidist.nn, an object with forward"),
-        ([stage, None], r"\[1\] is None: allowed are a module"),
-        (type(stage), r"is the class Sequential, not an object as Sequential\(…\): allowed"),
-        (Module(), r"is a Module, without a forward\(\): allowed are a module"),
+        (None, "is None: expected a module of PyTorch or mpidist.nn, an object with forward"),
+        ([stage, None], r"\[1\] is None: expected a module"),
+        (type(stage), r"is the class Sequential, not an object as Sequential\(…\): expected"),
+        (Module(), r"is a Module, without a forward\(\): expected a module"),
         (mpidist.partition(stage, 2, verbose=False), r"is a Partition, .*parts\[comm.rank\]"),
     ):
         with pytest.raises(InvalidArgument, match=f"rank 1: Pipeline: stage ?{told}"):
@@ -340,15 +329,15 @@ def wrong_ties(comm, kit):
         make(stage, comm, 2, tied={"w": next(iter(stage.parameters()))} if comm.rank == 0 else None)
     weight = next(iter(stage.parameters()))
     for given, message in (
-        (3, "rank 0: Pipeline: tied=3: allowed are mappings of names to parameters"),
-        ({"w": 3}, r"rank 0: Pipeline: tied\['w'\] is a int: allowed are parameters"),
-        ({3: stage}, "rank 0: Pipeline: tied has the name 3: allowed are strings"),
-        ({"w": []}, r"rank 0: Pipeline: tied\['w'\] is \[\]: allowed is at least one"),
+        (3, "rank 0: Pipeline: tied=3: expected a mapping of names to parameters"),
+        ({"w": 3}, r"rank 0: Pipeline: tied\['w'\] is a int: expected a parameter"),
+        ({3: stage}, "rank 0: Pipeline: tied has the name 3: expected strings"),
+        ({"w": []}, r"rank 0: Pipeline: tied\['w'\] is \[\]: expected at least one"),
         (
             {"w": [weight, weight]},
-            r"tied: 'w' is rank 0: float64\[.*\]: allowed are names that sev",
+            r"tied: 'w' is rank 0: float64\[.*\]: expected names that sev",
         ),
-        ({"w": weight, "v": weight}, "rank 0: .* same parameter as 'w' and as 'v': allowed is one"),
+        ({"w": weight, "v": weight}, "rank 0: .* same parameter as 'w' and as 'v': expected one"),
         ({"w": Unreadable()}, r"rank 0: .*tied\['w'\] cannot be read: RuntimeError: not yet"),
     ):
         with pytest.raises(InvalidArgument, match=message):
@@ -369,7 +358,7 @@ def wrong_calls(comm, kit):
         for given, message in (
             (None, "rank 0: x=None: rank 0 must provide the input"),
             (kit.tensor(np.ones(())), "without dimensions"),
-            (x, "1 rows for num_microbatches=2: allowed are at least as many"),
+            (x, "1 rows for num_microbatches=2: expected at least as many"),
             ((x, kit.tensor(np.ones((3, 6)))), r"tensors of \[1, 3\] rows"),
             ("text", "no tensor in it"),
             ({1}, "has a set in it"),
@@ -425,7 +414,6 @@ CASES = (
     user_schedule,
     measured_schedule,
     live_is_what_1f1b_promises,
-    recomputation_saves_memory,
     wrong_arguments,
     wrong_stages,
     wrong_ties,

@@ -20,6 +20,12 @@ def data(rows, seed=3):
     return random.normal(size=(rows, WIDTHS[0])), random.integers(0, WIDTHS[-1], rows)
 
 
+def mean(function):
+    """Declare that a loss function computes the mean over the rows."""
+    function.reduction = "mean"
+    return function
+
+
 class Plain:
     """mpidist.nn."""
 
@@ -51,6 +57,7 @@ class Plain:
         return made
 
     @staticmethod
+    @mean
     def squares(y, target):
         """The squares of a row's errors, added up; their mean over the rows, and its gradient."""
         error = y - target
@@ -77,10 +84,12 @@ class Plain:
 
 
 class Mixed(Module):
-    """Multiplies by a number; what it declares nothing about has to be found.
+    """Multiplies by a number.
 
     The first stage makes a dict of what it is given, and the last one a tensor of that.
     """
+
+    saved = ("given",)
 
     def __init__(self, rank, size):
         self.weight = Parameter(np.array(2.0 + rank))
@@ -165,6 +174,7 @@ class Torch:
         return made
 
     @staticmethod
+    @mean
     def squares(y, target):
         return ((y - target) ** 2).sum(dim=1).mean()
 
@@ -204,10 +214,12 @@ needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 ROWS, WIDTH, COUNT = 12, 4, 4
 
 
+@mean
 def squares(y, t):
     return ((y - t) ** 2).sum(dim=1).mean()
 
 
+@mean
 def plain_squares(y, t):
     return float(((y - t) ** 2).sum(axis=1).mean()), 2 * (y - t) / len(y)
 

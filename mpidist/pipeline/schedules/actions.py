@@ -1,4 +1,4 @@
-"""The actions of a stage, F, B, or B in its halves I and W; which rank holds which stage."""
+"""The actions of a stage: F, B, and B's halves I and W; which rank holds which stage."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MEANINGS = {
 
 
 class F(NamedTuple):
-    """Forward: the chunk's output from its input; both stay alive for the backward pass.
+    """Forward: compute the chunk's output from its input; activations stay alive for backward.
 
     Attributes
     ----------
     microbatch : int
-        Which microbatch, from 0.
+        Number of the microbatch, from 0.
     chunk : int
-        Which of the chunks of the model that this rank holds, from 0.
+        Number of the chunk among those of this rank, from 0.
     kind : str
-        The letter of its class; not to be given.
+        Letter of the class; leave it out.
     """
 
     microbatch: int
@@ -37,7 +37,7 @@ class F(NamedTuple):
 
 
 class B(NamedTuple):
-    """Backward as one: the gradients of the chunk's input and of its weights, as by I and W.
+    """Backward: compute the gradients of the chunk's input and of its weights, as I and W do.
 
     Attributes as of :class:`F`.
     """
@@ -51,7 +51,7 @@ class B(NamedTuple):
 
 
 class I(NamedTuple):  # noqa: E742  (its name in the papers)
-    """First half of backward: the gradient of the chunk's input, which the stage before needs.
+    """First half of backward: compute the gradient of the input, which the stage before needs.
 
     Attributes as of :class:`F`.
     """
@@ -65,7 +65,7 @@ class I(NamedTuple):  # noqa: E742  (its name in the papers)
 
 
 class W(NamedTuple):
-    """Second half of backward: the gradients of the chunk's weights, which nobody waits for.
+    """Second half of backward: compute the gradients of the weights, which no rank waits for.
 
     Attributes as of :class:`F`.
     """
@@ -84,7 +84,7 @@ KINDS: dict[str, type[F] | type[B] | type[I] | type[W]] = {"F": F, "B": B, "I": 
 
 
 def written(action: Action) -> str:
-    """Give an action as it stands in a schedule: ``F(3)``, ``B(0, chunk=1)``."""
+    """Return an action as a schedule writes it: ``F(3)``, ``B(0, chunk=1)``."""
     chunk = f", chunk={action.chunk}" if action.chunk else ""
     return f"{action.kind}({action.microbatch}{chunk})"
 
@@ -94,17 +94,17 @@ SHAPES = ("loop", "v")
 
 @dataclass(frozen=True)
 class Placement:
-    """The model cut into ``ranks * chunks`` virtual stages, dealt to the ranks.
+    """The rank and chunk of each of ``ranks * chunks`` virtual stages.
 
     Attributes
     ----------
     ranks : int
         Number of ranks.
     chunks : int
-        Virtual stages that every rank holds.
+        Number of virtual stages on every rank.
     shape : {"loop", "v"}
-        ``"loop"``: every chunk goes from rank 0 to the last, as in Megatron's interleaved schedule.
-        ``"v"``: odd chunks come back, so that with two chunks rank 0 holds the first and the last
+        ``"loop"``: each chunk passes from rank 0 to the last, as Megatron interleaves.
+        ``"v"``: odd chunks pass back, so with two chunks rank 0 holds the first and the last
         virtual stage.
 
     Examples
@@ -125,12 +125,12 @@ class Placement:
         return self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int = 0) -> int:
-        """Give the virtual stage that is `chunk` of `rank`."""
+        """Return the number of the virtual stage that is `chunk` of `rank`."""
         back = self.shape == "v" and chunk % 2
         return chunk * self.ranks + (self.ranks - 1 - rank if back else rank)
 
     def owner(self, stage: int) -> tuple[int, int]:
-        """Give the rank and the chunk of a virtual stage."""
+        """Return rank and chunk of a virtual stage."""
         chunk, rank = divmod(stage, self.ranks)
         back = self.shape == "v" and chunk % 2
         return (self.ranks - 1 - rank if back else rank), chunk

@@ -1,4 +1,4 @@
-"""``automatic``: a schedule computed for what the stages really take, under a cap on memory."""
+"""``automatic``: a schedule computed for the stages' own times, under a cap on memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .walk import check
 
 @dataclass(frozen=True)
 class Rule:
-    """How a free rank chooses.
+    """The rule by which a free rank chooses its next action.
 
     Attributes
     ----------
     order : str
         Kinds of actions, the most urgent first.
     patience : float
-        A less urgent action is not begun if a more urgent one is on its way and would then wait for
-        longer than this part of it; 1 waits for nothing.
+        Share of a less urgent action for which a more urgent one may have to wait; with 1 a free
+        rank never waits.
     lead : int or None
-        Stage s goes at most ``lead * (p - s)`` microbatches ahead of its backward; None: no limit.
+        Stage s is at most ``lead * (p - s)`` microbatches ahead of its backward; None: no limit.
     """
 
     order: str = "IFW"
@@ -38,22 +38,22 @@ class Rule:
 
 
 class Planner:
-    """Simulates the ranks, and writes down what they choose.
+    """Simulates the ranks, and records the actions that they choose.
 
     Parameters
     ----------
     placement : Placement
-        Where the virtual stages lie.
+        Which rank holds which virtual stage.
     microbatches : int
         Number of microbatches.
     costs : Costs
         Times of the actions.
     caps : sequence of int
-        For each rank how many activations may be alive, ≥ the chunks it holds.
+        Largest number of live activations on each rank, ≥ its number of chunks.
     splits : bool
-        Backward in halves; else as B.
+        Whether backward has halves; otherwise it is B.
     rule : Rule
-        How a free rank chooses.
+        The rule by which a free rank chooses.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Planner:
         self.times = {"F": times["F"], "I": times["I" if splits else "B"], "W": times["W"]}
         self.orders: list[list[Action]] = [[] for _ in range(placement.ranks)]
         self.live = [0] * placement.ranks
-        # For each virtual stage the next microbatch of each kind: in order, so that messages are.
+        # The next microbatch of each kind and virtual stage: in order, and so are the messages.
         self.next = {kind: [0] * placement.stages for kind in "FIW"}
         self.arrived: dict[tuple[str, int, int], float] = {}
         self.events: list[tuple[float, int]] = [(0.0, rank) for rank in range(placement.ranks)]
         self.free = [0.0] * placement.ranks
 
     def run(self) -> list[list[Action]]:
-        """Give the actions of each rank."""
+        """Return the actions of each rank."""
         while self.events:
             now, rank = heapq.heappop(self.events)
             if now >= self.free[rank]:
@@ -87,9 +87,9 @@ class Planner:
         return self.orders
 
     def _choose(self, now: float, rank: int) -> None:
-        """Begin the most urgent action that can begin, unless it is worth to wait."""
+        """Begin the most urgent action that can begin, unless waiting pays."""
         soonest = float("inf")
-        # Later chunks first: what is nearer to the loss frees memory sooner.
+        # Later chunks first: nearer to the loss, they free memory sooner.
         for kind, chunk in product(self.rule.order, reversed(range(self.placement.chunks))):
             stage = self.placement.stage(rank, chunk)
             at = self._possible_at(kind, rank, stage, chunk)
@@ -99,10 +99,10 @@ class Planner:
             elif now + took - soonest <= self.rule.patience * took:
                 self._begin(now, kind, rank, stage, chunk, took)
                 return
-        # Else it is woken when a message comes.
+        # Otherwise the arrival of a message wakes the rank.
 
     def _possible_at(self, kind: str, rank: int, stage: int, chunk: int) -> float:
-        """Give when the next action of a kind can begin, as far as is known; else infinity."""
+        """Return the time at which the next action of a kind can begin; infinity if unknown."""
         microbatch, never = self.next[kind][stage], float("inf")
         if microbatch >= self.microbatches:
             return never
@@ -114,7 +114,7 @@ class Planner:
             if stage == self.placement.stages - 1:
                 return 0.0
             return self.arrived.get(("I", stage, microbatch), never)
-        # Room is kept for the later chunks of microbatches on their way: none can be stuck.
+        # Room for the later chunks of microbatches on their way: none can get stuck.
         if self.live[rank] + (self.placement.chunks - 1 - chunk) >= self.caps[rank]:
             return never
         lead = self.rule.lead
@@ -124,7 +124,7 @@ class Planner:
         return 0.0 if stage == 0 else self.arrived.get(("F", stage, microbatch), never)
 
     def _begin(self, now: float, kind: str, rank: int, stage: int, chunk: int, took: float) -> None:
-        """Write an action down, with what follows from it."""
+        """Record an action, with the events that follow from it."""
         microbatch = self.next[kind][stage]
         self.next[kind][stage] += 1
         made: Action
@@ -151,7 +151,7 @@ RULES = tuple(
     Rule(order, patience, lead)
     for order, patience, lead in product(("IFW", "FIW"), (1.0, 0.5, 0.0), (None, 1))
 )
-"""The ways to choose that :func:`automatic` tries."""
+"""The rules that :func:`automatic` tries."""
 
 
 def automatic(
@@ -165,33 +165,33 @@ def automatic(
 ) -> PipelineSchedule:
     """Compute a schedule for given times of F, I and W, stage by stage, under a memory cap.
 
-    List scheduling: all ranks are simulated, and whenever one is free it takes the most urgent
-    action that can begin and that the cap allows.  What is urgent, and for how long it pays to wait
-    for something more urgent, is tried in a dozen ways; the registered schedules that fit the cap
-    and the layout take part.  The shortest wins, of equals the one that needs least memory: so it
-    is never longer than one of those.  The same arguments give the same schedule on every rank.
+    List scheduling: all ranks are simulated, and a free rank takes the most urgent action that can
+    begin and that the cap allows.  Several rules for urgency and waiting are tried, and so are the
+    registered schedules that fit the cap and the placement.  The shortest wins, among equals the
+    one with the lowest peak: so it is never longer than a registered one.  The same arguments give
+    the same schedule on every rank.
 
     Parameters
     ----------
     size, microbatches : int
-        Ranks and microbatches, each ≥ 1.
+        Numbers of ranks and of microbatches, each ≥ 1.
     costs : Costs or sequence
         Times of F, I and W for each virtual stage, and of a message.
     cap : int or sequence of int, optional
-        Activations that may be alive on a rank, one for each chunk and microbatch, for all or for
-        each; at least `chunks`.  By default ``size * chunks``, what 1F1B and ZB-H1 need (for one
-        chunk) and ZB-V (for two).
+        Largest number of live activations (of a chunk for a microbatch) on a rank, one number for
+        all or one for each; at least `chunks`.  By default ``size * chunks``, which 1F1B and ZB-H1
+        need (for one chunk) and ZB-V (for two).
     chunks : int
-        Virtual stages on every rank.
+        Number of virtual stages on every rank.
     placement : {"loop", "v"}
-        Where they lie.
+        Which rank holds which virtual stage, see :class:`~mpidist.pipeline.Placement`.
     splits : bool
-        Allow I and W; else only B.
+        Whether I and W may be used; otherwise only B.
 
     Returns
     -------
     PipelineSchedule
-        Named ``"auto"``; it serves this size, number of microbatches and chunks only.
+        The schedule ``"auto"``; it serves this size, number of microbatches and chunks only.
     """
     for name, value in (("size", size), ("microbatches", microbatches), ("chunks", chunks)):
         check_count(value, name)
@@ -207,7 +207,7 @@ def automatic(
             check(steps, place, microbatches)
             line = Timeline("auto", place, microbatches, run(steps, place, known))
         except ScheduleError:
-            continue  # somebody registered a wrong one, and did not ask for it here
+            continue  # a wrong schedule that a user registered, and did not ask for here
         if any(peak > most for peak, most in zip(line.peak, caps)):
             continue
         rating = line.makespan, sum(line.peak)
@@ -217,22 +217,22 @@ def automatic(
 
 
 def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
-    """Give each rank's cap, of one number for all, of one for each, or of None.
+    """Return each rank's cap, from one number for all, one for each, or None.
 
     Raises
     ------
     InvalidArgument
-        If it is something else; the message begins with `name`.
+        If `cap` is neither; the message begins with `name`.
     """
     caps = cap if isinstance(cap, (list, tuple)) else [size * chunks if cap is None else cap] * size
     for value in caps:
         if isinstance(value, bool) or not isinstance(value, Integral) or value < chunks:
             raise InvalidArgument(
-                f"{name}={cap!r}: allowed are whole numbers >= {chunks}, the chunks of a rank"
+                f"{name}={cap!r}: expected whole numbers >= {chunks}, the chunks of a rank"
             )
     if len(caps) != size:
         raise InvalidArgument(
-            f"{name}={cap!r}: allowed are one number, or one for each of {size} ranks"
+            f"{name}={cap!r}: expected one number, or one for each of {size} ranks"
         )
     return list(caps)
 
@@ -240,9 +240,9 @@ def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]
 def _candidates(
     place: Placement, microbatches: int, costs: Costs, caps: list[int], splits: bool
 ) -> Iterator[list[list[Action]]]:
-    """Give the actions of all ranks in every way that is tried."""
+    """Yield the actions of all ranks for every candidate."""
     size, chunks = place.ranks, place.chunks
-    # To go less far ahead than the cap allows can be shorter.
+    # A lower cap can make a shorter schedule.
     lower = [min(cap, size * chunks) for cap in caps]
     for most in (caps, lower) if lower != caps else (caps,):
         for rule in RULES:
@@ -255,13 +255,13 @@ def _candidates(
             continue
         try:
             parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
-        except Exception:  # somebody registered a wrong one, and did not ask for it here
+        except Exception:  # a wrong schedule that a user registered, and did not ask for here
             continue
         yield parts
 
 
 def _schedule(parts: list[list[Action]], place: Placement, microbatches: int) -> PipelineSchedule:
-    """Give orders that were computed as a schedule."""
+    """Return computed orders as a schedule."""
 
     def requires(size: int, number: int, chunks: int) -> str | None:
         if (size, number) == (place.ranks, microbatches):
@@ -272,7 +272,7 @@ def _schedule(parts: list[list[Action]], place: Placement, microbatches: int) ->
         )
 
     def auto(rank: int, size: int, microbatches: int) -> Iterable[Action]:
-        """Computed by list scheduling, for the times that the stages really take."""
+        """Computed by list scheduling, for the stages' own times."""
         return parts[rank]
 
     splits = any(action.kind == "I" for part in parts for action in part)

@@ -1,4 +1,4 @@
-"""The textbook figure of a pipeline on paper: boxes and labels, for SVG and PNG alike."""
+"""The figure of a pipeline as boxes and labels, for SVG and PNG alike."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LOOKS = {
     "right": 'font-size="12" text-anchor="end" fill="#222"',
 }
 _LEFT, _RIGHT, _TOP, _ROW, _NOTE = 70, 20, 84, 26, 18
-_NARROWEST, _WIDEST, _PAGE = 18.0, 30.0, 1500.0  # pixels: of a usual action, of the picture
+_NARROWEST, _WIDEST, _PAGE = 18.0, 30.0, 1500.0  # pixels: of a typical action, of the picture
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One timeline with what is to stand over and under it."""
+    """One timeline with a heading above and notes below."""
 
     timeline: Timeline
     heading: str = ""
@@ -43,13 +43,13 @@ class Box:
 
     @property
     def border(self) -> float:
-        """How wide the white line around it is; it leaves half of a thin box at least."""
+        """The width of the white border; it leaves at least half of a thin box."""
         return min(0.8, self.width / 4)
 
 
 @dataclass(frozen=True)
 class Label:
-    """Words at a place; `style` is ``title``, ``bold``, ``plain`` or ``right`` (they end there)."""
+    """Text at a place; `style` is ``title``, ``bold``, ``plain`` or ``right`` (aligned)."""
 
     x: float
     y: float
@@ -59,7 +59,7 @@ class Label:
 
 @dataclass
 class Sheet:
-    """What is on the paper, in pixels from the upper left corner."""
+    """Boxes and labels, in pixels from the upper left corner."""
 
     title: str
     width: float = 0.0
@@ -70,12 +70,12 @@ class Sheet:
 
 
 def sheet(title: str, panels: Sequence[Panel]) -> Sheet:
-    """Lay timelines out one under the other, on one scale of time.
+    """Lay out timelines one under the other, on one scale of time.
 
     Parameters
     ----------
     title : str
-        What stands on top.
+        The title.
     panels : sequence of Panel
         The timelines.
     """
@@ -99,7 +99,7 @@ def sheet(title: str, panels: Sequence[Panel]) -> Sheet:
 
 
 def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
-    """Say what the colours mean."""
+    """Add the legend of the colours."""
     x = 16.0
     for kind in (kind for kind in MEANINGS if kind in kinds):
         made.boxes.append(Box(x, 42, 18, 16, COLOURS[kind], kind, True))
@@ -111,9 +111,9 @@ def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
 
 
 def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> float:
-    """Lay one timeline out from `y` on; give where it ends."""
+    """Lay out one timeline from `y` down; return where it ends."""
     line = panel.timeline
-    room = 7 * len(str(line.microbatches - 1)) + 3  # all numbers in boxes of a width, or none
+    room = 7 * len(str(line.microbatches - 1)) + 3  # a number in every box, or in none
     if panel.heading:
         made.labels.append(Label(16, y + 10, panel.heading, "bold"))
         y += 22
@@ -134,13 +134,13 @@ def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> f
 
 
 def _lighter(colour: str, share: float) -> str:
-    """Mix a colour with white."""
+    """Return a colour mixed with white."""
     parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
 def svg(made: Sheet) -> str:
-    """Give a sheet as a self-contained ``<svg>`` element without scripts and references."""
+    """Return a sheet as a self-contained ``<svg>`` element without scripts and references."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{made.width:.0f}" '
         f'height="{made.height:.0f}" viewBox="0 0 {made.width:.0f} {made.height:.0f}" role="img">',
@@ -166,5 +166,5 @@ def svg(made: Sheet) -> str:
 
 
 def _text(x: float, y: float, text: str, look: str) -> str:
-    # Attributes, no style sheet: there are viewers that read none.
+    # Attributes, not a style sheet: some viewers read none.
     return f'<text x="{x:.1f}" y="{y:.1f}" font-family="sans-serif" {look}>{escape(text)}</text>'

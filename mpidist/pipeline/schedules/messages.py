@@ -1,4 +1,4 @@
-"""The messages that a schedule needs: derived from its actions, never written by hand."""
+"""The messages of a schedule: derived from its actions, never written by hand."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .schedule import PipelineSchedule, as_schedule
 
 
 class Message(NamedTuple):
-    """An activation or a gradient, handed from one virtual stage to the next or the one before.
+    """An activation or a gradient, from one virtual stage to its neighbour.
 
     Attributes
     ----------
     source, target : int
-        Ranks; the same where both stages lie on one rank (:attr:`local`).
+        Ranks; equal if both stages are on one rank (:attr:`local`).
     stage : int
-        The virtual stage that consumes it.
+        The virtual stage that needs it.
     microbatch : int
-        Which microbatch it belongs to.
+        Number of the microbatch.
     kind : {"activation", "gradient"}
         An activation comes from ``stage - 1``, a gradient from ``stage + 1``.
     """
@@ -32,26 +32,26 @@ class Message(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """It stays on its rank: handed over in memory, and never sent."""
+        """Whether it stays on its rank: passed in memory, and never sent."""
         return self.source == self.target
 
     @property
     def edge(self) -> tuple[int, int, int, str]:
-        """The edge that it takes; messages of one edge are matched by their order."""
+        """The edge from stage to stage; messages of one edge are matched by their order."""
         return self.source, self.target, self.stage, self.kind
 
 
 class Step(NamedTuple):
-    """One action of a rank, with what it needs and what it hands on.
+    """One action of a rank, with its messages.
 
     Attributes
     ----------
     action : Action
-        What is computed.
+        The action.
     receive : Message or None
-        What must have come before; None at the ends of the pipeline, and for W.
+        The message that it waits for; None at the ends of the pipeline, and for W.
     sends : tuple of Message
-        What goes out after it: none or one.
+        The messages sent after it: none or one.
     """
 
     action: Action
@@ -65,16 +65,16 @@ def derive(
     microbatches: int,
     chunks: int | None = None,
 ) -> tuple[list[Step], ...]:
-    """Give every rank's actions, each with its messages.
+    """Return the steps of every rank: its actions, each with its messages.
 
     Parameters
     ----------
     schedule : str, PipelineSchedule or callable
         A name, a schedule, or a generator function of your own.
     size, microbatches : int
-        Ranks and microbatches, each ≥ 1.
+        Numbers of ranks and of microbatches, each ≥ 1.
     chunks : int, optional
-        Virtual stages on every rank; by default what the schedule declares.
+        Number of virtual stages on every rank; by default the schedule's own.
 
     Returns
     -------
@@ -86,17 +86,42 @@ def derive(
     Unsupported
         If the schedule does not serve these numbers; the message says what it serves.
     ScheduleError
-        If it yields something that is no action, or none of this pipeline.  Whether the order can
-        run is for :func:`~mpidist.pipeline.prove` to say.
+        If it yields an object that is not an action of this pipeline.  That the order can run is
+        shown by :func:`~mpidist.pipeline.prove`.
     """
+    return derived(schedule, size, microbatches, chunks).parts
+
+
+class Derived(NamedTuple):
+    """A schedule for given numbers, with its steps.
+
+    Attributes
+    ----------
+    name : str
+        Name of the schedule.
+    placement : Placement
+        Which rank holds which virtual stage.
+    parts : tuple of list of Step
+        The steps of every rank.
+    """
+
+    name: str
+    placement: Placement
+    parts: tuple[list[Step], ...]
+
+
+def derived(
+    schedule: str | PipelineSchedule | Callable, size: int, microbatches: int, chunks: int | None
+) -> Derived:
+    """Return steps and placement of a schedule; see :func:`derive`."""
     known = as_schedule(schedule)
     placement = known.place(size, chunks)
     parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
-    return attach(parts, placement)
+    return Derived(known.name, placement, attach(parts, placement))
 
 
 def attach(parts: Sequence[Sequence[Action]], placement: Placement) -> tuple[list[Step], ...]:
-    """Give actions that are already listed, one list for each rank, their messages."""
+    """Return the steps of actions, one list for each rank: derive their messages."""
     owners = [placement.owner(stage)[0] for stage in range(placement.stages)]
     last = placement.stages - 1
 

@@ -1,4 +1,4 @@
-"""``prove``: a pipeline schedule is complete, cannot deadlock, and keeps its messages bounded."""
+"""``prove``: a pipeline schedule is complete, cannot deadlock, and has bounded memory."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from .actions import Placement
-from .messages import Message, Step, derive
-from .schedule import PipelineSchedule, as_schedule
+from .messages import Message, Step, derived
+from .schedule import PipelineSchedule
 from .walk import check, peak_live, walk
 
 
 @dataclass(frozen=True)
 class PipelineProof:
-    """What was shown of a pipeline schedule, whatever the actions and messages take.
+    """Proved facts about a pipeline schedule, for any times of actions and messages.
 
     Attributes
     ----------
     name : str
-        The schedule.
+        Name of the schedule.
     size, microbatches, chunks : int
-        Ranks; microbatches; virtual stages on every rank.
+        Numbers of ranks, of microbatches, and of virtual stages on every rank.
     actions : int
-        Actions of all ranks together.
+        Number of actions of all ranks together.
     messages : int
-        Messages between ranks; what a rank hands to itself is not counted.
+        Number of messages between ranks; those that stay on a rank are not counted.
     outstanding : tuple of int
-        For each rank, how many messages to it can be sent and not yet used at a time.
+        For each rank, the largest number of messages to it that are sent and not yet used.
     outstanding_edge : int
         The same for the fullest edge: one direction between two virtual stages.
     peak : tuple of int
-        Activations, one for each chunk and microbatch, that are alive at most on each rank.
+        Largest number of live activations (of a chunk for a microbatch) on each rank.
     splits : bool
-        Some backwards are split into I and W.
+        Whether a backward is split into I and W.
     """
 
     name: str
@@ -49,11 +49,15 @@ class PipelineProof:
 
 
 class Outstanding:
-    """Bounds on the messages that are sent and not yet used, from who must wait for whom.
+    """Bounds on the messages that are sent and not yet used, for any times.
 
-    A message may already be sent when its target begins step i unless its sender had to wait for
-    step i or a later one.  So of each message it keeps the first step of the target that it cannot
-    follow, and the step that uses it: a vector clock gives the one, the order of steps the other.
+    A message may be on its way when its target begins step i, unless its sender had to wait for
+    step i or a later one.  So each message has a life in steps of its target: from the last step
+    that must precede the sending (by a vector clock) to the step that uses it::
+
+        target  step   0    1    2    3    4
+        message             |---------|         sent after step 0 at the earliest, used by step 3
+        message                  |---------|    both may be outstanding at steps 2 and 3
 
     Parameters
     ----------
@@ -72,7 +76,7 @@ class Outstanding:
         return sum(map(len, self._lives.values()))
 
     def see(self, rank: int, index: int, step: Step) -> None:
-        """Note a step; steps come in an order in which they can run."""
+        """Record a step; steps come in an order in which they can run."""
         clock = self._clock[rank]
         message = step.receive
         if message is not None and not message.local:
@@ -86,17 +90,17 @@ class Outstanding:
                 self._sent[message] = list(clock)
 
     def into(self, rank: int) -> int:
-        """Give how many messages to `rank` can be outstanding at a time."""
+        """Return the largest number of outstanding messages to `rank`."""
         edges = (lives for edge, lives in self._lives.items() if edge[1] == rank)
         return _most([life for lives in edges for life in lives])
 
     def fullest_edge(self) -> int:
-        """Give how many messages of one edge can be outstanding at a time, on the fullest."""
+        """Return the largest number of outstanding messages of one edge."""
         return max(map(_most, self._lives.values()), default=0)
 
 
 def _most(lives: Iterable[tuple[int, int]]) -> int:
-    """Give how many lives, first to last step with both ends counted, share a step at most."""
+    """Return the largest number of lives (first and last step included) that share a step."""
     lives = list(lives)
     begins = sorted(first for first, _ in lives)
     most = 0
@@ -114,24 +118,15 @@ def prove(
 ) -> PipelineProof:
     """Prove a pipeline schedule for one number of ranks, microbatches and chunks.
 
-    It shows that every microbatch goes forward and backward once through every virtual stage, each
-    F before its B (each I before its W); that the messages of an edge are taken in the order in
-    which they are sent; and that no rank waits for ever, with receives posted and sends that block
-    nobody.
-
-    Parameters
-    ----------
-    schedule : str, PipelineSchedule or callable
-        A name, a schedule, or a generator function of your own.
-    size, microbatches : int
-        Ranks and microbatches, each ≥ 1.
-    chunks : int, optional
-        Virtual stages on every rank; by default what the schedule declares.
+    Every microbatch passes forward and backward once through every virtual stage, each F before its
+    B (each I before its W); the messages of an edge are used in the order in which they are sent;
+    and no rank waits forever, with posted receives and sends that do not block.  The parameters are
+    those of :func:`~mpidist.pipeline.derive`.
 
     Returns
     -------
     PipelineProof
-        Counts, and bounds on messages and live activations that hold whatever anything takes.
+        Counts, and bounds on messages and live activations that hold for any times.
 
     Raises
     ------
@@ -140,15 +135,14 @@ def prove(
     Unsupported
         If the schedule does not serve these numbers.
     """
-    known = as_schedule(schedule)
-    parts = derive(known, size, microbatches, chunks)
-    return prove_parts(known.name, parts, known.place(size, chunks), microbatches)
+    it = derived(schedule, size, microbatches, chunks)
+    return prove_parts(it.name, it.parts, it.placement, microbatches)
 
 
 def prove_parts(
     name: str, parts: Sequence[Sequence[Step]], placement: Placement, microbatches: int
 ) -> PipelineProof:
-    """Prove steps that are already derived; see :func:`prove`."""
+    """Prove derived steps; see :func:`prove`."""
     check(parts, placement, microbatches)
     outstanding = Outstanding(placement.ranks)
     for rank, index, step in walk(parts, placement):

@@ -1,4 +1,4 @@
-"""A pipeline schedule: a generator of actions, and what it declares."""
+"""A pipeline schedule: a generator of actions with its declared properties; the registry."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _KNOWN = frozenset(KINDS.values())
 
 
 @dataclass(frozen=True)
-class Yielded:
-    """Looks at the actions of one rank.
+class ActionCheck:
+    """Checks the actions that the generator of one rank yields.
 
     Attributes
     ----------
     name : str
-        The schedule.
+        Name of the schedule.
     rank, placement, microbatches
-        Which rank, where the virtual stages lie, how many microbatches.
+        The rank, the placement of virtual stages, and the number of microbatches.
     splits : bool or None
-        Whether there may be I and W, as of :class:`~mpidist.pipeline.PipelineSchedule`.
+        Whether I and W may occur, as in :class:`~mpidist.pipeline.PipelineSchedule`.
     """
 
     name: str
@@ -37,15 +37,14 @@ class Yielded:
     splits: bool | None
 
     def of(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
-        """List what a generator yields: what can be actions of this pipeline, and not for ever.
+        """List the actions of a generator that ends, and yields actions of this pipeline only.
 
-        What is yielded twice is left to the prover, which says where it was before.
+        Repeated actions are left to the prover, whose error names the first one.
 
         Raises
         ------
         ScheduleError
-            With rank, step and reason; with the virtual stage, where the action or the placement
-            says which it is.
+            With rank, step and reason; with the virtual stage, if it is known.
         """
         most = 2 * 3 * self.microbatches * self.placement.chunks
         actions: list[Action] = []
@@ -62,8 +61,8 @@ class Yielded:
         except MpidistError:
             raise
         except Exception as error:
-            told = f"the generator failed: {type(error).__name__}: {error}"
-            raise self._error(told, len(actions)) from error
+            reason = f"the generator failed: {type(error).__name__}: {error}"
+            raise self._error(reason, len(actions)) from error
         return actions
 
     def _wrong(self, action: Action) -> str | None:
@@ -78,7 +77,7 @@ class Yielded:
         return None
 
     def _usual(self) -> str:
-        """Say how many are the most that could make sense."""
+        """Return the largest number of actions that makes sense, in words."""
         chunks = self.placement.chunks
         of = f" in {chunks} chunks" if chunks > 1 else ""
         return f"twice F, I and W of each of {self.microbatches} microbatches{of}"
@@ -99,24 +98,23 @@ def _among(value: object, count: int) -> bool:
 
 @dataclass(frozen=True)
 class PipelineSchedule(Registered):
-    """One pipeline schedule: a generator and what it declares.
+    """One pipeline schedule: a generator and its declared properties.
 
     Attributes
     ----------
     name : str
-        What it is called by.
+        Name for users.
     function : callable
-        The generator ``(rank, size, microbatches, *, chunks)``; it yields the actions of one rank,
-        and takes `chunks` only if it serves any number of them.
+        The generator ``(rank, size, microbatches, *, chunks)`` of the actions of one rank; it takes
+        `chunks` only if it serves any number of them.
     chunks : int
-        Virtual stages on every rank: the only number it serves, or the default where it takes one.
+        Number of virtual stages on every rank: the only one, or the default if it serves any.
     placement : {"loop", "v"}
-        Where the virtual stages lie, see :class:`~mpidist.pipeline.Placement`.
+        Which rank holds which virtual stage, see :class:`~mpidist.pipeline.Placement`.
     splits : bool or None
-        It splits B into I and W; None where nothing was declared, and the actions must be looked
-        at.
+        Whether it splits B into I and W; None if that is not declared and shows in the actions.
     requires : callable, optional
-        Gets size, microbatches and chunks; gives the reason why they cannot be served, or None.
+        ``requires(size, microbatches, chunks)`` returns why they cannot be served, or None.
     """
 
     name: str
@@ -128,16 +126,16 @@ class PipelineSchedule(Registered):
 
     @property
     def any_chunks(self) -> bool:
-        """It serves any number of chunks a rank."""
+        """Whether it serves any number of chunks per rank."""
         return "chunks" in inspect.signature(self.function).parameters
 
     def count_chunks(self, chunks: int | None = None) -> int:
-        """Give the number of chunks a rank: `chunks` if it can be served, the default for None.
+        """Return the number of chunks per rank: `chunks`, or the default for None.
 
         Raises
         ------
         InvalidArgument
-            If it is no whole number ≥ 1.
+            If `chunks` is not a whole number ≥ 1.
         Unsupported
             If the schedule does not serve it.
         """
@@ -145,8 +143,6 @@ class PipelineSchedule(Registered):
             return self.chunks
         check_count(chunks, "chunks")
         if chunks != self.chunks and not self.any_chunks:
-            pass
-
             able = [s.name for s in schedules() if s.any_chunks or s.chunks == chunks]
             raise Unsupported(
                 f"pipeline schedule {self.name}: chunks={chunks}, but it has {self.chunks} a rank; "
@@ -155,12 +151,12 @@ class PipelineSchedule(Registered):
         return chunks
 
     def place(self, size: int, chunks: int | None = None) -> Placement:
-        """Give where the virtual stages lie on `size` ranks."""
+        """Return which of `size` ranks holds which virtual stage."""
         check_count(size, "size")
         return Placement(size, self.count_chunks(chunks), self.placement)
 
     def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:
-        """Give the reason why it cannot serve these numbers, or None if it can."""
+        """Return the reason why it cannot serve these numbers, or None if it can."""
         if self.requires is None:
             return None
         return self.requires(size, microbatches, self.count_chunks(chunks))
@@ -168,14 +164,14 @@ class PipelineSchedule(Registered):
     def actions(
         self, rank: int, size: int, microbatches: int, chunks: int | None = None
     ) -> list[Action]:
-        """Give the actions of one rank.
+        """Return the actions of one rank.
 
         Raises
         ------
         Unsupported
             If the schedule does not serve these numbers; the message says why.
         ScheduleError
-            If it yields something that is no action, or none of this pipeline.
+            If it yields an object that is not an action of this pipeline.
         """
         check_count(size, "size")
         check_count(microbatches, "microbatches")
@@ -186,17 +182,17 @@ class PipelineSchedule(Registered):
         keywords = {"chunks": chunks} if self.any_chunks else {}
         made = partial(self.function, rank, size, microbatches, **keywords)
         place = self.place(size, chunks)
-        return Yielded(self.name, rank, place, microbatches, self.splits).of(made)
+        return ActionCheck(self.name, rank, place, microbatches, self.splits).of(made)
 
 
 def check_count(value: object, name: str) -> None:
-    """Raise InvalidArgument if a number is not whole and ≥ 1."""
+    """Raise InvalidArgument if `value` is not a whole number ≥ 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidArgument(f"{name}={value!r}: allowed are whole numbers >= 1")
+        raise InvalidArgument(f"{name}={value!r}: expected a whole number >= 1")
 
 
 RESERVED = ("auto",)
-"""Names of choices that are no schedules of their own."""
+"""Choices of a schedule that are not schedules themselves."""
 
 
 _registry: dict[str, PipelineSchedule] = {}
@@ -215,7 +211,7 @@ def pipeline_schedule(
     Parameters
     ----------
     name : str
-        What users write in ``schedule=``; registering a name again replaces the older one.
+        Name for ``schedule=``; registering a name again replaces the earlier schedule.
     chunks, placement, splits, requires
         See :class:`PipelineSchedule`.
 
@@ -242,12 +238,12 @@ def schedules() -> list[PipelineSchedule]:
 
 
 def find_schedule(name: str) -> PipelineSchedule:
-    """Look a schedule up by name.
+    """Return the schedule of a name.
 
     Raises
     ------
     UnknownName
-        With the nearest names, if there is none.
+        With the nearest names, if no schedule has this name.
     """
     if name not in _registry:
         raise UnknownName("pipeline schedule", name, _registry)
@@ -255,17 +251,17 @@ def find_schedule(name: str) -> PipelineSchedule:
 
 
 def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule:
-    """Give the schedule: by its name, as it is, or made from a generator function.
+    """Return a schedule, from its name, a schedule or a generator function.
 
-    A function that is not registered has the default of its keyword ``chunks`` as number of chunks,
-    1 if it takes none, laid out as a loop.
+    A function that is not registered has as many chunks as the default of its keyword ``chunks``,
+    or 1 without one, placed as a loop.
 
     Raises
     ------
     UnknownName
-        If nothing is registered under the name.
+        If no schedule has this name.
     InvalidArgument
-        If it is none of these.
+        If `schedule` is none of these.
     """
     if isinstance(schedule, PipelineSchedule):
         return schedule
@@ -273,7 +269,7 @@ def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule
         return find_schedule(schedule)
     if not callable(schedule):
         raise InvalidArgument(
-            f"schedule={schedule!r}: allowed are a name ({', '.join(_registry)}), "
+            f"schedule={schedule!r}: expected a name ({', '.join(_registry)}), "
             "a PipelineSchedule, or a generator function (rank, size, microbatches)"
         )
     for known in _registry.values():
@@ -288,20 +284,20 @@ def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule
 
 
 def _signature(function: Callable) -> inspect.Signature:
-    """Give a generator's signature; InvalidArgument if it cannot take what it will get."""
+    """Return a generator's signature; raise InvalidArgument if it takes other arguments."""
     try:
         signature = inspect.signature(function)
         signature.bind(0, 1, 1)
     except (TypeError, ValueError):
         name = getattr(function, "__name__", function)
         raise InvalidArgument(
-            f"schedule={name}: it must take (rank, size, microbatches), and chunks= if it will"
+            f"schedule={name}: it must take (rank, size, microbatches), and optionally chunks="
         ) from None
     return signature
 
 
 def unregister_schedule(name: str) -> None:
-    """Forget a schedule, for example one that a test registered."""
+    """Remove a schedule from the registry, for example that of a test."""
     _registry.pop(name, None)
 
 

@@ -9,7 +9,7 @@ from .schedule import pipeline_schedule
 
 @pipeline_schedule("gpipe", splits=False)
 def gpipe(rank: int, size: int, microbatches: int) -> Iterator[Action]:
-    """All microbatches go forward, then all come back in reverse order.
+    """Run all microbatches forward, then all backward in reverse order.
 
     Bubble: (p-1)/m of the work.  Peak live activations: m.
     Source: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline
@@ -29,7 +29,7 @@ def gpipe(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 
 @pipeline_schedule("1f1b", splits=False)
 def one_forward_one_backward(rank: int, size: int, microbatches: int) -> Iterator[Action]:
-    """Warm up with p-1-s forwards on stage s, then take one forward and one backward in turns.
+    """Warm up with p-1-s forwards on stage s, then alternate one forward and one backward.
 
     Bubble: (p-1)/m of the work.  Peak live activations: min(m, p-s).
     Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush),
@@ -53,10 +53,10 @@ def one_forward_one_backward(rank: int, size: int, microbatches: int) -> Iterato
 
 @pipeline_schedule("interleaved", chunks=2, splits=False)
 def interleaved(rank: int, size: int, microbatches: int, *, chunks: int = 2) -> Iterator[Action]:
-    """1F1B over v chunks a rank; microbatches take one chunk after the other in groups of g.
+    """Run 1F1B over v chunks per rank; microbatches take one chunk after the other in groups of g.
 
-    With m a multiple of p, g = p: the order of Megatron.  Else m is dealt to floor(m/p) groups as
-    evenly as can be, and g is the largest.
+    With m a multiple of p, g = p: the order of Megatron.  Otherwise m is divided into floor(m/p)
+    groups as evenly as possible, and g is the largest.
 
     Bubble: (p-1)/(mv) of the work for m >= p.  Peak live activations: min(mv, 2(p-1-s)+(v-1)g+1)
     chunks.
@@ -81,7 +81,7 @@ def interleaved(rank: int, size: int, microbatches: int, *, chunks: int = 2) -> 
 
 
 def _groups(microbatches: int, size: int) -> list[range]:
-    """Deal the microbatches to groups of at least `size`, the larger ones first."""
+    """Divide the microbatches into groups of at least `size`, the larger ones first."""
     count = max(1, microbatches // size)
     least, more = divmod(microbatches, count)
     begins = [group * least + min(group, more) for group in range(count + 1)]
@@ -89,7 +89,7 @@ def _groups(microbatches: int, size: int) -> list[range]:
 
 
 def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator[Action]:
-    """I follows F by `lead` steps for every stage behind, W by `lead` times p-1 on all stages."""
+    """Yield I `lead` steps per later stage after F, and W `lead` times p-1 steps after F."""
     delay = lead * (size - 1)
     for step in range(microbatches + delay):
         turns = ((F, step), (I, step - lead * (size - 1 - rank)), (W, step - delay))
@@ -100,7 +100,7 @@ def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator
 
 @pipeline_schedule("zb-h1", splits=True)
 def zb_h1(rank: int, size: int, microbatches: int) -> Iterator[Action]:
-    """As 1F1B, but W waits p-1 microbatches: it stands where 1F1B had its bubble.
+    """Run 1F1B with W delayed by p-1 microbatches, into the bubble of 1F1B.
 
     Bubble: (p-1)(F+I-W) on rank 0, where m >= p and W <= F, I.  Peak live activations: min(m, p).
     Source: Qi et al., "Zero bubble pipeline parallelism", arXiv:2401.10241.
@@ -116,7 +116,7 @@ def zb_h1(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 
 @pipeline_schedule("zb-h2", splits=True)
 def zb_h2(rank: int, size: int, microbatches: int) -> Iterator[Action]:
-    """As ZB-H1, but with twice the forwards ahead: more memory, and no bubble within a rank.
+    """Run ZB-H1 with twice the forwards ahead: more memory, and no bubble within a rank.
 
     Bubble: (p-1) max(0, F+I-2W) on rank 0, where m >= 2p-1 and W <= F, I; the makespan keeps
     (p-1)F at least.  Peak live activations: min(m, 2p-1).
@@ -133,7 +133,7 @@ def zb_h2(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 
 @pipeline_schedule("zb-v", chunks=2, placement="v", splits=True)
 def zb_v(rank: int, size: int, microbatches: int) -> Iterator[Action]:
-    """Each microbatch goes down the ranks and comes back; I and W in halves fill what is left.
+    """Pass each microbatch down the ranks and back up; I and W fill the bubbles.
 
     Bubble: 0 where F = I = W and m >= 2p-1; the makespan keeps (p-1)F.  Peak live activations:
     2 min(m, p) chunks, each half of what a rank holds.  Twice the messages of one chunk.

@@ -9,16 +9,16 @@ from fractions import Fraction
 
 from . import gantt
 from .actions import MEANINGS, Action
-from .messages import derive
+from .messages import derived
 from .prove import PipelineProof, prove_parts
-from .schedule import PipelineSchedule, as_schedule
+from .schedule import PipelineSchedule
 from .simulate import Costs, Span, Timeline, Times, as_costs, run
 from .trace import Trace
 
 Piece = tuple[str, str]
-"""Characters, and the kind of action that they show; an empty kind between actions."""
-FINEST = 4  # slots of the shortest action; with more of them, times are rounded to columns
-COARSE = 160  # columns at most of a figure whose times are rounded
+"""Characters, and the kind of the action that they draw; an empty kind between actions."""
+FINEST = 4  # most slots of the shortest action; beyond, times are rounded to columns
+COARSE = 160  # most columns of a figure whose times are rounded
 
 
 def figure(timeline: Timeline, columns: int | None = None, end: float | None = None) -> str:
@@ -27,16 +27,16 @@ def figure(timeline: Timeline, columns: int | None = None, end: float | None = N
     Parameters
     ----------
     timeline : Timeline
-        What is to be drawn.
+        The timeline to draw.
     columns : int, optional
-        Room for a line; by default as much as it takes.
+        Width of a line; by default as wide as needed.
     end : float, optional
-        What the right end is to be, to compare timelines; by default the makespan.
+        The time at the right end, to compare timelines; by default the makespan.
 
     Returns
     -------
     str
-        Lines without blanks at their ends.
+        Lines without trailing blanks.
     """
     lines = ("".join(text for text, _ in line) for line in pieces(timeline, columns, end))
     return "\n".join(line.rstrip() for line in lines)
@@ -45,7 +45,7 @@ def figure(timeline: Timeline, columns: int | None = None, end: float | None = N
 def pieces(
     timeline: Timeline, columns: int | None = None, end: float | None = None
 ) -> list[list[Piece]]:
-    """Give the lines of :func:`figure` in pieces, for those who colour them."""
+    """Return the lines of :func:`figure` in pieces with their kinds, to colour them."""
     heads = [f"rank {rank}" for rank in range(len(timeline.spans))]
     margin = max(map(len, heads)) + 2
     whole = timeline.makespan if end is None else end
@@ -68,13 +68,13 @@ def pieces(
 
 
 def label(action: Action, timeline: Timeline) -> str:
-    """Give what stands for an action: kind, microbatch, and a letter for the chunk if several."""
+    """Return the label of an action: kind, microbatch, and a letter for the chunk if several."""
     chunk = chr(ord("a") + action.chunk % 26) if timeline.placement.chunks > 1 else ""
     return f"{action.kind}{action.microbatch}{chunk}"
 
 
 def _slot(timeline: Timeline) -> Fraction | None:
-    """Give the longest time that all begins and ends are multiples of, if there are few of them."""
+    """Return the longest time of which all begins and ends are multiples; None if too short."""
     slot = Fraction(0)
     for part in timeline.spans:
         for span in part:
@@ -87,13 +87,13 @@ def _slot(timeline: Timeline) -> Fraction | None:
 
 
 def _shortest(timeline: Timeline) -> float:
-    """Give how long the shortest action takes, of those that take any time."""
+    """Return the shortest time of an action that is not 0."""
     times = (span.end - span.begin for part in timeline.spans for span in part)
     return min((time for time in times if time > 0), default=1.0)
 
 
 def _common(a: Fraction, b: Fraction) -> Fraction:
-    """Give the greatest common divisor of two fractions."""
+    """Return the greatest common divisor of two fractions."""
     below = math.lcm(a.denominator, b.denominator)
     return Fraction(math.gcd(int(a * below), int(b * below)), below)
 
@@ -101,14 +101,14 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
 def _rank(
     part: Sequence[Span], timeline: Timeline, per_time: float, idle: str, width: int
 ) -> list[Piece]:
-    """Give the pieces of one rank's line."""
+    """Return the pieces of one rank's line."""
     line: list[Piece] = []
     at = 0
     begins = [round((span.begin - timeline.begin) * per_time) for span in part]
     for (action, begin, end), start, following in zip(part, begins, [*begins[1:], width]):
         first = max(at, start)
         last = max(first, round((end - timeline.begin) * per_time))
-        if end > begin:  # what is short is seen where there is room for it
+        if end > begin:  # a short action is drawn if there is room
             last = max(last, min(first + 1, following))
         line.append((_idle(idle, at, first), ""))
         text = label(action, timeline)
@@ -122,24 +122,24 @@ def _rank(
 
 
 def _idle(idle: str, first: int, last: int) -> str:
-    """Give what stands for waiting, in step with the slots of the whole figure."""
+    """Return the characters for waiting, aligned with the slots of the whole figure."""
     return "".join(idle[k % len(idle)] for k in range(first, last))
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A title, and timelines with what there is to say of them."""
+    """A title, and timelines with headings and notes."""
 
     title: str
     panels: tuple[gantt.Panel, ...]
 
     def text(self, columns: int | None = None) -> str:
-        """Give it as lines of text, at most `columns` wide where that is given."""
+        """Return the picture as lines of text, at most `columns` wide."""
         lines = ("".join(text for text, _ in line) for line in self.lines(columns))
         return "\n".join(line.rstrip() for line in lines)
 
     def lines(self, columns: int | None = None) -> list[list[Piece]]:
-        """Give the lines of :meth:`text` in pieces with their kinds, for those who colour them."""
+        """Return the lines of :meth:`text` in pieces with their kinds, to colour them."""
         lines: list[list[Piece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
         whole = max(panel.timeline.makespan for panel in self.panels)
         for panel in self.panels:
@@ -152,11 +152,11 @@ class Picture:
         return lines
 
     def svg(self) -> str:
-        """Give it as a self-contained ``<svg>`` element."""
+        """Return the picture as a self-contained ``<svg>`` element."""
         return gantt.svg(self.sheet())
 
     def sheet(self) -> gantt.Sheet:
-        """Give it as boxes and labels, for those who draw them."""
+        """Return the picture as boxes and labels."""
         return gantt.sheet(self.title, self.panels)
 
 
@@ -167,28 +167,27 @@ def picture(
     chunks: int | None = None,
     costs: Costs | Sequence[Times] | None = None,
 ) -> Picture:
-    """Give the picture of a schedule, proved and simulated.
+    """Return the picture of a schedule, proved and simulated.
 
-    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+    Parameters and errors are those of :func:`~mpidist.pipeline.simulate`.
     """
-    known, times = as_schedule(schedule), as_costs(costs)
-    parts = derive(known, size, microbatches, chunks)
-    place = known.place(size, chunks)
-    proof = prove_parts(known.name, parts, place, microbatches)
-    line = Timeline(known.name, place, microbatches, run(parts, place, times))
+    times = as_costs(costs)
+    name, place, parts = derived(schedule, size, microbatches, chunks)
+    proof = prove_parts(name, parts, place, microbatches)
+    line = Timeline(name, place, microbatches, run(parts, place, times))
     panel = gantt.Panel(line, "", (*notes(line, "{:.4g}".format), outstanding(proof)))
     return Picture(f"{describe(line)}: {_words(times)}", (panel,))
 
 
 def comparison(trace: Trace, costs: Costs | None = None) -> Picture:
-    """Give the picture of a measured run under what its own order and costs predict.
+    """Return the picture of a measured run, under the prediction from its own order and costs.
 
     Parameters
     ----------
     trace : Trace
-        What a run recorded.
+        The recorded run.
     costs : Costs, optional
-        Other costs to predict with.
+        Other costs for the prediction.
     """
     measured = trace.measured
     predicted = trace.predict(costs)
@@ -208,12 +207,12 @@ def text(
 ) -> str:
     """Draw a schedule as text: a line for each rank, time from left to right.
 
-    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+    Parameters and errors are those of :func:`~mpidist.pipeline.simulate`.
 
     Returns
     -------
     str
-        Lines without a newline at the end; under the figure makespan, bubble, the peak of live
+        Lines without a newline at the end; below the figure makespan, bubble, and the peaks of live
         activations and of outstanding messages.
     """
     return picture(schedule, size, microbatches, chunks, costs).text()
@@ -228,13 +227,13 @@ def svg(
 ) -> str:
     """Draw a schedule as a self-contained SVG.
 
-    Parameters and errors as of :func:`~mpidist.pipeline.simulate`.
+    Parameters and errors are those of :func:`~mpidist.pipeline.simulate`.
     """
     return picture(schedule, size, microbatches, chunks, costs).svg()
 
 
 def describe(line: Timeline) -> str:
-    """Give the numbers of a timeline in words."""
+    """Return name, ranks and microbatches of a timeline in words."""
     ranks, chunks, count = line.placement.ranks, line.placement.chunks, line.microbatches
     of = f", {chunks} chunks each" if chunks > 1 else ""
     return (
@@ -244,7 +243,7 @@ def describe(line: Timeline) -> str:
 
 
 def legend(panels: Sequence[gantt.Panel]) -> str:
-    """Give what the letters mean."""
+    """Return the legend of the letters."""
     kinds = {span.action.kind for p in panels for part in p.timeline.spans for span in part}
     marks = [f"{kind} {words}" for kind, words in MEANINGS.items() if kind in kinds]
     if any(panel.timeline.placement.chunks > 1 for panel in panels):
@@ -253,7 +252,7 @@ def legend(panels: Sequence[gantt.Panel]) -> str:
 
 
 def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
-    """Give bubble and peak of a timeline in two lines."""
+    """Return makespan, bubble and peaks of a timeline in two lines."""
     rounding = 1e-9 * line.makespan  # of sums of times
     idle = ", ".join(write(time if time > rounding else 0.0) for time in line.idle)
     of = "chunks of microbatches" if line.placement.chunks > 1 else "microbatches"
@@ -265,14 +264,14 @@ def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
 
 
 def _left_out(line: Timeline, drawn: Sequence[Sequence[Piece]]) -> list[str]:
-    """Say how many actions have no column of their own in a figure, if there are any."""
+    """Return a note on the number of actions without a column of their own, if there are any."""
     spans = [span for part in line.spans for span in part if span.end > span.begin]
     missing = len(spans) - sum(bool(kind) for row in drawn for _, kind in row)
     return [f"{missing} actions are too short to be drawn here: see --png or --svg"] * (missing > 0)
 
 
 def outstanding(proof: PipelineProof) -> str:
-    """Give the bound on messages in a line."""
+    """Return the bounds on messages in a line."""
     return (
         f"{proof.messages} messages; outstanding at most, to each rank: "
         f"{_numbers(proof.outstanding)}; on one edge: {proof.outstanding_edge}"
@@ -280,7 +279,7 @@ def outstanding(proof: PipelineProof) -> str:
 
 
 def _words(costs: Costs) -> str:
-    """Give costs briefly."""
+    """Return costs in words."""
 
     def write(time: Times) -> str:
         if isinstance(time, float):
@@ -296,7 +295,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _seconds(time: float) -> str:
-    """Give a time in the unit that suits it."""
+    """Return a time in a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if time >= size:
             return f"{time / size:.3g} {unit}"

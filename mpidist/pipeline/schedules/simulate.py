@@ -1,4 +1,4 @@
-"""``simulate``: when each action of a schedule runs, from the times of F, I and W."""
+"""``simulate``: the time of each action of a schedule, from the times of F, I and W."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ...errors import InvalidArgument
 from .actions import Action, Placement
-from .messages import Message, Step, derive
-from .schedule import PipelineSchedule, as_schedule
+from .messages import Message, Step, derived
+from .schedule import PipelineSchedule
 from .walk import check, peak_live, walk
 
 Times = float | Sequence[float]
@@ -20,16 +20,16 @@ Times = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of the actions, in seconds or in any other unit.
+    """Times of the actions, in seconds or any other unit.
 
     Attributes
     ----------
     F, I, W : float or sequence of float
-        Forward and the two halves of backward: one number, or one for each virtual stage, ≥ 0.
-        B takes I + W.
+        Times of forward and of the two halves of backward: one number, or one for each virtual
+        stage, ≥ 0.  B takes I + W.
     message : float
-        From the end of an action to when its message is at hand on another rank, ≥ 0.  It occupies
-        nobody.  What stays on its rank is at hand at once.
+        Time from the end of an action to the arrival of its message on another rank, ≥ 0.  It
+        occupies no rank.  Messages that stay on their rank take no time.
     """
 
     F: Times = 1.0
@@ -48,12 +48,12 @@ class Costs:
         object.__setattr__(self, "message", _time(self.message, "message"))
 
     def table(self, stages: int) -> dict[str, list[float]]:
-        """Give the times of each virtual stage, by the letters of the actions.
+        """Return the times of each virtual stage, by the letters of the actions.
 
         Raises
         ------
         InvalidArgument
-            If a sequence has another length than there are virtual stages.
+            If the length of a sequence is not the number of virtual stages.
         """
         times = {name: self._spread(name, stages) for name in ("F", "I", "W")}
         times["B"] = [i + w for i, w in zip(times["I"], times["W"])]
@@ -65,20 +65,20 @@ class Costs:
             return [given] * stages
         if len(given) != stages:
             raise InvalidArgument(
-                f"costs: {name} has {len(given)} times; allowed are one, or one for each of the "
+                f"costs: {name} has {len(given)} times; expected one, or one for each of the "
                 f"{stages} virtual stages"
             )
         return list(given)
 
 
 def as_costs(costs: Costs | Sequence[Times] | None) -> Costs:
-    """Give costs: as they are, made from (F, I, W) or (F, I, W, message), or 1 for each action."""
+    """Return Costs, from Costs, (F, I, W[, message]) or None: 1 for each action."""
     if costs is None:
         return Costs()
     if isinstance(costs, Costs):
         return costs
     if not isinstance(costs, Sequence) or isinstance(costs, str) or len(costs) not in (3, 4):
-        raise InvalidArgument(f"costs={costs!r}: allowed are Costs, or (F, I, W[, message])")
+        raise InvalidArgument(f"costs={costs!r}: expected Costs, or (F, I, W[, message])")
     return Costs(*costs)  # type: ignore[arg-type]
 
 
@@ -87,7 +87,7 @@ def _time(value: object, name: str) -> float:
         time = float(value)
         if math.isfinite(time) and time >= 0:
             return time
-    raise InvalidArgument(f"costs: {name}={value!r}: allowed are finite numbers >= 0")
+    raise InvalidArgument(f"costs: {name}={value!r}: expected finite numbers >= 0")
 
 
 class Span(NamedTuple):
@@ -100,18 +100,18 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each action of each rank runs.
+    """The time of each action of each rank.
 
     Attributes
     ----------
     name : str
-        The schedule.
+        Name of the schedule.
     placement : Placement
-        Where the virtual stages lie.
+        Which rank holds which virtual stage.
     microbatches : int
         Number of microbatches.
     spans : tuple of tuple of Span
-        For each rank its actions, in the order of their beginning.
+        The actions of each rank, in order.
     """
 
     name: str
@@ -121,34 +121,34 @@ class Timeline:
 
     @cached_property
     def begin(self) -> float:
-        """When the first action begins."""
+        """The time at which the first action begins."""
         return min((part[0].begin for part in self.spans if part), default=0.0)
 
     @cached_property
     def makespan(self) -> float:
-        """Time from the begin of the first action to the end of the last."""
+        """The time from the beginning of the first action to the end of the last."""
         return max((part[-1].end for part in self.spans if part), default=0.0) - self.begin
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Time that each rank computes."""
+        """The time in which each rank computes."""
         return tuple(sum(span.end - span.begin for span in part) for part in self.spans)
 
     @cached_property
     def idle(self) -> tuple[float, ...]:
-        """Time that each rank waits between its own first and last action."""
+        """The time in which each rank waits between its own first and last action."""
         own = [part[-1].end - part[0].begin if part else 0.0 for part in self.spans]
         return tuple(span - busy for span, busy in zip(own, self.busy))
 
     @property
     def bubble(self) -> float:
-        """Part of all ranks' time, from 0 to 1, in which they do not compute."""
+        """The share of all ranks' time, from 0 to 1, in which they do not compute."""
         whole = self.makespan * len(self.spans)
         return 1 - sum(self.busy) / whole if whole else 0.0
 
     @cached_property
     def peak(self) -> tuple[int, ...]:
-        """Activations, one for each chunk and microbatch, that are alive at most on each rank."""
+        """Largest number of live activations (of a chunk for a microbatch) on each rank."""
         return tuple(peak_live(span.action for span in part) for part in self.spans)
 
 
@@ -159,40 +159,35 @@ def simulate(
     chunks: int | None = None,
     costs: Costs | Sequence[Times] | None = None,
 ) -> Timeline:
-    """Give the time of each action, if each begins as soon as its rank and its message are there.
+    """Return the time of each action, begun as soon as its rank is free and its message there.
 
     Parameters
     ----------
-    schedule : str, PipelineSchedule or callable
-        A name, a schedule, or a generator function of your own.
-    size, microbatches : int
-        Ranks and microbatches, each ≥ 1.
-    chunks : int, optional
-        Virtual stages on every rank; by default what the schedule declares.
+    schedule, size, microbatches, chunks
+        As for :func:`~mpidist.pipeline.derive`.
     costs : Costs or sequence, optional
         Times of F, I and W, or of F, I, W and a message; by default 1, 1, 1 and 0.
 
     Returns
     -------
     Timeline
-        With makespan, bubble and peak live activations.
+        Times, with makespan, bubble and peak live activations.
 
     Raises
     ------
     ScheduleError
-        If the schedule is wrong; as of :func:`~mpidist.pipeline.prove`.
+        If the schedule is wrong; as :func:`~mpidist.pipeline.prove` raises it.
     """
-    known = as_schedule(schedule)
-    parts = derive(known, size, microbatches, chunks)
-    placement = known.place(size, chunks)
-    check(parts, placement, microbatches)
-    return Timeline(known.name, placement, microbatches, run(parts, placement, as_costs(costs)))
+    it = derived(schedule, size, microbatches, chunks)
+    check(it.parts, it.placement, microbatches)
+    spans = run(it.parts, it.placement, as_costs(costs))
+    return Timeline(it.name, it.placement, microbatches, spans)
 
 
 def run(
     parts: Sequence[Sequence[Step]], placement: Placement, costs: Costs
 ) -> tuple[tuple[Span, ...], ...]:
-    """Give the spans of steps that are known to be complete; see :func:`simulate`."""
+    """Return the spans of steps that are known to be complete; see :func:`simulate`."""
     table = costs.table(placement.stages)
     times = [
         {

@@ -1,4 +1,4 @@
-"""The file of a measured run: who did what from when to when, as ``run.json``."""
+"""The file of a measured run, such as ``run.json``: the time of each action of each rank."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FORMAT = "mpidist pipeline trace 1"
 
 @dataclass(frozen=True)
 class Trace:
-    """What a run of a pipeline recorded.
+    """A recorded run of a pipeline.
 
     Attributes
     ----------
     measured : Timeline
-        When each action ran, in seconds from any common origin.
+        The time of each action, in seconds from any common origin.
     costs : Costs
-        What the actions took, in seconds; of a schedule that does not split, B as `I` and 0 as `W`.
+        The times of the actions in seconds; for B, `I` is its time and `W` is 0.
     peak : tuple of int
-        Activations that were alive at most on each rank, as counted by the run.
+        Largest number of live activations on each rank, as the run counted them.
     """
 
     measured: Timeline
@@ -35,12 +35,12 @@ class Trace:
     peak: tuple[int, ...]
 
     def predict(self, costs: Costs | None = None) -> Timeline:
-        """Give the run's own order of actions on the simulator, with its costs or others.
+        """Simulate the run's own order of actions, with its costs or others.
 
         Raises
         ------
         ScheduleError
-            If the run did not do every action once, or in an order that cannot be.
+            If the run did not have every action once, in an order that can run.
         """
         it = self.measured
         parts = attach([[span.action for span in part] for part in it.spans], it.placement)
@@ -53,7 +53,7 @@ def write(path: str | Path, trace: Trace) -> None:
     """Write a trace to a file.
 
     The file is one JSON object: ``format``; ``schedule``, its name; ``stages``, the number of
-    ranks; ``chunks``, virtual stages a rank; ``placement``, their layout; ``microbatches``;
+    ranks; ``chunks``, virtual stages per rank; ``placement``, their layout; ``microbatches``;
     ``costs``, an object of ``F``, ``I``, ``W`` (seconds, a number, or one for each virtual stage)
     and ``message``; ``peak``, a number for each rank; and ``spans``, an array of
     ``[rank, kind, chunk, microbatch, begin, end]`` with seconds at the end.
@@ -82,12 +82,12 @@ def write(path: str | Path, trace: Trace) -> None:
 
 
 def read(path: str | Path) -> Trace:
-    """Read what :func:`write` wrote.
+    """Return the trace that :func:`write` wrote.
 
     Raises
     ------
     InvalidArgument
-        If there is no such file, or it holds something else; with what is wrong.
+        If the file does not exist, or is not a trace; with the reason.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -103,9 +103,9 @@ def read(path: str | Path) -> Trace:
 
 
 def _build(data: dict[str, Any]) -> Trace:
-    """Give the trace of a file's object; ValueError, KeyError or TypeError where it is none."""
+    """Return the trace of a JSON object; raise ValueError, KeyError or TypeError if it is none."""
     if data["placement"] not in SHAPES:
-        raise ValueError(f"placement {data['placement']!r}: allowed are {', '.join(SHAPES)}")
+        raise ValueError(f"placement {data['placement']!r}: expected {', '.join(SHAPES)}")
     counts = [data[name] for name in ("stages", "chunks", "microbatches")]
     if not all(type(count) is int and count > 0 for count in counts):
         raise ValueError("stages, chunks and microbatches must be whole numbers >= 1")
@@ -116,26 +116,26 @@ def _build(data: dict[str, Any]) -> Trace:
         if not (0 <= rank < ranks and 0 <= chunk < chunks and 0 <= microbatch < microbatches):
             raise ValueError(f"span {span}: no such rank, chunk or microbatch")
         if kind not in KINDS or not begin <= end:
-            raise ValueError(f"span {span}: allowed are F, B, I and W, with begin <= end")
+            raise ValueError(f"span {span}: expected F, B, I or W, with begin <= end")
         parts[rank].append(Span(KINDS[kind](microbatch, chunk), float(begin), float(end)))
     spans = tuple(tuple(sorted(part, key=lambda span: span.begin)) for part in parts)
     placement = Placement(ranks, chunks, data["placement"])
     timeline = Timeline(str(data["schedule"]), placement, microbatches, spans)
     peak = tuple(int(number) for number in data["peak"])
     if len(peak) != ranks:
-        raise ValueError(f"peak has {len(peak)} numbers; allowed is one for each of {ranks} ranks")
+        raise ValueError(f"peak has {len(peak)} numbers; expected one for each of {ranks} ranks")
     return Trace(timeline, Costs(**data["costs"]), peak)
 
 
 def mean_costs(measured: Timeline, message: float = 0.0) -> Costs:
-    """Give what the actions of each virtual stage took on average; B counts as I.
+    """Return the mean times of the actions of each virtual stage; B counts as I.
 
     Parameters
     ----------
     measured : Timeline
-        When each action ran.
+        The time of each action.
     message : float
-        What a message takes, which the spans do not tell.
+        The time of a message, which the spans do not contain.
     """
     stages = measured.placement.stages
     seconds: dict[str, list[list[float]]] = {kind: [[] for _ in range(stages)] for kind in "FIW"}

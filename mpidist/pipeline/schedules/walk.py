@@ -1,4 +1,4 @@
-"""All ranks' steps in an order in which they can run; or the circle in which they wait."""
+"""The steps of all ranks in an order in which they can run; or the deadlock among them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .messages import Message, Step
 
 
 def peak_live(actions: Iterable[Action]) -> int:
-    """Count how many activations are alive at most: from F to the last of I and W, or to B.
+    """Return the largest number of live activations: from F to the last of I and W, or to B.
 
-    Nothing that another rank does can change it: the order of the rank's own actions decides.
+    Other ranks cannot change it: it follows from the order of the rank's own actions.
     """
     live = peak = 0
     for action in actions:
@@ -25,20 +25,20 @@ def peak_live(actions: Iterable[Action]) -> int:
 
 
 def walk(parts: Sequence[Sequence[Step]], placement: Placement) -> Iterator[tuple[int, int, Step]]:
-    """Run through the steps of all ranks: each after those before it and after its message.
+    """Walk through the steps of all ranks: each after those before it and after its message.
 
-    Sends block nobody and receives are posted: a step waits for its own message only.  Takes time
-    in proportion to the number of steps.
+    Sends do not block and receives are posted: a step waits for its own message only.  The time is
+    proportional to the number of steps.
 
     Yields
     ------
     rank, index, step : int, int, Step
-        Each step of each rank once.
+        Each step of each rank, once.
 
     Raises
     ------
     ScheduleError
-        If some wait for each other: with the first of them, and the whole circle.
+        If ranks wait for each other, with the whole circle.
     """
     sent: set[Message] = set()
     waiting: dict[Message, int] = {}
@@ -68,7 +68,7 @@ def _deadlock(
     at: list[int],
     needs: dict[int, Message],
 ) -> ScheduleError:
-    """Give the error that names the circle: who waits for what of whom."""
+    """Return the error that names the circle: each rank, its step and the message it waits for."""
     rank = min(needs)
     seen: list[int] = []
     while rank in needs and rank not in seen:
@@ -98,14 +98,14 @@ _BEFORE = {"B": F, "I": F, "W": I}
 
 
 def check(parts: Sequence[Sequence[Step]], placement: Placement, microbatches: int) -> None:
-    """Raise ScheduleError unless each microbatch goes once through each stage, in one order.
+    """Raise ScheduleError unless each microbatch passes once through each stage, in one order.
 
     Parameters
     ----------
     parts : sequence of sequence of Step
         The steps of each rank.
     placement : Placement
-        Where the virtual stages lie.
+        Which rank holds which virtual stage.
     microbatches : int
         Number of microbatches.
 
@@ -134,7 +134,7 @@ def check(parts: Sequence[Sequence[Step]], placement: Placement, microbatches: i
 
 
 def _misplaced(action: Action, at: dict[Action, int]) -> str | None:
-    """Give what is wrong with an action after those that stand in `at`."""
+    """Return the fault of an action after those in `at`; None if there is none."""
     if action in at:
         return f"{action} is done again: step {at[action]} did it"
     microbatch, chunk, kind = action
@@ -176,10 +176,10 @@ def _check_order(
     placement: Placement,
     parts: Sequence[Sequence[Step]],
 ) -> None:
-    """Raise ScheduleError if a stage takes messages in another order than they are sent."""
+    """Raise ScheduleError if a stage uses messages in another order than they are sent."""
     (giver, _), (taker, _) = placement.owner(source), placement.owner(target)
     if giver == taker:
-        return  # handed over in memory: no message that others could be taken for
+        return  # passed in memory: there are no messages to mix up
     for number, (sent, taken) in enumerate(zip(orders[source], orders[target])):
         if sent[0] != taken[0]:
             step = parts[taker][taken[1]]

@@ -100,8 +100,8 @@ def test_ranks_that_would_compute_different_plans_run_one(monkeypatch):
     def job(comm):
         pipe, x = mpidist.Pipeline(Identity(), comm, 3, "auto", max_live=3), np.ones((6, 2))
         for _ in range(6):
-            assert pipe.step(x, x, lambda y, t: (float(y.sum()), y)) == 4.0
-        return [step.action for part in pipe._runner.plan.steps for step in part]
+            assert pipe.step(x, x, lambda y, t: (float(y.sum()), y), reduction="mean") == 4.0
+        return [step.action for part in pipe._executor.plan.steps for step in part]
 
     monkeypatch.setattr(plan, "automatic", moody)
     first, *others = mpidist.run_simulated(3, job)
@@ -164,13 +164,13 @@ def test_what_it_cannot_do():
         prove(plan, 3, 5)
     assert replace(plan, name="mine").actions(0, 3, 4) == plan.actions(0, 3, 4)
     for arguments, message in (
-        ((2, 2, Costs(), 0), "cap=0: allowed are whole numbers >= 1, the chunks of a rank"),
-        ((2, 2, Costs(), 1, 2), "cap=1: allowed are whole numbers >= 2"),
-        ((2, 2, Costs(), [1, 2, 3]), r"cap=\[1, 2, 3\]: allowed are one number, or one for each"),
-        ((2, 2, Costs(), 1.5), "cap=1.5: allowed are whole"),
-        ((2, 2, Costs(), "22"), "cap='22': allowed are whole"),
-        ((0, 2, Costs()), "size=0: allowed"),
-        ((2, 2, Costs([1, 2, 3])), "F has 3 times; allowed are one, or one for each of the 2"),
+        ((2, 2, Costs(), 0), "cap=0: expected whole numbers >= 1, the chunks of a rank"),
+        ((2, 2, Costs(), 1, 2), "cap=1: expected whole numbers >= 2"),
+        ((2, 2, Costs(), [1, 2, 3]), r"cap=\[1, 2, 3\]: expected one number, or one for each"),
+        ((2, 2, Costs(), 1.5), "cap=1.5: expected whole"),
+        ((2, 2, Costs(), "22"), "cap='22': expected whole"),
+        ((0, 2, Costs()), "size=0: expected"),
+        ((2, 2, Costs([1, 2, 3])), "F has 3 times; expected one, or one for each of the 2"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             automatic(*arguments)

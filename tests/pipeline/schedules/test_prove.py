@@ -220,7 +220,9 @@ def test_a_generator_that_fails():
     def odd(rank, size, microbatches, *, chunks="two"):
         yield F(0)
 
-    with pytest.raises(InvalidArgument, match="schedule=odd: its default of chunks='two': allowed"):
+    with pytest.raises(
+        InvalidArgument, match="schedule=odd: its default of chunks='two': expected"
+    ):
         prove(odd, 2, 2)
     crooked = one_rank_different([F(0), F(7)], rank=1, like="gpipe")
     with pytest.raises(ScheduleError, match=r"rank 1, stage 1, step 1: F\(7\): there are microba"):
@@ -309,7 +311,7 @@ def test_what_is_handed_over_in_memory_needs_no_order():
 def test_names_and_numbers_that_are_wrong():
     with pytest.raises(UnknownName, match=r"unknown pipeline schedule '1f1B'; did you mean '1f1b'"):
         find_schedule("1f1B")
-    with pytest.raises(InvalidArgument, match=r"schedule=3: allowed are a name \(.*1f1b"):
+    with pytest.raises(InvalidArgument, match=r"schedule=3: expected a name \(.*1f1b"):
         prove(3, 2, 2)
     for wrong in (lambda rank: [], min):
         with pytest.raises(
@@ -317,11 +319,11 @@ def test_names_and_numbers_that_are_wrong():
         ):
             prove(wrong, 2, 2)
     for arguments, message in (
-        ((0, 2), "size=0: allowed are whole numbers >= 1"),
-        ((2, 0), "microbatches=0: allowed are whole numbers >= 1"),
-        ((2, True), "microbatches=True: allowed"),
-        ((2, 2, 0), "chunks=0: allowed are whole numbers >= 1"),
-        ((2.0, 2), r"size=2.0: allowed are whole numbers >= 1"),
+        ((0, 2), "size=0: expected a whole number >= 1"),
+        ((2, 0), "microbatches=0: expected a whole number >= 1"),
+        ((2, True), "microbatches=True: expected"),
+        ((2, 2, 0), "chunks=0: expected a whole number >= 1"),
+        ((2.0, 2), r"size=2.0: expected a whole number >= 1"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             prove("interleaved", *arguments)

@@ -171,12 +171,12 @@ def test_a_trace_that_is_wrong(tmp_path):
     for change, message in (
         ({"format": "else"}, "its format is not"),
         ({"stages": 0}, "must be whole numbers >= 1"),
-        ({"placement": "w"}, "placement 'w': allowed are loop, v"),
+        ({"placement": "w"}, "placement 'w': expected loop, v"),
         ({"spans": [[9, "F", 0, 0, 0, 1]]}, "no such rank, chunk or microbatch"),
-        ({"spans": [[0, "X", 0, 0, 0, 1]]}, "allowed are F, B, I and W, with begin <= end"),
-        ({"spans": [[0, "F", 0, 0, 2, 1]]}, "allowed are F, B, I and W, with begin <= end"),
-        ({"peak": [1]}, "peak has 1 numbers; allowed is one for each of 3 ranks"),
-        ({"costs": {"F": -1}}, "costs: F=-1: allowed"),
+        ({"spans": [[0, "X", 0, 0, 0, 1]]}, "expected F, B, I or W, with begin <= end"),
+        ({"spans": [[0, "F", 0, 0, 2, 1]]}, "expected F, B, I or W, with begin <= end"),
+        ({"peak": [1]}, "peak has 1 numbers; expected one for each of 3 ranks"),
+        ({"costs": {"F": -1}}, "costs: F=-1: expected"),
     ):
         path.write_text(json.dumps(good | change))
         with pytest.raises(InvalidArgument, match=re.escape(f"trace {path}: ")) as failure:
@@ -296,8 +296,8 @@ def test_list_pipelines():
         (("show", "auto", "--chunks", "0"), "--chunks … 0 is not … x>=1"),
         (("show", "1f1b", "--costs", "1,2"), "--costs … '1,2' … expected three numbers, or four"),
         (("show", "1f1b", "--costs", "1,2,x"), "--costs … '1,2,x' … expected three numbers"),
-        (("show", "1f1b", "--costs", "1,-2,1"), "costs: I=-2.0: allowed are finite numbers >= 0"),
-        (("show", "1f1b", "--costs", "1:2,1,1"), "F has 2 times; allowed are one, or one for each"),
+        (("show", "1f1b", "--costs", "1,-2,1"), "costs: I=-2.0: expected finite numbers >= 0"),
+        (("show", "1f1b", "--costs", "1:2,1,1"), "F has 2 times; expected one, or one for each"),
         (("show", "1f1b", "--png", "a.jpg"), "--png … a.jpg … ends in .png"),
         (
             ("show", "1f1b", "--svg", "/none/a.svg"),
