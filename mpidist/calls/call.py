@@ -30,6 +30,8 @@ class Prepared:
         Whether to return a numpy scalar, as numpy does for 0-d results without `out`.
     shown : object, optional
         Object on the memory of `result` to return in its place: the user's `out`, or a tensor.
+    fresh : bool
+        Whether the memory of the result was made for this call: it will not be made again with it.
     """
 
     call: Call
@@ -37,6 +39,7 @@ class Prepared:
     staging: np.ndarray | None = None
     scalar: bool = False
     shown: Any = None
+    fresh: bool = False
 
     def give(self) -> Any:
         """Return the user's result."""

@@ -131,7 +131,7 @@ def prepare(
     # The result: the user's `out`, or new; flat, and staged where that is no view of it.
     target: Any = None
     staging = None
-    in_place = scalar = False
+    in_place = scalar = fresh = False
     if collective == "broadcast" and brings and out is None:
         # The root's `x` is the result already: it may be read-only, or a list.
         result, target, in_place, scalar = data, source, True, not shape
@@ -141,7 +141,7 @@ def prepare(
         if result is None and out is None:
             kind = kind_of_memory(x) if told is None else told[2]
             result, shown = new_result(kind, wanted, dtype, rank, data)
-            scalar = not wanted
+            scalar, fresh = not wanted, True
         elif result is None:
             result = check_out(out, wanted, dtype, rank, device=type(data) is DeviceArray)
         if not result.flags.c_contiguous:
@@ -157,10 +157,11 @@ def prepare(
                 target, in_place = None, False
         if target is None:
             target = staging = np.empty(result.size, dtype)
+            fresh = True
     call = Call(
         collective, rank, size, root, dtype, source, target, op, *tables, in_place, even, agreed
     )
-    return Prepared(call, result, staging, scalar, shown)
+    return Prepared(call, result, staging, scalar, shown, fresh)
 
 
 def apart(call: Call, stream: int) -> Call:

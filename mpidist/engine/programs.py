@@ -27,7 +27,7 @@ Key = tuple[Hashable, ...]
 def key_of(call: Call, algorithm: str) -> Key:
     """Return the key of a call: everything that its program depends on, with its addresses."""
     x, out, op = call.x, call.out, call.op
-    at = None if x is None else (address(x), x.size)
+    at = _at(x)
     return (
         call.collective,
         algorithm,
@@ -37,8 +37,16 @@ def key_of(call: Call, algorithm: str) -> Key:
         call.counts,
         call.out_counts,
         at,
-        at if out is x else None if out is None else (address(out), out.size),
+        at if out is x else _at(out),
     )
+
+
+def _at(data: np.ndarray | None) -> tuple[int, int] | None:
+    """Return address and length; memory without elements has no address of its own."""
+    if data is None:
+        return None
+    size = data.size
+    return (address(data), size) if size else (0, 0)
 
 
 def owners_of(call: Call) -> list[Any]:
@@ -50,7 +58,7 @@ def owners_of(call: Call) -> list[Any]:
     """
     found: list[Any] = []
     for data in (call.x, call.out):
-        if data is None:
+        if data is None or not data.size:
             continue
         holder = data
         while isinstance(holder, np.ndarray) and holder.base is not None:
@@ -75,8 +83,8 @@ class Bound:
         Its programs; several take turns.
     run : callable
         Serves the call again, blocking; None for a program that runs in the background.
-    nbytes : int
-        Bytes of arrays of its own.
+    own : sequence of (ndarray or None)
+        Input and result where they are its own, shared by calls of its kind.
 
     Attributes
     ----------
@@ -85,24 +93,29 @@ class Bound:
     nbytes : int
         Bytes that it holds: scratch memory, requests, arrays, and its own objects.
     used : int
-        Number of the operation before its last use; whoever uses it writes this.
+        Number of the operation before its last use by address.
+    shared : bool
+        Whether calls are copied into arrays of its own, and out.
     x, out : ndarray or None
-        Arrays of its own that calls of its kind share; they are copied in and out.
+        These arrays.
     """
 
     __slots__ = (
-        *("program", "run", "nbytes", "used", "generation", "x", "out"),
+        *("program", "run", "nbytes", "used", "generation", "shared", "x", "out"),
         *("watched", "repeated"),
     )
 
     def __init__(
-        self, programs: Sequence[Program], run: Callable[[], None] | None, nbytes: int = 0
+        self,
+        programs: Sequence[Program],
+        run: Callable[[], None] | None,
+        own: Sequence[np.ndarray | None] = (),
     ):
-        self.program, self.run = programs[0], run
-        self.nbytes = CALL_BYTES + nbytes + sum(map(held_bytes, programs))
+        self.program, self.run, self.shared = programs[0], run, bool(own)
+        nbytes = {id(data): data.nbytes for data in own if data is not None}
+        self.nbytes = CALL_BYTES + sum(nbytes.values()) + sum(map(held_bytes, programs))
         self.used, self.generation = 0, GENERATION[0]
-        self.x: np.ndarray | None = None
-        self.out: np.ndarray | None = None
+        self.x, self.out = own or (None, None)
         self.watched: list[weakref.ref] = []
         self.repeated: dict[Hashable, Repeated] = {}
 
@@ -128,15 +141,18 @@ class Repeated:
     ----------
     run : callable
         Serves the call again.
-    bound : Bound
-        The call.
+    used : int
+        Number of the operation before its last use.
     """
 
-    __slots__ = ("x", "out", "run", "bound", "dtype", "flags", "out_dtype", "out_flags")
+    __slots__ = (
+        *("x", "out", "run", "used", "generation"),
+        *("dtype", "flags", "out_dtype", "out_flags"),
+    )
 
     def __init__(self, bound: Bound, x: Any, out: Any, forget: Callable[[Any], Any]):
         assert bound.run is not None
-        self.bound, self.run = bound, bound.run
+        self.run, self.used, self.generation = bound.run, bound.used, bound.generation
         self.x: Any = weakref.ref(x, forget)
         self.out: Any = None if out is None else weakref.ref(out, forget)
         # A strided or read-only array has other flags; of no array twice, of a barrier not at all.
@@ -225,10 +241,10 @@ class Programs:
                 )
             )
             or (found.flags is not None and x.flags.num != found.flags)
-            or found.bound.generation != GENERATION[0]
+            or found.generation != GENERATION[0]
         ):
             return None
-        found.bound.used = self._clock.sequence
+        found.used = self._clock.sequence
         return found
 
     def get(self, key: Hashable) -> Bound | None:
@@ -323,7 +339,8 @@ class Programs:
         entries, looks = self.entries, 0
         while entries and self.nbytes + nbytes > self.limit:
             key, bound = next(iter(entries.items()))
-            if since is not None and bound.used < since:
+            used = max([bound.used, *(found.used for found in bound.repeated.values())])
+            if since is not None and used < since:
                 self.drop(key)
                 continue
             entries.move_to_end(key)  # used since: the last to be looked at again

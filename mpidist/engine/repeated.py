@@ -69,7 +69,7 @@ def repeated(
     executor: Executor,
     way: Way,
     what: str,
-    owners: Sequence[Any],
+    owners: Sequence[Any] | None = None,
 ) -> Bound:
     """Bind a call for repetition.
 
@@ -83,21 +83,16 @@ def repeated(
         How it is served.
     what : str
         The operation, as the ranks compare and report it.
-    owners : sequence of object
-        What must not die while it runs; it is dropped when one does.
-
-    Returns
-    -------
-    Bound
-        The call.  If its arrays are its own, `x` and `out` are those.
+    owners : sequence of object, optional
+        What must not die while it runs; by default the arrays are the bound call's own.
     """
     bind, choice = executor.bind, way.choice
     programs = [bind(call, choice, repeated=True)]
     for turn in range(1, executor.turns):
         programs.append(bind(call, choice, repeated=True, turn=turn))
-    first, watched = programs[0], list(map(weakref.ref, owners))
+    first, watched = programs[0], list(map(weakref.ref, owners or ()))
 
-    own = () if owners else (call.x, call.out)  # else nobody but the cache's watch refers to them
+    own = (call.x, call.out) if owners is None else ()
 
     def held() -> tuple[object, ...]:
         return programs, own, *(ref() for ref in watched)
@@ -108,12 +103,7 @@ def repeated(
         run = _run_kernels(service, what, way.name, programs, held)
     else:
         run = _run_library(service, what, first, held)
-    if owners:
-        return Bound(programs, run)
-    arrays = [data for data in (call.x, call.out) if data is not None]
-    bound = Bound(programs, run, sum({id(data): data.nbytes for data in arrays}.values()))
-    bound.x, bound.out = call.x, call.out
-    return bound
+    return Bound(programs, run, own)
 
 
 def with_own_arrays(call: Call) -> Call:

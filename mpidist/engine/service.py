@@ -163,51 +163,56 @@ class Service:
             self.check_usable()
         call, programs = prepared.call, self.programs
         address = bound = None
-        if not call.on_device and isinstance(algorithm, str):
+        if not prepared.fresh and not call.on_device and isinstance(algorithm, str):
             address = key_of(call, algorithm)
             bound = programs.get(address)
         if bound is None:
             executor, way = self.choose(call, algorithm)
-            what = purpose + self.describe(call, executor, way)
             if address is not None:
-                bound = self._bound(address, call, executor, way, what)
+                bound = self._bound(address, call, executor, way)
             if bound is None:
+                bound = self._of_kind(call, executor, way)
+            if bound is None:
+                what = purpose + self.describe(call, executor, way)
                 turn = (self.sequence + 1) % executor.turns
                 self.run(executor.bind(call, way.choice, turn=turn), what, way.name, prepared)
                 return prepared.give()
         bound.serve(call)
         result = prepared.give()
         same = result is None or result is out or result is x
-        if key is not None and same and bound.x is bound.out is None:
+        if key is not None and same and not bound.shared:
             programs.repeat(key, call, bound, x, out)
         return result
 
-    def _bound(
-        self, key: Hashable, call: Call, executor: Executor, way: Way, what: str
-    ) -> Bound | None:
-        """Return a call bound for repetition, or one of its kind; None where neither pays yet."""
+    def _bound(self, key: Hashable, call: Call, executor: Executor, way: Way) -> Bound | None:
+        """Return a call bound for repetition, or None where that does not pay yet."""
         programs, owners = self.programs, owners_of(call)
         try:
             since = programs.last_use(key, *owners)
         except TypeError:  # no weak reference to an owner: nobody would tell when it dies
-            since = None
-        if since is not None and programs.make_room(since):
-            bound = repeated(self, call, executor, way, what, owners)
-            programs.keep(key, bound, owners)
-            return bound
+            return None
+        if since is None or not programs.make_room(since):
+            return None
+        bound = repeated(self, call, executor, way, self.describe(call, executor, way), owners)
+        programs.keep(key, bound, owners)
+        return bound
+
+    def _of_kind(self, call: Call, executor: Executor, way: Way) -> Bound | None:
+        """Return a bound call with arrays of its own for calls of one kind, or None."""
         kind = executor.kind(call)
         if kind is None:
             return None
-        key = (executor.name, kind)
-        shared = programs.get(key)
-        if shared is None:
+        programs, key = self.programs, (executor.name, kind)
+        bound = programs.get(key)
+        if bound is None:
             nbytes = sum(data.nbytes for data in (call.x, call.out) if data is not None)
             since = programs.last_use(key)
             if since is None or not programs.make_room(since, nbytes):
                 return None
-            shared = repeated(self, with_own_arrays(call), executor, way, what, ())
-            programs.keep(key, shared)
-        return shared
+            what = self.describe(call, executor, way)
+            bound = repeated(self, with_own_arrays(call), executor, way, what)
+            programs.keep(key, bound)
+        return bound
 
     def run(self, program: Program, what: str, how: str, *memory: object) -> None:
         """Run a program as the next operation, blocking.

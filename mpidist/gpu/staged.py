@@ -79,7 +79,9 @@ class Landing(Prepared):
     @classmethod
     def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> Landing:
         """Have a host call end on a GPU."""
-        return cls(part.call, part.result, part.staging, part.scalar, part.shown, end, target)
+        return cls(
+            part.call, part.result, part.staging, part.scalar, part.shown, end=end, target=target
+        )
 
     def give(self) -> Any:
         """Bring the result there, and give the user's array."""

@@ -281,7 +281,7 @@ class Chooser:
         if asked is not None and asked.why_not(call, background) is None:
             return Way(algorithm, None, _ASKED)
         op = call.op
-        key = (
+        key: tuple[Hashable, ...] = (
             call.collective,
             algorithm,
             call.nbytes,
@@ -292,8 +292,9 @@ class Chooser:
             kind_for(call),
             op is None or op.builtin,
             background,
-            *(depends_on(call) for depends_on in self._depend),
         )
+        for depends_on in self._depend:
+            key += (depends_on(call),)
         way = self._ways.get(key)
         if way is None:
             ways = Ways(call, self.means(call, background))

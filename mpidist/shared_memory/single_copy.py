@@ -121,6 +121,7 @@ class SingleCopy(Executor):
     def __init__(self, host: SharedMemory):
         self._heap, self._reach = host.heap, None  # type: Heap | None, Reach | None
         self._reason = NO_HEAP if host.heap is None else None
+        self.ready = host.heap is None
 
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return mostly that only reductions have such a form; the first use tries the rest."""
@@ -130,11 +131,6 @@ class SingleCopy(Executor):
             return "this is in the background"
         return None if call.collective in _KERNELS else f"{call.collective} has no such form"
 
-    @property
-    def ready(self) -> bool:  # type: ignore[override]
-        """Whether it has been tried to read the others' memory."""
-        return self._reach is not None or self._reason is not None
-
     def make_ready(self) -> None:
         """Try to read the others' memory; collective."""
         assert self._heap is not None
@@ -142,6 +138,7 @@ class SingleCopy(Executor):
             self._reach = Reach(self._heap)
         except (MemoryError, Unsupported) as error:
             self._reason = str(error)
+        self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return the executor's name: ranks that do without would wait for ever."""

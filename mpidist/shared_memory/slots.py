@@ -39,6 +39,7 @@ class Staged(Executor):
     def __init__(self, host: SharedMemory):
         self._heap = host.heap
         self._reason = NO_HEAP if host.heap is None else None
+        self.ready = host.heap is None
 
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return mostly that the arrays are too long for a slot."""
@@ -48,11 +49,6 @@ class Staged(Executor):
             return "this is in the background"
         return why_not(call)
 
-    @property
-    def ready(self) -> bool:  # type: ignore[override]
-        """Whether there are slots, or cannot be any."""
-        return self._heap is None or self._heap.has_staging or self._reason is not None
-
     def make_ready(self) -> None:
         """Make the slots; collective."""
         assert self._heap is not None
@@ -60,6 +56,7 @@ class Staged(Executor):
             self._heap.make_staging()
         except (MemoryError, Unsupported) as error:
             self._reason = str(error)
+        self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return the executor's name: ranks that do without would wait for ever."""
@@ -70,8 +67,9 @@ class Staged(Executor):
         if call.nbytes > _MOST_SHARED_BYTES or not (call.op is None or call.op.builtin):
             return None
         op = None if call.op is None else call.op.name
-        sizes = tuple(None if data is None else data.size for data in (call.x, call.out))
-        return call.collective, call.dtype, call.root, op, call.counts, *sizes
+        brings = -1 if call.x is None else call.x.size
+        gets = -1 if call.out is None else call.out.size
+        return call.collective, call.dtype, call.root, op, call.counts, brings, gets
 
     def bind(
         self,

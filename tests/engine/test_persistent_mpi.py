@@ -230,7 +230,7 @@ def test_more_buffers_than_are_kept(own, bound, algorithm):
     bound.clear()
     loop(own, arrays, 2, algorithm)
     assert ("bind", True) not in bound
-    found = sum(entry.x is None for entry in kept.entries.values())  # no arrays of its own
+    found = sum(not entry.shared for entry in kept.entries.values())  # no arrays of its own
     assert bound.count(("run", False)) == 2 * (len(arrays) - found) > 0
     largest = max((entry.nbytes for entry in kept.entries.values()), default=0)
     assert kept.nbytes == sum(entry.nbytes for entry in kept.entries.values())
@@ -258,7 +258,7 @@ def test_scratch_memory_of_kernels_counts(own):
     x = np.ones(1 << 18, "float16")
     for _ in range(3):
         own.allreduce(x, out=x, algorithm="staged")
-    (entry,) = (e for e in cache(own).entries.values() if e.x is None)
+    (entry,) = (e for e in cache(own).entries.values() if not e.shared)
     piece = min(256 << 10, -(-x.size // own.size) * 4)  # of float32: a slice, cut into pieces
     assert entry.nbytes >= (2 * 2 * piece if own.size > 1 else 2 * piece)
 
