@@ -11,9 +11,19 @@ import numpy as np
 from rich.console import Console
 
 from ..measure import format_size
+from ..schedule.registry import RESERVED
 from .bench.collectives import json_option, on_step, print_results
 from .console import examples, make_console, progress_bar
-from .options import POSITIVE, Bytes, Names, ReportFile, load_option
+from .options import (
+    CALLED,
+    AlgorithmName,
+    AlgorithmNames,
+    Bytes,
+    Count,
+    ReportFile,
+    Seconds,
+    load_option,
+)
 
 if TYPE_CHECKING:
     from ..bench import Results
@@ -29,19 +39,27 @@ if TYPE_CHECKING:
     ),
 )
 @click.option(
-    "--epochs", type=POSITIVE, default=20, show_default=True, help="Passes over the digits."
+    "--epochs", type=Count(), default=20, show_default=True, help="Passes over the digits."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the weights and the order.")
 @click.option(
-    "--algorithm", default="auto", show_default=True, help="Algorithm of the training's allreduce."
+    "--algorithm",
+    type=AlgorithmName(["allreduce"], *RESERVED),
+    default="auto",
+    show_default=True,
+    help="Algorithm of the training's allreduce.",
 )
-@click.option("--algorithms", type=Names(), help="Algorithms to compare; by default all.")
+@click.option(
+    "--algorithms",
+    type=AlgorithmNames(["allreduce"], *CALLED),
+    help="Algorithms to compare; by default all.",
+)
 @click.option(
     "--bytes-limit", type=Bytes(least=4), help="Compare on at most this many bytes of gradients."
 )
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=3.0,
     show_default=True,
     help="Seconds for the comparison.",

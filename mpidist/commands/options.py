@@ -7,24 +7,42 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, UnknownName
 from ..measure import parse_size, parse_sizes
 from ..pipeline.schedules.schedule import PipelineSchedule, find_schedule
 from ..pipeline.schedules.simulate import Costs
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import algorithms
+from ..schedule.registry import RESERVED, algorithms, find
+
+CALLED = (*RESERVED, "mpi4py")  # accepted beside algorithms: "auto", executors, the bare call
 
 if TYPE_CHECKING:
     import numpy as np
 
-POSITIVE = click.IntRange(min=1)
+
+class Count(click.IntRange):
+    """A whole number >= 1."""
+
+    name = "n"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+
+class Seconds(click.FloatRange):
+    """Seconds, >= 0; with `positive` > 0."""
+
+    name = "seconds"
+
+    def __init__(self, positive: bool = False) -> None:
+        super().__init__(min=0, min_open=positive)
 
 
 class Parsed(click.ParamType):
@@ -156,6 +174,56 @@ class CollectiveNames(Names):
         for name in names:
             algorithms(name)
         return names
+
+
+class AlgorithmNames(Names):
+    """Names of algorithms with commas between them; unknown ones get the nearest names.
+
+    Parameters
+    ----------
+    collectives : iterable of str
+        Each name must be known to one of these collectives.
+    *more : str
+        Names that stand beside those of algorithms.
+    """
+
+    def __init__(self, collectives: Iterable[str] = COLLECTIVES, *more: str):
+        self.collectives, self.more = tuple(collectives), more
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """Return the names."""
+        names = super().parse(text)
+        for name in names:
+            self.check(name)
+        return names
+
+    def check(self, name: str) -> None:
+        """Raise InvalidArgument if no collective has an algorithm of this name."""
+        if name in self.more:
+            return
+        errors = []
+        for collective in self.collectives:
+            try:
+                find(collective, name)
+                return
+            except InvalidArgument as error:
+                errors.append(error)
+        unknown = all(isinstance(error, UnknownName) for error in errors)
+        if not unknown:  # such as a wrong arity
+            raise next(error for error in errors if not isinstance(error, UnknownName))
+        known = [a.name for collective in self.collectives for a in algorithms(collective)]
+        raise UnknownName("algorithm", name, dict.fromkeys([*self.more, *known]))
+
+
+class AlgorithmName(AlgorithmNames):
+    """The name of one algorithm; an unknown one gets the nearest names."""
+
+    name = "name"
+
+    def parse(self, text: str) -> str:  # type: ignore[override]
+        """Return the name."""
+        self.check(text)
+        return text
 
 
 class PipelineName(Parsed):

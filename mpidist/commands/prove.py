@@ -17,8 +17,9 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.sweep import Row, sweep
 from .console import examples, make_console, make_table, progress_bar, show
 from .options import (
-    POSITIVE,
+    AlgorithmNames,
     CollectiveNames,
+    Count,
     IntegerRanges,
     Names,
     PipelineName,
@@ -51,7 +52,9 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
     help="Numbers of ranks, such as 2,5; of pipelines by default 1-8.",
 )
 @click.option("--collective", type=CollectiveNames(), help="Only these; by default all.")
-@click.option("--algorithm", type=Names(), help="Only these; tree:4 is the tree of arity 4.")
+@click.option(
+    "--algorithm", type=AlgorithmNames(), help="Only these; tree:4 is the tree of arity 4."
+)
 @click.option(
     "--arity", type=IntegerRanges(2), default="2,3,4,8", show_default=True, help="Arities of trees."
 )
@@ -75,7 +78,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
     type=IntegerRanges(1),
     help="Pipelines: chunks on a rank, where any number is served; by default 1-3.",
 )
-@click.option("--jobs", type=POSITIVE, help="Processes; by default one for each core.")
+@click.option("--jobs", type=Count(), help="Processes; by default one for each core.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 @click.pass_context

@@ -12,7 +12,7 @@ from ..launcher.job import REQUEUES, JobOptions, run_job
 from ..launcher.slurm import LAUNCHERS
 from ..launcher.watch import MPI_WITHIN
 from .console import examples
-from .options import POSITIVE
+from .options import Count, Seconds
 
 
 @click.command(
@@ -31,13 +31,12 @@ from .options import POSITIVE
 @click.option(
     "-n",
     "--ranks",
-    type=POSITIVE,
+    type=Count(),
     help="Number of ranks; in an allocation by default one for each task.",
 )
 @click.option(
     "--ranks-per-node",
-    type=POSITIVE,
-    metavar="N",
+    type=Count(),
     help="In an allocation: ranks on a node, at most.",
 )
 @click.option(
@@ -64,7 +63,7 @@ from .options import POSITIVE
 )
 @click.option(
     "--requeue-limit",
-    type=POSITIVE,
+    type=Count(),
     help=f"Requeue at most this often (by default {REQUEUES} times); then the job fails.",
 )
 @click.option(
@@ -74,8 +73,7 @@ from .options import POSITIVE
 )
 @click.option(
     "--start-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
+    type=Seconds(positive=True),
     help="End a monitored job if MPI_Init has not returned on all ranks this long after the last "
     f"rank has entered it; by default {MPI_WITHIN:g}.",
 )

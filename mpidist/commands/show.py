@@ -14,8 +14,8 @@ from ..pipeline.schedules.simulate import Costs
 from ..schedule.registry import Groups, find
 from .console import examples, make_console
 from .options import (
-    POSITIVE,
     ActionCosts,
+    Count,
     IntegerRanges,
     OutputFile,
     PipelineName,
@@ -54,18 +54,22 @@ STAGES, MICROBATCHES = 4, 8  # by default
     ),
 )
 @click.argument("what", nargs=-1, metavar="{COLLECTIVE ALGORITHM | SCHEDULE}")
-@click.option("--ranks", type=POSITIVE, default=5, show_default=True, help="Number of ranks.")
-@click.option("--root", default=0, show_default=True, help="Root of rooted collectives.")
-@click.option("--arity", type=int, help="Children of a rank in a tree; the same as tree:K.")
+@click.option("--ranks", type=Count(), default=5, show_default=True, help="Number of ranks.")
+@click.option(
+    "--root", default=0, metavar="RANK", show_default=True, help="Root of rooted collectives."
+)
+@click.option(
+    "--arity", type=int, metavar="K", help="Children of a rank in a tree; the same as tree:K."
+)
 @click.option(
     "--nodes", type=IntegerRanges(1), help="Ranks on each node, such as 3,2; by default one node."
 )
 @click.option(
-    "--segments", type=POSITIVE, default=1, show_default=True, help="Segments of each block."
+    "--segments", type=Count(), default=1, show_default=True, help="Segments of each block."
 )
-@click.option("--stages", type=POSITIVE, help=f"Pipelines: ranks; by default {STAGES}.")
-@click.option("--microbatches", type=POSITIVE, help=f"Pipelines: by default {MICROBATCHES}.")
-@click.option("--chunks", type=POSITIVE, help="Pipelines: parts of the model on each rank.")
+@click.option("--stages", type=Count(), help=f"Pipelines: ranks; by default {STAGES}.")
+@click.option("--microbatches", type=Count(), help=f"Pipelines: by default {MICROBATCHES}.")
+@click.option("--chunks", type=Count(), help="Pipelines: parts of the model on each rank.")
 @click.option(
     "--costs",
     type=ActionCosts(),

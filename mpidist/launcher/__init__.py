@@ -1,1 +1,1 @@
-"""What ``mpidist run`` does: find the MPI, start the ranks, monitor them, report how they ended."""
+"""Implementation of ``mpidist run``: find the MPI, start the ranks, monitor and report them."""

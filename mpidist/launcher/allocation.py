@@ -1,4 +1,4 @@
-"""The SLURM allocation of this job: from the environment, and from what SLURM answers."""
+"""The SLURM allocation of this job, from the environment and from scontrol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .mpi import run_for_output, say
 
 
 def cores() -> int:
-    """Give the number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -22,28 +22,27 @@ _GROUP = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True)
 class Allocation:
-    """What SLURM granted to a job.
+    """The resources that SLURM granted to a job.
 
     Attributes
     ----------
     job : str
-        Its number; where that is the number of an array too, ARRAY_INDEX, by which SLURM knows this
-        job alone.
+        Job number; ARRAY_INDEX if that number is also the number of the whole array.
     node_list : str
-        Its nodes as SLURM writes them, for example ``n[1-4]``.
+        Nodes as SLURM writes them, for example ``n[1-4]``.
     cpus : tuple of int
-        On each node, as SLURM counts: cores, or their hardware threads.
+        CPUs of each node as SLURM counts them: cores or hardware threads.
     tasks : tuple of int
-        Tasks on each node; empty where the job asked for none.
+        Tasks on each node; empty if the job requested none.
     cpus_per_task : int or None
-        As the job asked for; None where it did not.
+        CPUs of each task; None if the job requested none.
     partition : str
-        Where it runs.
+        Partition of the job.
     restarts : int
-        How often SLURM has started the job again, as the environment says: it may have been
-        inherited from the job in which this one was submitted.
+        How often SLURM has restarted the job, according to the environment, which may be inherited
+        from the job that submitted this one.
     parts : int
-        Of a heterogeneous job; 1 for others.
+        Components of a heterogeneous job; 1 for other jobs.
     """
 
     job: str
@@ -57,18 +56,18 @@ class Allocation:
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> Allocation | None:
-        """Give the allocation of this process; None outside of one."""
+        """Return the allocation of this process; None outside an allocation."""
         job = environ.get("SLURM_JOB_ID", "")
         cpus = per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         if not job or not cpus:
             return None
         array = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
-        asked = any(environ.get(f"SLURM_NTASKS{kind}") for kind in ("", "_PER_NODE"))
+        requested = any(environ.get(f"SLURM_NTASKS{kind}") for kind in ("", "_PER_NODE"))
         return cls(
             "_".join(array) if all(array) and array[0] == job else job,
             environ.get("SLURM_JOB_NODELIST", ""),
             cpus,
-            per_node(environ.get("SLURM_TASKS_PER_NODE", "")) if asked else (),
+            per_node(environ.get("SLURM_TASKS_PER_NODE", "")) if requested else (),
             _number(environ, "SLURM_CPUS_PER_TASK") or None,
             environ.get("SLURM_JOB_PARTITION", ""),
             _number(environ, "SLURM_RESTART_COUNT"),
@@ -82,7 +81,7 @@ class Allocation:
 
 
 def per_node(text: str) -> tuple[int, ...]:
-    """Read numbers by node as SLURM writes them.
+    """Return the numbers of all nodes, from the compressed form of SLURM.
 
     Examples
     --------
@@ -101,7 +100,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def in_step(environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether srun started this process (a batch script and salloc's shell it did not)."""
+    """Return whether srun started this process, unlike a batch script and the shell of salloc."""
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdigit() and "SLURM_STEP_NUM_TASKS" in environ
 
@@ -113,7 +112,7 @@ ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it requeues
 
 
 def threads_per_core(allocation: Allocation) -> int:
-    """Give how many of the CPUs that SLURM counts are one core; 1 if it does not answer."""
+    """Return the number of SLURM's CPUs in a core; 1 if SLURM does not answer."""
     node = os.environ.get("SLURMD_NODENAME") or allocation.node_list
     threads = 1
     for line in _scontrol("-o", "show", "node", node).splitlines():
@@ -126,39 +125,39 @@ def threads_per_core(allocation: Allocation) -> int:
 
 
 def kill_wait() -> float:
-    """Give the seconds from SLURM's SIGTERM, as at a job's time limit, to its SIGKILL."""
+    """Return the seconds between SLURM's SIGTERM, as at a time limit, and its SIGKILL."""
     found = re.search(r"^KillWait\s*=\s*(\d+)", _scontrol("show", "config"), re.M)
     return float(found[1]) if found else KILL_WAIT
 
 
 def whole_job(allocation: Allocation, environ: Mapping[str, str] = os.environ) -> Allocation:
-    """Give the allocation with the tasks of the job, also to a shell of ``srun --pty``.
+    """Return the allocation with the tasks of the whole job, in a shell of ``srun --pty`` too.
 
-    There the environment has the one task of the shell in their place.
+    There the environment has only the one task of the shell.
     """
     if not in_step(environ):
         return allocation
-    said = about_job(allocation.job)
-    asked = said.get("NtasksPerN:B:S:C", "0").partition(":")[0]
-    if "NumTasks" not in said:
-        asked = environ.get("SLURM_NTASKS_PER_NODE", "")
-    if asked.isdigit() and int(asked):
-        return replace(allocation, tasks=(int(asked),) * allocation.nodes)
-    count, each = (said.get(name, "") for name in ("NumTasks", "CPUs/Task"))
+    facts = job_facts(allocation.job)
+    on_node = facts.get("NtasksPerN:B:S:C", "0").partition(":")[0]
+    if "NumTasks" not in facts:
+        on_node = environ.get("SLURM_NTASKS_PER_NODE", "")
+    if on_node.isdigit() and int(on_node):
+        return replace(allocation, tasks=(int(on_node),) * allocation.nodes)
+    count, each = (facts.get(name, "") for name in ("NumTasks", "CPUs/Task"))
     if not count.isdigit() or not int(count):
         return allocation
     share = int(each) if each.isdigit() and int(each) else 1
     tasks = [max(1, cpus // share) for cpus in allocation.cpus]
-    if sum(tasks) != int(count):  # more than fit, or fewer: as evenly as can be
+    if sum(tasks) != int(count):  # the CPUs do not tell the layout: as even as possible
         whole, more = divmod(int(count), allocation.nodes)
         tasks = [whole + (node < more) for node in range(allocation.nodes)]
     return replace(allocation, tasks=tuple(tasks))
 
 
-def about_job(job: str) -> dict[str, str]:
-    """Give what SLURM says of a job; nothing if it does not answer.
+def job_facts(job: str) -> dict[str, str]:
+    """Return the fields of ``scontrol show job``; an empty dict if SLURM does not answer.
 
-    The environment may be that of another job: one that is submitted inherits it.
+    The environment is not enough: a submitted job inherits that of the job that submitted it.
     """
     words = _scontrol("-o", "show", "job", job).split()
     return dict(word.split("=", 1) for word in words if "=" in word)
@@ -189,7 +188,7 @@ def requeue(allocation: Allocation, most: int) -> None:
     LaunchError
         If the job was requeued that often already, or SLURM refuses.
     """
-    known = about_job(allocation.job).get("Restarts", "")  # the environment may be another job's
+    known = job_facts(allocation.job).get("Restarts", "")  # the environment may be another job's
     restarts = int(known) if known.isdigit() else allocation.restarts
     if restarts >= most:
         raise LaunchError(

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ..errors import InvalidArgument, LaunchError
 from .allocation import Allocation, cores, in_step, threads_per_core
-from .mpi import AS_ROOT, OPEN_MPI, YIELD, find_launcher, folder_of, settings_for
+from .mpi import AS_ROOT, OPEN_MPI, YIELD, environment_for, find_launcher, folder_of
 from .slurm import place, slurm_command
 
 ABORT_ON_ERROR = ["-m", "mpi4py"]  # an exception on one rank ends the job on all
@@ -49,7 +49,7 @@ class Launch:
 
 def local_launch(vendor: str, ranks: int) -> Launch:
     """Return the launch on this machine."""
-    settings = settings_for(vendor, ranks, cores(), os.geteuid() == 0, os.environ)
+    settings = environment_for(vendor, ranks, cores(), os.geteuid() == 0, os.environ)
     return Launch(ranks, [find_launcher(vendor), "-n", str(ranks)], settings, False)
 
 
@@ -79,7 +79,7 @@ def slurm_launch(
     wanted = {"OMP_NUM_THREADS": str(placed.cores)}
     if vendor == OPEN_MPI:
         wanted |= AS_ROOT if plugin is None and os.geteuid() == 0 else {}
-        wanted |= YIELD if placed.crowded else {}
+        wanted |= YIELD if placed.oversubscribed else {}
     if in_step(os.environ):
         wanted["SLURM_OVERLAP"] = "1"  # otherwise a step inside this one waits for its end
     settings = {name: value for name, value in wanted.items() if name not in os.environ}

@@ -1,4 +1,4 @@
-"""The lines from the ranks to ``mpidist run``: each tells who it is, and how its program ended."""
+"""The connections from the ranks to ``mpidist run``, on which each reports its state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..errors import LaunchError
 
 
 def signal_name(number: int) -> str:
-    """Give ``9 (SIGKILL)``; real-time signals have no name."""
+    """Return a signal as text, ``9 (SIGKILL)``; real-time signals have no name."""
     try:
         return f"{number} ({signal.Signals(number).name})"
     except ValueError:
@@ -33,7 +33,7 @@ _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
 def address_of(interface: str) -> str:
-    """Give the IPv4 address of an interface, or an empty string."""
+    """Return the IPv4 address of an interface, or an empty string."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("256s", interface.encode()[:15])
         try:
@@ -44,13 +44,13 @@ def address_of(interface: str) -> str:
 
 
 def addresses() -> list[str]:
-    """List the addresses by which other hosts may reach this one, those of IPv4 first."""
+    """Return the addresses of this host for other hosts, those of IPv4 first."""
     found = [address_of(name) for _, name in socket.if_nameindex() if name != "lo"]
     return [address for address in found if address] + addresses_v6()
 
 
 def addresses_v6(table: Path = Path("/proc/net/if_inet6")) -> list[str]:
-    """List the IPv6 addresses that are good beyond the link that they are on."""
+    """Return the IPv6 addresses with global scope."""
     lines = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
     return [
         socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
@@ -63,7 +63,7 @@ def interface_to(host: str) -> str:
     """Return the interface by which messages to `host` leave; an empty string if unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            any_socket.connect((host, 9))  # sends nothing: the kernel chooses the way
+            any_socket.connect((host, 9))  # sends nothing: the kernel chooses the route
             own = any_socket.getsockname()[0]
     except OSError:
         return ""
@@ -71,18 +71,18 @@ def interface_to(host: str) -> str:
 
 
 def describe(interface: str) -> str:
-    """Give an interface with its address, and its speed where the driver knows it."""
+    """Return an interface as text, with its address and, if known, its speed."""
     speed = ""
     try:
         megabits = int((_NET / interface / "speed").read_text())
         speed = f", {megabits / 1000:g} Gbit/s" if megabits > 0 else ""
     except (OSError, ValueError):
-        pass  # a virtual one
+        pass  # a virtual interface has no speed
     return f"{interface} {address_of(interface)}{speed}".strip()
 
 
 def adapters() -> list[str]:
-    """List InfiniBand and like adapters, with the rate of their first port."""
+    """Return the InfiniBand and similar adapters, with the rate of their first port."""
     found = []
     for name in sorted(os.listdir(_INFINIBAND)) if _INFINIBAND.is_dir() else ():
         try:
@@ -93,29 +93,29 @@ def adapters() -> list[str]:
     return found
 
 
-WORD = "MPIDIST_RUN_WORD"  # which only the processes of this run know; not in a list of processes
-LONGEST = 1 << 16  # bytes of a line that a member says
-OTHER_FILES = 256  # that this process and the launcher may open
+SECRET = "MPIDIST_RUN_SECRET"  # in no command line: known to this job only
+MAX_LINE = 1 << 16  # bytes of a report
+OTHER_FILES = 256  # open files of this process and the launcher, beside the connections
 LOST = "lost"
 
 
 @dataclass
 class Rank:
-    """What is known of a rank: where it runs, and its status once it has ended."""
+    """The state of a rank: its host, its MPI, and its status once it has ended."""
 
     number: int
     host: str
     status: int | str | None = None
-    mpi: str = ""  # "starting" or "started", as far as the program says
+    mpi: str = ""  # "starting" or "started"; empty before MPI_Init
 
     @property
-    def good(self) -> bool:
-        """Whether it finished well."""
+    def succeeded(self) -> bool:
+        """Whether the rank ended with exit code 0."""
         return self.status == 0
 
     @property
     def code(self) -> int:
-        """The exit code that its end stands for."""
+        """The exit code of the rank; 128 + N for signal N, 1 for a lost rank."""
         if not isinstance(self.status, int):
             return 1
         return self.status if self.status >= 0 else 128 - self.status
@@ -124,17 +124,17 @@ class Rank:
         how = f"ended with exit code {self.status}"
         if self.status == LOST:
             how = (
-                "is lost: the launcher ended it with the process beside it, as it does when "
-                "another rank fails, or somebody killed both, or its node is gone"
+                "is lost, and so is the process that monitored it: killed by the launcher because "
+                "another rank failed, killed by hand, or its node is down"
             )
         elif isinstance(self.status, int) and self.status < 0:
-            how = f"was ended by signal {signal_name(-self.status)}"
+            how = f"was killed by signal {signal_name(-self.status)}"
         return f"rank {self.number} on {self.host} {how}"
 
 
 @dataclass
-class Line:
-    """The connection of a rank."""
+class Connection:
+    """The connection of one rank."""
 
     socket: socket.socket
     text: bytes = b""
@@ -142,15 +142,15 @@ class Line:
 
 
 @dataclass
-class Lines:
-    """Listens to the ranks.
+class Connections:
+    """The connections of all ranks: receives their reports, and sends them signals.
 
     Parameters
     ----------
     ranks : int
-        How many there are to be.
+        Number of ranks of the job.
     ended : callable
-        Called with a rank that has ended, as its status says.
+        Called with each rank that has ended.
     """
 
     ranks: int
@@ -158,38 +158,38 @@ class Lines:
     known: dict[int, Rank] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        enough_files(self.ranks)
-        self.word = secrets.token_hex(8)
-        self.noted = time.monotonic()  # when a rank last said something of its MPI
-        self._lines: list[Line] = []
-        self._sent: list[int] = []  # signals, for those that come later too
+        raise_file_limit(self.ranks)
+        self.secret = secrets.token_hex(8)
+        self.last_mpi_report = time.monotonic()
+        self._connections: list[Connection] = []
+        self._sent: list[int] = []  # signals; ranks that connect later get them too
         self._selector = selectors.DefaultSelector()
-        self._door = open_door()
-        self._door.setblocking(False)
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._listener = open_listener()
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
 
     @property
-    def where(self) -> str:
-        """``HOST,HOST,…/PORT``: names and addresses by which this process can be reached."""
+    def address(self) -> str:
+        """The names and addresses of this process: ``HOST,HOST,…/PORT``."""
         hosts = dict.fromkeys([socket.gethostname(), *addresses()])
-        return f"{','.join(hosts)}/{self._door.getsockname()[1]}"
+        return f"{','.join(hosts)}/{self._listener.getsockname()[1]}"
 
     def close(self) -> None:
-        """Listen to nobody any more."""
-        for line in self._lines:
-            line.socket.close()
-        self._door.close()
+        """Close all connections."""
+        for connection in self._connections:
+            connection.socket.close()
+        self._listener.close()
         self._selector.close()
 
     def send(self, number: int) -> None:
-        """Send a signal to the program of every rank; those that are yet to come get it then."""
+        """Send a signal to the program of every rank; ranks that connect later get it then."""
         self._sent.append(number)
-        for line in self._lines:
-            if line.rank is not None:
-                _say(line, number)
+        for connection in self._connections:
+            if connection.rank is not None:
+                _send(connection, number)
 
     def listen(self, seconds: float) -> None:
-        """Hear what the ranks say, for at most so long."""
+        """Receive reports of the ranks, for at most `seconds`."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._accept()
@@ -197,78 +197,80 @@ class Lines:
                 self._read(key.data)
 
     def _accept(self) -> None:
-        connection, _ = self._door.accept()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        accepted, _ = self._listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("IDLE", 5), ("INTVL", 5), ("CNT", 3)):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{option}"), value)
-        line = Line(connection)
-        self._lines.append(line)
-        self._selector.register(connection, selectors.EVENT_READ, line)
+            accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{option}"), value)
+        connection = Connection(accepted)
+        self._connections.append(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
 
-    def _read(self, line: Line) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
-            data = line.socket.recv(65536)
+            data = connection.socket.recv(65536)
         except OSError:
             data = b""
-        *texts, line.text = (line.text + data).split(b"\n")
+        *texts, connection.text = (connection.text + data).split(b"\n")
         try:
             for text in texts:
-                self._hear(line, json.loads(text))
-            if len(line.text) > LONGEST:
-                raise ValueError("no line of a member is so long")
+                self._handle(connection, json.loads(text))
+            if len(connection.text) > MAX_LINE:
+                raise ValueError("longer than any report")
         except (ValueError, KeyError, TypeError, AttributeError):
-            data = b""  # whoever it is, a port scan perhaps: it is not listened to
+            data = b""  # not a rank, a port scan perhaps: close the connection
         if not data:
-            self._selector.unregister(line.socket)
-            line.socket.close()
-            self._lines.remove(line)
-            if line.rank is not None and line.rank.status is None:
-                self._end(line.rank, LOST)
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+            self._connections.remove(connection)
+            if connection.rank is not None and connection.rank.status is None:
+                self._end(connection.rank, LOST)
 
-    def _hear(self, line: Line, said: dict[str, Any]) -> None:
-        if line.rank is None:
-            if said.get("word") != self.word:
-                raise ValueError("a process that does not belong to this run")
-            line.rank = self.known[said["rank"]] = Rank(said["rank"], said["host"])
+    def _handle(self, connection: Connection, report: dict[str, Any]) -> None:
+        """Handle a report: the first has secret, rank and host, the others MPI or status."""
+        if connection.rank is None:
+            if report.get("secret") != self.secret:
+                raise ValueError("not a process of this job")
+            rank = Rank(report["rank"], report["host"])
+            connection.rank = self.known[rank.number] = rank
             for number in self._sent:
-                _say(line, number)
-        elif "mpi" in said:
-            line.rank.mpi, self.noted = str(said["mpi"]), time.monotonic()
-        elif "status" in said:
-            self._end(line.rank, said["status"])
+                _send(connection, number)
+        elif "mpi" in report:
+            connection.rank.mpi, self.last_mpi_report = str(report["mpi"]), time.monotonic()
+        elif "status" in report:
+            self._end(connection.rank, report["status"])
 
     def _end(self, rank: Rank, status: int | str) -> None:
         rank.status = status
         self.ended(rank)
 
 
-def _say(line: Line, number: int) -> None:
+def _send(connection: Connection, number: int) -> None:
     try:
-        line.socket.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
+        connection.socket.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
     except OSError:
-        pass  # it has ended
+        pass  # the rank has ended
 
 
-def open_door() -> socket.socket:
-    """Give a socket that members reach by IPv4 and, where there is one, IPv6."""
+def open_listener() -> socket.socket:
+    """Return a listening socket for IPv4 and, if the kernel has it, IPv6."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(
                 ("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
             )
         except OSError:
-            pass  # the kernel has it, this host no address of it
+            pass  # the kernel has IPv6, but this host has no address
     return socket.create_server(("", 0), backlog=4096)
 
 
-def enough_files(ranks: int) -> None:
-    """See to it that a connection of every rank can be open; raise LaunchError if it cannot."""
+def raise_file_limit(ranks: int) -> None:
+    """Raise the limit of open files for the connections; LaunchError if it cannot be raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = ranks + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
             raise LaunchError(
-                f"mpidist run hears from each of {ranks} ranks, for which it needs {needed} open "
-                f"files: allowed are {hard} (ulimit -Hn); --no-watch does without"
+                f"monitoring {ranks} ranks needs {needed} open files: the limit is {hard} "
+                "(ulimit -Hn); start without monitoring (--no-watch)"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

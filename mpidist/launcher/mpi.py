@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py loads, the mpiexec that belongs to it, and what the machine needs."""
+"""The MPI library that mpi4py loads, its mpiexec, and the environment that it needs."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def run_for_output(command: Sequence[str], seconds: float) -> subprocess.Complet
             list(command), capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"{' '.join(command[:2])} has not answered within {seconds:g} s"
-        ) from None
+        raise LaunchError(f"{' '.join(command[:2])} did not answer within {seconds:g} s") from None
     except OSError as error:
         raise LaunchError(f"{command[0]} cannot be started: {error}") from error
 
@@ -74,9 +72,9 @@ class Library:
     Attributes
     ----------
     vendor : str
-        As mpi4py calls it.
+        Name in mpi4py.
     about : str
-        What ``MPI_Get_library_version`` says; MPICH's has how it was configured.
+        Text of ``MPI_Get_library_version``; MPICH's contains its configure options.
     """
 
     vendor: str
@@ -84,51 +82,51 @@ class Library:
 
 
 def find_library() -> Library:
-    """Ask, in a process of its own, which MPI library mpi4py loads.
+    """Return the MPI library that mpi4py loads, found in a process of its own.
 
     Raises
     ------
     LaunchError
-        If it loads none, or not in time.
+        If mpi4py loads none, or not in time.
     """
     done = run_for_output([sys.executable, "-c", _ASK], LOADED_WITHIN)
     vendor, _, about = done.stdout.strip().partition("\n")
     if done.returncode or not vendor:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         raise LaunchError(f"mpi4py cannot load an MPI library: {lines[-1]}; {INSTALL}")
-    # Some versions of mpi4py do not tell Cray's apart.
+    # Some versions of mpi4py take Cray's for MPICH.
     return Library(CRAY if "CRAY MPICH" in about else vendor, about)
 
 
 def find_launcher(vendor: str) -> str:
-    """Give the path of the mpiexec of this vendor: beside Python, or on PATH.
+    """Return the path of the mpiexec of this vendor: beside Python, or on PATH.
 
     Raises
     ------
     LaunchError
-        If there is none; the message says what was found instead.
+        If there is none; the message names the launchers of other vendors.
     """
     beside = Path(sys.executable).parent
     found = [shutil.which(name, path=str(beside)) for name in ("mpiexec", "mpirun")]
     found += [shutil.which(name) for name in ("mpiexec", "mpirun", "mpiexec.hydra")]
     refused = []
     for path in dict.fromkeys(filter(None, found)):
-        theirs = launcher_vendor(path)
-        if theirs == vendor:
+        other = launcher_vendor(path)
+        if other == vendor:
             return path
-        refused.append(f"{path} ({theirs})")
-    told = (
+        refused.append(f"{path} ({other})")
+    found_instead = (
         f"found only {', '.join(refused)}"
         if refused
         else f"none beside {sys.executable} or on PATH"
     )
     raise LaunchError(
-        f"mpi4py loads {vendor}, but there is no mpiexec of {vendor}: {told}; {INSTALL}"
+        f"mpi4py loads {vendor}, but there is no mpiexec of {vendor}: {found_instead}; {INSTALL}"
     )
 
 
 def launcher_vendor(path: str) -> str:
-    """Tell whose mpiexec this is, as the library's vendor is called."""
+    """Return the vendor of an mpiexec, named as that of the library."""
     try:
         done = run_for_output([path, "--version"], ANSWERED_WITHIN)
     except LaunchError:
@@ -137,53 +135,53 @@ def launcher_vendor(path: str) -> str:
     return next((name for sign, name in _LAUNCHERS.items() if sign in words), "of another MPI")
 
 
-def settings_for(
+def environment_for(
     vendor: str, ranks: int, available: int, root: bool, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Give the variables that this machine needs and the user has not set.
+    """Return the environment variables that a launch needs and the user has not set.
 
     Parameters
     ----------
     vendor : str
-        Of the MPI library.
+        Vendor of the MPI library.
     ranks, available : int
-        Ranks wanted and cores there are.
+        Number of ranks, and of available cores.
     root : bool
         Whether the user is root, as in a container.
     environ : mapping
-        What is set.
+        Environment variables of the user.
     """
     wanted: dict[str, str] = {}
     if vendor == OPEN_MPI:
         wanted |= AS_ROOT if root else {}
         wanted |= OVERSUBSCRIBED if ranks > available else {}
-    # Else every rank starts as many threads for linear algebra as there are cores.
+    # By default every rank would start one thread of linear algebra for each core.
     wanted["OMP_NUM_THREADS"] = str(max(1, available // ranks))
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def folder_of(path: Path) -> str:
-    """Say where a path begins; in a job that is easily another folder than one thinks."""
+    """Return the folder of a relative path, with a hint in a job, where it is often unexpected."""
     if path.is_absolute():
         return "/"
-    job = " (a job begins in the folder in which sbatch was called: call it where this path begins)"
+    job = " (a job starts in the folder where sbatch was called: call it where this path starts)"
     return f"{Path.cwd()}{job * ('SLURM_JOB_ID' in os.environ)}"
 
 
 def read_knobs(where: str, vendor: str) -> dict[str, str]:
-    """Read variables for this MPI: a line is ``NAME=value  # reason``.
+    """Return the environment variables in a file of lines ``NAME=value  # reason``.
 
     Parameters
     ----------
     where : str
         A file, or a folder with env.openmpi, env.mpich and env.intelmpi.
     vendor : str
-        Of the MPI library.
+        Vendor of the MPI library.
 
     Raises
     ------
     InvalidArgument
-        If there is no such file, or a line is not like that.
+        If there is no such file, or a line has another form.
     """
     path = Path(where) / KNOBS.get(vendor, "env") if Path(where).is_dir() else Path(where)
     if not path.is_file():
@@ -193,7 +191,7 @@ def read_knobs(where: str, vendor: str) -> dict[str, str]:
         text = line.partition("#")[0].strip()
         name, sign, value = text.partition("=")
         if text and not (sign and name.isidentifier()):
-            raise InvalidArgument(f"--knobs {path}, line {number}: {text!r}: allowed is NAME=value")
+            raise InvalidArgument(f"--knobs {path}, line {number}: {text!r}: expected NAME=value")
         if text:
             found[name] = value.strip()
     return found

@@ -1,9 +1,9 @@
-"""One rank under ``mpidist run``: starts the program, and tells how it ended.
+"""The monitor of one rank under ``mpidist run``: starts the program, and reports how it ended.
 
-``python -I -S rank_process.py FROM [label] [logs=DIR] -- PROGRAM…``; FROM is ``HOST,HOST,…/PORT``
-of the run, and the environment has its word.  It is a file of its own, of the standard library
-only, for it runs beside every rank.  The program and what it starts are a process group of their
-own: signals go to all of it, and it does not outlive the program.
+``python -I -S rank_process.py ADDRESS [label] [logs=DIR] -- PROGRAM…``; ADDRESS is
+``HOST,HOST,…/PORT`` of ``mpidist run``, and the environment has its secret.  One such process runs
+beside every rank, so it uses the standard library only.  The program and its children are a process
+group: signals go to all of it, and it does not outlive the program.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
-WORD, NOTES = "MPIDIST_RUN_WORD", "MPIDIST_RUN_NOTES"  # as in run_notes.py
+SECRET = "MPIDIST_RUN_SECRET"  # as in connections.py
+NOTES = "MPIDIST_RUN_NOTES"  # as in communicator/launcher_notes.py
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-PATIENT = (signal.SIGUSR1, signal.SIGUSR2)  # wait until the program has a handler for them
-HANDLED_WITHIN, LOOK_AGAIN = 60.0, 0.05  # seconds
-CONNECT_SECONDS, PUMP_SECONDS = 10.0, 5.0
-TOLD_SECONDS = 0.5  # in which what was written is carried before the end is told
-REST_SECONDS = 2.0  # that what a program leaves behind has to end by itself, and then after SIGTERM
-GRACE_SECONDS = 10.0  # from asking a program to end, when the run is gone, to killing it
+DEFERRED = (signal.SIGUSR1, signal.SIGUSR2)  # kept until the program has a handler for them
+HANDLED_WITHIN, POLL_SECONDS = 60.0, 0.05
+CONNECT_SECONDS, OUTPUT_SECONDS = 10.0, 5.0
+REPORT_SECONDS = 0.5  # for the last output, before the end of the program is reported
+REST_SECONDS = 2.0  # for processes that the program left behind: to end, and then after SIGTERM
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL when mpidist run is gone
 PR_SET_PDEATHSIG = 1
 
 
@@ -40,64 +41,64 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdigit()), None)
 
 
-def connect(where: str) -> socket.socket | None:
-    """Reach the run by the first of its addresses that answers."""
-    hosts, _, port = where.rpartition("/")
+def connect(address: str) -> socket.socket | None:
+    """Connect to ``mpidist run``, by the first of its addresses that answers."""
+    hosts, _, port = address.rpartition("/")
     for host in hosts.split(","):
         try:
-            line = socket.create_connection((host, int(port)), CONNECT_SECONDS)
+            connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
         except OSError:
             continue
-        line.settimeout(None)
-        return line
+        connection.settimeout(None)
+        return connection
     return None
 
 
-class Member:
-    """The program of one rank, and the line to the run."""
+class RankProcess:
+    """The program of one rank, and the connection to ``mpidist run``."""
 
-    def __init__(self, where: str, label: bool, logs: str | None):
+    def __init__(self, address: str, label: bool, logs: str | None):
         self.rank, self.label, self.logs = launched_rank() or 0, label, logs
         self.child: subprocess.Popen | None = None
-        self.line = connect(where)
-        if self.line is None:
-            sys.stderr.write(f"mpidist: rank {self.rank} cannot reach mpidist run at {where}\n")
-        word = os.environ.pop(WORD, "")
-        self.speaking, self.reading = threading.Lock(), threading.Lock()
-        self.tell(word=word, rank=self.rank, host=socket.gethostname())
+        self.connection = connect(address)
+        if self.connection is None:
+            sys.stderr.write(f"mpidist: rank {self.rank} cannot reach mpidist run at {address}\n")
+        secret = os.environ.pop(SECRET, "")
+        self.sending, self.reading = threading.Lock(), threading.Lock()
+        self.report(secret=secret, rank=self.rank, host=socket.gethostname())
         self.notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notes.bind("")  # the kernel finds an abstract name
         os.environ[NOTES] = os.fsdecode(self.notes.getsockname()[1:])
 
-    def tell(self, **what: object) -> None:
-        """Send something to the run."""
-        with self.speaking:
-            if self.line is not None:
+    def report(self, **facts: object) -> None:
+        """Send a report to ``mpidist run``."""
+        with self.sending:
+            if self.connection is not None:
                 try:
-                    self.line.sendall(json.dumps(what).encode() + b"\n")
+                    self.connection.sendall(json.dumps(facts).encode() + b"\n")
                 except OSError:
-                    self.line = None
+                    self.connection = None
 
     def read_notes(self) -> None:
-        """Tell the run what the program says of itself, as long as there is a program."""
+        """Forward the notes of the program on its MPI, as long as it runs."""
         while select.select([self.notes], (), ())[0]:
-            self.pass_notes()
+            self.forward_notes()
 
-    def pass_notes(self) -> None:
-        """Tell the run what the program has said."""
+    def forward_notes(self) -> None:
+        """Forward the notes that have come."""
         with self.reading, contextlib.suppress(BlockingIOError):
             while note := self.notes.recv(64, socket.MSG_DONTWAIT):
-                self.tell(mpi=note.decode(errors="replace"))
+                self.report(mpi=note.decode(errors="replace"))
 
-    def listen(self) -> None:
-        """Do what the run says; end the program with it."""
+    def receive_signals(self) -> None:
+        """Pass signals of ``mpidist run`` on; end the program when the connection ends."""
         try:
-            assert self.line is not None
-            for text in self.line.makefile():
+            assert self.connection is not None
+            for text in self.connection.makefile():
                 self.send(json.loads(text)["signal"])
         except OSError:
             pass
-        # Nobody waits for this rank any more; one that is inside of MPI does not hear the first.
+        # mpidist run is gone.  A rank inside an MPI call does not react to SIGTERM.
         self.send(signal.SIGTERM)
         if self.child is not None:
             try:
@@ -106,21 +107,21 @@ class Member:
                 self.send(signal.SIGKILL)
 
     def send(self, number: int, _: object = None) -> None:
-        """Send a signal to the program and all that it has started."""
-        if number in PATIENT:
-            threading.Thread(target=self.hand_on, args=(number,), daemon=True).start()
+        """Send a signal to the process group of the program."""
+        if number in DEFERRED:
+            threading.Thread(target=self.send_when_handled, args=(number,), daemon=True).start()
         elif self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, number)  # type: ignore[union-attr]
 
     def alive(self) -> bool:
-        """Tell whether the program runs."""
+        """Return whether the program runs."""
         return self.child is not None and self.child.poll() is None
 
-    def hand_on(self, number: int) -> None:
-        """Send a signal to those processes of the program that handle it, as soon as one does.
+    def send_when_handled(self, number: int) -> None:
+        """Send a signal to the processes of the program with a handler, as soon as there is one.
 
-        It would end a program that has just begun, and the processes around it.
+        It would kill a program that has just started, and a shell around it.
         """
         until = time.monotonic() + HANDLED_WITHIN
         while self.alive():
@@ -132,12 +133,14 @@ class Member:
                 return
             if time.monotonic() > until:
                 name = signal.Signals(number).name
-                sys.stderr.write(f"mpidist: rank {self.rank}: nothing here handles {name}\n")
+                sys.stderr.write(
+                    f"mpidist: rank {self.rank}: no process has a handler for {name}\n"
+                )
                 return
-            time.sleep(LOOK_AGAIN)  # the kernel does not tell when a process takes a handler
+            time.sleep(POLL_SECONDS)  # the kernel has no event for a new handler
 
     def run(self, program: list[str]) -> int:
-        """Run the program; give its status, below zero for a signal."""
+        """Run the program; return its status, negative for a signal."""
         piped = subprocess.PIPE if self.label or self.logs else None
         try:
             self.child = subprocess.Popen(
@@ -147,29 +150,31 @@ class Member:
             sys.stderr.write(
                 f"mpidist: rank {self.rank}: {program[0]} cannot be started: {error}\n"
             )
-            self.tell(status=127)
+            self.report(status=127)
             return 127
-        keeper, well = keep(self.child.pid)
+        guard, pipe = start_guard(self.child.pid)
         for number in FORWARDED:
             signal.signal(number, self.send)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        if self.line is not None:
-            threading.Thread(target=self.listen, daemon=True).start()
+        if self.connection is not None:
+            threading.Thread(target=self.receive_signals, daemon=True).start()
             threading.Thread(target=self.read_notes, daemon=True).start()
-        pumps = self.pump() if piped else []
+        threads = self.forward_output() if piped else []
         status = self.child.wait()
-        join(pumps, TOLD_SECONDS)
-        self.pass_notes()
-        self.tell(status=status)  # at once: other ranks may end because of it, and tell that
+        join(threads, REPORT_SECONDS)
+        self.forward_notes()
+        self.report(status=status)  # at once: it may end other ranks, which report that
         end_rest(self.child.pid)
-        join(pumps, PUMP_SECONDS)
-        with contextlib.suppress(BrokenPipeError):  # where all is killed, the keeper may be first
-            os.write(well, b".")
-        os.waitpid(keeper, 0)
+        join(threads, OUTPUT_SECONDS)
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # where all is killed, the guard may be the first
+            os.write(pipe, b".")
+        os.waitpid(guard, 0)
         return status
 
-    def pump(self) -> list[threading.Thread]:
-        """Carry what the program writes to the file of this rank, and to the run's terminal."""
+    def forward_output(self) -> list[threading.Thread]:
+        """Start threads that copy the output to the log of this rank and to our own output."""
         file: IO[bytes] | None = None
         if self.logs:
             path = os.path.join(self.logs, f"rank-{self.rank:05d}.log")
@@ -177,26 +182,28 @@ class Member:
                 os.makedirs(self.logs, exist_ok=True)
                 file = open(path, "ab", buffering=0)  # noqa: SIM115  (for the rest of the process)
             except OSError as error:
-                sys.stderr.write(f"mpidist: rank {self.rank} has no log, all is shown: {error}\n")
+                sys.stderr.write(
+                    f"mpidist: rank {self.rank} has no log, its output is shown: {error}\n"
+                )
         assert self.child is not None
         ends = ((self.child.stdout, sys.stdout.buffer), (self.child.stderr, sys.stderr.buffer))
-        threads = [threading.Thread(target=self.carry, args=(*end, file)) for end in ends]
+        threads = [threading.Thread(target=self.copy_output, args=(*end, file)) for end in ends]
         for thread in threads:
             thread.daemon = True
             thread.start()
         return threads
 
-    def carry(self, source: IO[bytes], screen: IO[bytes], file: IO[bytes] | None) -> None:
-        """Carry lines; with files for all ranks, only rank 0's are shown."""
+    def copy_output(self, source: IO[bytes], screen: IO[bytes], file: IO[bytes] | None) -> None:
+        """Copy lines to the log, and to the screen; with logs, rank 0's only."""
         shown = file is None or self.rank == 0
         prefix = f"{self.rank}: ".encode() if self.label else b""
-        for text in source:  # to the end, whatever happens: a full pipe would stop the program
+        for text in source:  # up to the end, whatever fails: a full pipe would block the program
             if file is not None:
                 try:
                     file.write(text)
                 except OSError as error:
                     file = None
-                    sys.stderr.write(f"mpidist: rank {self.rank}: its log ends here: {error}\n")
+                    sys.stderr.write(f"mpidist: rank {self.rank}: its log ends: {error}\n")
             if shown:
                 try:
                     screen.write(prefix + text)
@@ -206,29 +213,29 @@ class Member:
 
 
 def own_group() -> None:
-    """Have the program lead a group of processes, and killed if this process is."""
+    """Make the program the leader of a process group, and have it killed with this process."""
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def keep(leader: int) -> tuple[int, int]:
-    """Start a process that kills the group of `leader` if this process is killed.
+def start_guard(leader: int) -> tuple[int, int]:
+    """Start a process that kills the process group of `leader` if this process is killed.
 
-    The kernel does so with the leader alone (PR_SET_PDEATHSIG), not with what a shell started.
+    The kernel kills the leader only (PR_SET_PDEATHSIG), not the children of a shell.
 
     Returns
     -------
-    keeper, well : int
-        The process, and the end of a pipe: a byte in it says that there is nothing to kill.
+    guard, pipe : int
+        The process, and the end of a pipe: a byte in it tells the guard not to kill.
     """
-    ours, well = os.pipe()
-    keeper = os.fork()
-    if keeper:
+    ours, pipe = os.pipe()
+    guard = os.fork()
+    if guard:
         os.close(ours)
-        return keeper, well
+        return guard, pipe
     try:
-        os.setsid()  # else it would be killed with its parent
+        os.setsid()  # otherwise it would be killed with its parent
         os.closerange(0, ours)
         os.closerange(ours + 1, 4096)
         if not os.read(ours, 1):
@@ -238,16 +245,16 @@ def keep(leader: int) -> tuple[int, int]:
 
 
 def join(threads: list[threading.Thread], seconds: float) -> None:
-    """Wait for threads, not longer than so for all of them."""
+    """Wait for threads, for at most `seconds` altogether."""
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
 
 
 def end_rest(leader: int) -> None:
-    """End what a program has left running in its group, as srun does with a task.
+    """End the processes that a program has left in its group, as srun does with a task.
 
-    A moment is left to what ends by itself, such as the ``tee`` that a shell writes to.
+    Some end by themselves in a moment, such as a ``tee`` that a shell writes to.
     """
     for number in (0, signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + REST_SECONDS
@@ -256,13 +263,15 @@ def end_rest(leader: int) -> None:
         while group(leader):
             if time.monotonic() > until:
                 break
-            time.sleep(LOOK_AGAIN)  # they are no children of this process: nothing to wait on
+            time.sleep(
+                POLL_SECONDS
+            )  # they are not children of this process, which could be waited for
         else:
             return
 
 
 def group(leader: int) -> list[int]:
-    """List the processes of a group, without those that have ended."""
+    """Return the running processes of a process group."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:
@@ -273,30 +282,32 @@ def group(leader: int) -> list[int]:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
         masks = (line.split()[1] for line in file if line.startswith("SigCgt"))
         return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
     return False
 
 
-def leave(status: int) -> None:
-    """End as the program ended."""
+def exit_like(status: int) -> None:
+    """End this process with the status of the program."""
     sys.stdout.flush()
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written one already
+        resource.setrlimit(
+            resource.RLIMIT_CORE, (0, 0)
+        )  # the program has written a core file already
         signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
         os.kill(os.getpid(), -status)
     os._exit(status & 0xFF)
 
 
 def main(arguments: list[str]) -> None:
-    """Run a rank; see above."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a program to send them to
+    """Run one rank; see the docstring of this module."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a program
     cut = arguments.index("--")
-    where, options = arguments[0], arguments[1:cut]
+    address, options = arguments[0], arguments[1:cut]
     logs = next((o.partition("=")[2] for o in options if o.startswith("logs=")), None)
-    leave(Member(where, "label" in options, logs).run(arguments[cut + 1 :]))
+    exit_like(RankProcess(address, "label" in options, logs).run(arguments[cut + 1 :]))
 
 
 if __name__ == "__main__":

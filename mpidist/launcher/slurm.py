@@ -1,4 +1,4 @@
-"""The launch line in a SLURM allocation: srun where it can start this MPI, else its mpiexec."""
+"""The launcher in a SLURM allocation: srun if it can start this MPI, otherwise its mpiexec."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ LAUNCHERS = ("auto", "srun", "mpiexec")
 
 @dataclass(frozen=True)
 class Placement:
-    """How many ranks on how many nodes.
+    """The layout of ranks on nodes.
 
     Attributes
     ----------
     ranks, nodes, per_node : int
-        Ranks, the nodes that they take, and how many each holds at most.
+        Number of ranks, number of nodes that they use, and most ranks on a node.
     cpus : int
-        For each rank, as SLURM counts.
+        CPUs of each rank, as SLURM counts them.
     cores : int
-        For each rank, at least 1; fewer than `cpus` where these are hardware threads.
-    crowded : bool
-        Whether a node holds more ranks than it has CPUs for.
+        Cores of each rank, at least 1; fewer than `cpus` if these are hardware threads.
+    oversubscribed : bool
+        Whether a node has more ranks than CPUs for them.
     slots : int
         Tasks that SLURM grants to a node.
-    halved : bool
-        Whether ranks share cores, each with hardware threads of its own.
+    by_threads : bool
+        Whether ranks share cores, each with its own hardware threads.
     uneven : bool
-        Whether they are to stand as SLURM placed the tasks of the job, not as many on each node.
+        Whether nodes have different numbers of ranks, as SLURM placed the tasks of the job.
     """
 
     ranks: int
@@ -50,30 +50,30 @@ class Placement:
     per_node: int
     cpus: int
     cores: int
-    crowded: bool
+    oversubscribed: bool
     slots: int
-    halved: bool
+    by_threads: bool
     uneven: bool
 
 
 def place(
     allocation: Allocation, ranks: int | None, per_node: int | None, threads: int = 1
 ) -> Placement:
-    """Place ranks on the nodes: as SLURM placed the tasks, else node after node.
+    """Return the layout of ranks: as SLURM placed the tasks, otherwise node after node.
 
     Parameters
     ----------
     allocation : Allocation
-        What SLURM granted.
+        Allocation of the job.
     ranks, per_node : int or None
-        As the user asks for.
+        Number of ranks, and of ranks on a node, if the user gave them.
     threads : int
-        CPUs of SLURM in a core: more than 1 where it counts hardware threads.
+        SLURM's CPUs in a core: more than 1 if it counts hardware threads.
 
     Raises
     ------
     InvalidArgument
-        If neither the user nor the allocation says how many, or they do not fit.
+        If no number of ranks is known, or the ranks need more nodes than there are.
     """
     nodes, tasks = allocation.nodes, allocation.tasks
     if ranks is None and per_node is None and not tasks:
@@ -104,7 +104,7 @@ def place(
 
 
 def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Fill node after node, each with as many ranks as it has tasks."""
+    """Return the ranks on each node, filled one after another up to its tasks."""
     before = [sum(tasks[:k]) for k in range(len(tasks))]
     return tuple(min(n, ranks - first) for n, first in zip(tasks, before) if first < ranks)
 
@@ -112,31 +112,31 @@ def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
 def _placed(
     allocation: Allocation, layout: tuple[int, ...], threads: int, as_slurm: bool = True
 ) -> Placement:
-    asked = allocation.cpus_per_task or 1
-    if not as_slurm:  # the user's own number of ranks shares what the tasks would have had
-        asked = max(1, min(asked, *(c // n for n, c in zip(layout, allocation.cpus))))
-    crowded = any(n * asked > cpus for n, cpus in zip(layout, allocation.cpus))
-    cores = -(-asked // threads)
-    halved = threads > 1 and any(
-        n * cores > cpus // threads for n, cpus in zip(layout, allocation.cpus)
+    cpus = allocation.cpus_per_task or 1
+    if not as_slurm:  # the ranks share the CPUs that the tasks would have had
+        cpus = max(1, min(cpus, *(c // n for n, c in zip(layout, allocation.cpus))))
+    oversubscribed = any(n * cpus > there for n, there in zip(layout, allocation.cpus))
+    cores = -(-cpus // threads)
+    by_threads = threads > 1 and any(
+        n * cores > there // threads for n, there in zip(layout, allocation.cpus)
     )
     return Placement(
         sum(layout),
         len(layout),
         max(layout),
-        1 if crowded else asked,
-        1 if crowded else cores,
-        crowded,
+        1 if oversubscribed else cpus,
+        1 if oversubscribed else cores,
+        oversubscribed,
         max(allocation.tasks or allocation.cpus),
-        halved and not crowded,
+        by_threads and not oversubscribed,
         as_slurm and len(set(layout)) > 1,
     )
 
 
 def plugins_for(library: Library) -> tuple[str, ...]:
-    """Name the plugins of srun by which this library learns of the other ranks, best first.
+    """Return the plugins of srun that this library can start with, best first.
 
-    By any other it starts singletons.  How an MPICH was configured, it says itself.
+    With any other it starts singletons.  An MPICH tells its configure options itself.
     """
     if library.vendor == MPICH:
         return ("pmix", "pmi2") if "pmix" in library.about.lower() else ("pmi2",)
@@ -145,31 +145,31 @@ def plugins_for(library: Library) -> tuple[str, ...]:
 
 
 def choose_launcher(library: Library, launcher: str, plugin: str | None) -> str | None:
-    """Give the plugin of srun that is to start this MPI, or None: its own mpiexec is to.
+    """Return the plugin of srun that starts this MPI; None if its own mpiexec does.
 
     Parameters
     ----------
     library : Library
-        That mpi4py loads.
+        The MPI library that mpi4py loads.
     launcher : {"auto", "srun", "mpiexec"}
-        What the user asks for.
+        The user's launcher.
     plugin : str or None
-        The ``--mpi`` that the user asks for.
+        The user's ``--mpi``.
 
     Raises
     ------
     LaunchError
-        If what is asked for would start every rank alone, or not at all.
+        If these would start every rank alone, or not at all.
     """
     vendor, wanted = library.vendor, plugins_for(library)
     if plugin is not None and launcher == "mpiexec":
-        raise LaunchError(f"--mpi {plugin} is for srun, not for --launcher mpiexec")
+        raise LaunchError(f"--mpi {plugin}: only for srun, not for --launcher mpiexec")
     if plugin is not None and plugin.split("_v")[0] not in wanted:
         cure = "use --launcher mpiexec"
         if wanted:
             cure = f"use --mpi {wanted[0]}, or --launcher mpiexec"
         raise LaunchError(
-            f"--mpi {plugin}: {vendor} would start every rank alone, without a word, or not at all "
+            f"--mpi {plugin}: {vendor} would start every rank alone, or not at all, "
             f"under srun --mpi={plugin}; {cure}"
         )
     if launcher == "mpiexec" or (vendor == INTEL and launcher == "auto" and plugin is None):
@@ -193,13 +193,13 @@ def choose_launcher(library: Library, launcher: str, plugin: str | None) -> str 
 
 
 def _first(wanted: tuple[str, ...], offered: list[str]) -> str | None:
-    """Give the best plugin that there is; pmix_v4 is a pmix."""
+    """Return the best plugin on offer; pmix_v4 is a pmix."""
     fitting = ((w, o) for w in wanted for o in offered if o.split("_v")[0] == w)
     return next((offer for _, offer in fitting), None)
 
 
 def srun_plugins() -> list[str]:
-    """List the values of srun's ``--mpi`` on this machine."""
+    """Return the values of srun's ``--mpi`` on this machine."""
     srun = shutil.which("srun")
     if srun is None:
         return []
@@ -208,35 +208,35 @@ def srun_plugins() -> list[str]:
 
 
 def slurm_command(vendor: str, plugin: str | None, placed: Placement) -> list[str]:
-    """Give the launch line without the program."""
+    """Return the launcher and its arguments, without the program."""
     if plugin is not None:
         return _srun(plugin, placed)
     launcher = [find_launcher(vendor), "-n", str(placed.ranks)]
     if vendor == OPEN_MPI:
         return [*launcher, *_mapped(placed)]
-    unit = f"hwthread:{placed.cpus}" if placed.halved else f"core:{placed.cores}"
-    bound = ["-bind-to", unit] * (not placed.crowded and vendor == MPICH)
-    # Without -ppn Hydra places as many ranks on each node as SLURM says it has tasks.
+    unit = f"hwthread:{placed.cpus}" if placed.by_threads else f"core:{placed.cores}"
+    bound = ["-bind-to", unit] * (not placed.oversubscribed and vendor == MPICH)
+    # Without -ppn Hydra places one rank for each task of SLURM on a node.
     return [*launcher, *(["-ppn", str(placed.per_node)] * (not placed.uneven)), *bound]
 
 
 def _mapped(placed: Placement) -> list[str]:
-    """Give the options of Open MPI's mpirun."""
-    share, bind = (placed.cores, "core") if not placed.halved else (placed.cpus, "hwthread")
-    how = f":PE={share}" * (share > 1) + ":HWTCPUS" * placed.halved
-    how += ":oversubscribe" * (placed.crowded or placed.per_node > placed.slots)
+    """Return the options of Open MPI's mpirun."""
+    share, bind = (placed.cores, "core") if not placed.by_threads else (placed.cpus, "hwthread")
+    how = f":PE={share}" * (share > 1) + ":HWTCPUS" * placed.by_threads
+    how += ":oversubscribe" * (placed.oversubscribed or placed.per_node > placed.slots)
     by = "slot" if placed.uneven else f"ppr:{placed.per_node}:node"
-    return ["--map-by", f"{by}{how}", "--bind-to", "none" if placed.crowded else bind]
+    return ["--map-by", f"{by}{how}", "--bind-to", "none" if placed.oversubscribed else bind]
 
 
 def _srun(plugin: str, placed: Placement) -> list[str]:
-    """Give the line of srun: a rank that fails ends the step.
+    """Return the command of srun, under which a failed rank ends the step.
 
-    The environment goes along even if the job was submitted with ``--export=NONE``.  Ranks fill
-    node after node, or stand as SLURM placed the tasks of the job.
+    The environment is passed on even if the job was submitted with ``--export=NONE``.  Ranks fill
+    node after node, or are placed like the tasks of the job.
     """
     even = [f"--ntasks-per-node={placed.per_node}", "--distribution=block"]
-    bind = "threads" if placed.halved else "cores"
+    bind = "threads" if placed.by_threads else "cores"
     return [
         "srun",
         f"--mpi={plugin}",
@@ -246,5 +246,5 @@ def _srun(plugin: str, placed: Placement) -> list[str]:
         f"--ntasks={placed.ranks}",
         *(even * (not placed.uneven)),
         *([f"--cpus-per-task={placed.cpus}"] * (placed.cpus > 1)),
-        *(["--overcommit", "--cpu-bind=none"] if placed.crowded else [f"--cpu-bind={bind}"]),
+        *(["--overcommit", "--cpu-bind=none"] if placed.oversubscribed else [f"--cpu-bind={bind}"]),
     ]

@@ -16,7 +16,7 @@ from mpidist.commands.prove import spans
 from mpidist.communicator import launch
 from mpidist.errors import LaunchError
 from mpidist.launcher.job import check_not_nested
-from mpidist.launcher.mpi import launched_rank, settings_for
+from mpidist.launcher.mpi import environment_for, launched_rank
 from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import unregister
@@ -255,13 +255,13 @@ def test_run_starts_a_script_with_its_own_options(tmp_path):
 
 
 def test_settings_are_those_that_the_machine_needs():
-    few = settings_for("Open MPI", 2, 4, False, {})
+    few = environment_for("Open MPI", 2, 4, False, {})
     assert few == {"OMP_NUM_THREADS": "2"}
-    many = settings_for("Open MPI", 8, 4, True, {"OMP_NUM_THREADS": "3"})
+    many = environment_for("Open MPI", 8, 4, True, {"OMP_NUM_THREADS": "3"})
     assert many["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
     assert many["OMPI_ALLOW_RUN_AS_ROOT"] == many["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert "OMP_NUM_THREADS" not in many  # the user's stays
-    assert settings_for("MPICH", 8, 4, True, {}) == {"OMP_NUM_THREADS": "1"}
+    assert environment_for("MPICH", 8, 4, True, {}) == {"OMP_NUM_THREADS": "1"}
 
 
 def test_run_inside_of_a_job_is_refused():

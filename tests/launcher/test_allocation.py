@@ -42,7 +42,7 @@ def test_outside_of_an_allocation():
 )
 def test_ranks_fill_node_after_node(ranks, each, expected):
     placed = place(Allocation.find(JOB), ranks, each)
-    assert (placed.ranks, placed.nodes, placed.per_node, placed.crowded) == expected
+    assert (placed.ranks, placed.nodes, placed.per_node, placed.oversubscribed) == expected
 
 
 def test_what_does_not_fit():
@@ -60,7 +60,9 @@ def test_lines(monkeypatch):
     srun = slurm_command("Open MPI", "pmix", place(threads, None, None))
     assert srun[:3] == ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
     assert "--cpus-per-task=2" in srun and "--cpu-bind=cores" in srun
-    assert not place(threads, 6, None).crowded  # three ranks on four cores, if not with two each
+    assert not place(
+        threads, 6, None
+    ).oversubscribed  # three ranks on four cores, if not with two each
     crowded = place(threads, 10, None)
     assert slurm_command("MPICH", "pmi2", crowded)[-2:] == ["--overcommit", "--cpu-bind=none"]
     line = slurm_command("Open MPI", None, crowded)
@@ -76,9 +78,9 @@ def test_the_layout_of_slurm_is_kept(monkeypatch):
     monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
     found = Allocation.find(UNEVEN)
     placed = place(found, None, None)
-    assert (placed.ranks, placed.nodes, placed.uneven, placed.crowded) == (4, 2, True, False)
+    assert (placed.ranks, placed.nodes, placed.uneven, placed.oversubscribed) == (4, 2, True, False)
     fewer = place(found, 3, None)  # one and two
-    assert (fewer.ranks, fewer.nodes, fewer.per_node, fewer.crowded) == (3, 2, 2, False)
+    assert (fewer.ranks, fewer.nodes, fewer.per_node, fewer.oversubscribed) == (3, 2, 2, False)
     srun = slurm_command("MPICH", "pmi2", placed)
     assert {"--export=ALL", "--nodes=2", "--ntasks=4"} < set(srun)
     assert not [word for word in srun if word.startswith(("--ntasks-per", "--distribution"))]
@@ -93,13 +95,17 @@ def test_hardware_threads_are_not_cores(monkeypatch):
     monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
     found = Allocation.find(JOB)
     four = place(found, None, 4, threads=2)
-    assert four.halved and not four.crowded and not place(found, None, 2, threads=2).halved
+    assert (
+        four.by_threads
+        and not four.oversubscribed
+        and not place(found, None, 2, threads=2).by_threads
+    )
     assert slurm_command("Open MPI", "pmix", four)[-1] == "--cpu-bind=threads"
     shared = ["--map-by", "ppr:4:node:HWTCPUS:oversubscribe", "--bind-to", "hwthread"]
     assert slurm_command("Open MPI", None, four)[3:] == shared
     assert slurm_command("MPICH", None, four)[-1] == "hwthread:1"
     two = place(Allocation.find({**JOB, "SLURM_CPUS_PER_TASK": "2"}), None, 2, threads=2)
-    assert (two.cpus, two.cores, two.halved) == (2, 1, False)
+    assert (two.cpus, two.cores, two.by_threads) == (2, 1, False)
     assert "--cpus-per-task=2" in slurm_command("Open MPI", "pmix", two)
     assert ":PE" not in " ".join(slurm_command("Open MPI", None, two))
 
@@ -214,7 +220,7 @@ def test_a_shell_of_one_task_starts_all_ranks_of_the_job(monkeypatch, said, task
     [
         ("Open MPI", "auto", "pmi2", ["pmi2", "pmix"], "use --mpi pmix, or --launcher mpiexec"),
         ("MPICH", "auto", "pmix", ["pmi2", "pmix"], "use --mpi pmi2, or --launcher mpiexec"),
-        ("MPICH", "mpiexec", "pmi2", ["pmi2"], "is for srun"),
+        ("MPICH", "mpiexec", "pmi2", ["pmi2"], "only for srun"),
         ("Open MPI", "srun", None, ["none", "pmi2"], "it needs --mpi=pmix, and this SLURM has"),
         ("Intel MPI", "srun", None, ["pmi2"], "set I_MPI_PMI_LIBRARY to SLURM's libpmi2.so"),
         ("MVAPICH", "srun", None, ["pmi2"], "use --launcher mpiexec"),
@@ -257,7 +263,7 @@ def test_knobs(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with pytest.raises(InvalidArgument, match=r"there is no slurm/env in .*: call it where this"):
         read_knobs("slurm/env", "MPICH")
-    with pytest.raises(InvalidArgument, match=r"no such script in .*folder in which sbatch was"):
+    with pytest.raises(InvalidArgument, match=r"no such script in .*folder where sbatch was"):
         command_line.rank_command(("slurm/train.py",))
     (tmp_path / "env.mpich").write_text("export A\n")
     with pytest.raises(InvalidArgument, match="line 1: 'export A'"):

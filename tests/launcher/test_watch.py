@@ -16,7 +16,7 @@ from mpidist.commands.run import run_command
 from mpidist.errors import LaunchError
 from mpidist.launcher import job as running
 from mpidist.launcher import watch as watching
-from mpidist.launcher.connections import Rank, addresses_v6, enough_files
+from mpidist.launcher.connections import Rank, addresses_v6, raise_file_limit
 from mpidist.launcher.watch import Signals, Watch
 from tests.support import processes
 from tests.support.processes import environment, run
@@ -33,7 +33,7 @@ def python(program):
     [
         ("print('all well')", 0, "0: all well"),
         ("import sys; sys.exit(3)", 3, "ended with exit code 3"),
-        ("import os; os.kill(os.getpid(), 9)", 137, "was ended by signal 9 (SIGKILL)"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "was killed by signal 9 (SIGKILL)"),
     ],
 )
 def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
@@ -47,7 +47,7 @@ def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
 def test_the_watch_does_not_listen_to_strangers(said):
     """A port scan must not end a job: the one rank ends well after it."""
     watch = Watch(1)
-    port = watch.lines._door.getsockname()[1]
+    port = watch.connections._listener.getsockname()[1]
 
     def visit():
         with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -85,7 +85,7 @@ def test_a_signal_before_the_program_can_hear_it(tmp_path):
     """
     watch, program = Watch(1), tmp_path / "late.py"
     program.write_text(LATE)
-    watch.lines.send(signal.SIGUSR1)
+    watch.connections.send(signal.SIGUSR1)
     shell = ["sh", "-c", f"{sys.executable} {program}; exit $?"]
     assert watch.run(watch.command(shell), RANK) == 0
 
@@ -169,12 +169,12 @@ def test_a_launcher_that_does_not_end(monkeypatch, capfd):
     watch = Watch(1)
     words = watch.command(["true"])
     assert watch.run(["sh", "-c", '"$@"; exec sleep 60', "sh", *words], RANK) == 0
-    assert "all ranks finished well 0.2 s ago: ending the launcher" in capfd.readouterr().err
+    assert "all ranks succeeded 0.2 s ago: ending the launcher" in capfd.readouterr().err
 
 
 def test_before_slurm_kills_all(monkeypatch):
     """After SIGTERM the steps to the end fit into the time that is left."""
-    watch = Watch(0, haste=2.0)
+    watch = Watch(0, kill_wait=2.0)
     begun = time.monotonic()
     deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 60 & wait; sleep 60"]
     assert watch.run(deaf, environment()) == 137
@@ -202,12 +202,12 @@ sys.exit(sys.argv[1] != "through")
         (1, "aborts", 1, True, "rank 0 on "),
         (1, "early", 1, False, "rank 0 on "),
         (1, "through", 0, False, ""),
-        (2, "through", 1, False, "how rank 1 of 2 ended is not known"),  # it never came
+        (2, "through", 1, False, "rank 1 of 2 has not reported"),  # it never came
     ],
 )
 def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, told):
     """As MPICH under SLURM's pmi2, now and then; a rank that is late is waited for."""
-    monkeypatch.setattr(watching, "LAST_WORDS", 0.5)
+    monkeypatch.setattr(watching, "LAST_REPORTS", 0.5)
     watch = Watch(ranks, start_timeout=0.2)
     words = watch.command([sys.executable, "-c", INIT, how])
     assert watch.run(words, RANK) == status
@@ -215,16 +215,16 @@ def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, 
 
 
 def test_real_time_signals_have_no_name():
-    assert str(Rank(3, "n2", -40)) == "rank 3 on n2 was ended by signal 40"
+    assert str(Rank(3, "n2", -40)) == "rank 3 on n2 was killed by signal 40"
 
 
 def test_more_ranks_than_files():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with pytest.raises(LaunchError, match=r"allowed are \d+ \(ulimit -Hn\); --no-watch"):
-        enough_files(limits[1])
+    with pytest.raises(LaunchError, match=r"the limit is \d+ \(ulimit -Hn\); .*--no-watch"):
+        raise_file_limit(limits[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, limits[1]))
     try:
-        enough_files(200)
+        raise_file_limit(200)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 456
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -242,10 +242,10 @@ def test_addresses_beyond_the_link(tmp_path):
 
 def test_the_word_of_a_run_is_not_in_its_command():
     watch = Watch(1)
-    assert watch.lines.word not in " ".join(watch.command(["true"]))
+    assert watch.connections.secret not in " ".join(watch.command(["true"]))
     assert (
         watch.run(
-            watch.command(python("import os; assert 'MPIDIST_RUN_WORD' not in os.environ")), RANK
+            watch.command(python("import os; assert 'MPIDIST_RUN_SECRET' not in os.environ")), RANK
         )
         == 0
     )

@@ -11,16 +11,19 @@ import click
 from rich.console import Console
 
 from ...measure import format_size
+from ...schedule.contract import COLLECTIVES
 from ..console import examples, make_console, print_tables, progress_bar
 from ..options import (
-    POSITIVE,
+    CALLED,
+    AlgorithmNames,
     ByteSizes,
     CollectiveName,
+    Count,
     DtypeName,
-    Names,
     OutputFile,
     PlotFile,
     ReportFile,
+    Seconds,
     load_option,
 )
 
@@ -63,24 +66,21 @@ _SETTINGS = (
     ),
     click.option(
         "--iterations",
-        type=POSITIVE,
-        metavar="N",
+        type=Count(),
         default=200,
         show_default=True,
         help="Timed iterations of each collective and size, at most.",
     ),
     click.option(
         "--budget",
-        type=click.FloatRange(min=0),
-        metavar="SECONDS",
+        type=Seconds(),
         default=2.0,
         show_default=True,
         help="Time for each collective and size.",
     ),
     click.option(
         "--limit",
-        type=click.FloatRange(min=0),
-        metavar="SECONDS",
+        type=Seconds(),
         default=30.0,
         show_default=True,
         help="Time after which a measurement is cut short.",
@@ -97,7 +97,9 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
         The algorithms that are measured by default, as text.
     """
     named = click.option(
-        "--algorithms", type=Names(), help=f"Algorithms to measure; by default {default}."
+        "--algorithms",
+        type=AlgorithmNames(COLLECTIVES, *CALLED),
+        help=f"Algorithms to measure; by default {default}.",
     )
     options = (sizes_option, named, *_SETTINGS)
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..console import examples
-from ..options import POSITIVE, Millions, check_not_given
+from ..options import Count, Millions, check_not_given
 from .collectives import json_option, print_results, write_results
 
 
@@ -32,8 +32,7 @@ from .collectives import json_option, print_results, write_results
 )
 @click.option(
     "--iterations",
-    type=POSITIVE,
-    metavar="N",
+    type=Count(),
     default=20,
     show_default=True,
     help="Timed steps of each kind.",

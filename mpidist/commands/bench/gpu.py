@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..console import examples
-from ..options import POSITIVE, CollectiveName
+from ..options import CollectiveName, Count
 from .collectives import (
     dtype_option,
     json_option,
@@ -29,8 +29,7 @@ from .collectives import (
 @dtype_option
 @click.option(
     "--iterations",
-    type=POSITIVE,
-    metavar="N",
+    type=Count(),
     default=200,
     show_default=True,
     help="Timed iterations.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..console import examples
-from ..options import POSITIVE
+from ..options import Count
 from .collectives import json_option, print_results, write_results
 
 
@@ -16,8 +16,7 @@ from .collectives import json_option, print_results, write_results
 )
 @click.option(
     "--iterations",
-    type=POSITIVE,
-    metavar="N",
+    type=Count(),
     default=40,
     show_default=True,
     help="Timed steps of each kind.",
