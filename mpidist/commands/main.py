@@ -6,12 +6,15 @@ import errno
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import CommunicationError, InvalidArgument, LaunchError, MpidistError
 from ..launcher.mpi import launched_rank
+
+if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
 
 AGREE_SECONDS = 5.0
 REPORT_SECONDS = 1.0
@@ -20,7 +23,7 @@ REPORT_SECONDS = 1.0
 class Main(click.Group):
     """The group of commands: every error of mpidist becomes one line and an exit code.
 
-    2 for what was asked wrongly, 1 for what went wrong.
+    The exit code is 2 for wrong options or arguments, and 1 for failures.
     """
 
     def main(self, *arguments: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
@@ -42,11 +45,11 @@ class Main(click.Group):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # `mpidist list | head` is no failure
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as of `mpidist list | head`
             status = 1
         status = status if isinstance(status, int) else 0
         if status and launched_rank():
-            # The launcher ends a job with its first rank that fails; rank 0 has a message to print.
+            # The launcher ends the job with the first failed rank: let rank 0 print first.
             time.sleep(REPORT_SECONDS)
         sys.exit(status)
 
@@ -55,9 +58,9 @@ class Main(click.Group):
 
 
 def report(error: MpidistError) -> int:
-    """Print an error in one line, by rank 0 where all ranks have it; give the exit code.
+    """Print an error in one line, on rank 0 if all ranks raised it; return the exit code.
 
-    What only one rank has met ends the job: the others wait for it.
+    An error on some ranks ends the job, as the other ranks wait for them.
     """
     from ..communicator import launch
 
@@ -67,7 +70,7 @@ def report(error: MpidistError) -> int:
         if not launched_rank():
             _print_error(error)
         return status
-    if not isinstance(error, CommunicationError) and _all_have_one(comm):
+    if not isinstance(error, CommunicationError) and _all_failed(comm):
         if comm.rank == 0:
             _print_error(error)
         return status
@@ -76,8 +79,8 @@ def report(error: MpidistError) -> int:
     return 1
 
 
-def _all_have_one(comm: Any) -> bool:
-    """Tell whether every rank has come here: then it is everyone's error."""
+def _all_failed(comm: Communicator) -> bool:
+    """Return whether all ranks reach this barrier, that is, all of them failed."""
     comm.timeout = AGREE_SECONDS
     try:
         comm.barrier()

@@ -1,4 +1,4 @@
-"""Types of parameters: each reads one kind of value, and says what it expects."""
+"""Types of parameters: each parses one kind of value; its errors name the expected form."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 
 @click.command(
     "prove",
-    short_help="Prove algorithms for every size and root, or find what is wrong.",
+    short_help="Prove algorithms, or pipeline schedules, for every size.",
     epilog=examples(
         "mpidist prove",
         "mpidist prove --ranks 1-64 --jobs 2",

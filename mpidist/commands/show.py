@@ -42,7 +42,7 @@ STAGES, MICROBATCHES = 4, 8  # by default
 
 @click.command(
     "show",
-    short_help="Draw what an ALGORITHM or a pipeline SCHEDULE does, and when.",
+    short_help="Draw an ALGORITHM of a COLLECTIVE, or a pipeline SCHEDULE.",
     epilog=examples(
         "mpidist show allreduce ring --ranks 5",
         "mpidist show broadcast tree:3 --ranks 9 --root 2 --svg tree.svg",

@@ -1,4 +1,4 @@
-"""The main job: handwritten digits, learnt by all ranks together, and checked."""
+"""The demo: train a digit classifier on all ranks, and check the result."""
 
 from .digits import Digits, load_digits
 from .result import DemoResult

@@ -1,4 +1,4 @@
-"""The UCI handwritten digits, as scikit-learn ships them."""
+"""The UCI handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from ..errors import Unsupported
 
 TEST_SHARE = 5
-"""One sample in so many is kept for the test."""
+"""One of this many samples is a test sample."""
 
 
 @dataclass(frozen=True)
 class Digits:
-    """1797 pictures of 8 × 8 pixels, as rows of 64 numbers in [0, 1], and the digits they show."""
+    """1797 images of 8 × 8 pixels, as rows of 64 numbers in [0, 1], and their labels."""
 
     train_images: np.ndarray
     train_labels: np.ndarray
@@ -24,12 +24,12 @@ class Digits:
 
 
 def load_digits(dtype: Any = np.float64) -> Digits:
-    """Load the digits, split at random but always alike: 1438 to learn from, 359 for the test.
+    """Load the digits, always split alike: 1438 training samples and 359 test samples.
 
     Parameters
     ----------
     dtype : dtype
-        Of the images.
+        Dtype of the images.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def load_digits(dtype: Any = np.float64) -> Digits:
     Notes
     -----
     Alpaydin and Kaynak, *Optical recognition of handwritten digits*, UCI Machine Learning
-    Repository, 1998 (its test part, which is what scikit-learn has).
+    Repository, 1998 (its test part, the one in scikit-learn).
     """
     try:
         from sklearn import datasets

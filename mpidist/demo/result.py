@@ -1,4 +1,4 @@
-"""What the main job found."""
+"""The result of the demo's training."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class DemoResult:
     Attributes
     ----------
     ranks, train_samples, test_samples, parameters, epochs, steps, batch : int
-        How many of each; `batch` is the size of the global batch, `steps` those of all epochs.
+        Number of each; `steps` is that of all epochs, `batch` the size of the global batch.
     layers : tuple of int
-        Sizes of the network's layers, input and output among them.
+        Sizes of the network's layers, with input and output.
     dtype : str
-        In which everything was computed.
+        Dtype of all arrays.
     losses : tuple of float
-        Mean loss of each epoch over the whole training set, while it was being learnt.
+        Mean training loss of each epoch.
     accuracies : tuple of float
-        Share of the test set recognised after each epoch.
+        Test accuracy after each epoch.
     reference_losses, reference_accuracies : tuple of float
-        The same of one process on the same global batches; empty if that was not asked for.
+        Losses and accuracies of one process on the same global batches; empty without reference.
     fingerprints : tuple of str
         SHA-256 of all parameters, rank by rank.
     gradients : ndarray of float32, 1-D
         The averaged gradients of the last step, all parameters one after another.
     seconds, sync_seconds, reference_seconds : float
-        Wall time on the slowest rank: of the training, of the part of it that waited for gradients,
-        and of the one-process training.
+        Wall time on the slowest rank: the training, its synchronization of gradients, and the
+        training in one process.
     """
 
     ranks: int
@@ -57,17 +57,17 @@ class DemoResult:
 
     @property
     def accuracy(self) -> float:
-        """Share of the test set recognised in the end."""
+        """Test accuracy after the last epoch."""
         return self.accuracies[-1]
 
     @property
     def reference_accuracy(self) -> float | None:
-        """The same for one process; None if that was not asked for."""
+        """Test accuracy of one process; None without reference."""
         return self.reference_accuracies[-1] if self.reference_accuracies else None
 
     @property
     def identical(self) -> bool:
-        """Whether all ranks ended with the same parameters, bit by bit."""
+        """Whether all ranks have bit-identical parameters."""
         return len(set(self.fingerprints)) == 1
 
     @property
@@ -78,25 +78,24 @@ class DemoResult:
 
     @property
     def loss_tolerance(self) -> float:
-        """How large that difference may be.
+        """Largest accepted difference of losses.
 
-        Ranks add up a batch's gradient in parts, one process adds it up at once.  The two sums
-        differ in rounding, by a few units in the last place, and training hands the difference on
-        from step to step: in float64 up to 1e-15 was seen (6 seeds, 2 … 7 ranks, 40 epochs); in
-        float32 mostly 1e-7, but 2e-4 where a tiny difference turned a ReLU on or off.  The
-        tolerances leave room above that, and are below what a wrongly weighted mean of unequal
-        parts is off by (a test shows both).
+        Ranks sum a batch's gradient in parts, one process sums it at once.  The sums differ in
+        rounding, by a few units in the last place, and training carries the difference from step to
+        step: in float64 up to 1e-15 (6 seeds, 2 … 7 ranks, 40 epochs); in float32 mostly 1e-7, but
+        2e-4 if a tiny difference turned a ReLU on or off.  The tolerances are above these, and
+        below the error of a wrongly weighted mean of unequal parts (a test shows both).
         """
         return LOSS_TOLERANCE[self.dtype]
 
     @property
     def accuracy_tolerance(self) -> float:
-        """How much the accuracies may differ: by one sample of the test set (none in float64)."""
+        """Largest accepted difference of accuracies: one test sample (float64: none)."""
         return 1.5 / self.test_samples if self.dtype == "float32" else 0.0
 
     @property
     def matches(self) -> bool | None:
-        """Whether losses and accuracy are those of one process; None if not asked for."""
+        """Whether losses and accuracy are those of one process; None without reference."""
         if self.max_loss_difference is None or self.reference_accuracy is None:
             return None
         close = self.max_loss_difference <= self.loss_tolerance
@@ -104,5 +103,5 @@ class DemoResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the replicas are identical and match one process, if that was asked for."""
+        """Whether the replicas are identical and match one process, if there is a reference."""
         return self.identical and self.matches is not False

@@ -1,4 +1,4 @@
-"""The main job: data-parallel training, and the same training in one process."""
+"""Data-parallel training of a digit classifier, and the same training in one process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..bench.progress import draw_progress
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, Unsupported
 from ..nn import SGD, CrossEntropy, Linear, Module, ReLU, Sequential
 from ..parallel import DDP
@@ -26,10 +27,33 @@ Sum = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass
-class Learner:
-    """One replica in training: what it learns from, and how its part joins the others'.
+class Replica:
+    """One replica in training.
 
-    With `rank` 0 of `size` 1 and nothing to join it is the one-process training.
+    With the defaults it is the training in one process.
+
+    Attributes
+    ----------
+    model : Module or DDP
+        The network.
+    digits : Digits
+        The data.
+    batch : int
+        Samples in a global batch.
+    learning_rate, momentum : float
+        Hyperparameters of SGD.
+    seed : int
+        Seed of the order of the samples.
+    rank, size : int
+        Place of this replica among the replicas.
+    sync : callable
+        Averages the gradients over the replicas.
+    total : callable
+        Returns the sum of an array over the replicas.
+    sync_seconds : float
+        Time spent in `sync`.
+    losses, accuracies : list of float
+        Mean loss and test accuracy of each epoch.
     """
 
     model: Any
@@ -47,13 +71,13 @@ class Learner:
     accuracies: list[float] = field(default_factory=list)
 
     def run(self, epochs: int, report: Report = lambda done, loss, accuracy: None) -> float:
-        """Train for some epochs; give the seconds that it took."""
+        """Train for some epochs; return the seconds."""
         begun = perf_counter()
         optimizer = SGD(self.model.parameters(), self.learning_rate, self.momentum)
         random = np.random.default_rng(self.seed)  # the same on every rank: so are the batches
         for epoch in range(epochs):
             order = random.permutation(len(self.digits.train_labels))
-            loss = sum(self._step(chosen, optimizer) for chosen in self._batches(order))
+            loss = sum(self._step(samples, optimizer) for samples in self._batches(order))
             sums = self.total(np.array([loss, self._recognised()]))
             self.losses.append(float(sums[0]) / len(order))
             self.accuracies.append(float(sums[1]) / len(self.digits.test_labels))
@@ -63,16 +87,16 @@ class Learner:
     def _batches(self, order: np.ndarray) -> Iterator[np.ndarray]:
         return (order[i : i + self.batch] for i in range(0, len(order), self.batch))
 
-    def _step(self, chosen: np.ndarray, optimizer: SGD) -> float:
-        """Learn from the global batch `chosen`; give the sum of the losses of this rank's part."""
-        mine = chosen[blocks(len(chosen), self.size)[self.rank]]
+    def _step(self, samples: np.ndarray, optimizer: SGD) -> float:
+        """Train on a global batch; return the sum of the losses of this rank's part."""
+        part = samples[blocks(len(samples), self.size)[self.rank]]
         criterion = CrossEntropy("sum")
-        scores = self.model(self.digits.train_images[mine])
-        loss = criterion(scores, self.digits.train_labels[mine])
+        scores = self.model(self.digits.train_images[part])
+        loss = criterion(scores, self.digits.train_labels[part])
         self.model.zero_grad()
-        # The parts may differ in size, so each rank divides its sum by the size of the whole batch;
-        # the mean over the ranks divides once more, by their number, so that is multiplied in.
-        self.model.backward(criterion.backward(self.size / len(chosen)))
+        # Parts may differ in size, so each rank divides its sum by the size of the whole batch.
+        # The mean over the ranks divides by their number again: multiply by it.
+        self.model.backward(criterion.backward(self.size / len(samples)))
         begun = perf_counter()
         self.sync()
         self.sync_seconds += perf_counter() - begun
@@ -80,10 +104,10 @@ class Learner:
         return loss
 
     def _recognised(self) -> int:
-        """Count the test samples of this rank's part that the model recognises."""
-        mine = blocks(len(self.digits.test_labels), self.size)[self.rank]
-        guesses = self.model(self.digits.test_images[mine]).argmax(axis=1)
-        return int((guesses == self.digits.test_labels[mine]).sum())
+        """Return the number of recognised test samples in this rank's part."""
+        part = blocks(len(self.digits.test_labels), self.size)[self.rank]
+        guesses = self.model(self.digits.test_images[part]).argmax(axis=1)
+        return int((guesses == self.digits.test_labels[part]).sum())
 
 
 def make_model(hidden: tuple[int, ...], seed: int, dtype: Any) -> Module:
@@ -97,7 +121,7 @@ def make_model(hidden: tuple[int, ...], seed: int, dtype: Any) -> Module:
 
 
 def fingerprint(model: Any) -> str:
-    """Give the SHA-256 of all parameters' bytes: two models with the same one are the same."""
+    """Return the SHA-256 of all parameters, equal only for identical models."""
     digest = hashlib.sha256()
     for p in model.parameters():
         digest.update(np.ascontiguousarray(p.data).tobytes())
@@ -110,12 +134,12 @@ Report = Callable[[int, float, float], None]
 
 @contextmanager
 def progress(rank: int, epochs: int, console: Console | None = None) -> Iterator[Report]:
-    """Show how training goes, on rank 0 only.
+    """Show the progress of training on rank 0: a bar on a terminal, otherwise lines in the log.
 
     Parameters
     ----------
     rank, epochs : int
-        This rank, and how many epochs there will be.
+        This rank, and the number of epochs.
     console : rich.console.Console, optional
         Where to draw; by default standard error, if that is a terminal.
 
@@ -132,17 +156,9 @@ def progress(rank: int, epochs: int, console: Console | None = None) -> Iterator
             "epoch %d/%d: loss %.4f, test accuracy %.2f %%", done, epochs, loss, 100 * accuracy
         )
     else:
-        with Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}, test accuracy {task.fields[accuracy]:.2%}"),
-            TimeElapsedColumn(),
-            console=console,
-        ) as bar:
-            task = bar.add_task("training", total=epochs, loss=float("nan"), accuracy=0.0)
-            yield lambda done, loss, accuracy: bar.update(
-                task, completed=done, loss=loss, accuracy=accuracy
+        with draw_progress(console, "training", epochs, keep=True) as advance:
+            yield lambda done, loss, accuracy: advance(
+                f"training: loss {loss:.4f}, test accuracy {accuracy:.2%}", done
             )
 
 
@@ -150,7 +166,7 @@ BUCKET_BYTES, FIRST_BUCKET_BYTES = 256 << 10, 64 << 10
 
 
 def train(
-    comm: Any,
+    comm: Communicator,
     *,
     epochs: int = 20,
     batch: int = 100,
@@ -163,11 +179,11 @@ def train(
     reference: bool = True,
     console: Any = None,
 ) -> DemoResult:
-    """Train a classifier of handwritten digits on all ranks of `comm` together, and check it.
+    """Train a classifier of handwritten digits on all ranks, and check the result; collective.
 
-    Every rank begins with other weights and takes those of rank 0.  Each global batch is cut into
-    one part per rank, as evenly as it goes; gradients are averaged over the batch.  Afterwards
-    rank 0 alone repeats the training on the same global batches.
+    Every rank starts with different weights and takes those of rank 0.  Each global batch is cut
+    into one part per rank, as evenly as possible; gradients are averaged over the batch.
+    Afterwards rank 0 alone repeats the training on the same global batches.
 
     Parameters
     ----------
@@ -178,17 +194,17 @@ def train(
     hidden : tuple of int
         Sizes of the hidden layers.
     learning_rate, momentum : float
-        Of the gradient descent.
+        Hyperparameters of SGD.
     dtype : {"float32", "float64"}
-        In which all is computed; float64 makes the comparison with one process sharp.
+        Dtype of all arrays; with float64 one process gives nearly the same losses.
     algorithm : str
-        Of the allreduce of gradients.
+        Algorithm of the allreduce of gradients.
     seed : int
-        Of the weights and the order of samples.
+        Seed of the weights and the order of samples.
     reference : bool
         Whether to repeat the training in one process.
     console : rich.console.Console, optional
-        Where rank 0 shows progress; by default standard error if that is a terminal, else the log.
+        Where rank 0 draws progress; by default standard error if it is a terminal, else the log.
 
     Returns
     -------
@@ -198,7 +214,7 @@ def train(
     Raises
     ------
     InvalidArgument
-        If an argument is not allowed.
+        If an argument has a wrong value.
     Unsupported
         If scikit-learn is not installed.
     """
@@ -206,13 +222,13 @@ def train(
     digits = _shared_digits(comm, dtype)
     settings = (digits, batch, learning_rate, momentum, seed)
     with _one_thread():
-        learner = _together(comm, hidden, dtype, algorithm, settings)
+        replica = _parallel_replica(comm, hidden, dtype, algorithm, settings)
         with progress(comm.rank, epochs, console) as report:
-            seconds = learner.run(epochs, report)
-        alone = Learner(make_model(hidden, seed, dtype), *settings)
+            seconds = replica.run(epochs, report)
+        alone = Replica(make_model(hidden, seed, dtype), *settings)
         alone_seconds = _one_process(comm, alone, epochs) if reference else 0.0
-    times = comm.allreduce(np.array([seconds, learner.sync_seconds, alone_seconds]), op="max")
-    parameters = learner.model.parameters()
+    times = comm.allreduce(np.array([seconds, replica.sync_seconds, alone_seconds]), op="max")
+    parameters = replica.model.parameters()
     gradients = np.concatenate([p.grad.ravel() for p in parameters]).astype(np.float32)
     losses, accuracies = comm.broadcast_object((alone.losses, alone.accuracies), root=0)
     return DemoResult(
@@ -225,11 +241,11 @@ def train(
         steps=epochs * math.ceil(len(digits.train_labels) / batch),
         batch=batch,
         dtype=dtype,
-        losses=tuple(learner.losses),
-        accuracies=tuple(learner.accuracies),
+        losses=tuple(replica.losses),
+        accuracies=tuple(replica.accuracies),
         reference_losses=tuple(losses),
         reference_accuracies=tuple(accuracies),
-        fingerprints=tuple(comm.allgather_object(fingerprint(learner.model))),
+        fingerprints=tuple(comm.allgather_object(fingerprint(replica.model))),
         gradients=gradients,
         seconds=float(times[0]),
         sync_seconds=float(times[1]),
@@ -237,10 +253,10 @@ def train(
     )
 
 
-def _shared_digits(comm: Any, dtype: str) -> Digits:
-    """Load the data on rank 0 for all.
+def _shared_digits(comm: Communicator, dtype: str) -> Digits:
+    """Load the data on rank 0, and broadcast them or the error.
 
-    Importing scikit-learn takes seconds where ranks share cores; and if it is missing, all say so.
+    Importing scikit-learn takes seconds if ranks share cores.
     """
     loaded: Digits | str = ""
     if comm.rank == 0:
@@ -254,23 +270,23 @@ def _shared_digits(comm: Any, dtype: str) -> Digits:
     return loaded
 
 
-def _together(
-    comm: Any,
+def _parallel_replica(
+    comm: Communicator,
     hidden: tuple[int, ...],
     dtype: str,
     algorithm: str,
     settings: tuple[Digits, int, float, float, int],
-) -> Learner:
-    """Give this rank's learner: weights of its own, replaced by those of rank 0."""
+) -> Replica:
+    """Return this rank's replica, with the weights of rank 0."""
     model = make_model(hidden, settings[-1] + comm.rank, dtype)
     ddp = DDP(model, comm, BUCKET_BYTES, FIRST_BUCKET_BYTES, algorithm)
     ddp.broadcast_parameters(0)
     sync = ddp.overlapped_sync_gradients
-    return Learner(ddp, *settings, comm.rank, comm.size, sync, comm.allreduce)
+    return Replica(ddp, *settings, comm.rank, comm.size, sync, comm.allreduce)
 
 
-def _one_process(comm: Any, alone: Learner, epochs: int) -> float:
-    """Train on rank 0 alone; the others wait epoch by epoch, so the deadline is for one epoch."""
+def _one_process(comm: Communicator, alone: Replica, epochs: int) -> float:
+    """Train on rank 0 alone; the others wait epoch by epoch, within the deadline of each."""
     if comm.rank == 0:
         return alone.run(epochs, lambda done, loss, accuracy: comm.barrier())
     for _ in range(epochs):
@@ -279,24 +295,24 @@ def _one_process(comm: Any, alone: Learner, epochs: int) -> float:
 
 
 def _check(rank: int, **values: Any) -> None:
-    """Refuse what cannot be trained with."""
+    """Raise InvalidArgument for wrong arguments of the training."""
 
-    def refuse(name: str, allowed: str) -> None:
-        raise InvalidArgument(f"rank {rank}: {name}={values[name]!r}: allowed are {allowed}")
+    def refuse(name: str, expected: str) -> None:
+        raise InvalidArgument(f"rank {rank}: {name}={values[name]!r}: expected {expected}")
 
     for name in ("epochs", "batch"):
         if not isinstance(values[name], int) or values[name] < 1:
-            refuse(name, "whole numbers > 0")
+            refuse(name, "a whole number > 0")
     if not all(isinstance(n, int) and n > 0 for n in values["hidden"]):
-        refuse("hidden", "tuples of whole numbers > 0")
+        refuse("hidden", "a tuple of whole numbers > 0")
     if values["dtype"] not in LOSS_TOLERANCE:
-        refuse("dtype", " and ".join(LOSS_TOLERANCE))
+        refuse("dtype", " or ".join(LOSS_TOLERANCE))
 
 
 def _one_thread() -> Any:
-    """Keep the linear algebra of every rank on one core: the ranks share the machine."""
+    """Limit the linear algebra of this rank to one thread, as the ranks share the machine."""
     try:
         from threadpoolctl import threadpool_limits
-    except ImportError:  # it comes with scikit-learn
+    except ImportError:  # which scikit-learn installs
         return nullcontext()
     return threadpool_limits(1)

@@ -380,7 +380,7 @@ VARIABLES = (
     *(ENVIRONMENT_PREFIX + name for name in ("DEBUG", "TUNING", "CALIBRATE", "STREAM_BYTES")),
     *(ENVIRONMENT_PREFIX + name for name in ("RANKS_PER_NODE", "LOG", "LOG_RANKS")),
     *(ENVIRONMENT_PREFIX + name for name in ("GPU", "GPU_AWARE", "GPU_CHUNK_BYTES")),
-    *(ENVIRONMENT_PREFIX + name for name in ("TERMINAL", "RUN_WORD", "RUN_NOTES")),
+    *(ENVIRONMENT_PREFIX + name for name in ("TERMINAL", "RUN_SECRET", "RUN_NOTES")),
 )
 """All environment variables that are read."""
 _OF_TESTS = tuple(ENVIRONMENT_PREFIX + name for name in ("TEST_", "STRESS_", "MPICH_PYTHON"))

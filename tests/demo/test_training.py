@@ -71,7 +71,7 @@ def test_refused_arguments(values):
     (name,) = values
 
     def rank_main(comm):
-        with pytest.raises(InvalidArgument, match=f"rank 0: {name}=.*allowed"):
+        with pytest.raises(InvalidArgument, match=f"rank 0: {name}=.*expected"):
             train(comm, **values)
 
     run_simulated(1, rank_main)
