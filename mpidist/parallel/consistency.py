@@ -164,7 +164,7 @@ def check_used(comm: Communicator, names: Sequence[str], touched: np.ndarray) ->
         )
 
 
-class Unchanged:
+class ParameterGuard:
     """Checks that the module's parameters, and which are trained, are those that were wrapped.
 
     A parameter that is unfrozen later would get each rank's own gradient.  One that is frozen later

@@ -16,7 +16,7 @@ from .bucket import Bucket
 from .bucketing import Grouping
 from .buffers import BufferSync, broadcast, describe_unlike, find_unlike
 from .clip import clip_by_norm
-from .consistency import NotCopyable, Ownership, Unchanged, check_alike, check_used
+from .consistency import NotCopyable, Ownership, ParameterGuard, check_alike, check_used
 from .join import Join
 from .reducer import Reducer
 from .stats import Stats
@@ -123,7 +123,7 @@ class DDP(NotCopyable):
                 "the module once, on an input like those to come, then wrap it"
             )
         named = self.framework.parameters(module)
-        self._unchanged = Unchanged(self.framework, module, named)
+        self._guard = ParameterGuard(self.framework, module, named)
         self._ownership = Ownership(named)
         reason = self.framework.why_not(module)
         reason = f"rank {comm.rank}: module: {reason}" if reason else ""
@@ -131,7 +131,7 @@ class DDP(NotCopyable):
             comm,
             "DDP",
             self.framework,
-            [*named, *self._unchanged.frozen],
+            [*named, *self._guard.frozen],
             self.framework.buffers(module),
             options,
             reason or self._ownership.why_not(comm.rank),
@@ -237,7 +237,7 @@ class DDP(NotCopyable):
             self.buffer_sync.run(0 if self._join is None else self._join.root)
         if self._unused == "error":
             check_used(self.comm, [name for name, _ in self.reducer.grouping.named], touched)
-        self._unchanged.check(self.comm.rank)  # without communication
+        self._guard.check(self.comm.rank)  # without communication
         if self._check_replicas and self._syncs % self._check_replicas == 0:
             self._compare_replicas()
 
@@ -319,7 +319,7 @@ class DDP(NotCopyable):
 
     def _values(self) -> list[tuple[str, Any]]:
         """Return names and values of all parameters, frozen ones included."""
-        named = [*self.reducer.grouping.named, *self._unchanged.frozen]
+        named = [*self.reducer.grouping.named, *self._guard.frozen]
         return [(name, self.framework.values(p)) for name, p in named]
 
     def _compare_replicas(self) -> None:

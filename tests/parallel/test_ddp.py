@@ -1,5 +1,6 @@
 """DDP and Grid with every rank a thread, and buckets as pure data."""
 
+import sys
 import threading
 
 import numpy as np
@@ -132,3 +133,29 @@ def test_bucket_properties(parameters, most, first):
         assert len(bucket) == 1 or sum(sizes[i] for i in bucket) <= max(most, first)
     ready = [min(bucket) for bucket in buckets]
     assert ready == sorted(ready, reverse=True)
+
+
+def test_sync_gradients_calls():
+    """A gradient passes one frame in each of ddp, reducer, transport and the communicator."""
+
+    def rank_main(comm):
+        module = ddp_cases.Weights(np.ones(2))
+        ddp = DDP(module, comm, overlap="none")
+        ways = []
+
+        def watch(frame, event, _):
+            if event == "call" and frame.f_code.co_name == "allreduce":
+                names = []
+                while names[-1:] != ["sync_gradients"]:
+                    names.append(frame.f_code.co_name)
+                    frame = frame.f_back
+                ways.append(names[::-1])
+
+        for step in range(5):
+            module.weights[0].grad = np.full(2, comm.rank + 1.0)
+            sys.setprofile(watch if step == 4 else None)
+            ddp.sync_gradients()
+            sys.setprofile(None)
+        assert ways == [["sync_gradients", "sync", "send", "allreduce"]]
+
+    run_simulated(2, rank_main)
