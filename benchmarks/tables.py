@@ -328,7 +328,7 @@ def _figures(cells: Cells, collective: str, in_place: bool, sizes: Sequence[int]
     for nbytes in sizes:
         where = collective, in_place, nbytes
         own = cells.get(Key(*where, "symmetric", "symmetric"))
-        ratios = [_ratio(cells.get(Key(*where, *way))) for way in _COLUMNS]
+        ratios = [_ratio(cells.get(Key(*where, *column))) for column in _COLUMNS]
         ratios.append(_ratio(own))
         best = best_bare(cells, Key(*where, BARE))
         against = best[1] / own.time_us if best and own and nbytes >= MEAN_FROM else None

@@ -41,7 +41,7 @@ class Contender:
 
 def implementations(comm: Communicator, collective: str) -> list[str]:
     """Return the names of all implementations of a collective, native first."""
-    return [way.name for way in comm.explain(collective, 8)[1]]
+    return [one.name for one in comm.explain(collective, 8)[1]]
 
 
 def contenders(

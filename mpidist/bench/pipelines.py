@@ -107,7 +107,9 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
     hook = slowly if grid.pipe_index else None
     plain, after, within = Timed(), Timed(), Timed()
     models = [DDP(stage, grid.data, overlap="none", hook=hook) for stage in (within, after)]
-    pipes = [Pipeline(held, grid.pipe, REPLICA_MICROBATCHES) for held in (models[0], after, plain)]
+    pipes = [
+        Pipeline(stage, grid.pipe, REPLICA_MICROBATCHES) for stage in (models[0], after, plain)
+    ]
     contenders = [
         Contender("mpidist Pipeline of DDP", stepper(pipes[0])),
         Contender("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),

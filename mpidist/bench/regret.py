@@ -26,7 +26,7 @@ from .tuner import (
     Cell,
     History,
     Race,
-    Wish,
+    TuningSettings,
     all_but_the_slow,
     candidates,
     cells,
@@ -121,7 +121,7 @@ class Verified:
 
 def verify(
     comm: Communicator,
-    wish: Wish,
+    settings: TuningSettings,
     on_step: Callable[[str, int], Any] = lambda collective, nbytes: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verified:
@@ -137,12 +137,12 @@ def verify(
         return histories.setdefault((cell.collective, cell.memory), History())
 
     with no_garbage_collection():
-        for cell in cells(comm, wish, stopped, lambda c: LEAST * history(c).cost(c.nbytes)):
+        for cell in cells(comm, settings, stopped, lambda c: LEAST * history(c).cost(c.nbytes)):
             on_step(cell.collective, cell.nbytes)
             regret = _race(comm, cell, history(cell), stopped, found.wrong)
             if regret is not None:
                 found.regrets.append(regret)
-    found.left_out = count_cells(comm, wish) - len(found.regrets)
+    found.left_out = count_cells(comm, settings) - len(found.regrets)
     return found
 
 

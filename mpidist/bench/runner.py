@@ -23,77 +23,6 @@ from .memory import describe_stream, measure_stream
 from .results import BOUND_NOTE, Refusal, Results, Row, bound_percent, make_header
 
 
-def node_counts(nodes: int) -> list[int]:
-    """Return 1, 2, 4, … and all `nodes`."""
-    powers = [1 << k for k in range(nodes.bit_length()) if 1 << k < nodes]
-    return [*powers, nodes]
-
-
-def measure_scaling(
-    comm: Communicator,
-    collectives: Sequence[str],
-    settings: Settings,
-    on_step: Step = lambda collective, nbytes: None,
-) -> Results:
-    """Measure collectives on all ranks of the first 1, 2, 4, … and all nodes; collective.
-
-    Ranks of the other nodes wait without a deadline, and poll rarely.
-
-    Returns
-    -------
-    Results
-        On rank 0 the rows of all numbers of nodes; ``header["nodes"]`` maps ranks to nodes.
-    """
-    found, nodes = Results(benchmark="scaling"), {}
-    timeout, comm.timeout = comm.timeout, None
-    for count in node_counts(comm.topology.num_nodes):
-        members = [rank for group in comm.topology.groups[:count] for rank in group]
-        part = comm.split(0 if comm.rank in members else None)
-        if part is not None:
-            part.timeout = timeout
-            some = measure(part, collectives, settings, on_step)
-            nodes[str(part.size)] = count
-            found.rows += some.rows
-            found.unsupported += some.unsupported
-            found.iterations |= {f"{part.size} ranks {k}": n for k, n in some.iterations.items()}
-            part.free()
-        comm.barrier()
-    comm.timeout = timeout
-    found.header = {**make_header(comm), "nodes": nodes, "iterations": found.iterations}
-    return found
-
-
-def scaling_steps(comm: Communicator, collectives: Sequence[str], settings: Settings) -> int:
-    """Return how often :func:`measure_scaling` calls `on_step`."""
-    return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
-
-
-def run_benchmark(
-    comm: Communicator,
-    collectives: Sequence[str],
-    settings: Settings,
-    on_step: Step = lambda collective, nbytes: None,
-    stream: bool | None = None,
-) -> Results:
-    """Measure collectives, with header and notes of the run; collective.
-
-    Parameters
-    ----------
-    comm, collectives, settings, on_step
-        As of :func:`measure`.
-    stream : bool, optional
-        Whether to measure the memory bandwidth too; by default with symmetric memory.
-    """
-    results = measure(comm, collectives, settings, on_step)
-    results.header = {**make_header(comm), "iterations": results.iterations}
-    if settings.memory != PRIVATE if stream is None else stream:
-        results.header["stream"] = measure_stream(comm).as_header()
-        results.notes.append(describe_stream(results.header))
-    if any(bound_percent(row, results.header) is not None for row in results.rows):
-        results.notes.append(BOUND_NOTE)
-    return results
-
-
 @dataclass(frozen=True)
 class Settings:
     """What is measured, and for how long.
@@ -172,7 +101,7 @@ class Entrant:
         return self.contender.name
 
 
-class Field:
+class Contest:
     """Contenders of one collective at one size, which are called in turn on all ranks.
 
     Parameters
@@ -286,7 +215,7 @@ def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
     return order
 
 
-class Series(Field):
+class Series(Contest):
     """Timed iterations of the contenders of one collective at one size.
 
     The constructor warms the contenders up.
@@ -296,7 +225,7 @@ class Series(Field):
     contenders : sequence of Contender
         Contenders to measure.
     comm, works, nbytes, settings
-        See :class:`Field`; iterations and budget of the settings are used too.
+        See :class:`Contest`; iterations and budget of the settings are used too.
 
     Attributes
     ----------
@@ -397,6 +326,77 @@ def steps(collectives: Sequence[str], settings: Settings) -> int:
     return sum(PASSES * len(_sizes(c, settings)) for c in collectives)
 
 
+def node_counts(nodes: int) -> list[int]:
+    """Return 1, 2, 4, … and all `nodes`."""
+    powers = [1 << k for k in range(nodes.bit_length()) if 1 << k < nodes]
+    return [*powers, nodes]
+
+
+def measure_scaling(
+    comm: Communicator,
+    collectives: Sequence[str],
+    settings: Settings,
+    on_step: Step = lambda collective, nbytes: None,
+) -> Results:
+    """Measure collectives on all ranks of the first 1, 2, 4, … and all nodes; collective.
+
+    Ranks of the other nodes wait without a deadline, and poll rarely.
+
+    Returns
+    -------
+    Results
+        On rank 0 the rows of all numbers of nodes; ``header["nodes"]`` maps ranks to nodes.
+    """
+    found, nodes = Results(benchmark="scaling"), {}
+    timeout, comm.timeout = comm.timeout, None
+    for count in node_counts(comm.topology.num_nodes):
+        members = [rank for group in comm.topology.groups[:count] for rank in group]
+        part = comm.split(0 if comm.rank in members else None)
+        if part is not None:
+            part.timeout = timeout
+            some = measure(part, collectives, settings, on_step)
+            nodes[str(part.size)] = count
+            found.rows += some.rows
+            found.unsupported += some.unsupported
+            found.iterations |= {f"{part.size} ranks {k}": n for k, n in some.iterations.items()}
+            part.free()
+        comm.barrier()
+    comm.timeout = timeout
+    found.header = {**make_header(comm), "nodes": nodes, "iterations": found.iterations}
+    return found
+
+
+def scaling_steps(comm: Communicator, collectives: Sequence[str], settings: Settings) -> int:
+    """Return how often :func:`measure_scaling` calls `on_step`."""
+    return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
+
+
+def run_benchmark(
+    comm: Communicator,
+    collectives: Sequence[str],
+    settings: Settings,
+    on_step: Step = lambda collective, nbytes: None,
+    stream: bool | None = None,
+) -> Results:
+    """Measure collectives, with header and notes of the run; collective.
+
+    Parameters
+    ----------
+    comm, collectives, settings, on_step
+        As of :func:`measure`.
+    stream : bool, optional
+        Whether to measure the memory bandwidth too; by default with symmetric memory.
+    """
+    results = measure(comm, collectives, settings, on_step)
+    results.header = {**make_header(comm), "iterations": results.iterations}
+    if settings.memory != PRIVATE if stream is None else stream:
+        results.header["stream"] = measure_stream(comm).as_header()
+        results.notes.append(describe_stream(results.header))
+    if any(bound_percent(row, results.header) is not None for row in results.rows):
+        results.notes.append(BOUND_NOTE)
+    return results
+
+
 def _sizes(collective: str, settings: Settings) -> list[int]:
     return [0] if collective == "barrier" else list(settings.sizes)
 
@@ -404,7 +404,7 @@ def _sizes(collective: str, settings: Settings) -> list[int]:
 def _measure_one(
     comm: Communicator,
     collective: str,
-    who: list[Contender],
+    every: list[Contender],
     settings: Settings,
     results: Results,
     on_step: Step,
@@ -417,7 +417,7 @@ def _measure_one(
             for nbytes in sizes:
                 on_step(collective, nbytes)
                 if nbytes not in series:
-                    series[nbytes] = Series(comm, works, nbytes, who, settings)
+                    series[nbytes] = Series(comm, works, nbytes, every, settings)
                 elif series[nbytes].iterations > turn and series[nbytes].seconds < LONG:
                     series[nbytes].warm_up()
                 series[nbytes].run(turn, PASSES)
@@ -461,8 +461,8 @@ def _add(results: Results, series: Series, comm: Communicator, settings: Setting
     """Append the rows and refusals of one size."""
     case = series.case
     results.unsupported += [
-        Refusal(case.collective, who.name, case.nbytes, reason, who.memory)
-        for who, reason in series.refused
+        Refusal(case.collective, contender.name, case.nbytes, reason, contender.memory)
+        for contender, reason in series.refused
     ]
     reference = next((median(e.times) for e in series.entries if e.name == BARE and e.times), None)
     for entry in series.entries:

@@ -21,13 +21,13 @@ from ..operations import find_op
 from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
 from .cases import Workload
 from .contenders import Contender
-from .runner import Entrant, Field, Settings, in_turn, no_garbage_collection
+from .runner import Contest, Entrant, Settings, in_turn, no_garbage_collection
 
 ROOT_WEIGHT = 1 << 20  # bytes of a size that gets twice the time of an empty call
 
 
 @dataclass(frozen=True)
-class Wish:
+class TuningSettings:
     """What is tuned, and for how long.
 
     Parameters
@@ -93,14 +93,17 @@ def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
     return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
 
 
-def count_cells(comm: Communicator, wish: Wish) -> int:
-    """Return the number of cells of a wish."""
-    sizes = {c: 1 if c == "barrier" else len(wish.sizes) for c in wish.collectives}
-    return sum(len(memories(comm, c)) * sizes[c] for c in wish.collectives)
+def count_cells(comm: Communicator, settings: TuningSettings) -> int:
+    """Return the number of cells of a run."""
+    sizes = {c: 1 if c == "barrier" else len(settings.sizes) for c in settings.collectives}
+    return sum(len(memories(comm, c)) * sizes[c] for c in settings.collectives)
 
 
 def cells(
-    comm: Communicator, wish: Wish, stopped: Callable[[], bool], cost: Callable[[Cell], float]
+    comm: Communicator,
+    settings: TuningSettings,
+    stopped: Callable[[], bool],
+    cost: Callable[[Cell], float],
 ) -> Iterator[Cell]:
     """Yield the cells, each with its share of the budget, the same on every rank; collective.
 
@@ -111,21 +114,21 @@ def cells(
     ----------
     comm : Communicator
         The ranks that measure.
-    wish : Wish
+    settings : TuningSettings
         What is tuned, and for how long.
     stopped : callable
         Returns on rank 0 whether to stop.
     cost : callable
         Returns the least seconds that a cell takes; rank 0's value counts.
     """
-    end = perf_counter() + wish.budget
-    groups = [(c, memory) for c in wish.collectives for memory in memories(comm, c)]
+    end = perf_counter() + settings.budget
+    groups = [(c, memory) for c in settings.collectives for memory in memories(comm, c)]
     work: Workload | None = None
     for index, (collective, memory) in enumerate(groups):
         share = perf_counter() + (end - perf_counter()) / (len(groups) - index)
-        sizes = [0] if collective == "barrier" else sorted(wish.sizes)
+        sizes = [0] if collective == "barrier" else sorted(settings.sizes)
         if work is None or work.collective != collective:
-            work = Workload(collective, comm.rank, comm.size, 0, max(sizes), wish.dtype)
+            work = Workload(collective, comm.rank, comm.size, 0, max(sizes), settings.dtype)
         place = work if memory == PRIVATE else work.elsewhere(comm.empty)
         weights = [1 + (nbytes / ROOT_WEIGHT) ** 0.5 for nbytes in sizes]
         for k, nbytes in enumerate(sizes):
@@ -162,10 +165,10 @@ def candidates(
     """
     chosen, every = comm.explain(collective, nbytes, memory=memory)
     names: list[str] = []
-    for way in every:
-        if way.can:
-            tree = way.choice is not None and "arity" in way.choice.algorithm.uses
-            names += [f"{way.name}:2", f"{way.name}:4"] if tree else [way.name]
+    for one in every:
+        if one.can:
+            tree = one.choice is not None and "arity" in one.choice.algorithm.uses
+            names += [f"{one.name}:2", f"{one.name}:4"] if tree else [one.name]
     name = chosen.name
     if f"{name}:2" in names:
         name = f"{name}:2"
@@ -196,13 +199,13 @@ def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
     return keep
 
 
-class Race(Field):
+class Race(Contest):
     """A race between the contenders of one collective, size and kind of memory.
 
     Parameters
     ----------
     comm, works, nbytes
-        See :class:`~mpidist.bench.runner.Field`.
+        See :class:`~mpidist.bench.runner.Contest`.
     memory : str
         Kind of memory of all arrays.
     until : float
@@ -334,7 +337,7 @@ class Tuned:
 
 def tune(
     comm: Communicator,
-    wish: Wish,
+    settings: TuningSettings,
     about: Mapping[str, Any],
     on_step: Step = lambda collective, nbytes: None,
     on_table: Callable[[TuningTable], Any] = lambda table: None,
@@ -346,7 +349,7 @@ def tune(
     ----------
     comm : Communicator
         The ranks that measure.
-    wish : Wish
+    settings : TuningSettings
         What is tuned, and for how long.
     about : mapping
         Description of the run, for the table.
@@ -371,7 +374,7 @@ def tune(
         return histories.setdefault((cell.collective, cell.memory), History())
 
     with no_garbage_collection():
-        for cell in cells(comm, wish, stopped, lambda c: history(c).cost(c.nbytes)):
+        for cell in cells(comm, settings, stopped, lambda c: history(c).cost(c.nbytes)):
             on_step(cell.collective, cell.nbytes)
             before = history(cell)
             race = Race(comm, cell.works, cell.nbytes, cell.memory, cell.until, stopped)
@@ -382,15 +385,15 @@ def tune(
             right = {n: t for n, t in finalists.items() if n not in race.wrong and t}
             if not right:
                 continue
-            key = key_of(comm, cell.collective, cell.memory, wish.dtype)
-            ways = chosen.setdefault(key, {})
-            previous = ways[max(ways)] if ways else usual
-            ways[nbytes] = settle(right, usual, previous)
+            key = key_of(comm, cell.collective, cell.memory, settings.dtype)
+            choices = chosen.setdefault(key, {})
+            previous = choices[max(choices)] if choices else usual
+            choices[nbytes] = settle(right, usual, previous)
             times.setdefault(key, {})[nbytes] = before.learn(race)
-            found.table.entries[key] = TuningEntry.from_points(key, ways, times[key])
+            found.table.entries[key] = TuningEntry.from_points(key, choices, times[key])
             found.measured += 1
             on_table(found.table)
-    found.left_out = count_cells(comm, wish) - found.measured
+    found.left_out = count_cells(comm, settings) - found.measured
     return found
 
 
@@ -412,7 +415,7 @@ def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:
     return Key(library, tuple(map(len, comm.topology.groups)), kind_for(call), collective, memory)
 
 
-def existing_table(comm: Any, path: str) -> TuningTable | None:
+def existing_table(comm: Communicator, path: str) -> TuningTable | None:
     """Return the table in a file, which rank 0 reads; None if there is no such file; collective.
 
     Raises

@@ -18,7 +18,7 @@ from .options import ByteSizes, CollectiveName, Duration, OutputFile, load_optio
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..bench.tuner import Wish
+    from ..bench.tuner import TuningSettings
     from ..communicator.communicator import Communicator
     from ..selection.tuning import TuningTable
 
@@ -84,16 +84,16 @@ def tune_command(
         raise click.UsageError("--json: only for --verify; -o writes the table, which is JSON")
     import mpidist
 
-    from ..bench.tuner import Wish
+    from ..bench.tuner import TuningSettings
 
-    wish = Wish(collectives or tuple(COLLECTIVES), sorted(set(sizes)), dtype, budget)
+    settings = TuningSettings(collectives or tuple(COLLECTIVES), sorted(set(sizes)), dtype, budget)
     comm = mpidist.init(tuning=table)
     if output is not None:
-        return _tune(comm, wish, output)
-    return _verify(comm, wish, str(table), json_file)
+        return _tune(comm, settings, output)
+    return _verify(comm, settings, str(table), json_file)
 
 
-def _tune(comm: Communicator, wish: Wish, output: str) -> int:
+def _tune(comm: Communicator, settings: TuningSettings, output: str) -> int:
     from ..bench.results import make_header
     from ..bench.tuner import Stop, count_cells, existing_table, tune
 
@@ -104,10 +104,10 @@ def _tune(comm: Communicator, wish: Wish, output: str) -> int:
             (old.merged(table) if old is not None else table).save(output)
 
     about = make_header(comm)
-    stop, total = Stop(), count_cells(comm, wish)
+    stop, total = Stop(), count_cells(comm, settings)
     with stop.listening(), progress_bar("measuring", total) as advance:
         begun = perf_counter()
-        found = tune(comm, wish, about, on_step(advance), write, stop)
+        found = tune(comm, settings, about, on_step(advance), write, stop)
         seconds = perf_counter() - begun
     console = make_console()
     lines = make_table(console, "=collective", "=memory", "from this size on")
@@ -124,22 +124,22 @@ def _tune(comm: Communicator, wish: Wish, output: str) -> int:
     return _print_wrong(console, found.wrong)
 
 
-def _verify(comm: Communicator, wish: Wish, table: str, json_file: str | None) -> int:
+def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file: str | None) -> int:
     from ..bench.regret import between, summarise, summary_table, verify
     from ..bench.results import Results, make_header
     from ..bench.tuner import Stop, count_cells
 
-    wish = dataclasses.replace(wish, sizes=between(wish.sizes))
-    stop, total = Stop(), count_cells(comm, wish)
+    settings = dataclasses.replace(settings, sizes=between(settings.sizes))
+    stop, total = Stop(), count_cells(comm, settings)
     with stop.listening(), progress_bar("measuring", total) as advance:
         begun = perf_counter()
-        found = verify(comm, wish, on_step(advance), stop)
+        found = verify(comm, settings, on_step(advance), stop)
         seconds = perf_counter() - begun
     summary = summarise(found.regrets)
     console = make_console()
     console.print(
-        f"{table}: {comm.size} ranks, {wish.dtype}, {len(found.regrets)} sizes in {seconds:.0f} s; "
-        "regret in % of the best time"
+        f"{table}: {comm.size} ranks, {settings.dtype}, {len(found.regrets)} sizes in "
+        f"{seconds:.0f} s; regret in % of the best time"
     )
     print_tables(console, [summary_table(summary)])
     worst = sorted(found.regrets, key=lambda row: -row.figures["regret"])[:5]

@@ -9,7 +9,7 @@ import pytest
 from mpidist import CollectiveConfig, run_simulated
 from mpidist.bench import Row, tuner
 from mpidist.bench.regret import between, score, summarise, verify
-from mpidist.bench.tuner import Stop, Wish, count_cells, settle, tune
+from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune
 from mpidist.commands.options import Duration
 from mpidist.selection.tuning import TuningTable
 
@@ -90,11 +90,11 @@ def test_times(text, seconds):
 
 
 def test_tune_and_verify_on_simulated_ranks(tmp_path):
-    wish = Wish(["reduce", "barrier"], [8, 1024], "float32", 2.0)
+    settings = TuningSettings(["reduce", "barrier"], [8, 1024], "float32", 2.0)
 
     def run(comm):
         tables = []
-        found = tune(comm, wish, {}, on_table=lambda t: tables.append(len(t.entries)))
+        found = tune(comm, settings, {}, on_table=lambda t: tables.append(len(t.entries)))
         return found.table.to_json(), found.wrong, found.measured, found.left_out, tables
 
     results = run_simulated(2, run)
@@ -108,7 +108,7 @@ def test_tune_and_verify_on_simulated_ranks(tmp_path):
     assert set(entry.times[8]) >= set(WAYS) and entry.choose[0][0] == 0
 
     def check(comm):
-        found = verify(comm, Wish(["reduce"], between([8, 1024]), "float32", 2.0))
+        found = verify(comm, TuningSettings(["reduce"], between([8, 1024]), "float32", 2.0))
         return [(r.bytes, r.contender, r.figures["regret"]) for r in found.regrets], found.wrong
 
     (regrets, wrong), other = run_simulated(2, check, tuning=table)
@@ -118,7 +118,7 @@ def test_tune_and_verify_on_simulated_ranks(tmp_path):
 
 
 def test_stopping_keeps_what_was_measured():
-    wish = Wish(["reduce", "gather"], [8, 1024], "float32", 20.0)
+    settings = TuningSettings(["reduce", "gather"], [8, 1024], "float32", 20.0)
 
     def run(comm):
         stop = Stop()
@@ -126,7 +126,7 @@ def test_stopping_keeps_what_was_measured():
         def step(collective, nbytes):
             stop.wanted = nbytes == 1024
 
-        found = tune(comm, wish, {}, step, stopped=stop)
+        found = tune(comm, settings, {}, step, stopped=stop)
         return list(found.table.entries), found.left_out
 
     keys, left_out = run_simulated(2, run)[0]
@@ -141,8 +141,8 @@ def test_a_way_with_wrong_results_is_not_taken(monkeypatch):
         return seconds, wrong or entry.name == "binomial", *rest
 
     monkeypatch.setattr(tuner.Race, "_call", mistaken)
-    wish = Wish(["gather"], [8], "float32", 1.0)
-    found = run_simulated(2, lambda comm: tune(comm, wish, {}))[0]
+    settings = TuningSettings(["gather"], [8], "float32", 1.0)
+    found = run_simulated(2, lambda comm: tune(comm, settings, {}))[0]
     (entry,) = found.table.entries.values()
     assert found.wrong == ["gather binomial 8 B"] and entry.choose == ((0, "linear"),)
 
@@ -151,13 +151,15 @@ def test_every_collective_in_every_memory_is_counted(monkeypatch):
     comm = SimpleNamespace(
         topology=SimpleNamespace(num_nodes=1), backend=SimpleNamespace(native=object())
     )
-    assert count_cells(comm, Wish(["allreduce", "barrier"], [8, 32, 128])) == 7
+    assert count_cells(comm, TuningSettings(["allreduce", "barrier"], [8, 32, 128])) == 7
     comm.topology.num_nodes = 2
     assert tuner.memories(comm, "allreduce") == ("private",)
 
 
 def test_times_of_the_document_are_numbers():
-    found = run_simulated(2, lambda comm: tune(comm, Wish(["barrier"], [8], "int8", 0.3), {}))
+    found = run_simulated(
+        2, lambda comm: tune(comm, TuningSettings(["barrier"], [8], "int8", 0.3), {})
+    )
     (entry,) = json.loads(found[0].table.to_json())["entries"]
     assert entry["kind"] == "any"
     assert all(us > 0 for us in entry["times_us"]["0"].values())
