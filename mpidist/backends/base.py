@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from ..calls.call import Call
 from ..errors import Unsupported
 from .board import Board
 from .waiting import SPINS
-
-if TYPE_CHECKING:
-    from .roll_call import RollCall
 
 SHORT_BYTES = 8704  # limit of a short message: 8 KiB of data, and their description
 MAX_MESSAGE_BYTES = 1 << 30  # limit of any message: MPI before 4.0 counts bytes in 32 bits
@@ -116,6 +113,42 @@ class Native(Protocol):
         """Return the non-blocking call, with its arithmetic before and after."""
 
 
+class AbsentRanks(Protocol):
+    """Questions to the ranks of other nodes, which are not on the board.
+
+    Attributes
+    ----------
+    absent : tuple of int
+        These ranks.
+    """
+
+    absent: tuple[int, ...]
+
+    def ask(self, sequence: int) -> None:
+        """Ask the next rank, once per operation, which operation it means by this number."""
+
+    def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
+        """Return the ranks known to mean another operation, each with that operation."""
+
+    def tell(self, sequence: int, fingerprint: int, text: str) -> None:
+        """Send these ranks this rank's meaning of operation `sequence`."""
+
+    def notify(self, sequence: int, text: str) -> None:
+        """Notify these ranks why operation `sequence` will not complete."""
+
+    def notices(self, sequence: int) -> dict[int, str]:
+        """Return other ranks' reasons why `sequence`, or an earlier one, cannot complete."""
+
+    def answer(self) -> None:
+        """Answer the questions that have come."""
+
+    def missing(self, sequence: int) -> tuple[int, ...]:
+        """Ask all of them; return those that do not report operation `sequence` in time."""
+
+    def close(self) -> None:
+        """Release the communicator of the questions; collective."""
+
+
 class Backend(Protocol):
     """The transport between `size` ranks: a backend inherits from this class.
 
@@ -148,7 +181,7 @@ class Backend(Protocol):
         How long a wait in shared memory spins: see :func:`~mpidist.backends.waiting.spin`.
     threads : bool
         Whether several threads may call the backend at the same time.
-    roll_call : RollCall or None
+    roll_call : AbsentRanks or None
         Questions to the ranks of other nodes, which are not on the board.
     alike : bool
         Whether all ranks meant the same operation in the last arrival across nodes.
@@ -166,7 +199,7 @@ class Backend(Protocol):
     native: Native | None = None
     patience: tuple[int, int] = SPINS
     threads: bool = False
-    roll_call: RollCall | None = None
+    roll_call: AbsentRanks | None = None
     alike: bool = True
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
