@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+
 import click
 
 from . import __version__
-from .commands.bench import bench_command
 from .commands.console import examples
-from .commands.demo import demo_command
-from .commands.explain import explain_command
-from .commands.info import info_command
-from .commands.list import list_command
 from .commands.main import Main
-from .commands.prove import prove_command
-from .commands.run import run_command
-from .commands.show import show_command
-from .commands.tune import tune_command
+
+COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "tune")
+
+
+class Commands(Main):
+    """The commands of :mod:`mpidist.commands`, each imported when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None if there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"{__package__}.commands.{cmd_name}")
+        return getattr(module, f"{cmd_name}_command")
 
 
 @click.group(
-    cls=Main,
+    cls=Commands,
     epilog=examples(
         "mpidist run -n 4 -- mpidist demo   train on real digits, compare every allreduce",
         "mpidist list                       every algorithm",
@@ -31,17 +41,3 @@ from .commands.tune import tune_command
 @click.version_option(__version__, message="mpidist %(version)s")
 def main() -> None:
     """Distributed training with MPI: collectives, data parallelism, pipelines."""
-
-
-for _command in (
-    info_command,
-    list_command,
-    show_command,
-    prove_command,
-    bench_command,
-    tune_command,
-    demo_command,
-    explain_command,
-    run_command,
-):
-    main.add_command(_command)

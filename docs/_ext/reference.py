@@ -27,8 +27,8 @@ def command_sections() -> str:
         title = context.command_path
         shown = textwrap.indent(click.unstyle(command.get_help(context)), "   ")
         yield f"{title}\n{'-' * len(title)}\n\n::\n\n{shown}\n"
-        for below, subcommand in getattr(command, "commands", {}).items():
-            yield from sections(below, subcommand, context)
+        for below in command.list_commands(context) if isinstance(command, click.Group) else ():
+            yield from sections(below, command.get_command(context, below), context)
 
     return "\n".join(sections("mpidist", main, None))
 

@@ -91,6 +91,10 @@ def run_command(
     """
     root = context.find_root().command
     first = program[0]
-    if isinstance(root, click.Group) and first in root.commands and not shutil.which(first):
+    if (
+        isinstance(root, click.Group)
+        and root.get_command(context, first)
+        and not shutil.which(first)
+    ):
         raise click.UsageError(f"{first}: no such program; did you mean: mpidist {first}?")
     return run_job(program, JobOptions(**options), partial(click.echo, err=not dry_run), dry_run)

@@ -11,6 +11,7 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
 import pytest
 
 from mpidist.pipeline.schedules import schedules
@@ -272,7 +273,9 @@ def test_commands_of_the_docs(catalogue):
     from mpidist.cli import main
 
     page = catalogue.command_sections()
-    for name, command in main.commands.items():
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
         assert f"Usage: mpidist {name}" in page
         for parameter in command.params:
             assert all(option in page for option in parameter.opts if option.startswith("--"))
