@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -142,7 +142,22 @@ def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
     return time_call(lambda: np.add(left, right, right)) / left.nbytes
 
 
-def ping_pong(comm: Any, peer: int, nbytes: int, repeat: int) -> float:
+class Messenger(Protocol):
+    """A communicator, as far as measurements of messages need it."""
+
+    rank: int
+
+    def send(self, x: Any, peer: int) -> None:
+        """Send an array."""
+
+    def recv(self, out: np.ndarray, peer: int) -> np.ndarray:
+        """Receive an array."""
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come."""
+
+
+def ping_pong(comm: Messenger, peer: int, nbytes: int, repeat: int) -> float:
     """Return the one-way time in seconds of a message of `nbytes` between rank 0 and `peer`.
 
     Collective; only the result on rank 0 is meaningful.

@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from ..backends.mpi import take_name_away
+from ..backends.board import Board
+from ..backends.mpi import MpiBackend, take_name_away
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.work import UNSET
 from ..errors import ConfigError, InvalidArgument, LaunchError
@@ -28,7 +29,7 @@ VARIABLE = "MPIDIST_TUNING"
 
 
 def share_tuning(
-    backend: Any, given: Any, environ: Mapping[str, str] = os.environ
+    backend: MpiBackend, given: Any, environ: Mapping[str, str] = os.environ
 ) -> TuningTable | None:
     """Give rank 0's table on every rank; collective.
 
@@ -260,7 +261,7 @@ def _leave() -> None:
     comm.backend.abort(1)
 
 
-def _be_heard(board: Any) -> None:
+def _be_heard(board: Board) -> None:
     """Leave the board, and wait shortly: who waits for this rank hears of it, and can say so."""
     board.leave()
     until = time.monotonic() + HEARD_SECONDS

@@ -8,18 +8,38 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..backends.base import Backend
 from ..errors import CollectiveTimeout, ConfigError
-from ..measure import add_cost, median, ping_pong
+from ..measure import Messenger, add_cost, median, ping_pong
 from ..schedule.registry import Groups
 from ..selection.estimates import Calibration
+from ..topology import Topology
 
 
-def calibrate(comm: Any, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
+class Group(Messenger, Protocol):
+    """A communicator, as far as measurements need it."""
+
+    size: int
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks of each node."""
+
+    def broadcast(self, x: Any, root: int) -> Any:
+        """Bring the root's array to every rank."""
+
+    def allreduce(self, x: Any, op: str) -> Any:
+        """Combine the arrays of all ranks."""
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, in rank order."""
+
+
+def calibrate(comm: Group, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
     """Measure α, β and γ by ping-pong between rank 0 and every other rank; collective.
 
     Parameters
@@ -84,7 +104,7 @@ def pairs_of(groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
     return inside + every
 
 
-def measure_links(comm: Any) -> tuple[list[LinkSpeed], Calibration]:
+def measure_links(comm: Group) -> tuple[list[LinkSpeed], Calibration]:
     """Measure the links of a communicator; collective.
 
     Returns
@@ -113,7 +133,7 @@ def _middle(links: list[LinkSpeed]) -> tuple[float, float]:
     return median([link.alpha for link in links]), median([link.beta for link in links])
 
 
-def _speed(comm: Any, first: int, second: int) -> tuple[float, float]:
+def _speed(comm: Group, first: int, second: int) -> tuple[float, float]:
     """Give α and β between two ranks, on every rank."""
     small = _there_and_back(comm, first, second, SMALL)
     large = _there_and_back(comm, first, second, LARGE)
@@ -122,7 +142,7 @@ def _speed(comm: Any, first: int, second: int) -> tuple[float, float]:
     return alpha, beta
 
 
-def _there_and_back(comm: Any, first: int, second: int, nbytes: int) -> float:
+def _there_and_back(comm: Group, first: int, second: int, nbytes: int) -> float:
     """Give the seconds of a message one way; only the first rank's have a meaning."""
     comm.barrier()
     if comm.rank not in (first, second):

@@ -23,14 +23,34 @@ Serve = Callable[[int], Any]
 Actions = tuple[Callable[[], Any], ...]
 
 
+class Marks(Protocol):
+    """Numbers the operations as the arrival board has them."""
+
+    def fingerprint(self, what: str, meets: bool = True) -> int:
+        """Return the number that stands for an operation on the arrival board."""
+
+
+class Waits(Protocol):
+    """Waits while pending operations are polled."""
+
+    def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait for ``test()``; False if the deadline passed first."""
+
+
 class Serving(Protocol):
     """What serves calls on a communicator, as far as a kernel needs it."""
 
     backend: Backend
-    reports: Any
-    engine: Any
     timeout: float | None
     met: int
+
+    @property
+    def reports(self) -> Marks:
+        """Numbers the operations."""
+
+    @property
+    def engine(self) -> Waits:
+        """Waits while pending operations are polled."""
 
     def deadline(self) -> float | None:
         """Return the moment by which a wait that begins now must end; None for never."""

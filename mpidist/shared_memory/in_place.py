@@ -11,7 +11,7 @@ an executor of the ``direct`` schedule of its collective, and so gives the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -71,11 +71,22 @@ def where(call: Call, place: Place, heap: Heap) -> str:
     return place.key if source is None else f"{place.key} from {source.key}"
 
 
+class Checks(Protocol):
+    """Compares the calls of the ranks."""
+
+    def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
+        """Raise CollectiveMismatch if a rank of this node is seen to mean another operation."""
+
+
 class SharedMemory(Protocol):
     """What executors in shared memory are made from: the service of a communicator."""
 
     backend: Backend
-    reports: Any
+
+    @property
+    def reports(self) -> Checks:
+        """Compares the calls of the ranks."""
+
     heap: Heap | None
 
 
