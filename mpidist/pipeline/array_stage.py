@@ -57,7 +57,8 @@ class ArrayTensors(DevicePlace):
     def form(self, x: Any) -> TensorForm:
         """Return the form; floating and complex arrays want gradients."""
         name, wants = _kind(x.dtype)
-        return name + MARK if _on_gpu(x) else name, x.shape, wants
+        on_gpu = type(x) is not np.ndarray and is_on_device(x)
+        return name + MARK if on_gpu else name, x.shape, wants
 
     def array(self, x: Any) -> np.ndarray:
         """Return the elements; copied if they are not contiguous."""
@@ -68,9 +69,10 @@ class ArrayTensors(DevicePlace):
 
     def own(self, x: Any) -> np.ndarray:
         """Return a copy: a layer may write every output into the same memory."""
-        if _on_gpu(x):
-            return self.parcels.leave(x.copy() if self.parcels.direct else _contiguous(x))
-        x = _in_host_memory(x)
+        if type(x) is not np.ndarray:
+            if is_on_device(x):
+                return self.parcels.leave(x.copy() if self.parcels.direct else _contiguous(x))
+            x = _in_host_memory(x)
         return np.array(x, _native(x.dtype), order="C").reshape(-1)
 
     def result(self, x: Any) -> Any:

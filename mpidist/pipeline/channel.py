@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -85,7 +86,7 @@ class Channel:
         if known is not metadata and known != metadata:
             self._announce(peer, tag, metadata, known)
         for array in [a for a in message.arrays if a.nbytes] or [_TOKEN]:
-            for piece in pieces(array):
+            for piece in _pieces(array):
                 self._send(piece, peer, tag)
         pending = self._pending
         while pending and pending[0].test():
@@ -122,7 +123,7 @@ class Channel:
         arrays = [tensors.empty(dtype, prod(shape)) for dtype, shape, _ in metadata.tensors]
         filled = [array for array in arrays if array.nbytes] or [np.empty(1, np.uint8)]
         post = self._comm.post_recv
-        messages = [post(piece, peer, tag) for a in filled for piece in pieces(a)]
+        messages = [post(piece, peer, tag) for a in filled for piece in _pieces(a)]
         return Receipt(metadata, arrays, messages)
 
     def receive(self, message: Message, tag: int, tensors: Tensors) -> TensorMessage:
@@ -165,6 +166,11 @@ class Channel:
         """Wait until everything has been sent."""
         self._comm.wait_all(self._pending, "pipeline: sends at the end of a step")
         self._pending.clear()
+
+
+def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
+    """Return the parts of an array that a message can have: usually all of it."""
+    return (array,) if array.nbytes <= MAX_MESSAGE_BYTES else pieces(array)
 
 
 def _messages_of(metadata: Metadata) -> int:

@@ -34,15 +34,19 @@ def can_halve() -> bool:
         return x.grad is not None
 
 
-def root_of(x: Any) -> Any:
-    """Return the place in the graph where backward from `x` begins; if possible without `x`."""
-    return get_gradient_edge(x) if _edges_hold() else x
-
-
 @cache
-def _edges_hold() -> bool:
-    """Return whether an edge keeps the graph alive, also that of a function in Python."""
-    return can_halve() and "ownership_token" in GradientEdge._fields
+def root_finder() -> Callable[[Any], Any]:
+    """Return a function that returns the place in the graph where backward from a tensor begins.
+
+    It is an edge of the graph, which does not keep the tensor alive, if edges keep the graph alive
+    (also that of a function in Python); otherwise the tensor itself.
+    """
+    edges = can_halve() and "ownership_token" in GradientEdge._fields
+    return get_gradient_edge if edges else _itself
+
+
+def _itself(x: Any) -> Any:
+    return x
 
 
 def _edge(root: Any) -> Any:
@@ -65,7 +69,7 @@ class Halves:
     Parameters
     ----------
     roots, grads : sequence of Tensor
-        Outputs, or their :func:`root_of`, and their gradients.
+        Outputs, or their roots by :func:`root_finder`, and their gradients.
     inputs : sequence of Tensor
         Leaves whose gradients are wanted.
 

@@ -17,8 +17,8 @@ from ..pipeline.stage import MARK, DevicePlace, SavedActivations
 from ..pipeline.state import random_states, restored
 from ..pipeline.values import TensorForm, Tree, caller_of, unflatten
 from . import framework
-from .backward import Halves, can_halve, root_of
-from .framework import as_array, as_tensor
+from .backward import Halves, can_halve, root_finder
+from .framework import as_tensor
 
 _NAMES = {
     getattr(torch, name): name
@@ -70,7 +70,7 @@ class TorchTensors(DevicePlace):
         x = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if framework.is_there(x):
             return self.parcels.leave(x)
-        return x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else as_array(x)
+        return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
 
     def own(self, x: Any) -> np.ndarray:
         """Return a copy of the elements."""
@@ -138,6 +138,7 @@ class TorchStage:
         # Two halves would compute the forward of a checkpointed stage twice.
         self._checkpoint, self.splits = checkpoint, can_halve() and not checkpoint
         self._buffers: dict[str, Any] = {}
+        self._root_of = root_finder()
 
     @property
     def training(self) -> bool:
@@ -168,7 +169,7 @@ class TorchStage:
         saved = TorchSaved([] if first else tensors)
         if loss is None:
             return output, saved
-        saved.roots = [root_of(output)]
+        saved.roots = [self._root_of(output)]
         saved.loss = output.shape, output.dtype, output.device
         return float(output.detach()), saved
 
@@ -233,7 +234,7 @@ class TorchStage:
 
     def finish(self, saved: TorchSaved, tree: Tree, outputs: list[Any]) -> None:
         """Keep the places of the graph where gradients come in."""
-        saved.roots = [root_of(x) if x.requires_grad else None for x in outputs]
+        saved.roots = [self._root_of(x) if x.requires_grad else None for x in outputs]
 
     def backward(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
         """Compute all gradients."""
