@@ -1,1 +1,1 @@
-"""Serves calls: bound to memory, numbered, and run within their deadline."""
+"""Serving calls: bind them to memory, number them, run them within their deadline."""

@@ -1,4 +1,4 @@
-"""``MPIDIST_DEBUG=1``: collectives are agreed on first, so that mismatches raise everywhere."""
+"""``MPIDIST_DEBUG=1``: ranks compare each collective first, so that mismatches raise on all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..errors import CollectiveMismatch, MpidistError
 from .service import Service
 
 log = logging.getLogger("mpidist")
-_WARNED: set[tuple[str, ...]] = set()  # call sites of which the user has been told
+_WARNED: set[tuple[str, ...]] = set()  # call sites for which the warning has been logged
 _HERE = str(Path(__file__).parents[1]) + os.sep
 
 
 def call_site() -> str:
-    """Give file and line of the innermost frame outside this package."""
+    """Return file and line of the innermost frame outside this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
@@ -24,29 +24,29 @@ def call_site() -> str:
 
 
 def check_alike(service: Service, what: str, error: MpidistError | None = None) -> None:
-    """Compare what the ranks are about to do.
+    """Compare the collective that each rank is about to run.
 
     Parameters
     ----------
     service : Service
-        Of the communicator.
+        The service of the communicator.
     what : str
-        This rank's collective in words: kind, op, root, count, dtype.
+        Description of this rank's collective: kind, op, root, count, dtype.
     error : MpidistError, optional
-        What this rank's arguments raised; then `what` is not compared.
+        The error raised for this rank's arguments; `what` is then not compared.
 
     Raises
     ------
     CollectiveMismatch
-        With a table of who called what where, if the ranks differ or another rank raised.
+        If the ranks differ or another rank raised; with a table of rank, call and call site.
     """
-    told = f"raised {type(error).__name__}: {error}" if error is not None else what
-    mine = (told, error is not None, call_site())
+    summary = f"raised {type(error).__name__}: {error}" if error is not None else what
+    mine = (summary, error is not None, call_site())
     everyone = service.set_up(
         what, lambda: service.everyone(mine), "agreement of MPIDIST_DEBUG=1", "an agreement"
     )
     sites = tuple(site for _, _, site in everyone)
-    same = len({told for told, _, _ in everyone}) == 1
+    same = len({summary for summary, _, _ in everyone}) == 1
     failed = [failed for _, failed, _ in everyone]
     if error is not None and all(failed):
         raise error
@@ -61,7 +61,7 @@ def check_alike(service: Service, what: str, error: MpidistError | None = None) 
             )
         return
     rows = "\n".join(
-        f"  rank {rank}: {told}  at {site}" for rank, (told, _, site) in enumerate(everyone)
+        f"  rank {rank}: {summary}  at {site}" for rank, (summary, _, site) in enumerate(everyone)
     )
     mismatch = CollectiveMismatch(f"the ranks do not call the same collective:\n{rows}")
     raise mismatch from error

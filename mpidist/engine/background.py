@@ -1,4 +1,4 @@
-"""Background operations: starting them, and completing those that nobody waits for."""
+"""Background operations: starting them, and completing those without a waiting caller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Serving(Protocol):
     sequence: int
 
     def announce(self, fingerprint: int) -> int:
-        """Announce that this rank has come to its next operation; return the operation's number."""
+        """Announce this rank's arrival at its next operation; return the operation's number."""
 
     def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
         """Choose how to serve a call."""
@@ -112,7 +112,7 @@ class Background:
         owners = owners_of(call)
         try:
             since = programs.last_use(key, *owners)
-        except TypeError:  # no weak reference to an owner: nobody would tell when it dies
+        except TypeError:  # no weak reference to an owner: its end would go unnoticed
             since = None
         if since is not None and key not in programs.entries and programs.make_room(since):
             programs.keep(key, Bound([program], None), owners)
@@ -120,19 +120,19 @@ class Background:
 
     def _work(
         self,
-        look: Callable[[], bool],
+        poll: Callable[[], bool],
         give: Callable[[], Any],
         what: str,
         sequence: int,
         how: str,
     ) -> Work:
-        """Give what the user holds; an error in it breaks the communicator."""
+        """Return the user's handle; an error in the operation breaks the communicator."""
         service = self._service
 
         def test() -> bool:
             service.check_usable()
             try:
-                return look()
+                return poll()
             except BaseException as error:
                 raise service.broke(error, what, sequence) from error.__cause__
 
@@ -162,14 +162,14 @@ class Background:
         program.tags[0] = slot
 
     def sweep(self) -> None:
-        """Let go of what was begun and dropped by the caller, and has ended."""
+        """Release completed operations, including those whose handle the caller dropped."""
         for work in list(self.works):
             try:
                 work.test()
-            except Exception:  # it is for who waits for that work
+            except Exception:  # raised again in wait() of that operation
                 log.debug("an operation in the background failed", exc_info=True)
 
     def finish(self) -> None:
-        """Wait for all of it."""
+        """Wait for all pending operations."""
         for work in list(self.works):
             work.wait()

@@ -1,4 +1,4 @@
-"""From a written schedule to a program: blocks become memory, steps become operations."""
+"""Binding schedules to programs: blocks become memory, steps become operations."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _WRITTEN = 1024  # schedules, by algorithm, root and segments
 
 
-# What a program's own objects hold, by the growth of a process that kept 1,000 of them (Open MPI
-# 5.0.11 and MPICH 5.0.2): of the program, of each action, of each request.
+# Bytes of the Python objects of a program, of each action and of each request, from the growth of
+# a process that kept 1,000 programs (Open MPI 5.0.11 and MPICH 5.0.2).
 _PROGRAM_BYTES, _ACTION_BYTES, _REQUEST_BYTES = 4 << 10, 2 << 10, 1 << 10
 
 
@@ -40,7 +40,7 @@ def held_bytes(program: Program) -> int:
     if not program.held:
         actions, scratch = [*program.before, *program.finish], program.scratch_bytes
         _add_actions(program.items, actions)
-        if not program.requests:  # a kernel, whose scratch memory is known by its actions only
+        if not program.requests:  # a kernel: only its actions refer to its scratch memory
             scratch = sum(_arrays_of(actions).values())
         program.held = _PROGRAM_BYTES + _ACTION_BYTES * len(actions) + scratch
         program.held += _REQUEST_BYTES * program.requests
@@ -56,7 +56,7 @@ def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
                 continue
             while type(base := array.base) is ndarray:
                 array = base
-            if base is None:  # else the user's memory, which is known by its address only
+            if base is None:  # else the user's memory, a view by address
                 found[id(array)] = array.nbytes
     return found
 
@@ -83,28 +83,28 @@ class _Gone:
 
 
 class Bindable(Protocol):
-    """As much of a backend as binds the messages of a round: all that NCCL needs to be one."""
+    """The part of a backend that binds the messages of a round; NCCL implements no more."""
 
     rank: int
     tag_limit: int
 
     @property
     def roll_call(self) -> RollCall | None:
-        """Questions to the ranks of other nodes; None if there are none, or no greetings."""
+        """Queries to the ranks of other nodes; None without other nodes or greetings."""
 
     def bind(self, messages: Sequence[Message]) -> Transfer | None:
         """Return the transfer of these messages."""
 
 
 class CallBinder:
-    """Binds calls to schedules: each is written down once, and laid into the memory of a call.
+    """Binds calls to schedules: each schedule is unrolled once, then bound to each call's memory.
 
     Parameters
     ----------
     groups : tuple of tuple of int
         Which ranks share a node.
     pipelining : Pipelining
-        How long blocks are cut.
+        Segment length and window.
     """
 
     def __init__(self, groups: Groups, pipelining: Pipelining):
@@ -133,7 +133,7 @@ class CallBinder:
         x = None if call.x is None else memory.array(call.x)
         out = x if call.out is call.x else None if call.out is None else memory.array(call.out)
         if call.collective == "broadcast" and call.rank == call.root and call.in_place:
-            out = None  # the root's array is read, whatever the schedule brings back to it
+            out = None  # the root's array is only read, even if the schedule sends to it
         scaled: list[Round | Side] = []
         finish: list[Action] = []
         scratch_bytes = 0
@@ -161,7 +161,10 @@ class CallBinder:
             per_rank = max(1, block_count // call.size)
             largest = -(-max(call.counts) * call.dtype.itemsize // per_rank)
             if not call.even and call.collective == "alltoall":
-                return 1, self.pipelining.window  # no rank knows the largest part of all
+                return (
+                    1,
+                    self.pipelining.window,
+                )  # unequal parts: the largest is unknown to each rank
         nodes = len(self.groups)
         return self.pipelining.of(algorithm, call.size, nodes, block_count, largest)
 
@@ -188,11 +191,11 @@ class Binder:
     Parameters
     ----------
     backend : Backend or Bindable
-        What moves the messages.
+        Backend of the messages.
     storage : Storage
-        Where the blocks lie.
+        Locations of the blocks.
     op : Op or None
-        How they are combined.
+        Operation that combines blocks.
     persistent : bool
         Whether the backend binds the messages of each round, if it can, instead of posting them
         one by one in each run.
@@ -235,7 +238,7 @@ class Binder:
     def _strand(
         self, written: Written, arena: Arena, tag: int, heard: set[int]
     ) -> list[Round | Side]:
-        """Bind one strand; `heard` are the peers whose greetings have been compared before."""
+        """Bind one strand; `heard` are the peers with greetings compared earlier."""
         items: list[Round | Side] = []
         for item in written:
             if isinstance(item, Strands):

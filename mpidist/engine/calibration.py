@@ -71,7 +71,7 @@ MOST_PAIRS = 28  # of nodes: all of 8; of more nodes each with the next
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """What was measured between two ranks.
+    """Measured α and β between two ranks.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class LinkSpeed:
 
 
 def pairs_of(groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
-    """Give the pairs of ranks that are measured: two of each node, then one of each two nodes."""
+    """Return the measured pairs of ranks: one in each node, then one for each pair of nodes."""
     inside = [(group[0], group[1]) for group in groups if len(group) > 1]
     first = [group[0] for group in groups]
     every = list(itertools.combinations(first, 2))
@@ -134,7 +134,7 @@ def _middle(links: list[LinkSpeed]) -> tuple[float, float]:
 
 
 def _speed(comm: Group, first: int, second: int) -> tuple[float, float]:
-    """Give α and β between two ranks, on every rank."""
+    """Return α and β between two ranks, on every rank."""
     small = _there_and_back(comm, first, second, SMALL)
     large = _there_and_back(comm, first, second, LARGE)
     figures = np.array([small, max(large - small, 0.0) / LARGE])
@@ -143,7 +143,7 @@ def _speed(comm: Group, first: int, second: int) -> tuple[float, float]:
 
 
 def _there_and_back(comm: Group, first: int, second: int, nbytes: int) -> float:
-    """Give the seconds of a message one way; only the first rank's have a meaning."""
+    """Return the seconds of a message one way; valid on rank `first` only."""
     comm.barrier()
     if comm.rank not in (first, second):
         return 0.0
@@ -165,11 +165,11 @@ SECONDS = 0.02  # for all pairs and lengths together; with the rest well below 5
 SMALL, LARGE = 8, 128 << 10
 _MOST_TRIPS = 50
 _LAST = 1  # first byte of the message of the last round trip
-_TAG = 0  # as of blocking collectives: one is under way at a time, in the same order everywhere
+_TAG = 0  # that of blocking collectives: one at a time, in the same order on all ranks
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Give what ``MPIDIST_CALIBRATE`` says, or None.
+    """Return the setting of ``MPIDIST_CALIBRATE``; None if it is unset.
 
     Raises
     ------
@@ -188,16 +188,16 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
     Parameters
     ----------
     backend : Backend
-        Moves the messages.
+        Backend of the messages.
     groups : tuple of tuple of int
         Which ranks share a node.
     deadline : float or None
-        Of every wait.
+        Deadline of every wait.
 
     Returns
     -------
     Calibration
-        That of rank 0, on every rank.
+        The figures of rank 0, on every rank.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
 def _rates(
     backend: Backend, peer: int, share: float, deadline: float | None
 ) -> tuple[float, float]:
-    """Give α and β between rank 0 and `peer`; only rank 0's have a meaning."""
+    """Return α and β between rank 0 and `peer`; valid on rank 0 only."""
     small = _ping_pong(backend, peer, SMALL, share, deadline)
     large = _ping_pong(backend, peer, LARGE, share, deadline)
     return small, max(large - small, 0.0) / LARGE
@@ -231,7 +231,7 @@ def _rates(
 def _ping_pong(
     backend: Backend, peer: int, nbytes: int, share: float, deadline: float | None
 ) -> float:
-    """Give the seconds one way; rank 0 says with each message whether it is the last."""
+    """Return the seconds one way; the first byte of rank 0's message marks the last trip."""
     if backend.rank not in (0, peer):
         return 0.0
     data = np.zeros(nbytes, np.uint8)
@@ -249,11 +249,11 @@ def _ping_pong(
         _move(backend, backend.isend, data, peer, deadline)
         _move(backend, backend.irecv, data, peer, deadline)
         times.append(perf_counter() - before)
-    return median(times[1:]) / 2  # the first meets what is cold
+    return median(times[1:]) / 2  # the first trip is a warm-up
 
 
 def _spread(backend: Backend, figures: np.ndarray, deadline: float | None) -> None:
-    """Bring rank 0's figures to all."""
+    """Send rank 0's figures to all ranks."""
     if backend.rank:
         _move(backend, backend.irecv, figures, 0, deadline)
         return

@@ -23,11 +23,11 @@ from .binding import CallBinder
 from .reports import Reports
 from .storage import HostMemory
 
-_TELLING_SECONDS = 1.0  # that ranks of several nodes give each other to report a mismatch
+_REPORT_SECONDS = 1.0  # for ranks of other nodes to report a mismatch
 
 
 class Host(Protocol):
-    """What executors of host arrays are made from: the service of a communicator."""
+    """The service of a communicator, as far as executors of host arrays need it."""
 
     backend: Backend
     reports: Reports
@@ -40,8 +40,8 @@ class Host(Protocol):
 class Native(Executor):
     """The backend's own collectives.
 
-    In the background between nodes, a call is started when all ranks are known to mean the same
-    one.  On one node two ranks that differ see it on the board, and one of them before it starts.
+    In the background between nodes, a call starts once all ranks have announced the same one.  On
+    one node the board shows a mismatch to both ranks, and to one of them before it starts.
     """
 
     name, summary = "native", "the backend's own collective"
@@ -51,7 +51,7 @@ class Native(Executor):
         self._waiting: deque[_Compared] = deque()  # to be started in order, the same on every rank
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return what the library cannot do."""
+        """Return why the library cannot serve the call; None if it can."""
         native = self._backend.native
         if native is None:
             return f"the {self._backend.name} backend has no collectives of its own"
@@ -79,7 +79,7 @@ class Native(Executor):
         return Program([item], interruptible=False, named=compared)
 
     def advance(self) -> bool:
-        """Start the pending calls to which all ranks have come; return whether none is left."""
+        """Start the pending calls that all ranks have reached; return whether none is left."""
         waiting = self._waiting
         while waiting and waiting[0].arrived():
             waiting.popleft().start_call()
@@ -101,30 +101,30 @@ class _Compared:
         self._until: float | None = None  # when the others have reported their calls, or will not
 
     def name(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Begin to compare which operation the ranks mean."""
+        """Begin to compare the operations of the ranks."""
         self._sequence, self._what, self._fingerprint = sequence, what, fingerprint
         self._started, self._until = False, None
         self._arrival = self._backend.begin_arrival(sequence)
 
     def start(self) -> None:
-        """Wait behind the calls that were begun before."""
+        """Queue behind the calls begun earlier."""
         self._waiting.append(self)
 
     def arrived(self) -> bool:
-        """Return whether all ranks have come to this operation."""
+        """Return whether all ranks have reached this operation."""
         return self._arrival.test()
 
     def start_call(self) -> None:
-        """Start the call; where the ranks mean different ones, report this rank's to the others."""
+        """Start the call; if the ranks' calls differ, report this rank's to the others."""
         if self._arrival.alike:
             self._call.start()
             self._started = True
             return
         self._roll_call.tell(self._sequence, self._fingerprint, self._what)
-        self._until = time.monotonic() + _TELLING_SECONDS
+        self._until = time.monotonic() + _REPORT_SECONDS
 
     def test(self) -> bool:
-        """Return whether the call has ended; raise if the ranks mean different ones."""
+        """Return whether the call has ended; raise if the ranks' calls differ."""
         while self._waiting and self._waiting[0].arrived():
             self._waiting.popleft().start_call()
         if self._until is not None:
@@ -148,7 +148,7 @@ class Messages(Executor):
         self._binder = CallBinder(host.groups, host.pipelining)
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return that the name of an algorithm is expected."""
+        """Return the reason: this executor is chosen by the name of an algorithm."""
         return "it runs the algorithm that the call names, such as ring"
 
     def agreed(self, call: Call, choice: Choice | None) -> str:

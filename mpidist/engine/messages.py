@@ -1,8 +1,8 @@
 """Point-to-point messages and Python objects, over the tags that collectives do not use.
 
-A user's message begins with a short one that says what is sent: dtype, shape and number of bytes.
-Up to 8 KiB its elements are in it; else they follow with a tag of their own, and are received when
-the receiver has compared what it was told with the memory it has.  So none can overrun memory.
+A user's message begins with a short header message: dtype, shape and number of bytes.  Up to 8 KiB
+the header carries the elements; larger ones follow with a tag of their own, received only after the
+receiver has compared the header with its buffer.  So no message can overrun memory.
 
 A posted message is bare: only its elements are sent, for users that have agreed on its length.
 """
@@ -30,17 +30,17 @@ from .work import UNSET, Work, keep
 
 USER_TAGS = 1 << 20
 INLINE_BYTES = 8192
-CHUNK_BYTES = 1 << 28  # of what follows; what is dropped takes no more memory than this
-_HEAD = struct.Struct("<QIH")  # bytes of the message, tag of what follows or 0, bytes of the text
+CHUNK_BYTES = 1 << 28  # of the elements that follow; a dropped message takes no more memory
+_HEAD = struct.Struct("<QIH")  # bytes of the message, tag of the elements or 0, bytes of the text
 _LONGEST_TEXT = SHORT_BYTES - INLINE_BYTES - _HEAD.size - 16
 _OBJECT = b"object"
 _SEND, _RECV = "send to rank {}".format, "recv from rank {}".format
 _BYTE = np.dtype(np.uint8)
-_AT_A_TIME = 16  # of the messages that are looked for while something else is waited for
+_AT_A_TIME = 16  # messages polled in each wait for something else
 
 
 def _nothing() -> None:
-    """Give the result of a message that was sent."""
+    """Return None, the result of a send."""
 
 
 class Form(NamedTuple):
@@ -55,7 +55,7 @@ class Messages:
     """Sends and receives of one communicator.
 
     The tags between those of the collectives and of set-up are divided into four ranges: arrays,
-    objects, posted messages, and what follows a short message.
+    objects, posted messages, and the elements after a header.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Messages:
         kind: str = "array",
         readable: bool = True,
     ) -> Callable[[], bool]:
-        """Post what is sent; give the test whether it has gone."""
+        """Post the send; return the function that polls it."""
         wire = self._tag(kind, tag)
         self.service.check_usable()
         self.service.background.sweep()
@@ -149,9 +149,9 @@ class Messages:
     def begin_receive(
         self, room: Room, form: Form, peer: int, tag: Any, end: Callable[[], Any]
     ) -> Work:
-        """Begin to receive what is announced as `form` into `room`.
+        """Begin to receive a message of the given `form` into `room`.
 
-        `end` is called when it has come, and gives the result.
+        `end` is called after its arrival and returns the result.
         """
         wire = self._tag("array", tag)
         self.service.check_usable()
@@ -163,7 +163,7 @@ class Messages:
     def _receive(
         self, room: Room, form: Form | None, peer: int, tag: int, wire: int, timeout: Any
     ) -> None:
-        """Receive what is announced as `form`, or anything if that is None, into `room`."""
+        """Receive a message of the given `form` (None: of any) into `room`."""
         self.service.check_usable()
         first = self.backend.irecv_short(peer, wire)
         self._wait(first.test, _RECV, peer, timeout)
@@ -174,17 +174,17 @@ class Messages:
             self._wait(Arrival(self._take(first, room, form, peer, tag)).came, _RECV, peer, timeout)
 
     def _input(self, x: Any) -> np.ndarray:
-        """Give the array that is sent."""
+        """Return the array to send."""
         return as_input(x, self.place.rank)
 
     def _output(self, out: Any) -> np.ndarray:
-        """Give the array that is received into."""
+        """Return the array to receive into."""
         if type(out) is np.ndarray and out.flags.carray and not out.dtype.hasobject:
             return out  # contiguous and writable
         return as_output(out, self.place.rank)
 
     def form(self, dtype: np.dtype, shape: tuple[int, ...]) -> Form:
-        """Give what two ranks must agree on; axes of length 1 are left out of the shape."""
+        """Return the form that sender and receiver compare; axes of length 1 are left out."""
         form = self._forms.get((dtype, shape))
         if form is None:
             nbytes = dtype.itemsize
@@ -200,7 +200,7 @@ class Messages:
     def _take(
         self, first: ShortRequest, room: Room, form: Form | None, peer: int, tag: int
     ) -> Iterator[None]:
-        """Take a message, giving control back whenever a part of it has not come yet."""
+        """Receive a message; yield while a part of it is missing."""
         while not first.test():
             yield
         content = first.content
@@ -225,7 +225,7 @@ class Messages:
             room.filled()
 
     def _drop(self, nbytes: int, peer: int, wire: int) -> Iterator[None]:
-        """Take what nobody can use, or its sender would wait for ever."""
+        """Receive and drop a mismatched message, so that its sender does not wait forever."""
         memory = np.empty(min(nbytes, CHUNK_BYTES), np.uint8)
         for start in range(0, nbytes, CHUNK_BYTES):
             request = self.backend.irecv(memory[: nbytes - start], peer, wire)
@@ -396,14 +396,14 @@ class Messages:
     def recv_object(
         self, peer: Any, tag: Any = 0, timeout: Any = UNSET, kind: str = "object"
     ) -> Any:
-        """Receive what `send_object` sent."""
+        """Receive an object sent by `send_object`."""
         peer, room = self.peer(peer), ObjectRoom()
         self._receive(room, None, peer, tag, self._tag(kind, tag), timeout)
         return pickle.loads(room.data)
 
 
 def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
-    """Describe the posted messages that are waited for, in the user's words if there are any."""
+    """Describe the awaited posted messages, by the user's own text if there is one."""
     if what is not None:
         return what if isinstance(what, str) else what()
     others = f", and {len(left) - 1} more" if len(left) > 1 else ""
@@ -413,14 +413,14 @@ def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -
 class PostedMessage:
     """A message that ``comm.post_send`` or ``comm.post_recv`` has posted.
 
-    Its memory is kept until it has moved, also if nobody holds this any more.
+    Its memory is kept until the message has moved, even if this object is dropped.
 
     Attributes
     ----------
     peer, tag : int
-        As given.
+        The given peer and tag.
     nbytes : int
-        Bytes of the memory that was given.
+        Bytes of the given memory.
     """
 
     __slots__ = ("owner", "peer", "tag", "_test", "_incoming", "_data", "_error")
@@ -444,7 +444,7 @@ class PostedMessage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that was given."""
+        """Bytes of the given memory."""
         return self._data.nbytes
 
     def test(self) -> bool:
@@ -453,7 +453,7 @@ class PostedMessage:
         Raises
         ------
         CollectiveMismatch
-            If it did not have the length of the memory that was given, as often as it is asked.
+            If its length differs from that of the given memory; raised again by each call.
         """
         if self._test is not None and not self.ended():
             return False
@@ -479,7 +479,7 @@ class PostedMessage:
         self.owner.wait_all([self], None, timeout)
 
     def ended(self) -> bool:
-        """Make progress; return whether the message has moved or failed, without raising why."""
+        """Make progress; return whether the message has moved or failed, without raising."""
         test = self._test
         if test is not None:
             try:
@@ -488,26 +488,26 @@ class PostedMessage:
             except Exception as error:
                 self._error = self.owner.translated(error, self)
                 self._error.__cause__ = error
-            self._test = None  # with it go the request, and what it holds
+            self._test = None  # releases the request and its memory
         return True
 
     def describe(self) -> str:
-        """Return what the message is, for reports."""
+        """Return a description of the message, for reports."""
         kind, way = ("post_recv", "from") if self._incoming else ("post_send", "to")
         return f"{kind} of {self.nbytes} bytes {way} rank {self.peer} with tag {self.tag}"
 
 
 class Room(Protocol):
-    """Where a message is to go."""
+    """The destination of a message."""
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Store a message that came whole: so many bytes from byte `start` on."""
+        """Store a whole message: `nbytes` bytes of `content` from byte `start` on."""
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Give flat memory that the message is received into."""
+        """Return flat memory to receive the message into."""
 
     def filled(self) -> None:
-        """Store what was received into that memory."""
+        """Store the message received into that memory."""
 
 
 class HostRoom:
@@ -524,7 +524,7 @@ class HostRoom:
         out[...] = np.ndarray(out.shape, out.dtype, content, start)
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Give the array itself if it can be received into, else scratch memory."""
+        """Return the array itself if it is contiguous, else scratch memory."""
         out = self._out
         whole = out.flags.c_contiguous
         self._data = out.reshape(-1) if whole else np.empty(out.size, out.dtype)
@@ -537,7 +537,7 @@ class HostRoom:
 
 
 class ObjectRoom:
-    """Memory for a pickled object, as long as the message says.
+    """Memory for a pickled object, of the message's length.
 
     Attributes
     ----------
@@ -552,7 +552,7 @@ class ObjectRoom:
         self.data = memoryview(content[start : start + nbytes])
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Make as much memory."""
+        """Allocate memory for the object."""
         made = np.empty(nbytes, np.uint8)
         self.data = made.data
         return made
@@ -562,12 +562,12 @@ class ObjectRoom:
 
 
 class Arrival:
-    """A message that is being taken; goes on in every wait, but raises only for its holder.
+    """A pending receive; every wait polls it, but its error is raised only in its own wait.
 
     Attributes
     ----------
     done : bool
-        Whether it has been taken, or could not be.
+        Whether it has been received or has failed.
     """
 
     __slots__ = ("_steps", "_error", "done")
@@ -577,13 +577,13 @@ class Arrival:
         self._error: BaseException | None = None
 
     def came(self) -> bool:
-        """Make progress; tell whether it has been taken, or raise why it could not be."""
+        """Make progress; return whether the message has been received; raise its error."""
         if self.ended() and self._error is not None:
             raise self._error
         return self.done
 
     def ended(self) -> bool:
-        """Make progress; tell whether it has been taken, or could not be."""
+        """Make progress; return whether the message has been received or has failed."""
         if not self.done:
             try:
                 self.done = next(self._steps, True) is True
@@ -597,8 +597,8 @@ class Arrival:
 class Arrivals:
     """Pending receives of a communicator, polled in every wait.
 
-    A long message comes in two steps: its sender may wait for the second one while this rank waits
-    for something else.
+    A long message arrives in two steps: its sender may wait for the second one while this rank
+    waits for another operation.
     """
 
     def __init__(self, engine: Engine):
@@ -607,9 +607,9 @@ class Arrivals:
         self._attended = False
 
     def add(self, arrival: Arrival) -> None:
-        """Take part in every wait until a message has come."""
+        """Poll this receive in every wait until its message has arrived."""
         pending = self._pending
-        for _ in range(min(2, len(pending))):  # few are left of those that were waited for
+        for _ in range(min(2, len(pending))):  # drops completed receives
             if pending[0].done:
                 pending.popleft()
             else:
@@ -621,11 +621,11 @@ class Arrivals:
 
     @property
     def done(self) -> bool:
-        """Whether none was left when they were last looked for."""
+        """Whether no receive was pending at the last poll."""
         return not self._attended
 
     def ended(self) -> bool:
-        """Make progress, with some of them each time; tell whether none is left."""
+        """Poll some of the receives; return whether none is pending."""
         pending = self._pending
         for _ in range(min(_AT_A_TIME, len(pending))):
             arrival = pending.popleft()
@@ -638,13 +638,13 @@ class Arrivals:
 
 
 def _head(nbytes: int, follows: int, text: bytes) -> bytes:
-    """Give the head of a short message; what it carries begins at a multiple of 16 bytes."""
+    """Return a header, padded so that the elements begin at a multiple of 16 bytes."""
     head = _HEAD.pack(nbytes, follows, len(text)) + text
     return head + b" " * (-len(head) % 16)
 
 
 def _cut(text: bytes) -> bytes:
-    """Shorten a text that is too long; what was cut off is still compared."""
+    """Shorten a long text; a digest of all of it keeps the comparison exact."""
     if len(text) <= _LONGEST_TEXT:
         return text
     digest = hashlib.sha256(text).hexdigest()[:32].encode()

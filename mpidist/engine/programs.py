@@ -1,4 +1,4 @@
-"""The cache of bound calls: what is called again with the same arrays runs at once."""
+"""The cache of bound calls: a repeated call with the same arrays runs without binding."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class Programs:
         """
         try:
             found = self._repeated.get(key)
-        except TypeError:  # an argument that cannot be hashed; the checks will say what is wrong
+        except TypeError:  # an argument that cannot be hashed; the checks report it
             return None
         # In one function, for a call of another is a tenth of the time.  Dtype and flags of an
         # array can be changed.
@@ -268,7 +268,7 @@ class Programs:
         key : hashable
             See :meth:`find`.
         call : Call
-            What the arguments became.
+            The call made of the arguments.
         bound : Bound
             The call, bound.
         x, out : object
@@ -307,7 +307,7 @@ class Programs:
         Raises
         ------
         TypeError
-            If the key cannot be hashed, or no weak reference to a thing can be made.
+            If the key cannot be hashed, or an object takes no weak reference.
         """
         mark = hash(key)
         before = self._noted.get(mark)
@@ -327,7 +327,7 @@ class Programs:
         self._noted = {m: n for m, n in noted if all(ref() is not None for ref in n[1])}
 
     def make_room(self, since: int | None, nbytes: int = 0) -> bool:
-        """Return whether a call that was last made at `since` may be kept; drop what must go.
+        """Return whether a call that was last made at `since` may be kept; drop others for room.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""How the ranks of a communicator exchange objects to set something up: by messages over rank 0."""
+"""Exchange of set-up objects between the ranks of a communicator: messages through rank 0."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Wait = Callable[[Callable[[], bool]], object]
 
 
 def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
-    """Give the values of all ranks to every rank, in rank order; collective.
+    """Return the values of all ranks, in rank order, on every rank; collective.
 
-    It depends on nothing that it could be used to set up: neither on a choice of algorithms, nor on
-    shared memory.
+    It depends neither on a choice of algorithms nor on shared memory, because both are set up with
+    its help.
 
     Parameters
     ----------
     backend : Backend
-        Moves the messages.
+        Backend of the messages.
     value : object
-        Can be pickled.
+        This rank's value, which pickle must support.
     wait : callable
         ``wait(test)`` waits until ``test()`` is true, and raises past the deadline.
     """
@@ -37,8 +37,8 @@ def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
         return pickle.loads(_receive(backend, 0, tag, wait).data)
     parts = [mine, *(_receive(backend, peer, tag, wait) for peer in range(1, size))]
     values = [pickle.loads(part.data) for part in parts]
-    told = _pickled(values)
-    for pending in [_send(backend, told, peer, tag) for peer in range(1, size)]:
+    reply = _pickled(values)
+    for pending in [_send(backend, reply, peer, tag) for peer in range(1, size)]:
         _finish(pending, wait)
     return values
 

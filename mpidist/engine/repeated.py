@@ -1,4 +1,4 @@
-"""Repeated calls: what serves a bound call again, without checks and with few calls of Python."""
+"""Repeated calls: functions that serve a bound call again, without checks and with few calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .run import Engine
 
 Run = Callable[[], None]
 Held = Callable[[], tuple[object, ...]]
-"""Returns what must live on if an operation does not end: messages may still be stored there."""
+"""Returns the memory to keep if an operation does not end: messages may still be stored there."""
 
 
 class Serving(Protocol):
@@ -46,7 +46,7 @@ class Serving(Protocol):
         """Have the watchdog look at this communicator."""
 
     def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
-        """Wait until every rank has come to operation number `sequence`."""
+        """Wait until all ranks have reached operation number `sequence`."""
 
     def take_slot(self, slot: int, sequence: int, what: str, how: str) -> None:
         """Wait until a staging slot may be written again, and take it."""
@@ -80,11 +80,11 @@ def repeated(
     call : Call
         The call.
     executor, way : Executor, Way
-        How it is served.
+        The executor and the way of the call.
     what : str
         The operation, as the ranks compare and report it.
     owners : sequence of object, optional
-        What must not die while it runs; by default the arrays are the bound call's own.
+        Objects kept alive while it runs; by default the bound call has arrays of its own.
     """
     bind, choice = executor.bind, way.choice
     programs = [bind(call, choice, repeated=True)]
@@ -116,7 +116,7 @@ def with_own_arrays(call: Call) -> Call:
 
 
 def _run_library(service: Serving, what: str, program: Program, held: Held) -> Run:
-    """Return a run of a library's call, once all have come."""
+    """Return the run of a library's call, which starts once all ranks have arrived."""
     arrive = arrival(service, what)
     (item,) = program.items
     assert isinstance(item, Round)

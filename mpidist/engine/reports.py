@@ -10,20 +10,20 @@ from ..backends.board import HISTORY, fence
 from ..backends.greeting import answers_of
 from ..errors import CollectiveMismatch, CollectiveTimeout, RankFailed
 
-_PRINTS = 4096  # kept in words; with the places of arrays, a long job has any number of them
+_PRINTS = 4096  # kept texts; they contain offsets of arrays, so their number is unbounded
 
 
 class Reports:
-    """Compares what the ranks announce on the arrival board, and words what goes wrong.
+    """Compares the ranks' announcements on the arrival board and writes the error reports.
 
     Parameters
     ----------
     backend : Backend
-        Whose board it is.
+        Backend with the arrival board.
     behind : callable
         Returns the ranks that are behind in symmetric memory.
     current : callable
-        Gives the number of the last operation begun.
+        Returns the number of the last operation begun.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Reports:
         self._prints: dict[tuple[str, bool], int] = {}
 
     def fingerprint(self, what: str, meets: bool = True) -> int:
-        """Give the number that stands for an operation on the arrival board.
+        """Return the number of an operation on the arrival board, made from its description.
 
-        It is odd if the operation `meets`: nothing is done before all ranks have come.
+        It is odd if the operation `meets`: all ranks arrive before any work.
         """
         number = self._prints.get((what, meets))
         if number is None:
@@ -51,17 +51,17 @@ class Reports:
         return number
 
     def alarm(self) -> None:
-        """During a long wait: raise if a rank has left, or is in another operation."""
+        """Raise, during a long wait, if a rank has left or is in another operation."""
         sequence, board, rank = self._current(), self._backend.board, self._backend.rank
         left = board.left(sequence)
         if left:
-            told = "; ".join(board.describe(r) for r in left)
-            raise RankFailed(f"rank {rank}: collective #{sequence} waits in vain: {told}")
+            reason = "; ".join(board.describe(r) for r in left)
+            raise RankFailed(f"rank {rank}: collective #{sequence} cannot complete: {reason}")
         gone = [r for r in self._behind() if board.has_left(r)]
         if gone:
             raise RankFailed(
-                f"rank {rank}: collective #{sequence} waits in vain: rank "
-                f"{', '.join(map(str, gone))} came to it and has left in the middle of it"
+                f"rank {rank}: collective #{sequence} cannot complete: rank "
+                f"{', '.join(map(str, gone))} has left in the middle of it"
             )
         what = board.texts.get(board.fingerprint(sequence))
         if sequence and what is not None:
@@ -69,55 +69,56 @@ class Reports:
             self._check_elsewhere(sequence, what)
 
     def _check_elsewhere(self, sequence: int, what: str) -> None:
-        """Raise if a rank of another node is known to mean another operation; ask one of them."""
+        """Raise if a rank of another node has reported another operation; ask one of them."""
         roll_call = self._roll_call
         if roll_call is None:
             return
         answers_of(self._backend).look()
         roll_call.ask(sequence)
-        for rank, told in roll_call.notices(sequence).items():
+        for rank, notice in roll_call.notices(sequence).items():
             raise CollectiveMismatch(
-                f"rank {self._backend.rank}: {what} (collective #{sequence}) cannot end: "
-                f"rank {rank} reports: {told}"
+                f"rank {self._backend.rank}: {what} (collective #{sequence}) cannot complete: "
+                f"rank {rank} reports: {notice}"
             )
         other = roll_call.different(sequence, self._backend.board.fingerprint(sequence))
         if other:
             raise self.mismatch(sequence, what, other)
 
     def mismatch(self, sequence: int, what: str, other: dict[int, str]) -> CollectiveMismatch:
-        """Make the report of ranks that mean another operation, with what they mean."""
-        told = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
-        told = told or "another on a rank of another node"
+        """Return the error for ranks in another operation, with a description of theirs."""
+        others = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
+        others = others or "another on a rank of another node"
         return CollectiveMismatch(
-            f"rank {self._backend.rank}: collective #{sequence} is {what} here and {told}; "
-            "MPIDIST_DEBUG=1 shows who called what where"
+            f"rank {self._backend.rank}: collective #{sequence} is {what} here and {others}; "
+            "MPIDIST_DEBUG=1 shows the call sites"
         )
 
     def notify(self, sequence: int, error: BaseException) -> None:
-        """Tell ranks of other nodes that an operation will not end, for the ranks differ."""
+        """Notify ranks of other nodes that a mismatched operation will not complete."""
         if self._roll_call is not None and isinstance(error, CollectiveMismatch):
             self._roll_call.notify(sequence, str(error))
 
     def check_first(self, sequence: int, what: str, fingerprint: int) -> None:
         """Raise as :meth:`check_same` does, after the announcement and before the first message.
 
-        Of two ranks that differ one sees the other, and sends nothing: Open MPI (5.0.11) writes
-        past the end of the receiver's array if a message from the same node is longer.
+        At least one of two mismatched ranks sees the other's announcement, and sends nothing: Open
+        MPI (5.0.11) writes past the end of the receiver's array if a message from the same node is
+        longer.
         """
         fence()
         self.check_same(sequence, what, fingerprint)
 
     def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Raise CollectiveMismatch if a rank of this node is seen to mean another operation."""
+        """Raise CollectiveMismatch if a rank of this node has announced another operation."""
         other = self._backend.board.different(sequence, fingerprint)
         if other:
             raise self.mismatch(sequence, what, dict.fromkeys(other, "another"))
 
     def check_arrived(self, sequence: int, what: str, everyone: Callable[[str], list[str]]) -> None:
-        """Raise CollectiveMismatch if the ranks, which all have come, mean different operations.
+        """Raise CollectiveMismatch if the ranks, all arrived, have announced different operations.
 
-        If nothing is done before all have come, whichever they mean, then all see it, and nothing
-        has happened: the ranks can tell each other which, and go on.
+        If each of the operations waits for all ranks first, no work was done and every rank sees
+        the mismatch: the ranks exchange the descriptions, and the communicator stays usable.
         """
         board = self._backend.board
         fingerprint = board.fingerprint(sequence)
@@ -129,17 +130,17 @@ class Reports:
             return
         if not all(board.fingerprint(sequence, rank) % 2 for rank in other):
             self.check_same(sequence, what, fingerprint)
-        told = dict(enumerate(everyone(what)))
-        error = self.mismatch(sequence, what, {r: t for r, t in told.items() if t != what})
+        texts = dict(enumerate(everyone(what)))
+        error = self.mismatch(sequence, what, {r: t for r, t in texts.items() if t != what})
         error.harmless = True
         raise error
 
     def timed_out(
         self, what: str, sequence: int | None, how: str, seconds: float | None, ask: bool = True
     ) -> CollectiveTimeout:
-        """Make the report of a deadline that passed, `seconds` after its wait began.
+        """Return the error of a deadline that passed, `seconds` after its wait began.
 
-        Without `ask`, by what the board says only: no call of MPI is made.
+        Without `ask` it uses the board only, and makes no call of MPI.
         """
         board, rank = self._backend.board, self._backend.rank
         missing: tuple[int, ...] = ()
@@ -149,26 +150,26 @@ class Reports:
             if board.reached(rank) - sequence < HISTORY:
                 other = board.different(sequence, board.fingerprint(sequence))
         if missing:
-            told = "; ".join(board.describe(r) for r in missing)
+            reason = "; ".join(board.describe(r) for r in missing)
         elif other:
-            told = f"rank {', '.join(map(str, other))} is in another operation"
+            reason = f"rank {', '.join(map(str, other))} is in another operation"
         elif sequence is not None:
-            told = f"all ranks have arrived: {self._inside()}"
+            reason = f"all ranks have arrived: {self._inside()}"
         else:
-            told = "the message has not come"
+            reason = "the message has not come"
         within = f"{seconds} s" if seconds is not None else "its deadline"
         number = f" (collective #{sequence}, {how})" if sequence is not None else ""
         return CollectiveTimeout(
-            f"rank {rank}: {what}{number} not finished within {within}: {told}",
+            f"rank {rank}: {what}{number} not finished within {within}: {reason}",
             collective=what.split()[0],
             sequence=sequence,
             missing=missing,
         )
 
     def _inside(self) -> str:
-        """Say what is known about who hangs inside an operation."""
+        """Return the known state of ranks that hang inside an operation."""
         behind = self._behind()
-        known = list(self._backend.board.unwell())
+        reasons = list(self._backend.board.unwell())
         if behind:
-            known.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
-        return "; ".join(known) or "a message was lost, or a rank hangs inside the operation"
+            reasons.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
+        return "; ".join(reasons) or "a message was lost, or a rank hangs inside the operation"

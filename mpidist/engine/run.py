@@ -11,51 +11,51 @@ from typing import Protocol
 from ..backends.base import Backend
 from ..backends.program import Program, Round, Side
 
-ALARM_SECONDS = (0.1, 0.5)  # of waiting before the first look for trouble; between two of them
+ALARM_SECONDS = (0.1, 0.5)  # of waiting before the first alarm; between alarms
 
 
 class Pending(Protocol):
-    """What goes on in the background."""
+    """An operation in the background."""
 
     @property
     def done(self) -> bool:
         """Whether it is known to have ended."""
 
     def test(self) -> bool:
-        """Make progress; tell whether it has ended, or raise what concerns the communicator."""
+        """Make progress; return whether it has ended; raise errors of the communicator."""
 
     def ended(self) -> bool:
-        """Make progress; tell whether it has ended or failed."""
+        """Make progress; return whether it has ended or failed."""
 
 
-class _UnderWay(threading.local):
-    """The engines with something in the background, of this thread: ranks may be threads.
+class _PendingEngines(threading.local):
+    """The engines of this thread with pending operations; one per thread, as ranks may be threads.
 
-    A rank that waits on one communicator must bring forward what it began on the others, or two
-    ranks could wait for each other: so this is known across communicators.
+    A rank that waits on one communicator must poll the pending operations of the others too, or two
+    ranks could wait for each other: so this is shared by all communicators.
     """
 
     def __init__(self) -> None:
         self.engines: list[Engine] = []
 
 
-_under_way = _UnderWay()
+_pending = _PendingEngines()
 
 
 class Engine:
-    """Runs the programs of one communicator and keeps those in the background going.
+    """Runs the programs of one communicator and polls those in the background.
 
     Parameters
     ----------
     backend : Backend
-        Where they run.
+        Backend of the communicator.
     alarm : callable, optional
-        Called now and then during a long wait; raises if it can never end well.
+        Called repeatedly during a long wait; raises if the wait cannot succeed.
 
     Attributes
     ----------
     active : list of Pending
-        What is under way in the background, in the order it was started.
+        The pending operations in the background, in the order of their start.
     """
 
     def __init__(self, backend: Backend, alarm: Callable[[], object] | None = None):
@@ -89,20 +89,20 @@ class Engine:
     def start(self, program: Program) -> Run:
         """Begin to run in the background."""
         run = Run(program)
-        # Finished operations are dropped here too: who never waits long never polls them.
+        # Finished operations are dropped here too: a caller that never waits never polls them.
         self.active = [other for other in self.active if not other.done]
         self.attend(run)
         run.test()
         return run
 
     def attend(self, pending: Pending) -> None:
-        """Bring something forward in every wait from now on, until it has ended."""
+        """Poll an operation in every wait from now on, until it has ended."""
         self.active.append(pending)
-        if self not in _under_way.engines:
-            _under_way.engines.append(self)
+        if self not in _pending.engines:
+            _pending.engines.append(self)
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait for `test` while what is active goes on; False if the deadline passed first."""
+        """Wait for `test` and poll pending operations; False if the deadline passed first."""
         wait = self.backend.wait
         return self.patiently(lambda until: wait(test, until, self.background()), deadline)
 
@@ -120,11 +120,11 @@ class Engine:
 
     def background(self) -> Callable[[], None] | None:
         """Return the function that polls all pending operations, or None if there are none."""
-        return self.progress if _under_way.engines else None
+        return self.progress if _pending.engines else None
 
     def progress(self) -> None:
-        """Poll pending operations of all communicators; an error is raised by its own one."""
-        for engine in tuple(_under_way.engines):
+        """Poll pending operations of all communicators; an error is raised by its own engine."""
+        for engine in tuple(_pending.engines):
             if engine is self:
                 self.active = [run for run in self.active if not run.test()]
             else:
@@ -133,14 +133,14 @@ class Engine:
                 engine.abandon()
 
     def abandon(self) -> None:
-        """Bring nothing of this communicator forward any more."""
+        """Stop polling operations of this communicator."""
         self.active = []
-        if self in _under_way.engines:
-            _under_way.engines.remove(self)
+        if self in _pending.engines:
+            _pending.engines.remove(self)
 
 
 class Run:
-    """A program under way in the background."""
+    """A program that runs in the background."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -150,7 +150,7 @@ class Run:
         self._steps = _program(program)
 
     def test(self) -> bool:
-        """Make progress; tell whether the program has ended.  An error is raised every time."""
+        """Make progress; return whether the program has ended.  An error is raised by each call."""
         if self.error is not None:
             raise self.error
         if not self.done:
@@ -163,10 +163,10 @@ class Run:
         return self.done
 
     def ended(self) -> bool:
-        """Make progress; tell whether the program has ended or failed."""
+        """Make progress; return whether the program has ended or failed."""
         try:
             return self.test()
-        except Exception:  # test() raises it again, for who waits for this program
+        except Exception:  # test() raises it again in the wait for this program
             return True
 
 
@@ -181,7 +181,7 @@ def _program(program: Program) -> Iterator[None]:
 
 
 def _strand(items: list[Round | Side]) -> Iterator[None]:
-    """Run one strand, giving control back (with None) whenever a message has not come yet."""
+    """Run one strand; yield None while a message is missing."""
     for item in items:
         if isinstance(item, Side):
             yield from _side(item)

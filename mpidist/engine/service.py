@@ -77,11 +77,11 @@ class Service:
         self.programs = Programs(self)
         self.broken: str | None = None
         self.freed = False
-        self._setting_up = ("set-up", 0)  # what a set-up exchange is for, and its number
+        self._setting_up = ("set-up", 0)  # call that needs a set-up exchange, and its number
         self._guarded = False
         self._slot_used = [0, 0]  # number of the operation that last used each staging slot
         self._meet: Callable[[int, int, str], None] | None = None
-        self.met = 0  # number of the last operation to which all ranks are known to have come
+        self.met = 0  # number of the last operation that all ranks are known to have reached
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.background = Background(self)
 
@@ -153,11 +153,11 @@ class Service:
         prepared : Prepared
             The call.
         algorithm : str
-            What it asks for.
+            The requested algorithm, or "auto".
         purpose : str
-            The user's own call, where this is a part of it.
+            The user's call that this call is a part of.
         key, x, out : optional
-            What :meth:`Programs.find` is to find it by when it is made again.
+            Key and arrays by which :meth:`Programs.find` finds the call when it is repeated.
         """
         if self.broken is not None:
             self.check_usable()
@@ -189,7 +189,7 @@ class Service:
         programs, owners = self.programs, owners_of(call)
         try:
             since = programs.last_use(key, *owners)
-        except TypeError:  # no weak reference to an owner: nobody would tell when it dies
+        except TypeError:  # no weak reference to an owner: its end would go unnoticed
             return None
         if since is None or not programs.make_room(since):
             return None
@@ -283,7 +283,7 @@ class Service:
     # -- deadlines ------------------------------------------------------------------------------
 
     def deadline(self, timeout: Any = UNSET) -> float | None:
-        """Give the moment by which a wait that begins now must end; None for never."""
+        """Return the moment by which a wait that begins now must end; None for never."""
         seconds = self.timeout if timeout is UNSET else timeout
         if seconds is not None and not isinstance(seconds, (int, float)):
             raise InvalidArgument(
@@ -292,13 +292,13 @@ class Service:
         return None if seconds is None else time.monotonic() + seconds
 
     def announce(self, fingerprint: int) -> int:
-        """Announce that this rank has come to its next operation; return the operation's number."""
+        """Announce this rank's arrival at its next operation; return the operation's number."""
         self.sequence = sequence = self.sequence + 1
         self.backend.board.announce(sequence, fingerprint)
         return sequence
 
     def guard(self) -> None:
-        """Have the watchdog look at this communicator: a library's call is about to begin."""
+        """Register this communicator with the watchdog, before a library's call."""
         if not self._guarded:
             WATCHDOG.watch(self)
             self._guarded = True
@@ -306,10 +306,10 @@ class Service:
     def arrive(
         self, sequence: int, what: str, deadline: float | None, how: str = "waiting for all to come"
     ) -> None:
-        """Wait until every rank has come: a native call cannot be interrupted later.
+        """Wait until all ranks have arrived: a native call cannot be interrupted later.
 
-        Without a deadline too: a native call brings nothing forward that was begun in the
-        background, and for which a rank may wait before it comes.
+        Without a deadline too: a native call does not poll the operations in the background, and
+        another rank may wait for one of them before it arrives.
         """
         if not self.engine.patiently(
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
@@ -319,14 +319,14 @@ class Service:
         self.met = sequence
 
     def start_natives(self, deadline: float | None) -> bool:
-        """Start the native calls that were begun, once all ranks have come to a later operation.
+        """Start the pending native calls, once all ranks have reached a later operation.
 
-        The library wants its calls in the same order on every rank.  False past the deadline.
+        The library needs its calls in the same order on every rank.  False past the deadline.
         """
         return self._native.advance() or self.engine.wait(self._native.advance, deadline)
 
     def meet(self, what: str, act: Callable[[], Any]) -> Any:
-        """Do something collective that cannot be interrupted, such as a split, once all have come.
+        """Run an uninterruptible collective action, such as a split, once all ranks have arrived.
 
         Backends without calls of a library underneath keep deadlines themselves.
         """
@@ -340,18 +340,18 @@ class Service:
     def set_up(
         self, what: str, act: Callable[[], Any], how: str = "set-up", same: str | None = None
     ) -> Any:
-        """Do something collective that a call needs, by :meth:`everyone`, once all have come.
+        """Run the collective set-up of a call, by :meth:`everyone`, once all ranks have arrived.
 
         Parameters
         ----------
         what : str
             The user's call, for reports.
         act : callable
-            Raises on every rank alike, but for what goes wrong between them.
+            The set-up; its errors are the same on every rank, except communication errors.
         how : str
-            What it is, for reports.
+            Name of the set-up, for reports.
         same : str, optional
-            What is compared between the ranks instead of `what`.
+            Text that the ranks compare instead of `what`.
         """
         self.check_usable()
         meets = self.backend.native is not None  # other backends keep deadlines themselves
@@ -372,7 +372,7 @@ class Service:
             self._setting_up = before
 
     def everyone(self, value: Any) -> list[Any]:
-        """Give the values of all ranks to every rank, in rank order; collective.
+        """Return the values of all ranks, in rank order, on every rank; collective.
 
         Past the deadline the report names the call that needs it, never this exchange.
         """
@@ -387,7 +387,7 @@ class Service:
     def timed_out(
         self, what: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
-        """Make the report of a deadline that passed."""
+        """Return the error of a deadline that passed."""
         seconds = self.timeout if timeout is UNSET else timeout
         return self.reports.timed_out(what, sequence, how, seconds)
 
@@ -399,10 +399,10 @@ class Service:
     def broke(
         self, error: BaseException, what: str, sequence: int, *memory: object
     ) -> BaseException:
-        """Note that an operation that began did not end, and give the error to be raised.
+        """Mark the communicator broken by an unfinished operation; return the error to raise.
 
-        What every rank sees before anything is under way leaves the communicator usable.  `memory`
-        is what messages may still come to.
+        An error that every rank sees before any work is done leaves the communicator usable.
+        `memory` is kept, as messages may still be stored there.
         """
         if isinstance(error, CommunicatorBroken) or getattr(error, "harmless", False):
             return error

@@ -1,4 +1,4 @@
-"""Where each block of a schedule lies: in the user's input or result, or in scratch memory."""
+"""The location of each block of a schedule: the user's input or result, or scratch memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Piece = tuple[Any, int, int]  # elements start … stop of a flat array
 
 
 class Memory(Protocol):
-    """The memory that a program is bound to: what differs between the host's and a GPU's.
+    """The memory of a program: the operations that differ between the host and a GPU.
 
     Arrays are flat and contiguous.  An action does its work at once, or queues it on a stream: in
     both cases actions take effect in the order in which they are called.
@@ -30,7 +30,7 @@ class Memory(Protocol):
     Attributes
     ----------
     dtype : numpy.dtype
-        Of the elements.
+        The dtype of the elements.
     """
 
     dtype: np.dtype
@@ -64,7 +64,7 @@ class HostMemory:
         self.dtype = dtype
 
     def array(self, data: np.ndarray) -> np.ndarray:
-        """Return a view that does not keep the owner alive: the program cache watches that."""
+        """Return a view that does not keep its owner alive: the program cache tracks the owner."""
         return view_at(address(data), data.size, data.dtype)
 
     def allocate(self, count: int) -> np.ndarray:
@@ -96,7 +96,7 @@ class HostMemory:
 
 
 class Storage:
-    """Where each block lies: in the user's input, in the user's result, or in scratch memory."""
+    """The location of each block: the user's input, the user's result, or scratch memory."""
 
     def __init__(
         self,
@@ -113,10 +113,10 @@ class Storage:
         self.where: dict[tuple[str, int], Piece] = {}
         self.results = contract.output_blocks(rank, size, root, count)
         self._homes: dict[tuple[str, int], Piece] = {}
-        brought = contract.input_blocks(rank, size, root, count)
-        given = lengths.incoming if contract.input_buffer == "in" else lengths.outgoing
+        inputs = contract.input_blocks(rank, size, root, count)
+        input_lengths = lengths.incoming if contract.input_buffer == "in" else lengths.outgoing
         if x is not None:
-            self._lay(self.where, contract.input_buffer, brought, given, x)
+            self._lay(self.where, contract.input_buffer, inputs, input_lengths, x)
         if out is not None:
             self._lay(self._homes, "out", self.results, lengths.outgoing, out)
 
@@ -128,7 +128,7 @@ class Storage:
             at += lengths[block]
 
     def prepare(self, written: Written) -> None:
-        """Give scratch memory to the blocks that are written but are no part of the result.
+        """Allocate scratch memory for the written blocks that are not part of the result.
 
         Neighbouring blocks become neighbours in memory, so that a range of blocks is one message.
         """
@@ -147,21 +147,19 @@ class Storage:
         return lengths[block]
 
     def read(self, place: tuple[str, int]) -> Piece:
-        """Give the memory that holds a block now."""
+        """Return the memory that holds a block now."""
         piece = self.where.get(place)
         if piece is None:
-            raise ScheduleError(
-                f"{place[0]!r} holds nothing there that could be read", block=place[1]
-            )
+            raise ScheduleError(f"{place[0]!r} holds no such block to be read", block=place[1])
         return piece
 
     def write(self, place: tuple[str, int]) -> Piece:
-        """Give the memory that a block is written to, and from now on lies in."""
+        """Return the memory to write a block to; reads use it from now on."""
         piece = self.where[place] = self._homes[place]
         return piece
 
     def finish(self) -> list[Action]:
-        """Bring to the result what the schedule left elsewhere, for example in the input."""
+        """Return the copies of result blocks that the schedule left elsewhere, as in the input."""
         memory = self.memory
         actions: list[Action] = []
         pairs = []
@@ -208,7 +206,7 @@ def merge(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
-    """Join rows of pieces where all columns go on in memory, and leave out empty ones."""
+    """Join rows of pieces where all columns are contiguous, and leave out empty ones."""
     merged: list[tuple[Piece, ...]] = []
     for row in pairs:
         if row[0][1] == row[0][2]:
@@ -223,7 +221,7 @@ def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
 
 @dataclass(slots=True)
 class Arena:
-    """Scratch memory of one strand for the messages of a round; every round uses it anew."""
+    """Scratch memory of one strand for the messages of a round; each round reuses it."""
 
     memory: Memory
     buffers: list[Any] = field(default_factory=list)
@@ -243,9 +241,9 @@ class Arena:
         return self.buffers[index], 0, n
 
     def slot(self, k: int) -> Arena:
-        """Give the arena of the strands that run in slot `k` of the window."""
+        """Return the arena of the strands that run in slot `k` of the window."""
         return self.slots.setdefault(k, Arena(self.memory))
 
     def total(self) -> int:
-        """Give the elements held, those of the slots included."""
+        """Return the number of elements held, those of the slots included."""
         return self.elements + sum(a.total() for a in self.slots.values())

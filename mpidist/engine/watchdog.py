@@ -15,11 +15,11 @@ from ..backends.base import Backend
 from .reports import Reports
 
 log = logging.getLogger("mpidist")
-_TICK = 1.0  # seconds between two looks, or a quarter of the shortest deadline
+_TICK = 1.0  # seconds between polls, at most a quarter of the shortest deadline
 
 
 class Watched(Protocol):
-    """What makes native calls on a communicator.
+    """The service of a communicator, as far as the watchdog needs it.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Watched(Protocol):
     inside : int
         Number of the native call that this rank is in; 0 outside of any.
     backend, reports : Backend, Reports
-        End the job, and say why.
+        The backend that ends the job, and the writer of the report.
     """
 
     timeout: float | None
@@ -38,10 +38,10 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """One thread a process that looks at every communicator now and then.
+    """One thread per process that polls every communicator.
 
-    A native call cannot be given up: the library holds the buffers.  So past the deadline the only
-    thing to be done is to say who waits where, and to end the job.  Looking costs the call nothing.
+    A native call cannot be cancelled: the library holds the buffers.  So past the deadline the
+    watchdog reports the state of the ranks and ends the job.  Polling costs the call nothing.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Watchdog:
         self._lock = threading.Lock()
 
     def watch(self, service: Watched) -> None:
-        """Look at `service` from now on."""
+        """Poll `service` from now on."""
         with self._lock:
             self._watched.add(service)
             if self._thread is None:
@@ -93,7 +93,7 @@ class Watchdog:
         sys.stderr.flush()
         if threads:
             service.backend.abort(1)
-        # Death by a signal is what every launcher sees; a mere exit leaves the others hanging.
+        # Every launcher notices death by a signal; a mere exit leaves the other ranks hanging.
         os.kill(os.getpid(), signal.SIGKILL)
 
 

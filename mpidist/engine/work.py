@@ -1,4 +1,4 @@
-"""Work: an operation under way in the background."""
+"""Work: the handle of an operation in the background."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class _Unset:
 
 
 UNSET: Any = _Unset()
-_under_way: set[Work] = set()
-"""What has not ended: MPI may still write to its memory, whoever has dropped it."""
+_pending: set[Work] = set()
+"""Pending operations: MPI may still write to their memory, even if the handle is dropped."""
 _lost: list[object] = []
-# Kept beyond the end of Python: MPI_Finalize comes after it, and still lets messages come.
-for _memory in (_under_way, _lost):
+# Kept beyond the end of Python: MPI_Finalize runs after it, and may still receive messages.
+for _memory in (_pending, _lost):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_memory))
 
 
@@ -32,7 +32,7 @@ class Work:
     Attributes
     ----------
     result : object
-        What the blocking form would have returned; available once `done`.
+        The result of the blocking form; available once `done`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Work:
         self._error: Exception | None = None
         self._pending = pending if pending is not None else set()
         self._pending.add(self)
-        _under_way.add(self)
+        _pending.add(self)
 
     @property
     def done(self) -> bool:
@@ -59,11 +59,11 @@ class Work:
     def result(self) -> Any:
         """The result; RuntimeError while it is not done."""
         if not self._done:
-            raise RuntimeError("the operation is still under way: call wait()")
+            raise RuntimeError("the operation is still pending: call wait()")
         return self._result
 
     def test(self) -> bool:
-        """Make progress; tell whether the operation has ended."""
+        """Make progress; return whether the operation has ended."""
         if not self._done and self._look():
             self._end()
         return self._done
@@ -80,7 +80,7 @@ class Work:
             raise
 
     def wait(self, timeout: float | None = UNSET) -> Any:
-        """Wait for the end and give the result.
+        """Wait for the end and return the result.
 
         Parameters
         ----------
@@ -105,4 +105,4 @@ class Work:
 
     def _forget(self) -> None:
         self._pending.discard(self)
-        _under_way.discard(self)
+        _pending.discard(self)
