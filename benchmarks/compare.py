@@ -24,8 +24,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.plan import FULL, MAIN, QUICK, Launch, plan
-from benchmarks.tables import Group, merge, page, without_paths
-from mpidist.bench.results import Results
+from benchmarks.tables import Cell, Group, Key, merge, page, without_paths
+from mpidist.bench.results import Results, Row
 from mpidist.launcher.processes import run_limited
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -197,17 +197,6 @@ def read_group(mpi: str, ranks: int, launches: Sequence[Launch], folder: Path) -
     return Group(mpi, ranks, cells, headers, list(commands), list(commits), counts, failures)
 
 
-def rounded(values: dict) -> dict:
-    """Return the values with four significant digits: more is noise."""
-
-    def four(value: object) -> object:
-        if isinstance(value, list):
-            return [four(one) for one in value]
-        return float(f"{value:.4g}") if isinstance(value, float) else value
-
-    return {name: four(value) for name, value in values.items()}
-
-
 def write_tables(groups: Sequence[Group], folder: Path, wanted: int) -> None:
     """Write the tables that the documentation includes."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,28 +204,26 @@ def write_tables(groups: Sequence[Group], folder: Path, wanted: int) -> None:
 
 
 def write_merged(groups: Sequence[Group], folder: Path) -> None:
-    """Write the merged results of each group as JSON."""
+    """Write the merged results of each group, in the JSON form of ``mpidist bench``."""
     folder.mkdir(parents=True, exist_ok=True)
     for group in groups:
         header = dict(group.headers[0]) if group.headers else {}
-        for private in ("host", "date", "command", "iterations"):  # of one launch only
-            header.pop(private, None)
+        for of_one_launch in ("host", "date", "command", "iterations"):
+            header.pop(of_one_launch, None)
         header["environment"] = without_paths(header.get("environment", {}))
-        content = {
-            "title": group.title,
-            "header": header,
-            "launches": group.launches,
-            "commits": group.commits,
-            "commands": group.commands,
-            "failures": group.failures,
-        }
-        cells = [
-            json.dumps({**dataclasses.asdict(key), **rounded(dataclasses.asdict(cell))})
-            for key, cell in group.cells.items()
-        ]
-        text = json.dumps(content, indent=1)[:-2] + ',\n "cells": [\n  ' + ",\n  ".join(cells)
-        path = folder / f"{group.title.lower().replace(', ', '-').replace(' ', '-')}.json"
-        path.write_text(text + "\n ]\n}\n", encoding="utf-8")
+        for name in ("launches", "commits", "commands", "failures"):
+            header[name] = getattr(group, name)
+        rows = [_merged_row(key, cell, group.ranks) for key, cell in group.cells.items()]
+        name = group.title.lower().replace(", ", "-").replace(" ", "-")
+        Results(header, rows, benchmark="published").save(str(folder / f"{name}.json"))
+
+
+def _merged_row(key: Key, cell: Cell, ranks: int) -> Row:
+    contender = key.algorithm if key.variant == MAIN else f"{key.algorithm}, {key.variant}"
+    row = Row(key.collective, contender, ranks, cell.time_us, cell.ratio, not cell.wrong)
+    row.bytes, row.in_place, row.memory = key.bytes, key.in_place, key.memory
+    row.figures = {"times_us": cell.times_us, "native_ratio": cell.native_ratio}
+    return row
 
 
 if __name__ == "__main__":

@@ -160,7 +160,9 @@ def test_launches_are_kept_not_run_again_and_failures_reported(tmp_path, monkeyp
     assert "exit code 7" in (tmp_path / "out" / "tables.inc").read_text()
     (merged,) = (tmp_path / "out").glob("*.json")
     content = json.loads(merged.read_text())
-    assert content["cells"][0]["times_us"] == [10.0] and content["failures"] == group.failures
+    assert content["rows"][0]["figures"]["times_us"] == [10.0]
+    assert content["header"]["failures"] == group.failures
+    assert Results.from_json(merged.read_text()).rows[0].bytes == 65536
     assert Results.from_json(json.dumps(json.loads(kept.read_text())["results"])).correct
 
 
