@@ -1,1 +1,1 @@
-"""Checkpoints: saved by all ranks, in files that need no pickle."""
+"""Checkpoints: written by all ranks, as JSON and raw arrays, without pickle."""

@@ -1,4 +1,4 @@
-"""Checkpoints: each rank writes a part; a kill at any moment leaves the last complete one."""
+"""Checkpoints: each rank writes a share; a kill at any point leaves the last complete one."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ from .format import (
 )
 
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
-_SHOWN = 5  # of the entries that differ, in an error message
+_SHOWN = 5  # most differences that an error message lists
 
 Entry = tuple[str, tuple[int, ...], bool, int, int, int | None]
-"""Of an array on a rank: dtype, shape, whether it is whole, first element, number, digest."""
+"""A rank's array: dtype, shape, whether it is whole, first element, element count, digest."""
 
 
 class Checkpoint:
-    """The checkpoints of a training, in a folder that all ranks see.
+    """Checkpoints of a training run, in a folder that all ranks share.
 
     Parameters
     ----------
     folder : path
-        Is made if need be.
+        Folder of the checkpoints; created if it does not exist.
     comm : Communicator or Grid
         The ranks; :meth:`save` and :meth:`load` are collective.  With a :class:`~mpidist.Grid`
-        everything is saved and restored by stage, and the same on the replicas of a stage.
+        states are saved and restored per stage, and must be equal on the replicas of a stage.
     keep : int
-        How many checkpoints stay, > 0; the oldest are removed.
+        Number of checkpoints that are kept, > 0; older ones are removed.
 
     Notes
     -----
-    What is saved are objects with ``state_dict()``, such as models, optimizers and shards, and
-    plain states of arrays, numbers, strings, lists, tuples and dicts.  Nothing is pickled.
+    Objects with ``state_dict()``, such as models, optimizers and shards, can be saved, and plain
+    states of arrays, numbers, strings, None, lists, tuples and dicts.  Nothing is pickled.
 
-    A state is the same on all ranks, which is checked, each writes a part of it, and it loads on
-    any number of ranks.  What differs is declared:
+    A state must be equal on all ranks (checked); each rank writes a share of it, and it can be
+    loaded on any number of ranks.  States that differ between ranks must be declared:
 
-    - ``save(…, per_rank=…)``: each rank saves its own, and gets it back.
-    - Sources of random numbers are per rank by themselves: a Generator or RandomState of numpy, a
+    - ``save(…, per_rank=…)``: each rank saves its own state, and loads it back.
+    - Random number generators are always per rank: a Generator or RandomState of numpy, a
       Generator of PyTorch, a Random of Python, and the modules ``random``, ``numpy.random``,
       ``torch`` and ``torch.cuda``.
-    - A :class:`~mpidist.Pipeline` is saved by stage, a :class:`~mpidist.ZeroOptimizer` by slices.
-    - Buffers of a :class:`~mpidist.DDP` follow its `buffers`: those of rank 0 for "broadcast",
-      every rank's for "keep" (on another number of ranks those of rank 0).
+    - A :class:`~mpidist.Pipeline` is saved per stage, a :class:`~mpidist.ZeroOptimizer` by slices.
+    - Buffers of a :class:`~mpidist.DDP` follow its `buffers`: rank 0's for "broadcast", every
+      rank's for "keep" (rank 0's if loaded on another number of ranks).
 
-    The files are complete on the disk before their folder gets its name ``step-….0``; the manifest
-    holds the SHA-256 of every piece, which :meth:`load` checks.  Waiting for slow ranks is subject
-    to the deadline of the communicator.
+    All files are on the disk before their folder is renamed to ``step-….0``.  The manifest has the
+    SHA-256 of every piece, which :meth:`load` checks.  Waiting for slow ranks is limited by the
+    deadline of the communicator.
     """
 
     def __init__(self, folder: Any, comm: Any, keep: int = 3):
@@ -89,22 +89,22 @@ class Checkpoint:
         per_rank: Mapping[str, Any] | Iterable[str] | str = (),
         **objects: Any,
     ) -> Path:
-        """Write a checkpoint; return its folder.
+        """Write a checkpoint and return its folder.
 
         Parameters
         ----------
         step : int
-            ≥ 0.  If there is a checkpoint of that step, this one takes its place.
+            Step of the training, ≥ 0.  An existing checkpoint of this step is replaced.
         per_rank : mapping of str to object, or iterable of str
-            What differs from rank to rank, by name; or the names of those of `objects` that do.
+            States that differ between ranks, by name; or which of `objects` differ.
         **objects
-            What is saved, by name.
+            States to save, by name.
 
         Raises
         ------
         CheckpointError
-            On every rank, if any could not write, or has what cannot be saved, or if a state
-            differs that was not declared; the message names what differs, and the ranks.
+            On every rank, if any rank could not write or has a value that cannot be saved, or if
+            an undeclared state differs; the message names the path and the ranks.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise InvalidArgument(
@@ -113,7 +113,7 @@ class Checkpoint:
         objects, own = self._declared(per_rank, objects)
         divided = {name: self._division(value, name in own) for name, value in objects.items()}
         leaves: dict[str, Leaf] = {}
-        alone: set[str] = set()  # paths that no other rank has
+        alone: set[str] = set()  # paths that only this rank has
         rank, size = self._comm.rank, self._comm.size
 
         def gather() -> dict[str, str]:
@@ -137,7 +137,7 @@ class Checkpoint:
         self._same("save(per_rank)", sorted((name, by) for name, by in divided.items() if by))
         trees = self._agree("save", gather)
         tables = self._agree("save", describe)
-        # Rank 0 for all: it has to read the trees of every rank.
+        # On rank 0 only: comparing parses the trees of every rank.
         joined, wrong = ({}, "") if rank else _compare(trees, tables)
         wrong = self._comm.broadcast_object(wrong)
         if wrong:
@@ -162,7 +162,7 @@ class Checkpoint:
         return self._agree("save", finish)[0]
 
     def _declared(self, per_rank: Any, objects: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """Return all objects, and the names of those that differ from rank to rank."""
+        """Return all objects by name, and the names of those saved per rank."""
         where = f"rank {self._comm.rank}: per_rank={per_rank!r}"
         if isinstance(per_rank, Mapping):
             twice = sorted(set(per_rank) & set(objects))
@@ -178,7 +178,7 @@ class Checkpoint:
         return objects, names
 
     def _division(self, value: Any, own: bool) -> tuple[str, int] | None:
-        """Return ("rank" or "stage", count) of a divided state, None for a replicated one."""
+        """Return ("rank" or "stage", their number) of a divided state; None if replicated."""
         if own or source_of(value) is not None:
             return "rank", self._comm.size
         if self._grid is not None and not getattr(value, "by_stage", False):
@@ -186,11 +186,11 @@ class Checkpoint:
         return None
 
     def _key(self, by: str) -> int:
-        """Return this rank's entry of a divided state."""
+        """Return the key of this rank's entry in a divided state."""
         return self._grid.pipe_index if by == "stage" and self._grid else self._comm.rank
 
     def _publish(self, step: int, made: Path) -> Path:
-        """Give the checkpoint its name, then remove those that it replaces."""
+        """Rename the checkpoint to its final name, then remove those that it replaces."""
         there = self._found()
         newer = [generation for other, generation, _ in there if other == step]
         final = self.folder / f"step-{step:08d}.{max(newer, default=-1) + 1}"
@@ -205,34 +205,34 @@ class Checkpoint:
     # -- loading ----------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """List the steps of which there are complete checkpoints, ascending."""
+        """List the steps of the complete checkpoints, ascending."""
         return sorted({step for step, _, _ in self._found()})
 
     def load(
         self, step: int | None = None, *, skip: Iterable[str] | str = (), **objects: Any
     ) -> dict[str, Any] | None:
-        """Read a checkpoint; on any number of ranks, but for what was saved per rank.
+        """Load a checkpoint, on any number of ranks unless it has states saved per rank.
 
         Parameters
         ----------
         step : int, optional
-            Which; by default the last.
+            Step of the checkpoint; by default the last.
         skip : iterable of str
-            Names of what is not to be read, such as what ranks that are no more have saved.
+            Names of states not to load, such as those saved per rank by another number of ranks.
         **objects
-            What is to take its state, by name, by ``load_state_dict()``; and sources of random
-            numbers.
+            Objects whose state is restored, by name: by ``load_state_dict()``, or random number
+            generators.
 
         Returns
         -------
         dict or None
-            The other states that were saved, and "step"; None if there is no checkpoint.
+            The other saved states, by name, and "step"; None if there is no checkpoint.
 
         Raises
         ------
         CheckpointError
-            On every rank, if the checkpoint is damaged, lacks what is asked for, or has for other
-            numbers of ranks or stages what was saved by those.
+            On every rank, if the checkpoint is damaged, has no state of a given name, or has a
+            state saved per rank or stage for another number of ranks or stages.
         """
         rank, size = self._comm.rank, self._comm.size
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
@@ -243,7 +243,8 @@ class Checkpoint:
             if not callable(getattr(value, "load_state_dict", None)) and source_of(value) is None:
                 raise InvalidArgument(
                     f"rank {rank}: load: {name} is of {type(value).__name__}: allowed are objects "
-                    "with load_state_dict(); load() gives what else there is"
+                    "with load_state_dict() and random number generators; load() returns the "
+                    "other states"
                 )
         skipped = {skip} if isinstance(skip, str) else set(skip)
         if skipped & set(objects):
@@ -289,7 +290,7 @@ class Checkpoint:
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
-        """Return this rank's entry of what was saved by a name; None if it was not divided."""
+        """Return this rank's key in the state saved under `name`; None if it is not divided."""
         if divided is None:
             return None
         by, count = divided
@@ -311,7 +312,7 @@ class Checkpoint:
         return wanted[-1] if wanted else None
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """List step, generation and folder of complete checkpoints."""
+        """List step, generation and folder of each complete checkpoint."""
         try:
             entries = list(self.folder.iterdir())
         except FileNotFoundError:
@@ -320,7 +321,7 @@ class Checkpoint:
         return [(int(name[1]), int(name[2]), path) for path, name in named if name]
 
     def _same(self, what: str, mine: Any) -> None:
-        """Raise CheckpointError on every rank if not all have the same."""
+        """Raise CheckpointError on every rank unless `mine` is equal on all ranks."""
         every = self._comm.allgather_object(mine)
         for rank, other in enumerate(every):
             if other != every[0]:
@@ -330,7 +331,7 @@ class Checkpoint:
                 )
 
     def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """Do something on every rank; give all results, or raise everywhere if any failed."""
+        """Call `act` on every rank; return all results, or raise on every rank if any failed."""
         result, wrong = None, ""
         try:
             result = act()
@@ -350,7 +351,7 @@ class Checkpoint:
 def _compare(
     trees: list[dict[str, str]], tables: list[dict[str, Entry]]
 ) -> tuple[dict[str, Any], str]:
-    """Return the trees that ranks have in common, and what is wrong if they do not have all."""
+    """Return the trees that all ranks share, and the error message if states differ, or ""."""
     wrong: dict[str, str] = {}
 
     def unlike(path: str, ranks: Sequence[int]) -> None:
@@ -358,7 +359,7 @@ def _compare(
 
     joined = {}
     for name in trees[0]:
-        # Most states are the same text on all ranks: then one tree stands for all.
+        # Mostly the JSON is equal on all ranks: one tree then stands for all.
         alike = all(other[name] == trees[0][name] for other in trees)
         chosen = trees[:1] if alike else trees
         of_ranks = {rank: json.loads(other[name]) for rank, other in enumerate(chosen)}
@@ -384,13 +385,13 @@ def _compare(
 
 
 def _entry(leaf: Leaf, shared: bool) -> Entry:
-    """Return what a rank tells the others of an array of its state."""
+    """Return the entry by which the other ranks compare an array of this rank's state."""
     checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.led else None
     return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, checksum
 
 
 def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
-    """Return what is wrong with an array that some ranks have; nothing if it is the same on all."""
+    """Return how the entries of an array differ between ranks; "" if they agree."""
     lowest = min(entries)
     dtype, shape, whole, *_ = first = entries[lowest]
     if whole and all(entry == first for entry in entries.values()):
@@ -417,7 +418,7 @@ def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
 def _join(
     tables: list[dict[str, Any]], written: list[dict[str, list[Segment]]]
 ) -> dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]:
-    """Join what all ranks wrote."""
+    """Return dtype, shape and segments, of all ranks, of each array by path."""
     joined = {}
     for path, (dtype, shape, *_) in {p: t for table in tables for p, t in table.items()}.items():
         segments = [segment for shares in written for segment in shares.get(path, ())]

@@ -1,4 +1,4 @@
-"""What a checkpoint does to the file system: each function leaves it in order wherever it ends."""
+"""Atomic changes to the file system: a kill at any point leaves no incomplete checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SAVING = ".saving-"
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """Make a folder for a checkpoint in the making, and remove those of jobs that were killed."""
+    """Create the temporary folder of a checkpoint; remove those that killed jobs have left."""
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{SAVING}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -21,7 +21,7 @@ def make_folder(parent: Path, name: str) -> Path:
 
 
 def write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file that is on the disk when this returns."""
+    """Write a file and flush it to the disk."""
     try:
         with open(path, "wb") as file:
             for chunk in chunks:
@@ -29,19 +29,19 @@ def write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = str(path)  # a full disk does not say which
+        error.filename = str(path)  # "No space left on device" names no file
         raise
 
 
 def publish(made: Path, final: Path) -> None:
-    """Give a complete folder its name, in one step."""
+    """Rename a complete folder to its final name, atomically and durably."""
     sync_folder(made)
     os.rename(made, final)
     sync_folder(final.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """See that the names in a folder are on the disk."""
+    """Flush the directory entries of a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -50,7 +50,7 @@ def sync_folder(path: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint: first its name, so that no half of it can be taken for one."""
+    """Remove a checkpoint: renamed first, so that a half-removed one is never loaded."""
     gone = folder.with_name(f"{SAVING}gone-{folder.name}")
     os.rename(folder, gone)
     shutil.rmtree(gone, ignore_errors=True)

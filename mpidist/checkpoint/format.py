@@ -1,6 +1,6 @@
 """The format of a checkpoint: states as JSON and arrays, array files and the manifest.
 
-There is no pickle in it, so reading one runs no code.
+Nothing is pickled, so loading a checkpoint runs no code from it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .files import write
 
 @dataclass(frozen=True)
 class Part:
-    """Some elements of an array that all ranks have together.
+    """A slice of a flat array that is distributed over the ranks.
 
     Attributes
     ----------
     array : array, 1-D
-        The elements, of numpy or torch.
+        Elements of the slice, of numpy or torch.
     start : int
-        Where they begin in the whole array, flat.
+        First element of the slice in the flattened array.
     shape : tuple of int
-        Of the whole array.
+        Shape of the whole array.
     """
 
     array: Any
@@ -47,21 +47,21 @@ class Part:
 
 
 class Divided(dict):
-    """A dict of a state whose entries belong to some of the ranks; elsewhere all have all of them.
+    """A dict in a state of which each rank has only some of the keys.
 
-    What several ranks have under one key must be the same on those.
+    Entries that several ranks have under the same key must be equal.
     """
 
 
 @dataclass(frozen=True)
 class Led:
-    """An array of a state that may differ between ranks: the one of the lowest rank counts."""
+    """An array that may differ between ranks; the lowest rank's is saved."""
 
     array: Any
 
 
 def is_divided(state: Any) -> bool:
-    """Return whether this is the state of a :class:`ZeroOptimizer`, from a checkpoint."""
+    """Return whether `state` is the checkpointed state of a :class:`~mpidist.ZeroOptimizer`."""
     needed, known = {"state", "options"}, {"state", "options", "sending"}
     return isinstance(state, Mapping) and needed <= set(state) <= known
 
@@ -71,20 +71,20 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array of a state, or a part of one, and how it was held.
+    """An array in a state, or a rank's slice of one.
 
     Attributes
     ----------
     flat : ndarray, 1-D
-        The elements.
+        Elements of the array or of the slice.
     start : int
-        Of a part: where it begins in the whole.
+        First element of the slice in the flattened array; 0 for a whole array.
     shape : tuple of int
-        Of the whole.
+        Shape of the whole array.
     whole : bool
-        Whether all elements are here; then they are the same on every rank.
+        Whether `flat` has all elements; a whole array is the same on every rank.
     led : bool
-        Whether they may differ between ranks, and those of the lowest rank count.
+        Whether the array may differ between ranks; the lowest rank's is saved.
     """
 
     flat: np.ndarray
@@ -95,7 +95,7 @@ class Leaf:
 
 
 def state_of(value: Any) -> Any:
-    """Return the state of an object as a checkpoint takes it, or a plain state as it is."""
+    """Return an object's ``checkpoint_state()`` or ``state_dict()``; other values unchanged."""
     for name in ("checkpoint_state", "state_dict"):
         if hasattr(value, name):
             return getattr(value, name)()
@@ -103,13 +103,13 @@ def state_of(value: Any) -> Any:
 
 
 def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
-    """Give a state as JSON; its arrays are added to `leaves` by their paths.
+    """Return a state as a JSON tree; its arrays are added to `leaves` by path.
 
     Raises
     ------
     InvalidArgument
-        If something in it is neither an array nor a number, string, list, tuple or dict; the
-        message gives its path.
+        If a value is neither an array nor a number, string, None, list, tuple or dict; the
+        message names its path.
     """
     if isinstance(value, PLAIN):
         return value
@@ -140,7 +140,7 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
 
 
 def put_together(tree: Any, give: Callable[[str, str], Any]) -> Any:
-    """Give the state back; ``give(path, library)`` gives its arrays."""
+    """Return the state of a JSON tree; ``give(path, library)`` returns its arrays."""
     if not isinstance(tree, dict):
         return tree
     if "dict" in tree:
@@ -152,7 +152,7 @@ def put_together(tree: Any, give: Callable[[str, str], Any]) -> Any:
 
 
 def read_all(state: Any) -> Any:
-    """Give a state whose stored arrays are read."""
+    """Return a state with every :class:`Stored` array read."""
     if isinstance(state, Mapping):
         return {key: read_all(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
@@ -162,7 +162,7 @@ def read_all(state: Any) -> Any:
 
 
 def convert(flat: np.ndarray, name: str, shape: tuple[int, ...]) -> Any:
-    """Give an array to the library that it was of."""
+    """Return an array of the named library, or the numpy scalar that was saved."""
     array = flat.reshape(shape)
     if name == "scalar":
         return array[()]
@@ -170,16 +170,16 @@ def convert(flat: np.ndarray, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[int]], None]) -> Any:
-    """Return the tree that ranks have in common, joined where a dict is divided among them.
+    """Return the tree that all ranks share, with divided dicts joined.
 
     Parameters
     ----------
     trees : mapping of int to tree
-        By rank.
+        Tree of each rank.
     path : str
-        Path of the trees.
+        Path of the trees in the state.
     unlike : callable
-        ``unlike(path, ranks)`` is told what some ranks have otherwise than the lowest.
+        ``unlike(path, ranks)`` is called for a path at which `ranks` differ from the lowest rank.
     """
     lowest = min(trees)
     first = trees[lowest]
@@ -207,7 +207,7 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
-    """Return what must be equal of two trees apart from the entries inside."""
+    """Return the type of a tree's root node, with a list's length or a leaf's value."""
     if isinstance(tree, dict):
         for name in ("dict", "divided"):
             if name in tree:
@@ -218,24 +218,24 @@ def _kind(tree: Any) -> tuple[Any, ...]:
     return "value", json.dumps(tree)  # tells True from 1, -0.0 from 0.0, and has NaN equal NaN
 
 
-PIECE_BYTES = 16 << 20  # what is read, and checked, at once
-SMALL_BYTES = 64 << 10  # shorter arrays are written by one rank, whole
+PIECE_BYTES = 16 << 20  # longest segment: the unit of reading and of checksums
+SMALL_BYTES = 64 << 10  # a shorter array is written whole, by one rank
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Some elements of an array in a file.
+    """A contiguous run of an array's elements in a file.
 
     Attributes
     ----------
     file : str
         Name of the file.
     offset : int
-        In bytes.
+        Position in the file, in bytes.
     start, count : int
-        Elements, of the flat array.
+        First element in the flattened array, and number of elements.
     checksum : str
-        SHA-256 of the bytes.
+        SHA-256 of the segment's bytes.
     """
 
     file: str
@@ -251,9 +251,9 @@ Holders = Mapping[str, Sequence[int]]
 def shares(
     leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Give what this rank writes: path, place in the whole array, and elements.
+    """Yield the segments that this rank writes: path, first element in the array, elements.
 
-    What is whole on several ranks, its `holders`, is divided among them.
+    An array that several ranks have whole, its `holders`, is divided among them.
     """
     numbers = {path: number for number, path in enumerate(sorted(holders))}
     for path, leaf in leaves.items():
@@ -277,7 +277,7 @@ def shares(
 def write_shares(
     folder: Path, leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> dict[str, list[Segment]]:
-    """Write this rank's share into a file of its own; give where everything is."""
+    """Write this rank's share into a file of its own; return its segments by path."""
     name, offset = f"rank-{rank:05d}.bin", 0
     found: dict[str, list[Segment]] = {}
 
@@ -296,20 +296,20 @@ def write_shares(
 
 @dataclass(frozen=True)
 class Stored:
-    """An array of a checkpoint, read when it is wanted.
+    """An array in a checkpoint, read lazily and by slice.
 
     Attributes
     ----------
     folder : Path
-        Of the checkpoint.
+        Folder of the checkpoint.
     dtype : dtype
-        Of the elements.
+        Dtype of the elements.
     shape : tuple of int
-        Of the whole array.
+        Shape of the whole array.
     segments : tuple of Segment
-        Where the elements are.
+        Segments of the array, ascending.
     library : str
-        What the array was of.
+        Library of the array that was saved, or "scalar".
     """
 
     folder: Path
@@ -324,14 +324,14 @@ class Stored:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def read(self, start: int = 0, stop: int | None = None) -> Any:
-        """Give elements `start` to `stop` of the flat array; without bounds a scalar as it was."""
+        """Return elements `start` to `stop` of the flattened array; a scalar as it was saved."""
         if self.shape == ():
             return self.whole()
         stop = self.count if stop is None else stop
         return convert(self._elements(start, stop), self.library, (stop - start,))
 
     def whole(self) -> Any:
-        """Give the array."""
+        """Return the whole array."""
         return convert(self._elements(0, self.count), self.library, self.shape)
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
@@ -355,7 +355,7 @@ class Stored:
 
 
 def damaged(folder: Path, segments: list[tuple[str, Segment]], itemsize: dict[str, int]) -> str:
-    """Say which array's bytes are not what was written; nothing if all are."""
+    """Return a message that names the first array with a wrong checksum; "" if all match."""
     for path, segment in segments:
         with open(folder / segment.file, "rb") as file:
             file.seek(segment.offset)
@@ -372,19 +372,19 @@ NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a checkpoint, and where.
+    """The contents of a checkpoint: states, arrays and their segments.
 
     Attributes
     ----------
     step, ranks : int
-        The step, and the number of ranks that wrote.
+        Step of the checkpoint, and number of ranks that wrote it.
     trees : dict
-        What was saved, by name: JSON of :func:`~mpidist.checkpoint.format.take_apart`.
+        JSON tree of each saved state, by name; see :func:`~mpidist.checkpoint.format.take_apart`.
     arrays : dict
-        By path: dtype, shape, segments.
+        Dtype, shape and segments of each array, by path.
     divided : dict
-        By name, of what is not the same on all ranks: ("rank" or "stage", how many there were).
-        The tree has an entry for each.
+        States saved per rank or per stage, by name: ("rank" or "stage", their number).  The tree
+        has an entry for each rank or stage.
     """
 
     step: int
@@ -394,7 +394,7 @@ class Manifest:
     divided: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write it, with its own checksum in the first line."""
+        """Write the manifest; its first line is the checksum of the rest."""
         arrays = {
             path: [dtype, list(shape), [astuple(segment) for segment in segments]]
             for path, (dtype, shape, segments) in self.arrays.items()
@@ -414,12 +414,12 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read and check it.
+        """Read the manifest and check its checksum.
 
         Raises
         ------
         CheckpointError
-            If it is damaged, or of another format.
+            If the manifest is missing or damaged, or has a format that this version cannot read.
         """
         try:
             checksum, body = (folder / NAME).read_bytes().split(b"\n", 1)
@@ -440,22 +440,26 @@ class Manifest:
         return cls(found["step"], found["ranks"], found["trees"], arrays, divided)
 
     def segments(self) -> list[tuple[str, Segment]]:
-        """List the path and place of everything."""
+        """List all segments, each with the path of its array."""
         return [(path, s) for path, (_, _, segments) in self.arrays.items() for s in segments]
 
     def itemsizes(self) -> dict[str, int]:
-        """Give the bytes of an element of each array."""
+        """Return the itemsize of each array, by path."""
         return {path: find_dtype(dtype).itemsize for path, (dtype, _, _) in self.arrays.items()}
 
     def state(self, name: str, folder: Path, whole: bool, key: int | None = None) -> Any:
-        """Give what was saved by a name.
+        """Return the state saved under `name`.
 
         Parameters
         ----------
-        key : int, optional
-            Of what is divided: the rank, or stage.
+        name : str
+            Name under which it was saved.
+        folder : Path
+            Folder of the checkpoint.
         whole : bool
-            Whether arrays are read now; else they are :class:`~.stored.Stored`.
+            Whether arrays are read at once; otherwise they are :class:`Stored`.
+        key : int, optional
+            The rank or stage, of a state that was saved per rank or stage.
         """
 
         def give(path: str, library: str) -> Any:
