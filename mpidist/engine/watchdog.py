@@ -85,9 +85,10 @@ class Watchdog:
 
     def _end(self, service: Watched, sequence: int, timeout: float) -> None:
         # The thread that is in the call may be the only one that may call MPI.
-        threads = service.backend.threads
+        threads, board = service.backend.threads, service.backend.board
+        what = board.texts.get(board.fingerprint(sequence), "a native call")
         error = service.reports.timed_out(
-            "a native call", sequence, "native, which cannot be interrupted", timeout, ask=threads
+            what, sequence, "native, which cannot be interrupted", timeout, ask=threads
         )
         sys.stderr.write(f"{error}; the job ends\n")
         sys.stderr.flush()
