@@ -14,7 +14,7 @@ from ..calls.prepare import Prepared
 from ..errors import CollectiveTimeout
 from ..schedule.unrolled import tags_of
 from ..selection.choose import Way
-from .programs import Bound, Programs, key_of, owners_of
+from .programs import Bound, Programs, key_of, owners_of, to_keep
 from .reports import Reports
 from .run import Engine, Run
 from .work import UNSET, Work
@@ -108,14 +108,15 @@ class Background:
         bound = programs.get(key)
         if bound is not None:
             return bound.program
-        program = executor.bind(call, way.choice, background=True)
         owners = owners_of(call)
         try:
             since = programs.last_use(key, *owners)
         except TypeError:  # no weak reference to an owner: its end would go unnoticed
             since = None
-        if since is not None and key not in programs.entries and programs.make_room(since):
-            programs.keep(key, Bound([program], None), owners)
+        if since is None or key in programs.entries or not programs.make_room(since):
+            return executor.bind(call, way.choice, background=True)
+        program = executor.bind(to_keep(call), way.choice, background=True)
+        programs.keep(key, Bound([program], None), owners)
         return program
 
     def _work(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -68,10 +69,39 @@ def owners_of(call: Call) -> list[Any]:
                 break
         if not found or holder is not found[0]:
             found.append(holder)
-    op = call.op
-    if op is not None and not op.builtin and not isinstance(op.function, np.ufunc):
-        found.append(op.function)
+    function = _function_of(call)
+    if function is not None:
+        found.append(function)
     return found
+
+
+def _function_of(call: Call) -> Callable[[Any, Any], Any] | None:
+    """Return the user's function that a call combines with, or None."""
+    op = call.op
+    return None if op is None or op.builtin or isinstance(op.function, np.ufunc) else op.function
+
+
+def to_keep(call: Call) -> Call:
+    """Return the call that a kept program is bound to: it does not keep a user's function alive.
+
+    Whoever makes the call has the function; when it dies, the program is dropped.
+    """
+    function, op = _function_of(call), call.op
+    if function is None or op is None:
+        return call
+    held: Callable[[], Any] = weakref.ref(function)
+    return replace(call, op=replace(op, function=lambda left, right: held()(left, right)))
+
+
+class _Weak(weakref.ref):
+    """A part of a key that is equal to an object, and does not keep it alive."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self() is other
+
+    __hash__ = weakref.ref.__hash__
 
 
 class Bound:
@@ -258,7 +288,7 @@ class Programs:
         bound.used = self._clock.sequence
         return bound
 
-    def repeat(self, key: Hashable, call: Call, bound: Bound, x: Any, out: Any) -> None:
+    def repeat(self, key: Key, call: Call, bound: Bound, x: Any, out: Any) -> None:
         """Have a bound call found by the user's own arrays from now on, if they are its memory.
 
         At the second use of an array: views may be made anew for every call.
@@ -289,6 +319,9 @@ class Programs:
             self._repeated.pop(key, None)
             bound.repeated.pop(key, None)
 
+        if _function_of(call) is not None:  # the key must not keep the function, or its Op, alive
+            plain = (type(None), str, int)
+            key = tuple([part if isinstance(part, plain) else _Weak(part, forget) for part in key])
         self._repeated[key] = bound.repeated[key] = Repeated(bound, x, out, forget)
 
     # -- keeping --------------------------------------------------------------------------------

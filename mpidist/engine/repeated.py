@@ -15,7 +15,7 @@ from ..backends.program import Program, Round
 from ..calls.call import Call
 from ..selection.choose import Way
 from ..shared_memory.compile import arrival, body
-from .programs import Bound
+from .programs import Bound, to_keep
 from .reports import Reports
 from .run import Engine
 
@@ -86,7 +86,7 @@ def repeated(
     owners : sequence of object, optional
         Objects kept alive while it runs; by default the bound call has arrays of its own.
     """
-    bind, choice = executor.bind, way.choice
+    bind, choice, call = executor.bind, way.choice, to_keep(call)
     programs = [bind(call, choice, repeated=True)]
     for turn in range(1, executor.turns):
         programs.append(bind(call, choice, repeated=True, turn=turn))

@@ -29,7 +29,7 @@ from . import rendezvous
 from .background import Background
 from .calibration import calibrate_shortly
 from .executors import EXECUTORS, Native
-from .programs import Bound, Programs, key_of, owners_of
+from .programs import Bound, Key, Programs, key_of, owners_of
 from .repeated import repeated, with_own_arrays
 from .reports import Reports
 from .run import Engine
@@ -142,7 +142,7 @@ class Service:
         algorithm: str,
         *,
         purpose: str = "",
-        key: Hashable = None,
+        key: Key | None = None,
         x: Any = None,
         out: Any = None,
     ) -> Any:
