@@ -97,7 +97,7 @@ def hidden(comm):
     In percent, what a thread hid, and what "auto" hid.
     """
     rows = overlaps(comm, 6, "training", waiting, autos=1)
-    found = {row.name: row.hidden for row in rows}
+    found = {row.contender: row.figures["hidden"] for row in rows if "hidden" in row.figures}
     if comm.rank == 0:
         auto = next(name for name in found if name.startswith("auto"))
         print(f"{auto}: {100 * found[auto]:.0f}, thread: {100 * found['thread']:.0f}", flush=True)
