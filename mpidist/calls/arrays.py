@@ -1,4 +1,4 @@
-"""Arrays as flat buffers: what users pass, what may be written, what overlaps."""
+"""Arrays as flat buffers: conversion of users' arguments, checks of outputs, overlaps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from ..errors import InvalidArgument, MpidistError, UnsupportedDtype
 
 log = logging.getLogger("mpidist")
 _BYTE = ctypes.c_char
-_PLAIN = (list, tuple, int, float, complex, type(None))  # what most often exposes no memory
+_PLAIN = (
+    list,
+    tuple,
+    int,
+    float,
+    complex,
+    type(None),
+)  # the most frequent types that expose no memory
 _MOST_DIMENSIONS = 32 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 64
 
 
 def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
-    """Return a view that does not keep the memory's owner alive: the program cache watches it."""
+    """Return a view that does not keep the memory's owner alive, which the program cache tracks."""
     if count == 0:
         return np.empty(0, dtype)
     memory = (_BYTE * (count * dtype.itemsize)).from_address(address)
@@ -34,7 +41,7 @@ def check_shape(shape: Any, dtype: Any, rank: int) -> tuple[tuple[int, ...], np.
     Raises
     ------
     InvalidArgument
-        If there can be no such array, whatever the memory.
+        If such an array is impossible with any amount of memory.
     """
     known = _known(dtype, rank)
     try:
@@ -42,7 +49,7 @@ def check_shape(shape: Any, dtype: Any, rank: int) -> tuple[tuple[int, ...], np.
     except TypeError:
         dims = (shape,)
     if any(not isinstance(n, (int, np.integer)) or n < 0 for n in dims):
-        raise InvalidArgument(f"rank {rank}: shape={shape!r}: whole numbers >= 0 are allowed")
+        raise InvalidArgument(f"rank {rank}: shape={shape!r}: expected whole numbers >= 0")
     dims = tuple(map(int, dims))
     if known.subdtype is not None:
         known, more = known.subdtype
@@ -67,23 +74,25 @@ def _known(dtype: Any, rank: int) -> np.dtype:
     if known.hasobject:
         raise InvalidArgument(f"rank {rank}: dtype {known} cannot lie in shared memory")
     if not known.itemsize:
-        raise InvalidArgument(f"rank {rank}: dtype={dtype!r} has no length: say how many bytes")
+        raise InvalidArgument(
+            f"rank {rank}: dtype={dtype!r} has no length: expected one with its bytes, such as S8"
+        )
     return known
 
 
 def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> Any:
     """Return the elements of `x`, which is only read, as a numpy array.
 
-    That is a view where `x` exposes host memory, else what numpy makes of it: lists and scalars.
+    A view if `x` exposes host memory, else numpy's array of it (lists and scalars).
     With `device`, an array on a GPU is returned as a
     :class:`~mpidist.device.array.DeviceArray`.
 
     Raises
     ------
     UnsupportedDtype
-        For object arrays: their elements are addresses, of no meaning to another process.
+        For object arrays: their elements are addresses, meaningless to another process.
     InvalidArgument
-        For GPU arrays where `device` is not set, masked arrays, and what numpy makes no array of.
+        For GPU arrays where `device` is not set, masked arrays, and values that numpy refuses.
     """
     if type(x) is not np.ndarray:
         if is_on_device(x):
@@ -116,8 +125,8 @@ def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) 
     UnsupportedDtype
         For object arrays.
     InvalidArgument
-        For what cannot be filled: lists, scalars, read-only memory; for an array on a GPU where
-        `device` is not set, and for any other where it is.
+        For arguments that cannot be filled: lists, scalars, read-only memory; for an array on a GPU
+        where `device` is not set, and for any other where it is.
     """
     if device:
         if not is_on_device(out):
@@ -155,7 +164,7 @@ def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) 
 def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.ndarray | None:
     """Return an array on the host memory that `x` exposes; None if it exposes none.
 
-    With `fill` it will be written to: a tensor that must be copied to be read is refused.
+    With `fill` the array is for writing: a tensor that can only be read through a copy is refused.
     """
     if isinstance(x, np.ndarray):
         if isinstance(x, np.ma.MaskedArray):
@@ -185,7 +194,7 @@ def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.nd
 
 
 def kind_of_memory(x: Any) -> str:
-    """Return "device", "tensor" (on the host) or "array": what a new result for `x` is to be."""
+    """Return "device", "tensor" (on the host) or "array": the kind of a new result for `x`."""
     if type(x) is np.ndarray:
         return "array"
     return "device" if is_on_device(x) else "tensor" if is_torch(x) else "array"
@@ -259,7 +268,7 @@ def same_memory(x: Any, y: Any) -> bool:
 
 
 def owner(x: np.ndarray) -> Any:
-    """Return the object whose death frees the memory of `x`."""
+    """Return the object that owns the memory of `x`."""
     while isinstance(x, np.ndarray) and x.base is not None:
         x = x.base
     return x

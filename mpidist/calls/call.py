@@ -96,9 +96,9 @@ class Call:
     op : Op or None
         Operation of a collective that reduces.
     counts : tuple of int
-        Elements of each rank's part; for alltoall, what this rank sends to each.
+        Elements of each rank's part; for alltoall, of each part that this rank sends.
     out_counts : tuple of int
-        For alltoall, what this rank gets from each; else equal to `counts`.
+        For alltoall, elements of each part that this rank receives; else equal to `counts`.
     in_place : bool
         Whether `x` and `out` are the same memory, or one is this rank's part of the other.
     even : bool

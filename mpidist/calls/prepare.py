@@ -1,4 +1,4 @@
-"""From what users pass to a call: one function, which reads the contract of the collective."""
+"""Checking a user's arguments and making a call of them, by the contract of the collective."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ from .arrays import (
 from .call import Call, Place, Prepared
 
 Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
-_STAGED = ("reduce_scatter", "alltoall")  # in place on the host they overwrite what is still read
+_STAGED = (
+    "reduce_scatter",
+    "alltoall",
+)  # in place on the host they overwrite input still to be read
 
 
 @lru_cache(maxsize=1024)
 def _share(collective: str, rank: int, size: int, root: int) -> tuple[bool, bool, bool, bool, bool]:
-    """Return what the blocks of the contract say about a rank's part in a collective.
+    """Return a rank's part in a collective, from the blocks of the contract.
 
     Returns
     -------
@@ -82,7 +85,7 @@ def prepare(
         Arguments of the communicator's method; for alltoall, `counts` has the rows that this rank
         sends to each.
     receives : sequence of int, optional
-        For alltoall with `counts`, the rows that this rank gets from each.
+        For alltoall with `counts`, the rows that this rank receives from each rank.
     told : tuple, optional
         For scatter without `out`, the shape, dtype and kind of memory of the root's `x`.
     """
@@ -121,7 +124,7 @@ def prepare(
         tables = tuple([n * each for n in rows]), tuple([n * each for n in into])
         wanted = (into[rank] if deals else sum(into), *shape[1:])
         even = counts is None
-        if joins != deals:  # not alltoall, of whose parts no rank knows all
+        if joins != deals:  # not alltoall: no rank knows all of its parts
             even = even or len(set(tables[0])) == 1
             start = sum(tables[0][:rank])
             own = slice(start, start + tables[0][rank])
@@ -226,7 +229,7 @@ def _rows(
         if length % place.size:
             raise place.wrong(
                 f"x has {length} rows along axis 0, which {collective} cannot deal out evenly to "
-                f"{place.size} ranks; say how with counts="
+                f"{place.size} ranks; expected counts= with the rows of each"
             )
         rows = (length // place.size,) * place.size
     elif sum(rows) != length:

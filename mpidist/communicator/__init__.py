@@ -1,1 +1,1 @@
-"""What users hold: the communicator, and how a job gets one."""
+"""The communicator, and the start of a job."""

@@ -1,4 +1,4 @@
-"""The communicator, what users hold: collectives, messages, objects, memory, sub-communicators."""
+"""The communicator: collectives, messages, objects, memory, sub-communicators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from ..topology import Topology
 from .explain import example_call
 
 P = ParamSpec("P")
-_NOTHING = np.empty(0, np.uint8)  # what a barrier moves
+_NOTHING = np.empty(0, np.uint8)  # the data of a barrier
 
 
 def begun(
@@ -92,21 +92,21 @@ class Communicator:
     Parameters
     ----------
     backend : Backend
-        Who moves the bytes.
+        Transport of the messages.
     config : CollectiveConfig, optional
         Strategies, thresholds and the deadline.
     segment_bytes : int
         Blocks longer than this many bytes are pipelined in segments.
     window : int
-        Segments under way at a time.
+        Number of segments pending at a time.
     debug : bool, optional
-        Agree on every collective first; by default as ``MPIDIST_DEBUG`` says.
+        Compare every collective between the ranks first; by default set by ``MPIDIST_DEBUG``.
     tuning : TuningTable, optional
-        What "auto" takes, where the configuration leaves it open; the same on every rank, which
-        :func:`mpidist.init` sees to.
+        Measured choices for "auto", where the configuration leaves it open; the same on every
+        rank, as :func:`mpidist.init` ensures.
     calibrate : bool or Calibration, optional
         Measure the cost model's constants, within 50 ms, as soon as "auto" must choose among
-        hand-written algorithms; by default as ``MPIDIST_CALIBRATE`` says, else with MPI.
+        hand-written algorithms; by default set by ``MPIDIST_CALIBRATE``, else only with MPI.
         Constants that are known already are used at once.
     """
 
@@ -153,7 +153,7 @@ class Communicator:
 
     @property
     def backend(self) -> Backend:
-        """Who moves the bytes."""
+        """Transport of the messages."""
         return self._backend
 
     @property
@@ -163,7 +163,7 @@ class Communicator:
 
     @property
     def topology(self) -> Topology:
-        """Who shares a node with whom."""
+        """Groups of ranks that share a node."""
         return self._service.topology
 
     @property
@@ -217,8 +217,8 @@ class Communicator:
         op : str, Op or callable
             "sum", "mean", "prod", "max", "min", "and", "or", "xor", an :class:`Op`, or ``f(a, b)``.
         out : ndarray, tensor or buffer, optional
-            Where the result goes, of the shape and dtype of `x`; ``out=x`` is in place.  It is
-            filled and returned; what cannot be filled is refused.
+            Memory for the result, of the shape and dtype of `x`; ``out=x`` is in place.  It is
+            filled and returned; lists, scalars and read-only memory are refused.
         algorithm : str
             "auto", "native", "symmetric", "staged", "single_copy", or a name of ``mpidist list``,
             for example "ring" or "tree:4".  The same on every rank.
@@ -241,11 +241,11 @@ class Communicator:
         UnsupportedDtype
             If `op` is not defined for the dtype.
         Unsupported
-            If `algorithm` cannot serve the call; the message names what can.
+            If `algorithm` cannot serve the call; the message names those that can.
         CollectiveTimeout
             If the deadline passes; it names the ranks that have not come.
         CollectiveMismatch
-            If the ranks do not make the same call; ``MPIDIST_DEBUG=1`` adds who called what where.
+            If the ranks do not make the same call; ``MPIDIST_DEBUG=1`` adds each rank's call site.
 
         Notes
         -----
@@ -282,12 +282,11 @@ class Communicator:
         Parameters
         ----------
         x, op, algorithm, commute
-            See :meth:`allreduce`, as for what is raised.
+            See :meth:`allreduce`, also for the exceptions.
         root : int
-            Who gets the result.
+            Rank that receives the result.
         out : ndarray, tensor or buffer, optional
-            On the root, where the result goes, of the shape and dtype of `x`; of no meaning
-            elsewhere.
+            On the root, memory for the result, of the shape and dtype of `x`; ignored elsewhere.
 
         Returns
         -------
@@ -315,7 +314,7 @@ class Communicator:
         out: Any = None,
         algorithm: str = "auto",
     ) -> Any:
-        """Bring the root's array to every rank.
+        """Send the root's array to every rank.
 
         Parameters
         ----------
@@ -323,11 +322,11 @@ class Communicator:
             On the root the data; elsewhere an array, CPU tensor or writable buffer of the same
             shape and dtype, which is filled if `out` is not given: a list or a scalar cannot be.
         root : int
-            Who has the data.
+            Rank that has the data.
         out : ndarray, tensor or buffer, optional
-            Where the data go, on any rank.
+            Memory for the data, on any rank.
         algorithm : str
-            See :meth:`allreduce`, as for what is raised.
+            See :meth:`allreduce`, also for the exceptions.
 
         Returns
         -------
@@ -363,11 +362,11 @@ class Communicator:
         x : array_like
             This rank's rows, shape (n, …); a scalar counts as one row.
         out : ndarray, tensor or buffer, optional
-            Of shape (p·n, …); `x` may be this rank's part of it.
+            Memory for the result, of shape (p·n, …); `x` may be this rank's part of it.
         counts : sequence of int, optional
             Rows of each rank, where they differ; the same on every rank.
         algorithm : str
-            See :meth:`allreduce`, as for what is raised.
+            See :meth:`allreduce`, also for the exceptions.
 
         Returns
         -------
@@ -404,13 +403,13 @@ class Communicator:
         x : array_like
             This rank's rows, shape (n, …); a scalar counts as one row.
         root : int
-            Who gets the result.
+            Rank that receives the result.
         out : ndarray, tensor or buffer, optional
             On the root, of shape (p·n, …); `x` may be the root's part of it.
         counts : sequence of int, optional
             Rows of each rank, where they differ; the same on every rank.
         algorithm : str
-            See :meth:`allreduce`, as for what is raised.
+            See :meth:`allreduce`, also for the exceptions.
 
         Returns
         -------
@@ -452,7 +451,7 @@ class Communicator:
         out : ndarray, tensor or buffer, optional
             This rank's rows; may be rows r·n … (r+1)·n of `x`.
         op, algorithm, commute
-            See :meth:`allreduce`, as for what is raised.
+            See :meth:`allreduce`, also for the exceptions.
 
         Returns
         -------
@@ -493,21 +492,21 @@ class Communicator:
         *,
         counts: Sequence[int] | None = None,
     ) -> Any:
-        """Deal the rows of the root's array out.
+        """Send each rank its rows of the root's array.
 
         Parameters
         ----------
         x : array_like
-            On the root, shape (p·n, …); of no meaning elsewhere.
+            On the root, shape (p·n, …); ignored elsewhere.
         out : ndarray, tensor or buffer, optional
-            This rank's rows.  To be given on every rank or on none: without it all ranks
-            meet first, and the root tells the shape.
+            This rank's rows, given on every rank or on none: without it the root first sends the
+            shape to all ranks.
         counts : sequence of int, optional
             Rows for each rank, where they differ; the same on every rank.
         root : int
-            Who has the data.
+            Rank that has the data.
         algorithm : str
-            See :meth:`allreduce`, as for what is raised.
+            See :meth:`allreduce`, also for the exceptions.
 
         Returns
         -------
@@ -544,12 +543,12 @@ class Communicator:
         x : array_like
             Shape (p·n, …): rows d·n … (d+1)·n go to rank d.
         out : ndarray, tensor or buffer, optional
-            Of the result's shape; may be `x`.
+            Memory for the result, of its shape; may be `x`.
         counts : sequence of int, optional
             Rows that this rank sends to each rank, where they differ; or, to save a small
             exchange, the whole p x p table with ``counts[r][d]`` the rows from r to d.
         algorithm : str
-            See :meth:`allreduce`, as for what is raised.
+            See :meth:`allreduce`, also for the exceptions.
 
         Returns
         -------
@@ -566,7 +565,7 @@ class Communicator:
         )
 
     def barrier(self, algorithm: str = "auto") -> None:
-        """Wait until every rank has come here.
+        """Wait until all ranks have reached this barrier.
 
         Parameters
         ----------
@@ -604,11 +603,11 @@ class Communicator:
         Parameters
         ----------
         x : array_like
-            Of any shape, dtype and length, on the host or on a GPU.
+            Array of any shape, dtype and length, on the host or on a GPU.
         peer : int
-            Who is to receive it, into an array of this dtype and shape.
+            Rank that receives it, into an array of this dtype and shape.
         tag : int
-            A number ≥ 0 that the receiver gives as well; messages of one tag keep their order.
+            Number ≥ 0, equal on both ranks; messages of one tag keep their order.
 
         Raises
         ------
@@ -625,7 +624,7 @@ class Communicator:
     def recv(
         self, out: np.ndarray, peer: int, tag: int = 0, timeout: float | None = UNSET
     ) -> np.ndarray:
-        """Receive what :meth:`send` sent.
+        """Receive an array of :meth:`send`.
 
         Parameters
         ----------
@@ -672,7 +671,7 @@ class Communicator:
         self._messages.send_object(value, peer, tag)
 
     def recv_object(self, peer: int, tag: int = 0, timeout: float | None = UNSET) -> Any:
-        """Receive what :meth:`send_object` sent.  Unpickling runs code: trust the sender."""
+        """Receive an object of :meth:`send_object`.  Unpickling runs code: trust the sender."""
         return self._messages.recv_object(peer, tag, timeout)
 
     # -- posted messages ------------------------------------------------------------------------
@@ -689,7 +688,7 @@ class Communicator:
             C-contiguous host memory, of any dtype but objects.  It must not change before the
             message has moved.
         peer : int
-            Who is to receive it, by :meth:`post_recv`.
+            Rank that receives it, by :meth:`post_recv`.
         tag : int
             0 … :attr:`max_tag`.  Posted messages have tags of their own: one of :meth:`send` with
             the same tag is never taken for them.
@@ -710,7 +709,7 @@ class Communicator:
 
         Notes
         -----
-        A posted message must have the length of the memory that it goes to.  A shorter one raises
+        A posted message must have the length of its receiver's memory.  A shorter one raises
         CollectiveMismatch at its receiver.  A longer one does too, if the backend sees it: Open MPI
         (5.0.11) writes it past the end of the memory.  With ``MPIDIST_DEBUG=1`` lengths are
         compared first, and nothing is written if they differ.
@@ -721,15 +720,15 @@ class Communicator:
         """Post memory for the elements that :meth:`post_send` sends; see there.
 
         Posted before the message comes, it is filled without a copy.  Messages between two ranks
-        with one tag fill what was posted in that order.
+        with one tag fill the posted receives in their order.
 
         Parameters
         ----------
         out : ndarray, tensor or buffer
-            Writable C-contiguous host memory, with as many bytes as the message; what is in it is
-            not defined before the message has moved.
+            Writable C-contiguous host memory, with as many bytes as the message; its contents
+            are undefined until the message has moved.
         peer, tag : int
-            See :meth:`post_send`, as for what is raised.
+            See :meth:`post_send`, also for the exceptions.
 
         Returns
         -------
@@ -749,9 +748,9 @@ class Communicator:
         Parameters
         ----------
         messages : iterable of PostedMessage
-            Of this communicator.
+            Messages of this communicator.
         what : str or callable, optional
-            What is waited for, or a function that returns it, for the report of a timeout; by
+            Description of the messages, or a function that returns it, for a timeout's report; by
             default the first message that has not moved, with its rank and tag.
         timeout : float or None, optional
             Seconds; None waits forever; by default the communicator's deadline.
@@ -773,23 +772,23 @@ class Communicator:
     def guard(self, what: str) -> Iterator[None]:
         """Guard messages that belong together: an exception leaves the communicator broken.
 
-        What an exception on one rank leaves half done cannot be taken up again: later calls raise
+        A step left unfinished by an exception on one rank cannot be resumed: later calls raise
         CommunicatorBroken with the reason, here and on the ranks that wait for this one.
 
         Parameters
         ----------
         what : str
-            What is done, for reports, such as "pipeline step".
+            Name of the step, for reports, such as "pipeline step".
 
         Raises
         ------
         InvalidArgument
-            If `what` is no text.
+            If `what` is not a string.
         CommunicatorBroken
             At once, if the communicator is broken already, or was freed.
         """
         if not isinstance(what, str):
-            raise self._place.wrong(f"guard: what={what!r}: must be a text")
+            raise self._place.wrong(f"guard: what={what!r}: expected a string")
         service = self._service
         service.check_usable()
         try:
@@ -800,7 +799,7 @@ class Communicator:
     # -- objects --------------------------------------------------------------------------------
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Bring the root's object to every rank, pickled; return it.
+        """Send the root's object to every rank, pickled; return it.
 
         Raises
         ------
@@ -874,21 +873,21 @@ class Communicator:
         *,
         device: str | None = None,
     ) -> Any:
-        """Make an array in symmetric memory: every rank of the node reaches everyone's.
+        """Allocate an array in symmetric memory, accessible to all ranks of the node; collective.
 
         Collectives on such arrays take place in them, without messages; no call changes.
-        Collective: every rank asks for the same shape and dtype.  The memory is given back when the
-        array and all views of it are dead, on each rank by itself.
+        Every rank must ask for the same shape and dtype.  The memory is released when the array and
+        all views of it are dead, on each rank by itself.
 
         Parameters
         ----------
         shape : int or sequence of int
-            Of the array on each rank.
+            Shape of the array on each rank.
         dtype : dtype
-            Of its elements; any but objects.
+            Dtype of its elements; any but objects.
         device : {"cuda"}, optional
-            In the memory of this rank's GPU, reached by CUDA IPC, and given back by :meth:`free`
-            only; by default on the host.
+            "cuda" for the memory of this rank's GPU, shared by CUDA IPC and released by
+            :meth:`free` only; by default on the host.
 
         Returns
         -------
@@ -900,15 +899,15 @@ class Communicator:
         Unsupported
             If the ranks are on several nodes, or threads of one process.
         InvalidArgument
-            If there can be no such array, on all ranks.
+            If such an array is impossible, on all ranks.
         CollectiveMismatch
-            If the ranks ask for different ones, or some for what cannot be: on every rank, with a
-            table; all goes on.
+            If the ranks ask for different arrays, or some for an impossible one: on every rank,
+            with a table; the communicator stays usable.
         MemoryError
-            On every rank, if there is not so much shared memory: twice the size for each.
+            On every rank, if there is too little shared memory: twice the size for each.
         """
         if device not in (None, "cuda"):
-            raise self._place.wrong(f"empty: device={device!r}: allowed are None and 'cuda'")
+            raise self._place.wrong(f"empty: device={device!r}: expected None or 'cuda'")
         reason = self._why_no_symmetric_memory()
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
@@ -932,8 +931,7 @@ class Communicator:
         -------
         int
             Its number among those that ``CUDA_VISIBLE_DEVICES`` leaves this rank: with the same n
-            for all ranks of a host the local rank modulo n, and 0 where each has been given its
-            own.
+            for all ranks of a host the local rank modulo n, and 0 where each has a GPU of its own.
 
         Raises
         ------
@@ -945,15 +943,15 @@ class Communicator:
         )
 
     def free(self, x: Any = None) -> None:
-        """Give back what the communicator holds, which ends its use; or an array of :meth:`empty`.
+        """Release the communicator and its resources, or an array of :meth:`empty`; collective.
 
-        Collective.  Without an array, it waits for what is under way in the background.
+        Without an array, it waits for the pending operations in the background.
 
         Parameters
         ----------
         x : ndarray, optional
             An array of :meth:`empty`, or a view: from now on it is treated like any other, and its
-            memory goes with its last view.  To be called on every rank.
+            memory is released with its last view.
 
         Raises
         ------
@@ -992,22 +990,22 @@ class Communicator:
         memory: str = PRIVATE,
         without: Sequence[str] = (),
     ) -> tuple[Way, list[Way]]:
-        """Give the way that "auto" takes for `nbytes` of float32, and every way there is.
+        """Return the way that "auto" takes for `nbytes` of float32, and all ways.
 
         No communication: nothing is measured for it.
 
         Parameters
         ----------
         collective : str
-            Which.
+            Name of the collective.
         nbytes : int
             Bytes of the whole buffer.
         op : str
             Operation, where it reduces.
         memory : {"private", "symmetric"}
-            Where the arrays are: "symmetric" for those of :meth:`empty`.
+            Kind of memory of the arrays: "symmetric" for those of :meth:`empty`.
         without : sequence of {"native", "symmetric", "staged", "single_copy"}
-            Executors that are not to be taken.
+            Executors to leave out.
 
         Returns
         -------
@@ -1073,7 +1071,7 @@ class Communicator:
         self._service.learn(calibration)
 
     def _gpu_for(self, what: str) -> GpuService:
-        """Return what serves arrays on a GPU, made by all ranks in the first call that has one."""
+        """Return the service of arrays on a GPU, created by all ranks in the first such call."""
         if self._gpu_service is None:
             service = self._service
             self._gpu_service = service.set_up(what, lambda: GpuService(service, service.everyone))
@@ -1096,7 +1094,7 @@ class Communicator:
         return Advice(library, groups, measures, known, table, pipelining)
 
     def _calibrated(self) -> dict[str, Any]:
-        """Give the option of a sub-communicator: the constants, or whether to measure them."""
+        """Return the option of a sub-communicator: the constants, or whether to measure them."""
         advice = self._service.chooser.advice
         assert advice is not None
         return {"calibrate": advice.calibration or advice.calibrates}
@@ -1134,7 +1132,7 @@ class Communicator:
         self._service.check_usable()
         try:
             prepared = make()
-        except CommunicationError:  # of what the ranks have to tell each other first
+        except CommunicationError:  # from the exchange that precedes the check
             raise
         except MpidistError as error:
             check_alike(self._service, collective, error)
@@ -1159,7 +1157,7 @@ class Communicator:
         return found
 
     def _scattering(self, x: Any, out: Any, counts: Any, root: Any) -> Prepared:
-        """Prepare scatter; without `out`, the root first tells shape and dtype."""
+        """Prepare scatter; without `out`, the root first sends shape and dtype."""
         told, root = None, self._place.check_root(root)
         if out is None:
             mine = None
@@ -1186,7 +1184,7 @@ class Communicator:
                 raise place.wrong(f"counts has {len(table)} rows for {self.size} ranks")
             column = [row[self.rank] for row in table]
             prepared = prepare("alltoall", place, x, out, counts=table[self.rank], receives=column)
-            # Each rank's part of it differs: what the ranks compare is the whole.
+            # Each rank's part of it differs: the ranks compare the whole table.
             prepared.call.agreed += f" table={zlib.crc32(repr(table).encode()):08x}"
             return prepared
         sends = check_counts(counts, place)
@@ -1211,7 +1209,7 @@ class Communicator:
 
 
 def _pickled(value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
-    """Pickle an object, or return the error: the other ranks must hear of it."""
+    """Pickle an object, or return the error, which the other ranks must receive."""
     try:
         return as_bytes(value), None
     except InvalidArgument as error:
@@ -1219,8 +1217,6 @@ def _pickled(value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
 
 
 def check_communicator(comm: Any) -> None:
-    """Raise InvalidArgument for what is none, such as one of mpi4py."""
+    """Raise InvalidArgument for anything but a communicator of mpidist, such as mpi4py's."""
     if not isinstance(getattr(comm, "rank", None), int) or not hasattr(comm, "allgather_object"):
-        raise InvalidArgument(
-            f"comm={comm!r}: allowed are communicators, as mpidist.init() gives them"
-        )
+        raise InvalidArgument(f"comm={comm!r}: expected a communicator, as mpidist.init() returns")

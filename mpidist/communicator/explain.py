@@ -1,4 +1,4 @@
-"""What ``Communicator.explain`` asks about: a call of some size without arrays."""
+"""An example call of a given size without arrays, for ``Communicator.explain``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..schedule.contract import COLLECTIVES
 
 
 def example_call(place: Place, collective: str, nbytes: int, op: Op) -> Call:
-    """Make a call of about `nbytes` of float32 whose arrays take no memory."""
+    """Return a call of about `nbytes` of float32 with arrays that take no memory."""
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
     if collective == "barrier":

@@ -31,27 +31,26 @@ VARIABLE = "MPIDIST_TUNING"
 def share_tuning(
     backend: MpiBackend, given: Any, environ: Mapping[str, str] = os.environ
 ) -> TuningTable | None:
-    """Give rank 0's table on every rank; collective.
+    """Return rank 0's table on every rank; collective.
 
     Parameters
     ----------
     backend : MpiBackend
-        Closed, on every rank, if there is no table to be had.
+        Backend of the communicator; closed on every rank if rank 0 cannot read the table.
     given : path, TuningTable or None
         The argument; that of rank 0 counts.
     environ : mapping
-        Where ``MPIDIST_TUNING`` is looked up; it goes before the argument, and ``none`` means no
-        table.
+        The environment: ``MPIDIST_TUNING`` overrides the argument, and ``none`` means no table.
 
     Raises
     ------
     ConfigError
         On every rank alike, if rank 0 cannot read it.
     """
-    told: tuple[str, str, str] = ("", "", "")
+    found: tuple[str, str, str] = ("", "", "")
     if backend.rank == 0:
-        told = _read(given, environ)
-    error, text, source = backend.comm.bcast(told, 0)
+        found = _read(given, environ)
+    error, text, source = backend.comm.bcast(found, 0)
     if error:
         backend.close()
         raise ConfigError(f"rank 0: {error}")
@@ -59,7 +58,7 @@ def share_tuning(
 
 
 def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Give what is wrong, the document and its name."""
+    """Return the error, the document and its name."""
     variable = environ.get(VARIABLE, "").strip()
     argument = f"{VARIABLE}={variable}" if variable else f"tuning={given!r}"
     if variable:
@@ -78,7 +77,7 @@ def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
 
 log = logging.getLogger("mpidist")
 LEVELS = ("single", "funneled", "serialized", "multiple")
-HEARD_SECONDS = 1.0  # a rank that waits looks for trouble every half a second
+HEARD_SECONDS = 1.0  # the alarm of a waiting rank runs every half a second
 _default: Communicator | None = None
 
 
@@ -94,7 +93,7 @@ def init(
     tuning: str | os.PathLike | TuningTable | None = None,
     calibrate: bool | None = None,
 ) -> Communicator:
-    """Start MPI and give the default communicator; a second call gives the same one.
+    """Start MPI and return the default communicator; a second call returns the same one.
 
     Parameters
     ----------
@@ -103,9 +102,10 @@ def init(
     timeout : float or None, optional
         Deadline of every wait in seconds, None for none: overrides the configuration's.
     thread_level : {"multiple", "serialized", "funneled", "single"}
-        Asked of MPI, and checked.
+        Requested from MPI, and checked.
     comm : mpi4py.MPI.Comm, optional
-        Whose ranks take part; by default ``MPI.COMM_WORLD``.  It is duplicated, never used bare.
+        Communicator of the ranks; by default ``MPI.COMM_WORLD``.  It is duplicated, never used
+        itself.
     segment_bytes, window, debug
         See :class:`Communicator`.
     tuning : path or TuningTable, optional
@@ -116,10 +116,10 @@ def init(
     Raises
     ------
     ConfigError
-        On every rank, if rank 0 cannot read the tuning table; MPI stays usable, nothing is made.
+        On every rank, if rank 0 cannot read the tuning table; MPI stays usable.
         Or if a variable of the environment has a value that is not allowed.
     LaunchError
-        If the launcher started N processes but MPI sees one, or MPI gives a lower thread level.
+        If the launcher started N processes but MPI sees one, or MPI provides a lower thread level.
     """
     global _default
     if _default is not None and _default.broken is None and comm is None:
@@ -134,7 +134,7 @@ def init(
         config = config.replace(timeout=timeout)
     asked = calibrate_from_environment(os.environ)
     calibrate = calibrate if asked is None else asked
-    least_bytes(os.environ)  # a wrong word is found here, not in the first collective
+    least_bytes(os.environ)  # an invalid value is reported here, not in the first collective
     mpi = start_mpi(thread_level)
     world = mpi.COMM_WORLD if comm is None else comm
     check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
@@ -158,12 +158,12 @@ def init(
 
 
 def get_communicator() -> Communicator:
-    """Give the default communicator; starts MPI if need be."""
+    """Return the default communicator; start MPI if necessary."""
     return _default if _default is not None else init()
 
 
 def started() -> Communicator | None:
-    """Give the default communicator if there is one already."""
+    """Return the default communicator if it exists, else None."""
     return _default
 
 
@@ -198,13 +198,13 @@ def start_mpi(thread_level: str) -> Any:
 
 
 def check_launch(size: int, environ: Mapping[str, str]) -> None:
-    """Raise LaunchError where the launcher says N tasks and MPI says one: silent singletons."""
+    """Raise LaunchError if the launcher reports N tasks and MPI one: silent singletons."""
     if size > 1:
         return
     own = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-    said = {name: int(environ[name]) for name in own if environ.get(name, "").isdigit()}
-    name = max(said, key=lambda n: said[n], default="")
-    if not name or said[name] < 2 or (name.startswith("SLURM") and len(said) > 1):
+    reported = {name: int(environ[name]) for name in own if environ.get(name, "").isdigit()}
+    name = max(reported, key=lambda n: reported[n], default="")
+    if not name or reported[name] < 2 or (name.startswith("SLURM") and len(reported) > 1):
         return
     cures = {
         "SLURM_STEP_NUM_TASKS": "srun started the processes without telling MPI, or by another "
@@ -217,14 +217,14 @@ def check_launch(size: int, environ: Mapping[str, str]) -> None:
     if "SLURM_STEP_NUM_TASKS" in environ:  # whatever plugin it was, it was not this library's
         cures = dict.fromkeys(cures, cures["SLURM_STEP_NUM_TASKS"])
     raise LaunchError(
-        f"{name}={said[name]} processes were started, but each is alone: MPI sees 1 rank.  "
+        f"{name}={reported[name]} processes were started, but each is alone: MPI sees 1 rank.  "
         f"{cures[name]}; "
         "mpidist run -n N starts the launcher that belongs to the installed mpi4py"
     )
 
 
 def _end_together() -> None:
-    """See to it that an exception on one rank, or a broken communicator, ends the job on all."""
+    """Install the hooks by which an exception or a broken communicator ends the whole job."""
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -242,7 +242,7 @@ def _end_together() -> None:
 
 
 def of_the_program(trace: Any) -> Any:
-    """Give a traceback without the frames of ``-m mpi4py``, which begin it."""
+    """Return a traceback without the leading frames of ``-m mpi4py``."""
     beside = ("<frozen runpy>", "/runpy.py", "/mpi4py/__main__.py", "/mpi4py/run.py")
     left = trace
     while left is not None and left.tb_frame.f_code.co_filename.endswith(beside):
@@ -251,7 +251,7 @@ def of_the_program(trace: Any) -> Any:
 
 
 def _leave() -> None:
-    """At exit: MPI_Finalize would wait for ever for what a broken communicator left unfinished."""
+    """Abort at exit: MPI_Finalize would wait forever for unfinished operations."""
     comm = _default
     if comm is None or comm.broken is None or comm.freed:
         return
@@ -262,7 +262,7 @@ def _leave() -> None:
 
 
 def _be_heard(board: Board) -> None:
-    """Leave the board, and wait shortly: who waits for this rank hears of it, and can say so."""
+    """Leave the board, and wait shortly, so that ranks waiting for this one can report it."""
     board.leave()
     until = time.monotonic() + HEARD_SECONDS
     while time.monotonic() < until and not all(map(board.has_left, board.ranks)):

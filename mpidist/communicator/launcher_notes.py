@@ -1,4 +1,4 @@
-"""What a rank tells the process beside it under ``mpidist run``: that it starts MPI, and has."""
+"""Notes from a rank to its companion process of ``mpidist run``: MPI is starting, has started."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 NOTES = "MPIDIST_RUN_NOTES"
-"""Environment variable: the abstract address of the process that is beside this rank."""
+"""Environment variable: the abstract socket address of this rank's companion process."""
 STARTING, STARTED = "starting", "started"
 
 
 def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell the process beside this rank; nothing where there is none.
+    """Send the state to this rank's companion process, if there is one.
 
     Parameters
     ----------
     state : {"starting", "started"}
-        Of MPI in this process.
+        State of MPI in this process.
     """
     name = environ.get(NOTES)
     if name:
@@ -30,11 +30,10 @@ def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def give_back_signal(environ: Mapping[str, str] = os.environ) -> None:
-    """Undo what MPICH did at its start: it took SIGUSR1, which nobody else had yet.
+    """Restore the default handler of SIGUSR1, which MPICH replaced at its start.
 
-    To the process beside this rank, which keeps the signal until the program has a handler for it,
-    it would seem to have one: a program asked to stop before it is at its ``StopRequest`` would
-    never know.
+    The companion process of this rank holds the signal back until the program has a handler, and
+    would take MPICH's for it: a stop request before the program's ``StopRequest`` would be lost.
     """
     free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     if NOTES in environ and free and threading.current_thread() is threading.main_thread():

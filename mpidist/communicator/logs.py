@@ -1,4 +1,4 @@
-"""The library's log: lines that begin with the rank, of rank 0 unless more are asked for."""
+"""The library's log: lines that begin with the rank, by default of rank 0 only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _handlers: list[logging.Handler] = []
 
 
 def set_up_log(rank: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Show the log on standard error, where ``MPIDIST_LOG`` gives a level.
+    """Show the log on standard error, if ``MPIDIST_LOG`` sets a level.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def set_up_log(rank: int, environ: Mapping[str, str] = os.environ) -> None:
     Raises
     ------
     ConfigError
-        If they are not.
+        If one of them has another value.
     """
     level = environ.get(LEVEL, "").strip().lower()
     wanted = environ.get(RANKS, "").strip() or "0"

@@ -29,9 +29,9 @@ def run_simulated(
     size : int
         Number of ranks.
     fn : callable
-        Gets its rank's :class:`Communicator`.
+        Function of the rank's :class:`Communicator`.
     timeout : float
-        Seconds after which the whole run is given up.
+        Deadline of the whole run in seconds.
     config, faults, nodes
         See :class:`Communicator` and :meth:`SimulatedBackend.create_group`.
     **options
@@ -40,12 +40,12 @@ def run_simulated(
     Returns
     -------
     list
-        What `fn` returned, by rank.
+        Results of `fn`, by rank.
 
     Raises
     ------
     Exception
-        Of the lowest rank that failed on its own account; the message begins with the rank.
+        The error of the lowest rank with a failure of its own; the message begins with the rank.
     """
     if nodes is None:
         nodes = pretended_hosts(size, os.environ)

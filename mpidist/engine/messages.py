@@ -448,7 +448,7 @@ class PostedMessage:
         return self._data.nbytes
 
     def test(self) -> bool:
-        """Make progress; return whether the message has moved.
+        """Poll; return whether the message has moved.
 
         Raises
         ------
@@ -479,7 +479,7 @@ class PostedMessage:
         self.owner.wait_all([self], None, timeout)
 
     def ended(self) -> bool:
-        """Make progress; return whether the message has moved or failed, without raising."""
+        """Poll; return whether the message has moved or failed, without raising."""
         test = self._test
         if test is not None:
             try:
@@ -577,13 +577,13 @@ class Arrival:
         self._error: BaseException | None = None
 
     def came(self) -> bool:
-        """Make progress; return whether the message has been received; raise its error."""
+        """Poll; return whether the message has been received; raise its error."""
         if self.ended() and self._error is not None:
             raise self._error
         return self.done
 
     def ended(self) -> bool:
-        """Make progress; return whether the message has been received or has failed."""
+        """Poll; return whether the message has been received or has failed."""
         if not self.done:
             try:
                 self.done = next(self._steps, True) is True

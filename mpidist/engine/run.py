@@ -22,10 +22,10 @@ class Pending(Protocol):
         """Whether it is known to have ended."""
 
     def test(self) -> bool:
-        """Make progress; return whether it has ended; raise errors of the communicator."""
+        """Poll; return whether it has ended; raise errors of the communicator."""
 
     def ended(self) -> bool:
-        """Make progress; return whether it has ended or failed."""
+        """Poll; return whether it has ended or failed."""
 
 
 class _PendingEngines(threading.local):
@@ -150,7 +150,7 @@ class Run:
         self._steps = _program(program)
 
     def test(self) -> bool:
-        """Make progress; return whether the program has ended.  An error is raised by each call."""
+        """Poll; return whether the program has ended.  An error is raised by each call."""
         if self.error is not None:
             raise self.error
         if not self.done:
@@ -163,7 +163,7 @@ class Run:
         return self.done
 
     def ended(self) -> bool:
-        """Make progress; return whether the program has ended or failed."""
+        """Poll; return whether the program has ended or failed."""
         try:
             return self.test()
         except Exception:  # test() raises it again in the wait for this program

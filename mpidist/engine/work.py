@@ -63,7 +63,7 @@ class Work:
         return self._result
 
     def test(self) -> bool:
-        """Make progress; return whether the operation has ended."""
+        """Poll; return whether the operation has ended."""
         if not self._done and self._look():
             self._end()
         return self._done

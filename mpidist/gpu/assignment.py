@@ -1,4 +1,4 @@
-"""Which GPU a rank works with: by its place among the ranks of its host."""
+"""The GPU of each rank, by the order of the ranks on their host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = tuple[str, str]
 
 
 def ranks_by_gpu(places: Sequence[Place | None]) -> dict[Place, list[int]]:
-    """Group the ranks by the GPU that they work with; those without one are left out.
+    """Group the ranks by their GPU; ranks without one are left out.
 
     Parameters
     ----------
@@ -31,13 +31,13 @@ def ranks_by_gpu(places: Sequence[Place | None]) -> dict[Place, list[int]]:
 
 
 def together(place: Place, ranks: Sequence[int]) -> str:
-    """Say which ranks are on one GPU."""
+    """Return a description of the ranks that share a GPU."""
     host, gpu = place
     return f"ranks {', '.join(map(str, ranks))} are all on GPU {gpu} of {host}"
 
 
 def shared_gpus(places: Sequence[Place | None]) -> str | None:
-    """Name the ranks of the first GPU that has several, and the GPU, or give None."""
+    """Return a description of the first GPU shared by several ranks, or None."""
     for place, ranks in ranks_by_gpu(places).items():
         if len(ranks) > 1:
             return together(place, ranks)
@@ -49,16 +49,16 @@ log = logging.getLogger("mpidist")
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank sees.
+    """The GPUs visible to one rank.
 
     Attributes
     ----------
     host : str
-        Where it is.
+        Host of the rank.
     gpus : tuple of str
-        UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves it, by their numbers there.
+        UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves to it, by number.
     taken : int or None
-        The number of the GPU that it works with already.
+        Number of the GPU that it uses already.
     """
 
     host: str
@@ -67,15 +67,15 @@ class Seen:
 
     @property
     def place(self) -> Place | None:
-        """The host and the UUID of the GPU that it works with."""
+        """The host and the UUID of the GPU in use."""
         return None if self.taken is None else (self.host, self.gpus[self.taken])
 
 
 def choose(ranks: Sequence[Seen]) -> list[int]:
-    """Give each rank the number of its GPU: of those that it sees, the first that has fewest ranks.
+    """Return the number of each rank's GPU: of those visible to it, the first with fewest ranks.
 
-    If all ranks of a host see the same n GPUs, that is the local rank modulo n; if each has been
-    given its own, number 0 for all.
+    If all ranks of a host see the same n GPUs, that is the local rank modulo n; if each rank sees
+    only a GPU of its own, 0.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def choose(ranks: Sequence[Seen]) -> list[int]:
 
 
 def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
-    """Choose this rank's GPU, unless it has one already, and give its number; collective.
+    """Choose this rank's GPU, unless it uses one already; return its number; collective.
 
     Raises
     ------
@@ -105,42 +105,42 @@ def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
     mine = None
     if reason is None:
         mine = Seen(socket.gethostname(), find.visible(), find.taken())
-    told = everyone((mine, reason))
-    for number, (_, why) in enumerate(told):
+    entries = everyone((mine, reason))
+    for number, (_, why) in enumerate(entries):
         if why is not None:
             raise Unsupported(f"rank {rank}: use_gpu: rank {number} has none: {why}")
-    seen = [entry for entry, _ in told]
+    seen = [entry for entry, _ in entries]
     number = choose(seen)[rank]
     find.select(number)
     return number
 
 
 def warn_of_sharing(ranks: Sequence[Seen], rank: int) -> str | None:
-    """Say once, on rank 0, which ranks share a GPU by accident: though another has no rank at all.
+    """Warn once, on rank 0, of ranks that share a GPU although another GPU has no rank.
 
     Parameters
     ----------
     ranks : sequence of Seen
-        With what each has taken.
+        The GPUs visible to and in use by each rank.
     rank : int
         This one.
 
     Returns
     -------
     str or None
-        What was said.
+        Text of the warning.
     """
     users = ranks_by_gpu([seen.place for seen in ranks])
     for place, several in users.items():
         host, _ = place
         free = [g for r in several for g in ranks[r].gpus if (host, g) not in users]
         if len(several) > 1 and free:
-            said = (
+            warning = (
                 f"{together(place, several)}, and {free[0]} there has no rank: call "
                 "comm.use_gpu() before the first array on a GPU, or give each rank its own by "
                 "CUDA_VISIBLE_DEVICES (srun --gpus-per-task=1)"
             )
             if rank == 0:
-                log.warning("%s", said)
-            return said
+                log.warning("%s", warning)
+            return warning
     return None

@@ -1,4 +1,4 @@
-"""How a call is cut into chunks that fit a slot: pure arithmetic, the same on every rank."""
+"""Cutting a call into chunks that fit a slot: pure arithmetic, the same on every rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Extent = tuple[int, int]  # elements from … to below …, of a flat array
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a call that is a call of its own.
+    """A part of a call, served as a call of its own.
 
     Attributes
     ----------
     brings, gets : tuple of (int, int)
-        Which elements of the flat arrays are the input, in this order, and the result; empty where
+        Elements of the flat arrays that are the input, in this order, and the result; empty where
         this rank has no part.
     counts, out_counts : tuple of int
         Elements for each rank, or none where the collective has no parts.
@@ -31,9 +31,9 @@ class Chunk:
 
 
 def chunks(call: Call, nbytes: int) -> Iterator[Chunk]:
-    """Cut a call so that no chunk's arrays are longer than `nbytes`, if an element is not.
+    """Cut a call so that the arrays of each chunk have at most `nbytes`, or one element.
 
-    An alltoall of unequal counts stays whole: no rank knows how much the others have.
+    An alltoall of unequal counts stays whole: the counts of other ranks are unknown.
     """
     most = max(1, nbytes // max(call.dtype.itemsize, 1))
     if not call.counts:
@@ -57,7 +57,7 @@ def _whole_rows(call: Call, most: int) -> Iterator[Chunk]:
 
 
 def _within(counts: Sequence[int], first: int, each: int) -> tuple[int, ...]:
-    """Give how many of each rank's elements are among the `each` from number `first` on."""
+    """Return the number of each rank's elements in the range of `each` from `first` on."""
     return tuple(min(max(n - first, 0), each) for n in counts)
 
 
@@ -69,7 +69,7 @@ def _parts(counts: Sequence[int], here: Sequence[int], first: int) -> tuple[Exte
 def _own(
     call: Call, sends: tuple[Extent, ...], gets: tuple[Extent, ...]
 ) -> tuple[tuple[Extent, ...], tuple[Extent, ...]]:
-    """Give what this rank brings and gets, as places in its own arrays."""
+    """Return the extents of input and result in this rank's own arrays."""
     start = sum(call.counts[: call.rank])
     low, high = sends[call.rank]
     mine = ((low - start, high - start),)

@@ -1,6 +1,6 @@
-"""Whether the MPI library takes addresses on a GPU: yes, no or unknown, and what says so.
+"""Whether the MPI library takes addresses on a GPU: yes, no or unknown, and the source.
 
-It is asked, never tried: a library that does not take them ends the process by a signal.
+The library is queried, never tried: one that does not take them ends the process by a signal.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 class Direct(GpuExecutor):
     """Data movement by the library's own collectives, on addresses of the device.
 
-    The library knows nothing of streams: the host waits for what the arrays' streams have queued,
-    once, before the call.
+    The library does not use streams: the host waits once, before the call, for the work queued on
+    the arrays' streams.
 
     Parameters
     ----------
     device : Device
-        Where the arrays are.
+        Device of the arrays.
     service : Service
         The service of the communicator, which keeps bound calls.
     taken : dict
@@ -51,17 +51,17 @@ class Direct(GpuExecutor):
         self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether it was agreed on; non-blocking collectives do not take addresses."""
+        """Return whether it is the agreed path; non-blocking collectives do not take addresses."""
         return (
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return what the library cannot do."""
+        """Return why the library cannot serve the call; None if it can."""
         return self._native.why_not(call)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return what distinguishes it from a call of host memory."""
+        """Return the text that distinguishes it from a call of host memory."""
         return "on a GPU"
 
     def bind(
@@ -73,7 +73,7 @@ class Direct(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the library's call, once its arrays hold what their streams have queued."""
+        """Return the library's call, after the work queued on its arrays' streams."""
         arrays = [data for data in (call.x, call.out) if data is not None]
         for data in arrays:
             self.device.synchronize(data.stream)
@@ -106,7 +106,7 @@ class Direct(GpuExecutor):
         program, owners = library_call(*self._native.actions(call)), [a.owner for a in arrays]
         try:
             since = programs.last_use(key, *owners)
-        except TypeError:  # no weak reference to an owner: nobody would tell when it dies
+        except TypeError:  # no weak reference to an owner: its end would go unnoticed
             since = None
         if since is not None and programs.make_room(since):
             programs.keep(key, Bound([program], None), owners)
@@ -131,18 +131,18 @@ class Awareness:
 
 @dataclass(frozen=True)
 class Library:
-    """What is known of the loaded MPI library.
+    """Properties of the loaded MPI library.
 
     Attributes
     ----------
     vendor : str
-        As mpi4py names it.
+        Name of the library in mpi4py.
     version : tuple of int
-        Of the library.
+        Version of the library.
     kinds : str
-        What it says of memory kinds: ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``.
+        Its supported memory kinds: ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``.
     find : callable
-        Gives a function of it by name, or None.
+        Returns a function of it by name, or None.
     """
 
     vendor: str
@@ -165,16 +165,16 @@ def loaded_library() -> Library:
 
 
 def detect(library: Library, environ: Mapping[str, str] = os.environ) -> Awareness:
-    """Say whether the library takes addresses on a CUDA device.
+    """Return whether the library takes addresses on a CUDA device, and the source.
 
     In this order: ``MPIDIST_GPU_AWARE``; the memory kinds of MPI 4.1; the switch without which
     Intel's and Cray's libraries do not; ``MPIX_GPU_query_support``; ``MPIX_Query_cuda_support``.
     """
-    told = environ.get(VARIABLE, "").strip()
-    if told:
-        if told not in ("0", "1"):
-            raise ConfigError(f"{VARIABLE}={told!r}: allowed are 0 and 1")
-        return Awareness(YES if told == "1" else NO, f"{VARIABLE}={told}")
+    text = environ.get(VARIABLE, "").strip()
+    if text:
+        if text not in ("0", "1"):
+            raise ConfigError(f"{VARIABLE}={text!r}: allowed are 0 and 1")
+        return Awareness(YES if text == "1" else NO, f"{VARIABLE}={text}")
     name = f"{library.vendor} {'.'.join(map(str, library.version))}"
     if any(kind.strip().startswith("cuda") for kind in library.kinds.split(",")):
         return Awareness(YES, f"{name}: mpi_memory_alloc_kinds has cuda ({library.kinds})")

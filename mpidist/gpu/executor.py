@@ -9,14 +9,14 @@ LIBRARIES = ("auto", "native")  # algorithms by which a call may go to NCCL, or 
 
 
 class GpuExecutor(Executor):
-    """One way to serve calls whose arrays are on a GPU.
+    """An executor of calls with arrays on a GPU.
 
-    The names are those of :data:`~mpidist.gpu.paths.ORDER`.  Programs are bound for one run, as the
+    Its name is one of :data:`~mpidist.gpu.paths.ORDER`.  Programs are bound for one run, as the
     arrays' streams may be others the next time.
     """
 
-    ready = False  # asked before every call
+    ready = False  # checked before every call
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call goes by this path, unless :meth:`why_not` has a reason."""
+        """Return whether a call takes this path, unless :meth:`why_not` has a reason."""
         raise NotImplementedError

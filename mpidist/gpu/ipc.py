@@ -1,8 +1,8 @@
-"""Symmetric memory on GPUs of one node: every rank can reach the arrays of all, by CUDA IPC.
+"""Symmetric memory on GPUs of one node: every rank can access the arrays of all, by CUDA IPC.
 
-Memory is allocated by itself, not from a pool, for a handle stands for a whole allocation.  It is
-given back by all ranks together, in ``comm.free(x)`` or with the communicator: a rank that gave its
-memory back while others have it open would take it from under them.
+Each array has an allocation of its own, not from a pool, because a handle stands for a whole
+allocation.  All ranks release it together, in ``comm.free(x)`` or with the communicator: other
+ranks must not have memory open when its owner releases it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from .executor import GpuExecutor
 
-GRAIN = 2 << 20  # bytes; what the driver allocates at the least
-FLAGS = 1 << 12  # bytes of words by which the ranks meet, in an allocation of their own
+GRAIN = 2 << 20  # bytes; the driver's smallest allocation
+FLAGS = 1 << 12  # bytes of the barrier's words, in an allocation of their own
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Block:
     Attributes
     ----------
     number : int
-        The same on every rank.
+        Number of the allocation, the same on every rank.
     nbytes : int
-        Of each rank's part.
+        Bytes of each rank's part.
     pointers : tuple of int
-        Where each rank's part is, in this process.
+        Address of each rank's part, in this process.
     """
 
     number: int
@@ -51,18 +51,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where an array lies in a block, the same on every rank."""
+    """The location of an array in a block, the same on every rank."""
 
     block: Block
     offset: int
 
     def pointers(self) -> list[int]:
-        """Give the address of every rank's array."""
+        """Return the address of every rank's array."""
         return [pointer + self.offset for pointer in self.block.pointers]
 
     @property
     def key(self) -> str:
-        """Name the spot, for the ranks to see that they mean the same one."""
+        """Name of the spot, which the ranks compare."""
         return f"@{self.block.number}+{self.offset}"
 
 
@@ -72,11 +72,11 @@ class Arena:
     Parameters
     ----------
     device : Device
-        Of this rank.
+        Device of this rank.
     rank, size : int
-        Of the communicator.
+        Rank and size in the communicator.
     everyone : callable
-        ``everyone(value)`` gives the values of all ranks; collective.
+        ``everyone(value)`` returns the values of all ranks; collective.
     """
 
     def __init__(self, device: Device, rank: int, size: int, everyone: Callable[[Any], list[Any]]):
@@ -86,7 +86,7 @@ class Arena:
         self.flags: Block | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make an array on every rank, filled with zeros; collective, all want the same."""
+        """Allocate an array on every rank, filled with zeros; collective, the same on all."""
         if self.flags is None:
             self.flags = self._allocate(FLAGS)
         block = self._allocate(math.prod(shape) * dtype.itemsize)
@@ -94,11 +94,11 @@ class Arena:
         return self.device.wrap(block.pointers[self.rank], shape, dtype)
 
     def find(self, x: DeviceArray | None) -> Spot | None:
-        """Give the spot of an array, or None if it is private memory."""
+        """Return the spot of an array, or None if it is private memory."""
         if x is None or self.flags is None:
             return None
         if not x.size:
-            return Spot(self.flags, 0)  # it has no address of its own, and nobody looks there
+            return Spot(self.flags, 0)  # it has no address of its own, and is never accessed
         for block in self._blocks:
             offset = x.pointer - block.pointers[self.rank]
             if offset >= 0 and offset + x.nbytes <= block.nbytes:
@@ -106,7 +106,7 @@ class Arena:
         return None
 
     def key(self, x: DeviceArray) -> str:
-        """Name an array's allocation; raise if it is private memory."""
+        """Return the name of an array's allocation; raise if it is private memory."""
         spot = self.find(x)
         if spot is None:
             raise InvalidArgument(
@@ -116,15 +116,15 @@ class Arena:
         return spot.key
 
     def free(self, x: DeviceArray) -> None:
-        """Give an allocation back; collective.  Nobody may use its arrays any more."""
+        """Release an allocation; collective.  No rank may use its arrays any more."""
         spot = self.find(x)
         assert spot is not None
-        if spot.block in self._blocks:  # an empty array cannot tell its block, which stays
+        if spot.block in self._blocks:  # the block of an empty array is unknown, and stays
             self._blocks.remove(spot.block)
             self._close([spot.block])
 
     def close(self) -> None:
-        """Give everything back; collective."""
+        """Release all allocations; collective."""
         blocks, self._blocks = self._blocks, []
         if self.flags is not None:
             blocks.append(self.flags)
@@ -133,7 +133,7 @@ class Arena:
             self._close(blocks)
 
     def _close(self, blocks: list[Block]) -> None:
-        """Close what is the others', and when all have done so release what is ours."""
+        """Close the other ranks' memory; when all have done so, release this rank's."""
         self.device.finish()
         self._everyone(None)
         for block in blocks:
@@ -145,7 +145,7 @@ class Arena:
             self.device.release_shared(block.pointers[self.rank])
 
     def _allocate(self, nbytes: int) -> Block:
-        """Make memory on every rank, open that of all; if one cannot, all raise and keep none."""
+        """Allocate on every rank and open that of all; if one cannot, all raise and keep none."""
         length = max(1, -(-nbytes // GRAIN)) * GRAIN
         own, problem = None, ""
         try:
@@ -170,7 +170,7 @@ class Arena:
         return Block(self._made, length, tuple(pointers[rank] for rank in range(self.size)))
 
     def _undo(self, own: tuple[int, bytes] | None, pointers: dict[int, int]) -> None:
-        """Give back what was made in vain; collective."""
+        """Release the memory of a failed allocation; collective."""
         for rank, pointer in pointers.items():
             if rank != self.rank:
                 self.device.close_shared(pointer)
@@ -179,22 +179,22 @@ class Arena:
             self.device.release_shared(own[0])
 
     def _agree(self, value: Any, problem: str) -> list[Any]:
-        told = self._everyone((value, problem))
-        wrong = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]
+        entries = self._everyone((value, problem))
+        wrong = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(entries) if text]
         if wrong:
             where = f"rank {self.rank}: symmetric memory on {self.device.describe()}"
             raise Unsupported(f"{where}: {'; '.join(wrong)}")
-        return [entry for entry, _ in told]
+        return [entry for entry, _ in entries]
 
 
 NEEDS = {"allreduce": "out", "broadcast": "out", "allgather": "out", "reduce_scatter": "x"}
-"""Which array of a call must be symmetric, on every rank."""
+"""The array of each call that must be symmetric, on every rank."""
 _WORD = 4  # bytes
 _AROUND = 1 << 32
 
 
 def why_not(call: Call, arena: Arena | None) -> str | None:
-    """Say why a call cannot be served here, or give None."""
+    """Return why a call cannot be served here, or None."""
     need = NEEDS.get(call.collective)
     if need is None:
         return f"{call.collective} has no form in symmetric memory of GPUs"
@@ -208,7 +208,7 @@ def why_not(call: Call, arena: Arena | None) -> str | None:
 
 
 def spot_of(call: Call, arena: Arena) -> Spot | None:
-    """Give the spot of the array that must be symmetric."""
+    """Return the spot of the array that must be symmetric."""
     return arena.find(call.out if NEEDS[call.collective] == "out" else call.x)
 
 
@@ -224,15 +224,15 @@ class Push(GpuExecutor):
         self._mark = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether there is a form of it; in the background the ranks would have to meet."""
+        """Return whether a kernel exists; in the background the ranks would have to meet first."""
         return algorithm == "auto" and call.collective in NEEDS and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return mostly that the array is private memory."""
+        """Return why the call cannot be served, most often because the array is private memory."""
         return why_not(call, self._arena)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return where the array lies."""
+        """Return the location of the array."""
         spot = spot_of(call, self._arena)
         assert spot is not None
         return f"in symmetric memory of GPUs {spot.key}"
@@ -250,7 +250,7 @@ class Push(GpuExecutor):
         return library_call(partial(self.serve, call))
 
     def serve(self, call: Call) -> None:
-        """Queue a call that can be served, when all ranks have come to it."""
+        """Queue a call, after all ranks have reached it."""
         spot = spot_of(call, self._arena)
         assert spot is not None
         data = [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]
@@ -266,7 +266,7 @@ class Push(GpuExecutor):
         self._last = stream
 
     def _barrier(self, stream: int) -> None:
-        """Queue that this stream goes on when those of all ranks have come here."""
+        """Queue a barrier of the streams of all ranks."""
         self._count = count = (self._count + 1) % _AROUND
         flags, rank = self._arena.flags, self._arena.rank
         assert flags is not None

@@ -1,4 +1,4 @@
-"""Messages from and to arrays on a GPU: one message each, as for host memory."""
+"""Messages between arrays on GPUs: one message each, as for host memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .paths import table, taken, this_rank
 
 
 class Address(np.ndarray):
-    """Memory of a GPU, where nobody but MPI may look.
+    """Memory of a GPU, which only MPI may access.
 
     Attributes
     ----------
     owner : object
-        The array that it belongs to.
+        The array that owns the memory.
     """
 
     owner: Any = None
@@ -36,9 +36,9 @@ class Parcels:
     Parameters
     ----------
     direct : bool
-        Whether the MPI library gets the addresses.
+        Whether the MPI library takes addresses on the device.
     device : Device, optional
-        By default the one of this thread.
+        The device; by default that of this thread.
     """
 
     def __init__(self, direct: bool = False, device: Device | None = None):
@@ -46,7 +46,7 @@ class Parcels:
         self._landing = InFlight()
 
     def leave(self, x: Any) -> np.ndarray:
-        """Give the elements of a contiguous array to be sent; the host waits for them, once."""
+        """Return the elements of a contiguous array to send; the host waits for its stream."""
         data = describe(x, 0)
         memory: np.ndarray
         if self.direct:
@@ -58,16 +58,16 @@ class Parcels:
         return memory
 
     def room(self, nbytes: int, make: Callable[[], Any]) -> np.ndarray:
-        """Give what a message can be received into; ``make()`` makes an array on the GPU."""
+        """Return memory to receive a message into; ``make()`` returns an array on the GPU."""
         if not self.direct:
             return self.device.pinned(nbytes)[:nbytes]
         x = make()
         data = describe(x, 0)
-        self.device.synchronize(data.stream)  # what used this memory before is over by then
+        self.device.synchronize(data.stream)  # earlier uses of this memory are over then
         return _addressed(data, x)
 
     def arrive(self, memory: np.ndarray, make: Callable[[], Any]) -> Any:
-        """Give an array on the GPU with what was received; its stream has it in time."""
+        """Return an array on the GPU with the message; its stream waits for the contents."""
         owner = getattr(memory, "owner", None)
         if owner is not None:
             return owner
@@ -91,7 +91,7 @@ def _addressed(data: DeviceArray, x: Any) -> Address:
 
 
 def takes_addresses(backend: Backend) -> bool:
-    """Tell whether messages of this rank go from and to the memory of its GPU by the library."""
+    """Return whether the library sends and receives this rank's messages in GPU memory."""
     native = backend.native is not None
     here = this_rank(native)
     if backend.size > 1 and not here.no_nccl and here.forced in ("", "nccl"):
@@ -114,7 +114,7 @@ class GpuMessages:
         self._landing = InFlight()
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
-        """Begin to send; the host waits until what is queued on the array's stream is done."""
+        """Begin to send; the host waits for the work queued on the array's stream."""
         messages, data = self._messages, describe(x, self._rank)
         peer = messages.peer(peer)
         if self.direct:
@@ -142,7 +142,7 @@ class GpuMessages:
         """Hold the user's array until the message has gone."""
 
     def land(self, memory: np.ndarray, data: DeviceArray) -> None:
-        """Copy to the device what came to the host, and hold the memory until that is done."""
+        """Copy a received message to the device, and keep the host's memory until then."""
         self._copy(data.pointer, _start(memory), data)
         copied = self.device.event()
         copied.record(data.stream)
@@ -167,7 +167,7 @@ class DeviceRoom:
         self.filled()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Give the address, or memory of the host."""
+        """Return the device's memory, or memory of the host."""
         if self._direct:
             return _address(self._data)
         self._memory = self._messages.device.pinned(nbytes)[:nbytes]
@@ -180,7 +180,7 @@ class DeviceRoom:
 
 
 def _address(data: DeviceArray) -> np.ndarray:
-    """Give the address in the form that messages take; only MPI may look there."""
+    """Return the device's memory as an array for messages; only MPI may access it."""
     return view_at(data.pointer, data.nbytes, np.dtype(np.uint8))
 
 

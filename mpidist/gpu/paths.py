@@ -1,4 +1,4 @@
-"""The paths that data on a GPU can take, and which is taken for what: a table, with reasons."""
+"""The choice of paths for data on a GPU: a table of paths and operations, with reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK = "MPIDIST_GPU_CHUNK_BYTES"
 
 
 def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> Rank:
-    """Say what the choice of paths has to know of this rank.
+    """Return the properties of this rank for the choice of paths.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> Rank:
     if why_no_device() is None:
         device = find_device()
         mine, gpus = device.identity(), visible()
-        # An emulated one may have a name that only it knows.
+        # The identity of an emulated device may be missing in the list of visible ones.
         gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
         seen = Seen(socket.gethostname(), gpus, number)
     return Rank(
@@ -45,7 +45,7 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> Rank:
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:
-    """Say whether messages can go from the device's memory."""
+    """Return whether the library can send from the device's memory."""
     if not native:
         return Awareness(NO, "messages do not go by MPI here")
     devices = installed_device()
@@ -55,7 +55,7 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Give the length of a chunk of the staged path."""
+    """Return the length of a chunk of the staged path."""
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
@@ -79,15 +79,15 @@ ORDER: dict[str, tuple[str, ...]] = {
 }
 """The paths, the best one first, and the classes that each can serve."""
 SYMMETRIC = ("allreduce", "reduce_scatter", "broadcast", "allgather")
-"""What "ipc" has a form for, with arrays of ``comm.empty(device="cuda")``."""
+"""Collectives that "ipc" can serve, with arrays of ``comm.empty(device="cuda")``."""
 
 IPC_RANKS = 32
-"""As many ranks as meet there: one kernel takes an input and a result of each."""
+"""Limit of ranks for "ipc": one kernel takes an input and a result of each."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank says of itself.
+    """Properties of one rank, which all ranks exchange.
 
     Attributes
     ----------
@@ -96,11 +96,11 @@ class Rank:
     forced : str
         Its ``MPIDIST_GPU``; empty if that is not set.
     chunk_bytes : int
-        Of the staged path.
+        Bytes of a chunk of the staged path.
     no_nccl : str
         Why NCCL cannot be used on this rank; empty if it can.
     seen : Seen or None
-        The GPUs that it sees, and which it works with.
+        The GPUs visible to it, and the one in use.
     """
 
     aware: Awareness
@@ -117,7 +117,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Path:
-    """A path of a class of operations, and why it is taken or not.
+    """A path of a class of operations, and the reason for or against it.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class Path:
     name : str
         A path of :data:`ORDER`.
     taken : bool
-        Whether it is the one.
+        Whether the class takes this path.
     why : str
         The reason.
     """
@@ -138,7 +138,7 @@ class Path:
 
 
 class GpuPaths(Protocol):
-    """How a communicator serves arrays on a GPU; the same on every rank.
+    """The paths of a communicator for arrays on a GPU; the same on every rank.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class GpuPaths(Protocol):
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL serves what it can."""
+        """Whether NCCL serves the calls that it can."""
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
         """Return whether sums of a dtype take place in symmetric memory, and are best there."""
@@ -166,7 +166,7 @@ class GpuPaths(Protocol):
 
 
 def forced_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Give the path that ``MPIDIST_GPU`` forces; empty if it does not."""
+    """Return the path that ``MPIDIST_GPU`` forces; empty if it is unset."""
     name = environ.get(VARIABLE, "").strip().lower()
     if name and name not in ORDER:
         raise ConfigError(f"{VARIABLE}={name!r}: allowed are {', '.join(ORDER)}")
@@ -174,27 +174,27 @@ def forced_path(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Path]:
-    """Choose, the same on every rank, from what all of them say.
+    """Choose the paths from the properties of all ranks; the same on every rank.
 
     Parameters
     ----------
     ranks : sequence of Rank
-        By rank.  What rank 0 forces counts.
+        Properties by rank.  The forced path of rank 0 counts.
     native : bool
-        Whether messages go by an MPI library at all.
+        Whether messages go by an MPI library.
     nodes : int
-        On how many the ranks are.
+        Number of nodes.
 
     Returns
     -------
     list of Path
-        For every class those paths that could serve it, in order.  One is taken, and where it can
-        be "ipc" as well, for arrays in symmetric memory.
+        The possible paths of every class, in order.  One is taken, and if possible "ipc" as well,
+        for arrays in symmetric memory.
 
     Raises
     ------
     Unsupported
-        If the forced path cannot be; the message says why.
+        If the forced path is impossible; the message has the reason.
     """
     forced = ranks[0].forced
     cannot = {
@@ -261,12 +261,12 @@ def _why(path: Path, cannot: str | None, forced: str) -> str:
     if path.name == "nccl":
         return "every rank has a GPU of its own"
     if forced == "ipc":
-        return "for what has no form in symmetric memory"
+        return "for calls that symmetric memory cannot serve"
     others = f"{VARIABLE}={forced} cannot serve these; " if forced else ""
     return f"{others}it always works"
 
 
 def taken(paths: Sequence[Path]) -> dict[str, str]:
-    """Give the path of every collective and message of arrays in private memory."""
+    """Return the path of every collective and message of arrays in private memory."""
     chosen = {p.operations: p.name for p in paths if p.taken and p.name != "ipc"}
     return {name: chosen[kind] for kind, names in CLASSES.items() for name in names}

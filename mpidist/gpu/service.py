@@ -1,4 +1,4 @@
-"""Serves calls whose arrays are on a GPU, each class of them by the path that was agreed on."""
+"""Serving calls with arrays on a GPU, each class of calls by the agreed path."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from .staged import Staged
 
 
 class GpuService:
-    """What a communicator has for arrays on a GPU; made with the first of them, by all ranks.
+    """The service of a communicator for arrays on a GPU; created by all ranks with the first one.
 
     Parameters
     ----------
     service : Service
-        That serves host arrays.
+        The service for host arrays.
     everyone : callable
-        ``everyone(value)`` gives the values of all ranks; collective.
+        ``everyone(value)`` returns the values of all ranks; collective.
 
     Attributes
     ----------
     paths : list of Path
-        Which there are, and which are taken.
+        All paths, and whether they are taken.
     """
 
     def __init__(self, service: Service, everyone: Callable[[Any], list[Any]]):
         self._service = service
         self.device: Device = find_device(service.backend.rank)
         native = service.backend.native
-        ranks = self._told(everyone, native is not None)
+        ranks = self._exchange(everyone, native is not None)
         warn_of_sharing([r.seen for r in ranks if r.seen is not None], service.backend.rank)
         self.paths: list[Path] = table(ranks, native is not None, service.topology.num_nodes)
         self._forced, self.chunk_bytes = ranks[0].forced, ranks[0].chunk_bytes
@@ -66,30 +66,30 @@ class GpuService:
         self._staged = Staged(service, self.device, self.chunk_bytes)
         service.on_gpu = self.choose
 
-    def _told(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[Rank]:
-        """Give what all ranks say of themselves; what is wrong on one is an error on all."""
+    def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[Rank]:
+        """Return the properties of all ranks; an error on one is raised on all."""
         try:
             mine: Rank | MpidistError = this_rank(native)
         except (ConfigError, Unsupported) as error:
             mine = error
-        told = everyone(mine)
-        for number, entry in enumerate(told):
+        ranks = everyone(mine)
+        for number, entry in enumerate(ranks):
             if isinstance(entry, MpidistError):
                 rank = self._service.backend.rank
                 raise type(entry)(f"rank {rank}: of rank {number}: {entry}")
-        return told
+        return ranks
 
     def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
         """Return the first executor that serves a call, and make it ready; collective.
 
-        In the background that is NCCL, or the staged one.  MPI libraries that take addresses on a
-        GPU do not do so in their non-blocking collectives, and to queue something in symmetric
-        memory the ranks would have to meet first.
+        In the background that is NCCL, or the staged path.  MPI libraries that take addresses on a
+        GPU do not take them in non-blocking collectives, and a kernel in symmetric memory can only
+        be queued after a barrier.
 
         Raises
         ------
         Unsupported
-            If the path is what the user asks for, and cannot serve the call.
+            If the user asked for a path that cannot serve the call.
         """
         for executor in self._executors:
             if not executor.takes(call, algorithm, background):
@@ -115,11 +115,11 @@ class GpuService:
     # -- symmetric memory -----------------------------------------------------------------------
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Tell whether sums of a dtype take place in symmetric memory, and are best there."""
+        """Return whether sums of a dtype take place in symmetric memory, and are best there."""
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
     def serves_alone(self, x: Any, collective: str) -> bool:
-        """Tell whether the GPUs serve a sum of `x`, or its movement, by "auto"."""
+        """Return whether "auto" has the GPUs serve a sum of `x`, or its movement."""
         data = describe(x, self._service.backend.rank)
         if self._taken[collective] == "nccl" and has_sum(data.dtype):
             return True
@@ -128,27 +128,27 @@ class GpuService:
         return self._arena.find(data) is not None and self.device.combines(data.dtype)
 
     def holds(self, x: Any) -> bool:
-        """Tell whether an array is in symmetric memory of this communicator."""
+        """Return whether an array is in symmetric memory of this communicator."""
         data = describe(x, self._service.backend.rank)
         return bool(data.size) and self._arena.find(data) is not None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make an array in symmetric memory of the device; collective, all want the same."""
+        """Allocate an array in symmetric memory of the device; collective, the same on all."""
         if self._no_ipc is not None:
             rank = self._service.backend.rank
             raise Unsupported(f"rank {rank}: empty(device=...): {self._no_ipc}")
         return self._arena.empty(shape, dtype)
 
     def key(self, x: Any) -> str:
-        """Name an array of :meth:`empty`; raise if it is none."""
+        """Return the name of an array of :meth:`empty`; raise if it is none."""
         return self._arena.key(describe(x, self._service.backend.rank))
 
     def free(self, x: Any) -> None:
-        """Give an array of :meth:`empty` back; collective."""
+        """Release an array of :meth:`empty`; collective."""
         self.key(x)
         self._arena.free(describe(x, self._service.backend.rank))
 
     def close(self) -> None:
-        """Give everything back; collective."""
+        """Release all resources; collective."""
         self._nccl.close()
         self._arena.close()

@@ -1,9 +1,9 @@
-"""The way that always works: through pinned host memory, in chunks, copying while others move.
+"""The fallback path: through pinned host memory, in chunks, overlapping copies and messages.
 
-Chunk k is brought to a slot of host memory on one stream while chunk k-1 is on its way between the
-ranks, and chunk k-2 returns on a second stream.  Each slot has two events: its input has come, and
-its result has gone.  The host waits only for the first; the caller's streams wait for the last
-result, so that work queued there later sees it.
+Chunk k is copied to a slot of host memory on one stream while the ranks exchange chunk k-1, and
+chunk k-2 is copied back on a second stream.  Each slot has two events: its input has been copied
+in, its result has been copied out.  The host waits only for the first; the caller's streams wait
+for the last result, so that work queued there later sees it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same
 
 
 def bytes_needed(call: Call, chunk: Chunk) -> int:
-    """Give how much host memory a chunk takes; the input begins where the result ends."""
+    """Return the bytes of host memory of a chunk; the input follows the result."""
     brings, gets = elements(chunk.brings), elements(chunk.gets)
     one = max(brings, gets) if call.collective in _SHARED else brings + gets
     return one * call.dtype.itemsize
 
 
 def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the input and the result of a chunk, in host memory of :func:`bytes_needed` bytes."""
+    """Return the input and the result of a chunk, in host memory of :func:`bytes_needed` bytes."""
     size = call.dtype.itemsize
     brings, gets = elements(chunk.brings) * size, elements(chunk.gets) * size
     start = 0 if call.collective in _SHARED else gets
@@ -63,12 +63,12 @@ def hosted(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared
 
 @dataclass(slots=True)
 class Landing(Prepared):
-    """A prepared host call that gives an array on a GPU.
+    """A prepared host call with its result on a GPU.
 
     Attributes
     ----------
     end : callable or None
-        Queues what brings the result there.
+        Queues the copies of the result to the GPU.
     target : callable or None
         Returns the user's array.
     """
@@ -78,13 +78,13 @@ class Landing(Prepared):
 
     @classmethod
     def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> Landing:
-        """Have a host call end on a GPU."""
+        """Return a host call with its result on a GPU."""
         return cls(
             part.call, part.result, part.staging, part.scalar, part.shown, end=end, target=target
         )
 
     def give(self) -> Any:
-        """Bring the result there, and give the user's array."""
+        """Queue the copies of the result, and return the user's array."""
         super(Landing, self).give()
         assert self.end is not None and self.target is not None
         self.end()
@@ -96,12 +96,12 @@ SLOTS = 3
 
 
 class Slot:
-    """Host memory for one chunk; it grows to what is asked for and stays.
+    """Host memory for one chunk; it grows on demand and never shrinks.
 
     Attributes
     ----------
     filled, emptied : Event
-        The input has come; the result has gone, or what was there is of no use any more.
+        The input has been copied in; the result has been copied out, or is not needed any more.
     """
 
     def __init__(self, device: Device):
@@ -110,7 +110,7 @@ class Slot:
         self.filled, self.emptied = device.event(), device.event()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Give at least so many bytes; the memory that was there before is out of use by then."""
+        """Return at least `nbytes` of memory; waits until smaller memory is out of use."""
         if self._memory.nbytes < nbytes:
             self.emptied.synchronize()
             self._memory = self._device.pinned(nbytes)
@@ -129,9 +129,9 @@ class Staged:
     service : Service
         The service of the communicator, for host arrays.
     device : Device
-        Where the arrays are.
+        Device of the arrays.
     chunk_bytes : int
-        Of an array that goes in one piece.
+        Bytes of an array's part in each chunk.
     """
 
     def __init__(self, service: Service, device: Device, chunk_bytes: int = CHUNK_BYTES):
@@ -139,14 +139,14 @@ class Staged:
         self._slots = [Slot(device) for _ in range(SLOTS)]
         self._inward, self._outward = device.new_stream(), device.new_stream()
         self._ready = device.event()
-        self._under_way = InFlight()
+        self._pending = InFlight()
 
     def by(self, algorithm: str) -> Executor:
-        """Return the executor whose chunks are served by an algorithm."""
+        """Return the executor that serves the chunks by an algorithm."""
         return _StagedBy(self, algorithm)
 
     def serve(self, call: Call, algorithm: str) -> None:
-        """Serve a call; the result is there for whatever its streams do next."""
+        """Serve a call; work queued later on its streams sees the result."""
         streams = self._enter(call)
         parts = list(chunks(call, self.chunk_bytes))
         self._bring(call, parts[0], self._slots[0])
@@ -164,8 +164,8 @@ class Staged:
     def begin(self, call: Call, algorithm: str, give: Callable[[], Any]) -> Work:
         """Begin a call in the background, whose Work returns ``give()``.
 
-        It goes in one piece: were chunks begun as they come, the ranks would begin them in orders
-        of their own, between the calls that their users make.
+        It goes in one piece: the ranks would begin several chunks in different orders, between the
+        calls of their users.
         """
         streams = self._enter(call)
         (chunk,) = chunks(call, max(call.nbytes, self._bytes_of(call), 1) * call.size)
@@ -178,7 +178,7 @@ class Staged:
             self._copy_back(call, chunk, out)
             gone = self.device.event()
             gone.record(self._outward)
-            self._under_way.hold(gone, memory)  # the copy reads it after this has returned
+            self._pending.hold(gone, memory)  # the copy reads it after this has returned
             self._leave(streams)
 
         part = Landing.of(hosted(call, chunk, x, out), end, give)
@@ -191,7 +191,7 @@ class Staged:
     # -- ordering -------------------------------------------------------------------------------
 
     def _enter(self, call: Call) -> set[int]:
-        """Have our streams wait for all that was queued on the arrays' streams."""
+        """Make the copy streams wait for all work queued on the arrays' streams."""
         streams = {data.stream for data in (call.x, call.out) if isinstance(data, DeviceArray)}
         for stream in streams:
             self._ready.record(stream)
@@ -200,7 +200,7 @@ class Staged:
         return streams
 
     def _leave(self, streams: set[int]) -> None:
-        """Have the arrays' streams wait for all results."""
+        """Make the arrays' streams wait for all results."""
         for ours in (self._inward, self._outward):
             self._ready.record(ours)
             for stream in streams:
@@ -209,7 +209,7 @@ class Staged:
     # -- copies ---------------------------------------------------------------------------------
 
     def _bring(self, call: Call, chunk: Chunk, slot: Slot) -> None:
-        """Queue that a chunk's input comes to a slot, as soon as that is free."""
+        """Queue the copy of a chunk's input to a slot, once the slot is free."""
         slot.emptied.block(self._inward)
         x, _ = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
         self._copy(call.x, chunk.brings, x, self._inward, inward=True)
@@ -237,7 +237,7 @@ class Staged:
 class _StagedBy(Executor):
     """The staged path, by one algorithm of the host.
 
-    Not announced by itself: the host agrees on each chunk.
+    Not announced by itself: each chunk is announced as a call of the host.
     """
 
     name, summary = "staged", "through pinned host memory, in chunks"

@@ -287,7 +287,7 @@ def wrong_arguments(comm, kit):
             make(stage, comm, number)
     with pytest.raises(InvalidArgument, match="unknown pipeline schedule '1f1c'.*1f1b"):
         make(stage, comm, 2, "1f1c")
-    with pytest.raises(InvalidArgument, match="comm=None: allowed are communicators"):
+    with pytest.raises(InvalidArgument, match="comm=None: expected a communicator"):
         make(stage, None, 2)
     with pytest.raises(Unsupported, match="chunks=2"):
         make([stage, stage], comm, 2, "1f1b")
