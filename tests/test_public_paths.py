@@ -32,7 +32,7 @@ def test_documented_names_are_found(module):
         assert hasattr(there, name), name
 
 
-def test_a_name_is_one_object_on_all_its_paths():
+def test_paths_of_one_object():
     parallel = import_module("mpidist.parallel")
     for name in (
         "DDP",
@@ -48,6 +48,6 @@ def test_a_name_is_one_object_on_all_its_paths():
     assert callable(import_module("mpidist.pipeline").schedules)
 
 
-def test_a_module_without_such_a_name_says_so():
+def test_unknown_name():
     with pytest.raises(ImportError, match="Pipelines"):
         from mpidist.parallel import Pipelines  # noqa: F401

@@ -145,7 +145,7 @@ def test_two_levels_must_be_named(levels):
         find("allreduce", f"hierarchical/{levels}")
 
 
-def test_only_what_is_made_of_levels_takes_them():
+def test_levels_need_a_hierarchical_algorithm():
     with pytest.raises(InvalidArgument, match="ring has no levels"):
         find("allreduce", "ring/direct/ring")
     with pytest.raises(UnknownName, match="did you mean"):

@@ -46,7 +46,7 @@ def verify(rank, size, arity):
 
 
 @pytest.mark.parametrize("arity", [2, 3, 4, 8])
-def test_every_rank_but_the_root_is_the_child_of_one(arity):
+def test_each_rank_has_one_parent(arity):
     for size in range(1, 65):
         children = [c for rank in range(size) for c in child_ranks(rank, size, arity)]
         assert children == list(range(1, size))

@@ -34,14 +34,14 @@ def board_with(sequence, prints, writes):
     return board
 
 
-def test_a_rank_that_arrives_meanwhile_is_not_different():
+def test_arrival_during_the_check():
     # rank 1 is at #4, its slot of #5 still holds that of #1; while we look it announces #5
     announces = [(WIDTH + 4 + 1, 77), (WIDTH, 5)]
     assert board_with(4, (0, 11, 0, 0), announces).different(5, 77) == ()
     assert board_with(4, (0, 11, 0, 0), announces[1:]).different(5, 77) == ()
 
 
-def test_a_rank_far_ahead_that_writes_over_its_fingerprint_is_not_different():
+def test_overwritten_fingerprint():
     # rank 1 is at #8 and about to announce #9, whose fingerprint goes where that of #5 is
     assert board_with(8, (0, 99, 0, 0), []).different(5, 77) == ()
 

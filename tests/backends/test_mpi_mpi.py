@@ -27,7 +27,7 @@ def test_conformance_over_nodes(comm):
 
 @pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
-def test_each_library_is_served_by_its_own_rules(comm):
+def test_rules_of_each_library(comm):
     """What is measured on one library says little about another: here the tables differ."""
     vendor, crowded = comm.backend.vendor, comm.backend.crowded
     assert vendor == MPI.get_vendor()[0] and comm.backend.library.startswith(f"{vendor} ")
@@ -37,7 +37,7 @@ def test_each_library_is_served_by_its_own_rules(comm):
     assert way.why.startswith(f"shipped rule: {way.name}")
 
 
-def test_a_part_has_as_many_tags_as_the_whole(comm):
+def test_tag_limit_after_split(comm):
     """Open MPI knows the limit of tags of MPI_COMM_WORLD only."""
     part = comm.split(comm.rank % 2)
     assert part.backend.tag_limit == comm.backend.tag_limit > 32767

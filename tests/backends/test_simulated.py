@@ -250,7 +250,7 @@ def test_a_lost_message_meets_the_deadline(collective):
             assert caught.value.collective == collective and caught.value.sequence
 
 
-def test_the_missing_are_named_and_the_communicator_is_broken():
+def test_missing_ranks_break_the_communicator():
     ready = threading.Barrier(3)
 
     def body(comm):
@@ -362,7 +362,7 @@ def test_late_messages():
     run_simulated(2, message_cases.check_order, faults=Faults(delay=delay))
 
 
-def test_a_rank_that_raises_is_the_one_that_is_reported():
+def test_raising_rank_is_reported():
     def body(comm):
         if comm.rank == 3:
             raise ZeroDivisionError("mine")
@@ -389,7 +389,7 @@ def test_deadlocks_are_seen_at_once(way):
     assert time.monotonic() - begin < 3
 
 
-def test_a_run_that_does_not_end_is_given_up():
+def test_timeout_of_a_run():
     stop = threading.Event()
     with pytest.raises(TimeoutError, match=r"\[1\] have not ended within 0.2 s"):
         run_simulated(2, lambda comm: comm.rank and stop.wait(5), timeout=0.2)
@@ -457,7 +457,7 @@ def test_wrong_groups():
 
 
 @pytest.mark.parametrize("limit", [32767, 1 << 18, 2**31 - 1])
-def test_operations_use_tags_that_exist_and_only_their_own(limit):
+def test_tags_of_operations(limit):
     """MPI promises 32,767; the lower half is of collectives, and each has tags of its own."""
     tags = [set() for _ in range(101)]
 
@@ -487,7 +487,7 @@ def test_operations_use_tags_that_exist_and_only_their_own(limit):
         assert tags[k] and not any(tags[k] & other for other in others)
 
 
-def test_strands_that_need_more_tags_than_there_are():
+def test_too_many_tags_for_strands():
     """Three levels of strands would run into the tags of operations in the background."""
 
     def nested(rank, size):

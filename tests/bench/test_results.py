@@ -32,7 +32,7 @@ def line(name, alpha, beta, **more):
 # -- curves --------------------------------------------------------------------------------------
 
 
-def test_many_curves_have_each_a_style_of_their_own():
+def test_distinct_styles_of_curves():
     rows = [one for k in range(14) for one in line(f"w{k}", 1 + k, 1e-3)]
     rows += line("mpi4py", 1, 1) + line("native", 1, 1) + line("w3", 1, 1, memory="symmetric")
     left, right = draw(Results({}, rows)).axes
@@ -44,7 +44,7 @@ def test_many_curves_have_each_a_style_of_their_own():
 # -- the bound ------------------------------------------------------------------------------------
 
 
-def test_the_bound_is_the_time_of_2ps_bytes():
+def test_bound_us():
     assert bound_us(1_000_000_000, 2, 40.0) == pytest.approx(100_000)
     header = {"stream": {"gbs": 40.0}}
     one = row("symmetric", 1_000_000_000, 125_000.0, memory="symmetric")
@@ -56,14 +56,14 @@ def test_the_bound_is_the_time_of_2ps_bytes():
     assert bound_percent(other, header) is None
 
 
-def test_arrays_are_four_caches_or_what_memory_allows():
+def test_stream_array_bytes():
     assert array_bytes(2, 260 << 20, 100 << 30) == 520 << 20
     assert array_bytes(4, 260 << 20, 100 << 30) == 260 << 20
     assert array_bytes(2, 260 << 20, 1 << 30) == 64 << 20  # a quarter of it, in four arrays
     assert array_bytes(1, 0, 0) == 16 << 20
 
 
-def test_the_last_level_cache_is_read_where_the_system_tells(tmp_path):
+def test_last_level_cache(tmp_path):
     for index, content in enumerate(
         [("1", "Data", "48K"), ("1", "Instruction", "64K"), ("3", "Unified", "266240K")]
     ):
@@ -84,7 +84,7 @@ def test_memory_is_measured_on_all_ranks_alike():
     assert describe_stream({}) == ""
 
 
-def test_the_spread_is_half_of_the_middle_half():
+def test_spread():
     assert spread([1.0, 2.0, 3.0]) is None
     assert spread([10.0] * 9) == 0
     assert spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(0.15)
@@ -115,7 +115,7 @@ def test_rows_are_paired_and_judged_beyond_noise():
     assert found.headers == [("ranks", "2", "4"), ("versions numpy", "2", "3")]
 
 
-def test_a_wide_spread_widens_the_noise_and_wrong_is_worse():
+def test_compare_spread_and_wrong_results():
     first, second = Results({}, [row("a", 8, 10.0)]), Results({}, [row("a", 8, 7.0, spread=0.5)])
     assert compare(first, second).pairs[0].verdict == ""
     second.rows[0].correct = False
@@ -178,7 +178,7 @@ def version_1(results):
     return {**content, "unsupported": list(map(row, results.unsupported))}
 
 
-def test_results_of_version_1_are_read_and_compared():
+def test_version_1_is_read():
     first, second = runs()
     first.rows.pop()
     first.unsupported = [Refusal("allgather", "neighbor_exchange", 8, "odd")]
@@ -206,7 +206,7 @@ def test_results_of_version_1_are_read_and_compared():
         ({"header": {}, "summary": [], "sizes": []}, "not a result file"),
     ],
 )
-def test_results_of_another_version_are_refused_with_its_number(content, fact):
+def test_unknown_version_is_refused(content, fact):
     with pytest.raises(InvalidArgument, match=fact):
         Results.from_json(json.dumps(content))
 
@@ -228,7 +228,7 @@ def test_results_of_training_are_saved_and_compared(tmp_path):
     assert [pair.verdict for pair in compare(first, again).pairs] == ["", "better"]
 
 
-def test_rows_that_differ_in_deadline_or_ranks_are_paired_apart():
+def test_rows_are_paired_by_deadline_and_ranks():
     def overhead(us):
         rows = [step("allreduce of 8 bytes", "native", us, deadline_s=d) for d in (0, 60.0)]
         rows[1].time_us *= 2
@@ -249,7 +249,7 @@ def test_a_missed_goal_is_marked():
     assert [line.cells[-1] for line in table.lines] == ["≤ 60", "missed: ≤ 60"]
 
 
-def test_a_table_has_the_columns_that_have_values():
+def test_empty_columns_are_left_out():
     overlap = Results({}, [step("s", "none", 10, share=1.0), step("s", "polls", 8, hidden=0.5)])
     (table,) = tables(overlap)
     assert table.heads == ["work", "=contender", ">time\nµs", ">time /\nnone", ">hidden\n%"]
@@ -266,7 +266,7 @@ def test_a_table_has_the_columns_that_have_values():
     assert second.lines[0].cells == ["chain", "private", "8", "too slow"]
 
 
-def test_scaling_has_a_column_for_each_number_of_nodes():
+def test_scaling_columns():
     rows = [row("auto", n, t, ranks=p) for p, t in ((2, 1.0), (4, 3.0)) for n in (8, 64)]
     (table,) = tables(Results({"nodes": {"2": 1, "4": 2}}, rows, benchmark="scaling"))
     assert table.heads[2:] == [">1 node\nµs", ">2 nodes\nµs"]

@@ -51,7 +51,7 @@ def test_what_is_no_size_is_refused(text):
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 8, 1000, 1024, 1536, 65536, 668712, 1 << 20, 3 << 29])
-def test_a_size_that_was_written_reads_the_same(nbytes):
+def test_parse_size_of_format_size(nbytes):
     assert parse_size(format_size(nbytes)) == nbytes
     assert len(round_size(nbytes)) <= 8
 
@@ -65,7 +65,7 @@ def test_a_rounded_size_has_three_digits(number, unit):
     assert read == pytest.approx(number * unit, rel=0.006)
 
 
-def test_no_contender_always_follows_the_same_other_one(monkeypatch):
+def test_in_turn_varies_the_neighbours(monkeypatch):
     """Else one would find in the cache what that other one left, and the other one would not."""
     orders = []
     cycle = Series.cycle
@@ -182,7 +182,7 @@ def test_a_wrong_algorithm_is_found_out():
     }
 
 
-def test_real_numbers_may_differ_by_the_rounding_of_their_sum_only():
+def test_tolerance_is_the_rounding_of_the_sum():
     numbers = np.random.default_rng(1).standard_normal(999).astype(np.float32)
     results = bench(
         3, ["allreduce"], data=numbers, sizes=[numbers.nbytes], bits=True, algorithms=["ring"]
@@ -252,14 +252,14 @@ def test_records_are_read_as_they_were_written(tmp_path):
         Results.from_json('{"rows": [{"bytes": 1}]}')
 
 
-def test_memory_that_a_backend_does_not_have_is_refused():
+def test_missing_symmetric_memory_is_refused():
     with pytest.raises(InvalidArgument, match="private, symmetric, both"):
         bench(1, ["allreduce"], memory="shared")
     with pytest.raises(Unsupported, match="no shared memory"):
         bench(2, ["allreduce"], memory="symmetric")
 
 
-def test_contenders_are_the_ways_there_are_and_baselines_are_private():
+def test_contenders():
     def of(*args):
         return run_simulated(1, lambda comm: contenders(comm, *args))[0]
 
@@ -290,7 +290,7 @@ def test_curves_have_a_line_for_each_algorithm():
     assert as_svg(figure).startswith("<svg")
 
 
-def test_the_engine_is_measured_on_the_null_backend():
+def test_engine_overhead():
     rows = engine_overhead()
     assert [row.figures["deadline_s"] for row in rows] == [0, 60.0]
     assert all(0 < row.time_us < 1000 for row in rows)

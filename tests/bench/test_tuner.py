@@ -27,7 +27,7 @@ def test_regret_is_scored_on_the_other_half():
     assert (regret, raw, floor, best) == (pytest.approx(0.5), pytest.approx(0.5), 0.0, "a")
 
 
-def test_summary_has_a_line_each_and_one_of_all():
+def test_summarise():
     def cell(collective, regret):
         figures = {"best": "b", "regret": regret, "raw": regret, "floor": 0.1, "auto": 1.0}
         return Row(collective, "a", 2, 1.0, bytes=8, figures=figures)
@@ -39,7 +39,7 @@ def test_summary_has_a_line_each_and_one_of_all():
     assert summarise([]) == []
 
 
-def test_what_auto_takes_between_nodes_is_in_the_race():
+def test_candidates_between_nodes():
     """Its name has the parts of both levels, and is not in the list of all ways."""
 
     def work(comm):
@@ -60,7 +60,7 @@ def named(**seconds):
     return sorted(entries, key=lambda pair: pair[0])
 
 
-def test_the_slower_half_drops_out_but_not_who_is_close():
+def test_faster_half():
     def left(*kept, **seconds):
         return [entry.name for entry in tuner.faster_half(*kept)(named(**seconds))]
 
@@ -133,7 +133,7 @@ def test_stopping_keeps_what_was_measured():
     assert [key.collective for key in keys] == ["reduce"] and left_out >= 2
 
 
-def test_a_way_with_wrong_results_is_not_taken(monkeypatch):
+def test_wrong_results_are_not_chosen(monkeypatch):
     call = tuner.Race._call
 
     def mistaken(self, entry):

@@ -37,7 +37,7 @@ def launch(bare, native, own, nbytes=64 * K, **more):
     return MAIN, HEADER, [*rows, row("symmetric", nbytes, own, "symmetric", **more)]
 
 
-def test_launches_are_interleaved_and_variants_apply_where_they_mean_something():
+def test_plan_of_launches():
     found = plan(
         {"/a/ompi/bin/python": "Open MPI", "/a/mpich/bin/python": "MPICH"}, [2, 4], 2, FULL
     )
@@ -53,7 +53,7 @@ def test_launches_are_interleaved_and_variants_apply_where_they_mean_something()
     assert sum(one.expected_seconds() for one in quick) < 120
 
 
-def test_ratios_are_medians_of_those_inside_each_launch():
+def test_ratios_within_a_launch():
     cells = merge([launch(100, 110, 50), launch(900, 990, 100), launch(30, 33, 30)])
     cell = cells[Key("allreduce", False, 64 * K, "symmetric", "symmetric")]
     assert cell.times_us == [50, 100, 30] and cell.time_us == 50
@@ -64,7 +64,7 @@ def test_ratios_are_medians_of_those_inside_each_launch():
     assert bare.ratio == 1.0 and bare.percent is None
 
 
-def test_wrong_results_are_counted_and_variants_kept_apart():
+def test_wrong_results_and_variants():
     other = ("UCX", {}, [row("mpi4py", 64 * K, 60.0)])
     cells = merge([launch(100, 100, 50, correct=False), launch(100, 100, 50), other])
     assert cells[Key("allreduce", False, 64 * K, "symmetric", "symmetric")].wrong == 1
@@ -74,7 +74,7 @@ def test_wrong_results_are_counted_and_variants_kept_apart():
     assert best_bare(cells, Key("reduce", False, 8, "mpi4py")) is None
 
 
-def test_goals_are_judged_at_the_sizes_they_are_about():
+def test_goals_at_their_sizes():
     runs = []
     for nbytes, ratio in ((16 * K, 0.1), (64 * K, 2.0), (K * K, 8.0)):
         runs.append(launch(100, 50, 100 / ratio, nbytes))
@@ -93,7 +93,7 @@ def test_goals_are_judged_at_the_sizes_they_are_about():
     assert native.value == pytest.approx(1.0) and native.at == 64 * K
 
 
-def test_every_goal_is_about_something_that_is_measured():
+def test_goals_are_measured():
     launches = plan({"/a/ompi/bin/python": "Open MPI"}, [2], 2, FULL)
     measured = {(c, one.place) for one in launches for c in one.bench()[1:7]}
     for target in TARGETS:
@@ -115,7 +115,7 @@ def groups(**more):
     return [Group("ompi", 2, cells, [header], ["mpidist run"], ["abc"], counts, **more)]
 
 
-def test_tables_have_every_figure_the_mean_and_what_failed():
+def test_tables():
     text = page(groups(failures=["ompi-2-apart-1: exit code 9"]), 5)
     assert "FAILED: ompi-2-apart-1: exit code 9" in text and "``mpidist run``" in text
     assert '"64K", "100", "0.91", "", "", "2.00"' in text
@@ -137,7 +137,7 @@ json.dump({"header": {"ranks": 2}, "rows": [row]}, open(target, "w"))
 """
 
 
-def test_launches_are_kept_not_run_again_and_failures_reported(tmp_path, monkeypatch):
+def test_resumed_launches_and_failures(tmp_path, monkeypatch):
     (tmp_path / "mpidist").mkdir()
     (tmp_path / "mpidist" / "__main__.py").write_text(FAKE)
     monkeypatch.setattr(compare, "ROOT", tmp_path)

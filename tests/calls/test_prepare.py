@@ -41,7 +41,7 @@ def arguments(collective, root):
 @pytest.mark.parametrize("root", range(SIZE))
 @pytest.mark.parametrize("rank", range(SIZE))
 @pytest.mark.parametrize("collective", MOVING)
-def test_input_and_result_are_the_blocks_of_the_contract(collective, rank, root, array):
+def test_prepare_follows_the_contract(collective, rank, root, array):
     brings, gets = blocks(collective, rank, root)
     x, out = array((2 * len(brings), 5)) if brings else None, array((2 * len(gets), 5))
     prepared = prepare(collective, Place(rank, SIZE), x, out, **arguments(collective, root))
@@ -55,7 +55,7 @@ def test_input_and_result_are_the_blocks_of_the_contract(collective, rank, root,
 
 @pytest.mark.parametrize("rank", range(SIZE))
 @pytest.mark.parametrize("collective", MOVING)
-def test_in_place_is_the_same_array_or_this_ranks_part(collective, rank, array):
+def test_in_place(collective, rank, array):
     brings, gets = blocks(collective, rank, rank)
     whole = array((2 * SIZE, 5))
     place, more = Place(rank, SIZE), arguments(collective, rank)

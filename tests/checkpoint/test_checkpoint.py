@@ -51,7 +51,7 @@ def test_other_numbers_of_ranks(kit, optimizer, zero, tmp_path):
 
 
 @pytest.mark.parametrize("before, after", ((3, 2), (1, 2), (2, 1)))
-def test_what_was_saved_per_rank_on_other_numbers_of_ranks(before, after, tmp_path):
+def test_per_rank_states_on_other_sizes(before, after, tmp_path):
     run_simulated(before, lambda comm: cases.write_per_rank(comm, tmp_path))
     run_simulated(after, lambda comm: cases.read_per_rank(comm, tmp_path, before))
 
@@ -131,7 +131,7 @@ def test_killed_at_any_moment(tmp_path):
     assert moment > 12
 
 
-def test_dtypes_that_came_by_a_message_have_the_same_name():
+def test_name_of_an_unpickled_dtype():
     """A dtype that was unpickled does not count as built in."""
     for dtype in ("complex128", "float32", "int8"):
         there = pickle.loads(pickle.dumps(np.dtype(dtype)))

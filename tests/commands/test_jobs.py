@@ -58,7 +58,7 @@ def test_explain_says_what_and_why():
     assert "expected an even number" in text
 
 
-def test_explain_of_a_barrier_speaks_of_no_bytes():
+def test_explain_barrier():
     text = mpidist("explain", "barrier", ranks=2)
     assert "barrier, 2 ranks on 1 node: symmetric" in text
     assert "shipped rule: symmetric at every size" in text and "0 B" not in text
@@ -128,7 +128,7 @@ def test_bench_in_symmetric_memory_keeps_private_baselines(tmp_path, in_place):
     assert ("allreduce", "ring", "symmetric") in seen
 
 
-def test_bench_on_one_rank_and_what_cannot_be_measured():
+def test_bench_on_one_rank():
     text = mpidist("bench", "allgather", "barrier", "--bytes", "64", "--budget", "0.05", ranks=0)
     assert "neighbor_exchange" in text.partition("not measured")[2]
     assert "WRONG" not in text
@@ -179,13 +179,13 @@ def test_demo_trains_compares_and_reports(tmp_path):
 # -- what goes wrong ------------------------------------------------------------------------------
 
 
-def test_an_error_of_all_ranks_is_told_once():
+def test_error_of_all_ranks_is_printed_once():
     text = mpidist("explain", "alreduce", status=2)
     assert text.count("unknown collective 'alreduce'; did you mean") == 1
     assert "Traceback" not in text
 
 
-def test_an_error_after_mpi_has_started_is_told_once():
+def test_error_after_mpi_init_is_printed_once():
     text = mpidist("bench", "reduce", "--root", "2", "--bytes", "8", status=2)
     assert text.count("mpidist: error") == 1 and "root" in text
     text = mpidist("bench", "allreduce", "--dtype", "bool", "--op", "sum", status=None)
@@ -211,7 +211,7 @@ def test_the_exit_code_is_the_jobs(tmp_path):
     mpidist(str(script), "3", ranks=1, status=3)
 
 
-def test_run_in_a_job_is_a_clear_error():
+def test_run_within_a_job_is_refused():
     text = mpidist("run", "-n", "2", "x.py", status=2)
     assert text.count("mpidist run was itself started by an MPI launcher") == 1
 
@@ -249,7 +249,7 @@ def test_a_rank_that_ends_ends_the_job(python, how, tmp_path):
     assert done.status and done.seconds < LIMIT / 2, done.output
 
 
-def test_tune_writes_a_table_that_explain_shows_and_verify_scores(tmp_path):
+def test_tune_explain_and_verify(tmp_path):
     """A second run keeps what the first has found for another collective."""
     for collective in ("reduce", "barrier"):
         text = mpidist(
@@ -270,7 +270,7 @@ def test_tune_writes_a_table_that_explain_shows_and_verify_scores(tmp_path):
     assert {size["bytes"] for size in sizes} == {8, 92, 1024}
 
 
-def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
+def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TERMINAL", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s")
@@ -284,7 +284,7 @@ def test_the_tables_of_tune_fit_a_narrow_terminal(tmp_path, monkeypatch):
         assert re.search("^ reduce_scatter +private ", rows, re.MULTILINE), text
 
 
-def test_tune_says_that_it_wrote_nothing_and_what_is_no_table(tmp_path):
+def test_tune_without_a_result_or_table(tmp_path):
     tuned = ("tune", "allreduce", "--bytes", "8", "-o", "t.json")
     text = mpidist(*tuned, "--budget", "0.000001s", ranks=0, cwd=tmp_path, status=1)
     assert "nothing was measured: t.json was not written" in text
@@ -294,7 +294,7 @@ def test_tune_says_that_it_wrote_nothing_and_what_is_no_table(tmp_path):
     assert (tmp_path / "t.json").read_text() == "{broken"
 
 
-def test_the_table_of_bench_fits_a_narrow_terminal(tmp_path, monkeypatch):
+def test_bench_on_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TERMINAL", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     what = ("bench", "allreduce", "--bytes", "1M", "--memory", "both", "--budget", "0.1")
@@ -305,7 +305,7 @@ def test_the_table_of_bench_fits_a_narrow_terminal(tmp_path, monkeypatch):
     assert all(row[-1] == "yes" for row in rows)
 
 
-def test_a_tuner_that_is_interrupted_has_written_what_it_measured(tmp_path):
+def test_interrupted_tuner_keeps_its_results(tmp_path):
     """As by Ctrl-C on the terminal: the launcher passes it on to the ranks."""
     path = tmp_path / "t.json"
     start = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--", "mpidist"]

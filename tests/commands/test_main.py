@@ -76,7 +76,7 @@ def test_every_benchmark_has_help_with_examples(name):
     assert "mpidist bench" in text.partition("Examples:")[2]
 
 
-def test_bench_of_a_collective_is_short_for_collectives():
+def test_bench_allreduce_is_bench_collectives():
     long = call("bench", "collectives", "allreduce", "--bytes", "x", status=2)
     for words in (["allreduce", "--bytes", "x"], ["--bytes", "x", "allreduce"]):
         assert call("bench", *words, status=2) == long
@@ -90,7 +90,7 @@ def test_help_names_every_command():
     assert "mpidist 0" in call("--version")
 
 
-def test_list_has_every_algorithm_in_order_of_the_collectives():
+def test_list():
     lines = [line.split()[:2] for line in call("list").splitlines()]
     for known in algorithms():
         name = known.name + (":K" if "arity" in known.uses else "")
@@ -118,12 +118,12 @@ def test_list_fits_the_terminal(columns, monkeypatch):
     assert "…" not in text and len(text.splitlines()) < 5 * entries
 
 
-def test_help_names_what_each_command_does_in_one_line(monkeypatch):
+def test_help_has_a_line_per_command(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert "..." not in call("--help").partition("Commands:")[2]
 
 
-def test_list_as_json_has_costs_of_every_algorithm():
+def test_list_as_json():
     rows = json.loads(call("list", "--json"))
     assert len(rows) == len(algorithms())
     assert all(row["rounds"] and row["bytes_per_rank"] and row["summary"] for row in rows)
@@ -145,7 +145,7 @@ def test_a_users_algorithm_is_listed_and_proved(tmp_path):
         unregister("allreduce", "mine")
 
 
-def test_a_users_file_that_fails_is_named_with_its_line(tmp_path):
+def test_failing_user_file_is_named(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text("x = 1\nraise ValueError('oh no')\n")
     text = call("list", "--load", str(script), status=1)
@@ -212,7 +212,7 @@ def test_spans_of_numbers():
 # -- run -----------------------------------------------------------------------------------------
 
 
-def test_run_prints_a_command_that_can_be_pasted(monkeypatch):
+def test_run_prints_its_command(monkeypatch):
     for name in [n for n in os.environ if n.startswith(("OMPI_", "PRTE_", "OMP_"))]:
         monkeypatch.delenv(name)  # what is set already is not set again
     words = shlex.split(
@@ -246,7 +246,7 @@ def test_run_knows_scripts_modules_and_programs(given, started):
     assert words[-len(started) :] == started
 
 
-def test_run_starts_a_script_with_its_own_options(tmp_path):
+def test_run_passes_options_of_the_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
     words = shlex.split(call("run", "-n", "2", "--dry-run", str(script), "--dry-run", "-n", "9"))
@@ -356,7 +356,7 @@ def test_launched_rank():
         ("list --jsno", "No such option"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(arguments, told):
+def test_bad_input(arguments, told):
     """The message has all of this, in this order: option, value, what is expected."""
     text = call(*arguments.split(), status=2)
     pattern = ".*".join(re.escape(part) for part in told.split(" … "))
@@ -375,7 +375,7 @@ def test_bad_input_is_one_line_and_status_2(arguments, told):
         ("jinja2", ("demo", "--report", "x.html")),
     ],
 )
-def test_a_missing_package_is_named_before_anything_is_measured(monkeypatch, missing, options):
+def test_missing_package_is_named_first(monkeypatch, missing, options):
     import importlib.util
 
     find = importlib.util.find_spec
@@ -386,7 +386,7 @@ def test_a_missing_package_is_named_before_anything_is_measured(monkeypatch, mis
     assert f"needs {missing}" in text and "pip install 'mpidist[bench]'" in text
 
 
-def test_errors_that_are_no_ours_are_not_hidden(monkeypatch):
+def test_foreign_errors_keep_their_traceback(monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
@@ -395,7 +395,7 @@ def test_errors_that_are_no_ours_are_not_hidden(monkeypatch):
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-def test_the_module_can_be_run_and_its_output_cut_off():
+def test_python_m_mpidist_and_closed_pipe():
     command = [sys.executable, "-m", "mpidist", "list"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode == 0 and "allreduce" in done.stdout and not done.stderr

@@ -218,7 +218,7 @@ def test_means(path, name):
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_a_mean_of_half_precision_does_not_overflow(path, name):
+def test_mean_of_half_precision(path, name):
     """Nor is it less exact than the additions of half precision make it."""
     size, dtype = path[0].size, HALVES[name]
     info = ml_dtypes.finfo(dtype)
@@ -267,7 +267,7 @@ def test_a_mebibyte(comm, name):
             assert np.isnan(got[5]) if name == "float32" else got[5] == right
 
 
-def test_what_is_not_defined_is_refused_on_every_path(path):
+def test_undefined_operations_are_refused(path):
     comm, algorithm = path
     for op, dtype in (("mean", "int32"), ("mean", "bool"), ("sum", "bool"), ("xor", "float32")):
         for call in (comm.allreduce, comm.iallreduce, comm.reduce, comm.reduce_scatter):
@@ -309,7 +309,7 @@ def test_functions_of_numpy_that_are_no_reductions(comm, function):
             comm.allreduce(np.ones(3), function, commute=commute)
 
 
-def test_a_function_of_numpy_that_has_no_such_dtype(comm):
+def test_ufunc_without_the_dtype(comm):
     with pytest.raises(UnsupportedDtype, match=f"rank {comm.rank}: op='gcd'.*float64"):
         comm.allreduce(np.ones(3), np.gcd)
 
@@ -358,7 +358,7 @@ def test_functions_are_let_go(comm, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["native", "ring"])
-def test_a_function_that_is_used_again_after_others_died(comm, algorithm):
+def test_function_reused_after_others_were_freed(comm, algorithm):
     """A place in memory, by which functions are told apart, may be another's later."""
     x, out = np.full(6, comm.rank + 1.0), np.empty(6)
     for k in range(60):

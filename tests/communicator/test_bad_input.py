@@ -74,7 +74,7 @@ def test_unlike_calls_on_different_nodes(python, algorithm, form):
 
 @each_mpi
 @pytest.mark.parametrize("form", ["blocking", "background"])
-def test_unlike_calls_on_two_nodes_of_several_ranks(python, form):
+def test_mismatch_between_nodes(python, form):
     finished = job(python, 3, "unlike", "ring", form, MPIDIST_RANKS_PER_NODE="2")
     assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
 
@@ -99,7 +99,7 @@ def test_ranks_that_differ_in_their_first_call(python):
 
 
 @each_mpi
-def test_a_rank_that_is_late_in_its_first_call(python):
+def test_late_first_call(python):
     finished = job(python, 3, "late_in_its_first_call")
     assert said(finished, "named") == [0, 2] and finished.status, finished.output
 

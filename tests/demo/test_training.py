@@ -53,7 +53,7 @@ def test_unlike_replicas_are_noticed(monkeypatch):
     assert not result.identical and not result.passed
 
 
-def test_without_scikit_learn_every_rank_says_what_to_install(monkeypatch):
+def test_missing_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
 
     def rank_main(comm):
@@ -86,7 +86,7 @@ def test_progress_on_a_terminal():
     assert "2/2" in text and "97.50%" in text and "0.2500" in text
 
 
-def test_progress_elsewhere_is_a_line_in_the_log(caplog):
+def test_progress_in_the_log(caplog):
     console = Console(file=io.StringIO(), force_terminal=False)
     with caplog.at_level(logging.INFO, "mpidist.demo"):
         with progress(0, 2, console) as report:

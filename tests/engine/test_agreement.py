@@ -6,7 +6,7 @@ import mpidist
 from mpidist.engine import agreement
 
 
-def test_a_folder_beside_the_package_is_the_users():
+def test_call_site_beside_the_package():
     """Its name may begin like the package's: mpidist_tools/x.py is named."""
     package = Path(mpidist.__file__).parent
     beside, inside = f"{package}_tools/x.py", str(package / "engine" / "x.py")

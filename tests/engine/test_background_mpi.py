@@ -86,7 +86,7 @@ def test_many_at_once(comm):
         assert (works[k].wait() == sum(k + r for r in range(comm.size))).all()
 
 
-def test_tags_are_not_used_twice_at_a_time(comm):
+def test_tags_of_pending_operations(comm):
     """What is under way keeps its tags, however many calls come in between."""
     for name in ("ring", "linear"):
         n = 50_000
@@ -111,7 +111,7 @@ def test_background_and_persistent_requests(comm):
         assert (other == 2 * cases.total(comm.size)).all()
 
 
-def test_the_same_buffer_again_while_it_is_busy(comm):
+def test_busy_buffer_is_read_again(comm):
     """Two operations that read one array; the second must not disturb the first."""
     x = np.arange(2000.0) + comm.rank
     expected = np.arange(2000.0) * comm.size + sum(range(comm.size))

@@ -38,12 +38,12 @@ def program_bytes(collective, name, size, rank, root=0):
     ("collective", "name"),
     [("gather", "linear"), ("gather", "binomial"), ("reduce", "binomial"), ("reduce", "tree")],
 )
-def test_a_leaf_needs_no_memory_of_its_own(collective, name, size):
+def test_leaf_has_no_scratch(collective, name, size):
     assert program_bytes(collective, name, size, rank=size - 1) == 0
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_an_inner_rank_of_gather_binomial_needs_its_subtree_only(size):
+def test_scratch_of_gather_binomial(size):
     each = 4 * (N // size)
     for rank in range(1, size):
         subtree = min(rank & -rank, size - rank)
@@ -60,7 +60,7 @@ def test_allreduce_needs_one_message_beside_the_result(name, size):
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_allreduce_direct_holds_the_slices_of_all_others(size):
+def test_scratch_of_allreduce_direct(size):
     assert program_bytes("allreduce", "direct", size, 0) <= 4 * (size - 1) * (N // size + 1)
 
 

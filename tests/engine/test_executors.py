@@ -33,7 +33,7 @@ def listed(monkeypatch):
     monkeypatch.setattr("mpidist.engine.service.EXECUTORS", [Alone, *EXECUTORS])
 
 
-def test_a_new_executor_serves_blocking_repeated_and_background_calls(listed):
+def test_new_executor_serves_all_calls(listed):
     def run(comm):
         x, out = np.arange(5.0), np.zeros(5)
         for turn in range(4):
@@ -47,7 +47,7 @@ def test_a_new_executor_serves_blocking_repeated_and_background_calls(listed):
     assert run_simulated(1, run) == [[(False, False), (False, True), (True, False)]]
 
 
-def test_a_new_executor_is_listed_by_explain_and_named_by_errors(listed):
+def test_new_executor_is_listed_and_named(listed):
     def run(comm):
         way = {way.name: way for way in comm.explain("allreduce", 8)[1]}["alone"]
         with pytest.raises(Unsupported, match=r"'alone'.*no broadcast") as error:
@@ -57,7 +57,7 @@ def test_a_new_executor_is_listed_by_explain_and_named_by_errors(listed):
     assert run_simulated(1, run) == [(True, "copies the input", True)]
 
 
-def test_a_new_executor_that_cannot_serve_says_why(listed):
+def test_new_executor_refuses_with_a_reason(listed):
     def run(comm):
         with pytest.raises(Unsupported, match="'alone': more than one rank; able.*ring"):
             comm.allreduce(np.ones(2), algorithm="alone")

@@ -50,7 +50,7 @@ def test_a_rank_that_never_comes(python, algorithm):
 
 
 @each_mpi
-def test_a_rank_of_another_node_that_never_comes(python):
+def test_missing_rank_of_another_node(python):
     """Its place on the board cannot be seen: it is asked, and does not answer."""
     finished = job(python, 3, "never_comes", "ring", MPIDIST_RANKS_PER_NODE="1")
     assert said(finished, "named") == [0, 2], finished.output
@@ -58,14 +58,14 @@ def test_a_rank_of_another_node_that_never_comes(python):
 
 
 @each_mpi
-def test_a_rank_that_never_comes_to_a_split(python):
+def test_missing_rank_in_split(python):
     finished = job(python, 3, "never_comes_to_a_split")
     assert said(finished, "named") == [0, 2], finished.output
     assert finished.status
 
 
 @each_mpi
-def test_a_rank_that_never_comes_to_work_in_the_background(python):
+def test_missing_rank_in_the_background(python):
     finished = job(python, 3, "background_never_comes")
     assert said(finished, "named") == [0, 2], finished.output
     assert finished.status
@@ -111,7 +111,7 @@ def test_a_rank_that_is_killed(python):
 @each_mpi
 @pytest.mark.parametrize("who", ["0", "1", "all"])
 @pytest.mark.parametrize("when", ["collective", "empty"])
-def test_ranks_that_are_killed_leave_no_memory_behind(python, who, when):
+def test_killed_ranks_leave_no_memory(python, who, when):
     with no_memory_left_behind():
         finished = job(python, 3, "killed_in_memory", who, when)
     assert finished.status and finished.seconds < 20 and said(finished, "went on") == []
@@ -121,7 +121,7 @@ def test_ranks_that_are_killed_leave_no_memory_behind(python, who, when):
 
 
 @each_mpi
-def test_a_rank_that_hangs_inside_a_native_call(python):
+def test_hang_in_a_native_call(python):
     finished = job(python, 3, "hangs_inside")
     assert finished.status and said(finished, "went on") == []
     words = r"allreduce op=sum 3 x float64 \(collective #\d+, native, which cannot be interrupted\)"

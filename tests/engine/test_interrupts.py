@@ -7,14 +7,14 @@ from tests.support.jobs import each_mpi, job, no_memory_left_behind, said
 
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy", "ring"])
-def test_a_rank_that_is_stopped_for_a_while(python, how):
+def test_short_stop_of_a_rank(python, how):
     finished = job(python, 3, "stopped_for_a_while", how)
     assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
 
 
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
-def test_a_rank_that_is_stopped_for_too_long(python, how):
+def test_long_stop_of_a_rank(python, how):
     finished = job(python, 2, "stopped_for_too_long", how)
     assert said(finished, "named") == [0, 1], finished.output
 
@@ -31,7 +31,7 @@ def test_a_rank_that_is_interrupted(python, how):
 
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
-def test_a_rank_that_is_interrupted_on_another_communicator(python, how):
+def test_interrupt_on_another_communicator(python, how):
     finished = job(python, 3, "interrupted_elsewhere", how)
     assert said(finished, "named") == [0, 1, 2] and finished.status, finished.output
 

@@ -182,7 +182,7 @@ def test_bad_tags_and_arrays(comm):
 
 
 @pytest.mark.parametrize("culprit", [0, -1])
-def test_an_object_that_cannot_be_pickled_on_one_rank_raises_on_all(comm, culprit):
+def test_unpicklable_object_raises_on_all_ranks(comm, culprit):
     culprit %= comm.size
     value = (lambda: 1) if comm.rank == culprit else comm.rank
     with pytest.raises(InvalidArgument, match="pickle"):

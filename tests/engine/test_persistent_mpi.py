@@ -64,7 +64,7 @@ def test_buffers_used_again(own, collective, monkeypatch):
         assert spy.take() == (0, 0)
 
 
-def test_freed_and_made_again_at_the_same_address(own):
+def test_new_array_at_the_same_address(own):
     """The allocator gives a freed block out again: nothing of the old array must be left."""
     seen, again = set(), 0
     for k in range(60):
@@ -83,7 +83,7 @@ def test_freed_and_made_again_at_the_same_address(own):
     assert again
 
 
-def test_in_place_with_another_length_at_the_same_address(own):
+def test_another_length_at_the_same_address(own):
     whole = np.empty(1000)
     for n in (1000, 10, 999, 10, 1000):
         for name in ("ring", "linear"):
@@ -357,7 +357,7 @@ def test_all_collectives_repeated_with_new_data(own):
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "native", "binomial"])
-def test_gather_and_scatter_again_with_the_same_arrays(comm, algorithm):
+def test_repeated_gather_and_scatter(comm, algorithm):
     """The second call is bound to the first one's arrays: what they hold by then is what counts."""
     p, r = comm.size, comm.rank
     part, whole = np.empty(7), np.empty(7 * p)

@@ -66,7 +66,7 @@ def test_loops_over_more_than_fits(count):
     assert len(use.kept.entries) == use.kept.nbytes == 100
 
 
-def test_what_is_not_used_any_more_gives_way():
+def test_unused_programs_are_evicted():
     use = Uses(100)
     for _ in range(3):
         use(range(100))

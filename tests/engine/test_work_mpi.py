@@ -27,7 +27,7 @@ def test_free_waits_for_what_is_under_way(comm, how):
 
 @pytest.mark.one_node
 @pytest.mark.parametrize("how", WAYS)
-def test_memory_of_a_dropped_communicator_is_kept_while_it_is_written(comm, how):
+def test_dropped_communicator_keeps_pending_memory(comm, how):
     p, old = comm.size, None
     for k in range(5):
         made = comm.split(0)

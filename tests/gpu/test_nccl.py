@@ -481,7 +481,7 @@ def test_no_shipped_schedule_waits_for_itself():
                 assert why_stuck(every) is None, found
 
 
-def test_background_calls_wait_on_streams_and_not_on_the_host(by_nccl):
+def test_background_calls_wait_on_streams(by_nccl):
     def check(comm, library):
         device = find_device()
         stream = device.new_stream()
@@ -498,7 +498,7 @@ def test_background_calls_wait_on_streams_and_not_on_the_host(by_nccl):
 
 
 @pytest.mark.parametrize("trouble", ["deadline", "error"])
-def test_a_call_that_does_not_end_is_aborted(by_nccl, monkeypatch, trouble):
+def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
     """Whoever waits for its stream is let go, and the communicator says why from then on."""
 
     def check(comm, library):

@@ -177,7 +177,7 @@ def test_tensors_of_torch():
     assert not is_on_device(torch.zeros(2))
 
 
-def test_tensors_of_torch_that_are_not_in_memory(device, monkeypatch):
+def test_lazy_tensors(device, monkeypatch):
     """What is conjugated when it is read; and where PyTorch raises instead of having no address."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     x = torch.ones(3, dtype=torch.complex64)

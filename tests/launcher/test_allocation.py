@@ -176,7 +176,7 @@ PTY = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, True),
     ],
 )
-def test_a_shell_of_one_task_is_no_job(more, refused):
+def test_shell_of_one_task(more, refused):
     environ = {**PTY, **more}
     if refused:
         with pytest.raises(LaunchError, match="as rank 1: every rank"):
@@ -195,7 +195,7 @@ def test_a_shell_of_one_task_is_no_job(more, refused):
         ("slurm_load_jobs error: Unable to contact slurm controller", (5, 5)),
     ],
 )
-def test_a_shell_of_one_task_starts_all_ranks_of_the_job(monkeypatch, said, tasks):
+def test_shell_of_one_task_starts_the_job(monkeypatch, said, tasks):
     """``srun -n1 --pty bash`` has its own number of tasks in the environment."""
     monkeypatch.setattr(allocation, "_scontrol", lambda *_: f"JobId=7 {said}")
     own = {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "5"}

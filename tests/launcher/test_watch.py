@@ -62,7 +62,7 @@ def test_the_watch_does_not_listen_to_strangers(said):
     guest.join()
 
 
-def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path):
+def test_full_disk_ends_the_log_only(tmp_path):
     os.symlink("/dev/full", tmp_path / "rank-00000.log")
     program = "for k in range(3000): print('a line that does not fit', k)"
     watch = Watch(1, logs=str(tmp_path))
@@ -78,7 +78,7 @@ sys.exit(0 if came.wait(20) else 1)
 """
 
 
-def test_a_signal_before_the_program_can_hear_it(tmp_path):
+def test_early_signal(tmp_path):
     """It was sent before the rank was there, and waits until the program has a handler.
 
     The shell around the program has none, and is not ended by it.
@@ -103,7 +103,7 @@ def test_a_signal_before_the_program_can_hear_it(tmp_path):
     ],
     ids=["killed", "well"],
 )
-def test_what_a_shell_started_ends_with_its_rank(tmp_path, monkeypatch, left, last, does, codes):
+def test_children_of_a_shell_are_ended(tmp_path, monkeypatch, left, last, does, codes):
     """The process beside the rank is killed, or the shell ends: with it all of the rank.
 
     What it leaves behind holds its output, and does not hear SIGTERM.
@@ -157,7 +157,7 @@ def test_control_c_reaches_the_launcher_once():
     assert b"heard 1" in text, text
 
 
-def test_a_signal_of_a_process_is_passed_on():
+def test_signal_is_passed_on():
     """Not of a terminal: the launcher has not got it, and is sent it."""
     watch = Watch(0)
     assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 20"], environment()) == 143
@@ -240,7 +240,7 @@ def test_addresses_beyond_the_link(tmp_path):
     assert addresses_v6(table) == ["2001:db8::7"]
 
 
-def test_the_word_of_a_run_is_not_in_its_command():
+def test_token_is_not_in_the_command():
     watch = Watch(1)
     assert watch.connections.secret not in " ".join(watch.command(["true"]))
     assert (

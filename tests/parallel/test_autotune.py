@@ -204,7 +204,7 @@ def test_a_dead_thread_is_noticed(monkeypatch):
         transport.send(OneBucket()).wait()
 
 
-def test_gradients_are_those_of_the_wrapper_on_one_rank():
+def test_gradients_on_one_rank():
     """Nothing is moved into buckets where there is nobody to send to."""
     from mpidist.nn import Linear
     from mpidist.parallel import DDP

@@ -161,7 +161,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("stage, told", WRONG)
-def test_what_is_wrong_is_told_on_every_rank(stage, told):
+def test_errors_on_every_rank(stage, told):
     heard = [None, None]
 
     def job(comm):
@@ -204,7 +204,7 @@ class First(Module):
         return {"x": grad, "beside": None}
 
 
-def test_a_gradient_that_does_not_come_is_zero():
+def test_missing_gradient_is_zero():
     x = np.random.default_rng(0).normal(size=(ROWS, WIDTH))
     layer = Linear(WIDTH, WIDTH, dtype=np.float64)
 

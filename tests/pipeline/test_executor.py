@@ -20,7 +20,7 @@ from tests.support.pipeline_kits import (
 )
 
 
-def test_all_ranks_learn_of_a_promise_that_was_not_kept():
+def test_exceeded_peak_raises_on_all_ranks():
     """More activations alive than the plan says, on one rank."""
 
     def job(comm):
@@ -40,7 +40,7 @@ def test_all_ranks_learn_of_a_promise_that_was_not_kept():
     mpidist.run_simulated(2, job)
 
 
-def test_all_ranks_learn_of_a_parameter_without_a_gradient():
+def test_missing_gradient_raises_on_all_ranks():
     """DDP finds it after the last action; ranks of other stages would wait in the next step."""
 
     class Idle(Linear):

@@ -167,7 +167,7 @@ def test_measuring_leaves_no_trace_in_torch():
     assert net[4](torch.ones(1, 4)).shape == (1, 2) and net.training
 
 
-def test_a_layer_that_cannot_be_copied_is_named():
+def test_uncopyable_layer_is_named():
     class Locked(Identity):
         saved = ()
 
@@ -208,7 +208,7 @@ class OfPair(Module):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", ("parameters", "time"))
 @pytest.mark.parametrize("cuts", [(1, 4), (2, 4), (3, 4), (1, 2, 4), (1, 2, 3, 4)])
-def test_layers_of_a_sequential_hand_on_one_value(kind, by, cuts, monkeypatch):
+def test_sequential_passes_one_value(kind, by, cuts, monkeypatch):
     """A tuple from one layer is one argument of the next, in one stage or in two."""
     random = np.random.default_rng(0)
     x, t = random.normal(size=(6, 4)), random.normal(size=(6, 4))

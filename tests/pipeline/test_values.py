@@ -122,7 +122,7 @@ def test_saved_activations_of_several_microbatches():
 
 @pytest.mark.parametrize("kind", ("plain", "torch"))
 @pytest.mark.parametrize("checkpoint", (False, True))
-def test_nothing_is_kept_for_a_half_that_has_nothing_to_do(kind, checkpoint, monkeypatch):
+def test_unsplit_stage_keeps_nothing_for_w(kind, checkpoint, monkeypatch):
     """I of a stage that cannot be split leaves no memory for W."""
     if kind == "torch":
         torch = pytest.importorskip("torch")

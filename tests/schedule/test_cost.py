@@ -139,7 +139,7 @@ def test_without_a_link_groups_cost_nothing_more():
     assert seconds("allreduce", "ring", 4, groups=groups) == seconds("allreduce", "ring", 4)
 
 
-def test_a_users_generator_has_a_cost_if_it_is_right():
+def test_cost_of_a_user_generator():
     def star(rank, size):
         if rank:
             yield Recv(0)

@@ -90,7 +90,7 @@ def relay():
     unregister("broadcast", "relay")
 
 
-def test_a_users_algorithm_is_found_proved_drawn_and_swept(relay):
+def test_user_algorithm(relay):
     found = find("broadcast", "relay").algorithm
     assert found.function is relay and found in algorithms("broadcast")
     assert found.uses == {"root"} and found.summary == "Everyone hands on to the next rank."
@@ -109,7 +109,7 @@ def broadcast_rank_2(comm):
     return comm.broadcast(np.full(1, float(comm.rank)), root=2, algorithm="relay").tolist()
 
 
-def test_a_name_that_is_registered_again_is_replaced(relay):
+def test_registering_a_name_again(relay):
     algorithm("broadcast", "relay")(lambda rank, size: ())
     assert find("broadcast", "relay").algorithm.function is not relay
 

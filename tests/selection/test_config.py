@@ -400,7 +400,7 @@ def named_in(*paths):
     return set(re.findall(r"\bMPIDIST_[A-Z_]*[A-Z]\b", text))
 
 
-def test_a_misspelt_variable_is_named_with_the_nearest():
+def test_misspelt_variable():
     environ = dict.fromkeys(VARIABLES, "1") | {"HOME": "/", "MPIDIST_TEST_GPU": "needed"}
     assert misspelt(environ) == []
     (sentence,) = misspelt(environ | {"MPIDIST_TIMEUOT": "3"})

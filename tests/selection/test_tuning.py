@@ -124,7 +124,7 @@ def test_bad_files(tmp_path):
         TuningTable.load(tmp_path / "b")
 
 
-def test_merged_replaces_equal_keys_and_keeps_the_others():
+def test_merged():
     other = Key("simulated", (2,), "float", "allreduce", "private")
     old = TuningTable([*table().entries.values(), TuningEntry(other, ((0, "ring"),), {})])
     new = old.merged(table({64: "linear"}))
@@ -144,7 +144,7 @@ def test_the_way_changes_where_the_times_cross():
     assert entry.at(1 << 40)[0] == "ring", "above the largest size"
 
 
-def test_the_way_changes_in_the_middle_where_times_are_missing():
+def test_switch_point_without_times():
     entry = table({64: "linear", 1024: "ring"}).find(KEY)
     assert entry.choose == ((0, "linear"), (256, "ring"))
 
@@ -192,7 +192,7 @@ def test_precedence():
     assert chosen(table(), call_for(1 << 20)).why == "tuning table t.json: ring from 256 B on"
 
 
-def test_a_way_that_cannot_serve_is_skipped_for_the_rules():
+def test_unusable_entry_falls_back_to_the_rules():
     table_of_native = table({64: "native"})
     way = chosen(table_of_native, call_for(16))
     assert way.name == "recursive_doubling"
@@ -212,7 +212,7 @@ def test_a_way_that_cannot_serve_is_skipped_for_the_rules():
         (call_for(16, Op(np.add)), None, "operations of the user"),
     ],
 )
-def test_a_table_for_something_else_does_not_apply_and_says_so(call, groups, told):
+def test_table_of_another_setting(call, groups, told):
     way = chosen(table(), call, groups=groups or ((0, 1, 2, 3),))
     assert way.name == "recursive_doubling"
     assert told in way.why
@@ -226,7 +226,7 @@ def test_symmetric_memory_has_entries_of_its_own():
     assert chosen(both, call_for(16)).name == "ring"
 
 
-def test_that_it_does_not_apply_is_logged_once(caplog):
+def test_unused_table_is_logged_once(caplog):
     elsewhere = table(key=Key("another MPI 1.0", (4,), "float", "allreduce", "private"))
     with caplog.at_level(logging.WARNING, "mpidist"):
         run_simulated(4, lambda comm: comm.split(0).explain("allreduce", 8), tuning=elsewhere)
@@ -235,7 +235,7 @@ def test_that_it_does_not_apply_is_logged_once(caplog):
     assert "t.json does not apply: it is for another MPI 1.0, 4 ranks" in record.message
 
 
-def test_a_communicator_and_its_parts_use_the_table():
+def test_table_after_split():
     pair = Key("simulated", (2,), "float", "allreduce", "private")
     both = table().merged(table({64: "linear"}, key=pair))
 
@@ -261,7 +261,7 @@ def test_explain_shows_the_times_of_the_table():
 KNOWN = Calibration(1e-5, 1e-9, 1e-10)
 
 
-def test_the_cost_model_chooses_where_it_is_calibrated():
+def test_calibrated_cost_model_chooses():
     """With a latency of 10 ms recursive doubling stays ahead far above the shipped threshold."""
     slow = Calibration(1e-2, 1e-9, 1e-10)
     call = call_for(1 << 18)
@@ -298,7 +298,7 @@ def test_measured_links_decide_between_nodes(groups):
     assert chosen(None, call, means=means, calibration=slow).why.startswith("shipped rule")
 
 
-def test_predicted_times_are_those_of_the_cost_model():
+def test_predicted_times():
     model = Model(KNOWN, ((0, 1, 2, 3),), Pipelining())
     ring = find("allreduce", "ring")
     exact = cost("allreduce", ring, 4, 1 << 16, alpha=1e-5, beta=1e-9, gamma=1e-10).seconds
@@ -328,7 +328,7 @@ def test_simulated_ranks_calibrate_when_asked(size):
     assert before == after == "shipped rule: ring for large buffers"
 
 
-def test_a_call_in_the_background_does_not_calibrate():
+def test_background_call_does_not_calibrate():
     """Its ranks need not meet: this one would wait for a message that comes later."""
 
     def cross(comm):
@@ -344,7 +344,7 @@ def test_a_call_in_the_background_does_not_calibrate():
     assert run_simulated(2, cross, calibrate=True, timeout=10) == [2.0, 2.0]
 
 
-def test_a_rank_that_does_not_come_to_calibrate_is_an_error():
+def test_missing_rank_in_calibrate():
     def absent(comm):
         if comm.rank == 0:
             with pytest.raises(DeadlockError) as caught:
@@ -372,7 +372,7 @@ def test_every_way_is_still_listed():
 # -- one pass --------------------------------------------------------------------------------------
 
 
-def test_an_executor_that_the_selection_does_not_know():
+def test_unknown_executor():
     """Its name and its reason are all there is to say: it is chosen, listed and named in errors."""
     able = means_of(native="no native here", lanes=None)
     call = call_for(16)
@@ -400,9 +400,7 @@ def test_an_executor_that_the_selection_does_not_know():
 @pytest.mark.parametrize("native", [None, "there is no native here"])
 @pytest.mark.parametrize("tuned", [None, "ring", "hierarchical"])
 @pytest.mark.parametrize("collective", ["allreduce", "barrier"])
-def test_a_choice_and_its_list_ask_each_algorithm_once(
-    collective, tuned, native, groups, calibration, monkeypatch
-):
+def test_each_algorithm_is_asked_once(collective, tuned, native, groups, calibration, monkeypatch):
     asked, found = [], []
 
     def why_not_counted(choice, *rest):
@@ -451,7 +449,7 @@ def test_a_choice_says_which_constants_it_lacks():
         assert nothing == ()
 
 
-def test_a_first_call_asks_the_executors_once_though_it_calibrates():
+def test_first_call_asks_executors_once():
     def run(comm):
         asked, chooser = [], comm._service.chooser
         means = chooser.means
@@ -468,7 +466,7 @@ def test_a_first_call_asks_the_executors_once_though_it_calibrates():
     assert run_simulated(2, run, calibrate=True) == [(1, ())] * 2
 
 
-def test_levels_of_a_table_that_the_collective_has_not_are_skipped_for_the_rules():
+def test_impossible_levels_fall_back_to_the_rules():
     """There is no broadcast by a ring, which is only seen when that algorithm is asked."""
     key = Key("simulated", (4,), "any", "broadcast", "private")
     tuning = table({64: "hierarchical/direct/ring"}, key=key)

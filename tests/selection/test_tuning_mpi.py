@@ -81,7 +81,7 @@ def test_two_runs_decide_alike(comm, made, tmp_path):
     assert first == second == ["ring", "recursive_doubling", "native", "native"]
 
 
-def test_a_table_for_other_ranks_falls_back_to_the_rules(comm, made, caplog):
+def test_table_of_other_ranks(comm, made, caplog):
     other = table(comm, "linear")
     entries = [
         TuningEntry(
@@ -99,7 +99,7 @@ def test_a_table_for_other_ranks_falls_back_to_the_rules(comm, made, caplog):
     assert len(caplog.records) == (comm.rank == 0)
 
 
-def test_a_bad_table_is_an_error_everywhere_and_leaves_nothing(comm, made, tmp_path):
+def test_bad_table_raises_on_all_ranks(comm, made, tmp_path):
     path = tmp_path / "t.json"
     if comm.rank == 0:
         path.write_text("{}", encoding="utf-8")
@@ -129,7 +129,7 @@ def test_symmetric_memory_and_background(comm, made):
 
 
 @pytest.mark.one_node
-def test_a_table_may_name_slots_at_every_size(comm, made):
+def test_table_with_slots_at_every_size(comm, made):
     """Also for the messages by which the ranks make the memory that the slots are in."""
     nodes, times = tuple(map(len, comm.topology.groups)), {8: {"staged": 1e-6}}
     entries = [

@@ -73,7 +73,7 @@ def test_what_is_not_summed_so():
 
 
 @needs_compiler
-def test_an_action_reads_the_array_anew_and_keeps_it_alive():
+def test_action_keeps_its_array():
     target = np.zeros(1000)
     action = compiled.stream(target, source := np.arange(1000.0))
     source += 1

@@ -16,7 +16,7 @@ def total(comm):
 
 @pytest.mark.parametrize("other", ["private", "result", "slice"])
 @pytest.mark.mpi(min_size=2)
-def test_an_input_that_lies_elsewhere_on_one_rank_is_told(comm, other):
+def test_unequal_places_are_reported(comm, other):
     """The others would read what lies there: it must be said, and nothing be touched."""
     both, out = comm.empty(2 * N), comm.empty(N)
     both[:], out[:] = -1, comm.rank + 1
@@ -29,7 +29,7 @@ def test_an_input_that_lies_elsewhere_on_one_rank_is_told(comm, other):
     assert (out == total(comm)).all() and (both == -1).all()
 
 
-def test_inputs_that_lie_in_the_result_or_in_private_memory_go_together(comm):
+def test_mixed_places_of_inputs(comm):
     out = comm.empty(N)
     for _ in range(3):
         out[:] = comm.rank + 1
@@ -54,7 +54,7 @@ def test_an_input_that_was_freed_is_private(comm):
 
 
 @pytest.mark.parametrize("collective", ["gather", "scatter", "reduce", "broadcast", "allreduce"])
-def test_freed_while_an_operation_on_it_is_under_way(comm, collective):
+def test_free_during_an_operation(comm, collective):
     p, r = comm.size, comm.rank
     x, y = comm.empty(N), comm.empty(N * p)
     x[:], y[:] = r, np.repeat(np.arange(p), N)
@@ -119,7 +119,7 @@ def test_more_than_there_is(comm):
 @pytest.mark.parametrize(
     "dtype", ["S3", "V5", "M8[s]", ">f4", ("f4", (2,)), [("a", "i4")]], ids=str
 )
-def test_any_other_dtype_is_as_numpy_has_it(comm, dtype):
+def test_empty_with_other_dtypes(comm, dtype):
     x, like = comm.empty((2, 3), dtype), np.zeros((2, 3), dtype)
     assert x.shape == like.shape and x.dtype == like.dtype and x.tobytes() == like.tobytes()
     got = comm.broadcast(x, algorithm="symmetric")

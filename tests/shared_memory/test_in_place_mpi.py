@@ -158,7 +158,7 @@ def test_private_arrays_are_refused_by_name(comm):
         comm.iallreduce(comm.empty(10), algorithm="symmetric")
 
 
-def test_memory_goes_with_the_array_on_each_rank_alone(comm):
+def test_memory_is_freed_with_its_array(comm):
     x = comm.empty(1000)
     heap = comm._service.heap
     known = len(heap._known)
@@ -309,7 +309,7 @@ def test_memory_is_given_back(comm):
 
 
 @pytest.mark.parametrize("n", (1, 1009, 70_001))
-def test_in_place_gather_and_scatter_have_parts_at_other_places(comm, n):
+def test_in_place_gather_and_scatter(comm, n):
     p, r = comm.size, comm.rank
     whole = comm.empty(n * p, "float32")
     part = whole[r * n : (r + 1) * n]

@@ -41,7 +41,7 @@ def test_numbers(own, bound):
     assert len(bound) <= 2 * (1 + 2)  # each for one call, and then for both slots
 
 
-def test_kinds_that_are_seen_once_are_not_bound(own, bound):
+def test_first_call_is_not_bound(own, bound):
     for n in range(2, 401):
         assert (own.allreduce(np.full(n, 1.0), **STAGED) == own.size).all()
         assert own.allreduce(own.rank, **STAGED) == sum(range(own.size))
@@ -111,7 +111,7 @@ def test_more_kinds_than_are_kept(own):
             assert (own.allreduce(np.full(n, n + turn), **STAGED) == own.size * (n + turn)).all()
 
 
-def test_a_loop_over_more_kinds_than_are_kept(own, bound):
+def test_loop_over_too_many_kinds(own, bound):
     """Those that fit stay bound, and the others are served without being bound for a next time."""
     own._service.programs.limit = 16 << 20
     sizes = range(90_000, 90_040)

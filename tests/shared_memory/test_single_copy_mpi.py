@@ -71,7 +71,7 @@ def test_every_kind_of_number(reached, collective, dtype):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_nothing_is_written_or_freed_while_others_read(reached, in_place):
+def test_no_write_while_others_read(reached, in_place):
     """Calls in a row, each on new values in the same and in other arrays."""
     comm, p = reached, reached.size
     x = np.empty(9001, "int64")
@@ -85,7 +85,7 @@ def test_nothing_is_written_or_freed_while_others_read(reached, in_place):
         assert got is None or (got == p * k).all()
 
 
-def test_arrays_that_need_not_be_contiguous_writeable_or_private(reached):
+def test_other_kinds_of_arrays(reached):
     comm, p = reached, reached.size
     wide = np.full((40, 60), comm.rank + 1)
     total = p * (p + 1) // 2
@@ -100,7 +100,7 @@ def test_arrays_that_need_not_be_contiguous_writeable_or_private(reached):
     assert (comm.allreduce(x, **WAY) == total).all()
 
 
-def test_a_function_of_the_user_that_does_not_commute(reached):
+def test_noncommuting_user_function(reached):
     def second(a, b):
         return b + 0 * a
 
@@ -109,7 +109,7 @@ def test_a_function_of_the_user_that_does_not_commute(reached):
     assert (got == reached.size - 1).all()
 
 
-def test_what_it_cannot_do_is_refused_by_name(comm):
+def test_refusals(comm):
     with pytest.raises(mpidist.Unsupported, match="allgather has no such form"):
         comm.allgather(np.ones(5), **WAY)
     with pytest.raises(mpidist.Unsupported, match="background"):

@@ -87,7 +87,7 @@ def test_slots_are_not_written_while_others_read(comm):
         assert (got.reshape(comm.size, -1) == k + np.arange(comm.size)[:, None]).all()
 
 
-def test_a_function_of_the_user_that_does_not_commute(comm):
+def test_noncommuting_user_function(comm):
     def second(a, b):
         return b + 0 * a
 
@@ -96,7 +96,7 @@ def test_a_function_of_the_user_that_does_not_commute(comm):
     assert (got == comm.size - 1).all()
 
 
-def test_what_is_larger_than_a_slot_is_refused_by_name(comm):
+def test_array_larger_than_a_slot(comm):
     x = np.zeros((2 << 20) + 1, "uint8")
     with pytest.raises(mpidist.Unsupported, match="2 MiB of a slot"):
         comm.allreduce(x, "max", algorithm="staged")

@@ -28,7 +28,7 @@ def never(sequence):
     raise AssertionError("nothing was to be waited for")
 
 
-def test_copies_and_sums_are_compiled_and_the_rest_is_python():
+def test_compiled_actions():
     x, y, out, seen = np.arange(5.0), np.ones(5), np.zeros(5), []
     steps = Steps()
     steps.act([store(out, x), lambda: seen.append(out.copy()), lambda: seen.append(out.copy())])
@@ -49,7 +49,7 @@ def test_copies_and_sums_are_compiled_and_the_rest_is_python():
     [np.arange(10.0)[::2], np.arange(5), np.float64(3), np.zeros(1)],
     ids=["strided", "another dtype", "a number", "another length"],
 )
-def test_what_no_copy_of_bytes_can_do_is_python(source):
+def test_uncopyable_dtypes_stay_in_python(source):
     out, steps = np.zeros(5), Steps()
     steps.act([store(out, source)])
     assert kinds(steps) == [CALL]
@@ -91,7 +91,7 @@ def test_arrival():
 
 
 @pytest.mark.parametrize(("sequence", "mark"), [(4, MARK), (5, MARK + 1), (6, MARK)])
-def test_who_is_late_or_elsewhere_is_left_to_python(sequence, mark):
+def test_late_ranks_are_left_to_python(sequence, mark):
     memory, words = words_of()
     late, out = [], np.zeros(1)
     steps = Steps()
@@ -115,7 +115,7 @@ def test_barriers_count():
     assert memory[ME] == 4
 
 
-def test_a_barrier_is_resumed_and_not_come_to_twice():
+def test_resumed_barrier():
     memory, words = words_of()
     waited, out = [], np.zeros(1)
     steps = Steps()
@@ -125,7 +125,7 @@ def test_a_barrier_is_resumed_and_not_come_to_twice():
     assert waited == [9] and memory[ME] == 1 and out == 1
 
 
-def test_what_is_passed_must_be_what_is_expected():
+def test_argument_checks():
     with pytest.raises(TypeError, match="bytes, not"):
         compiled.function("run")(bytes(3), 1, 0)
     with pytest.raises(TypeError, match="are needed"):

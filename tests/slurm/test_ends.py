@@ -10,7 +10,7 @@ HOW = ["killed", "leaves", "raises"] if LONG else ["killed"]
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_rank_that_ends_badly_ends_the_job(cluster, mpi, user, tmp_path, how):
+def test_failing_rank_ends_the_job(cluster, mpi, user, tmp_path, how):
     jobs = {launcher: submit(cluster, user, tmp_path, how, launcher)[0] for launcher in RUNS}
     for launcher, job in jobs.items():
         done = cluster.wait(job, DEADLINE)

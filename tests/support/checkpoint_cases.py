@@ -165,7 +165,7 @@ class Shuffled(Module):
         return self.first.backward(self.middle.backward(self.last.backward(grad)))
 
 
-def a_checkpoint_before_the_first_step_does_not_fix_buckets(comm, folder):
+def save_before_the_first_step(comm, folder):
     """The run that is resumed from it rebuilds them after its first step, as the first run did."""
     checkpoint, ends = Checkpoint(same_folder(comm, folder), comm), []
     for seed in (0, 1):
@@ -681,7 +681,7 @@ def the_manifest_is_json(comm, folder):
 
 
 CASES = [
-    a_checkpoint_before_the_first_step_does_not_fix_buckets,
+    save_before_the_first_step,
     damage_is_found_on_every_rank,
     old_ones_are_removed,
     what_cannot_be_saved_is_named,

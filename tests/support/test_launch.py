@@ -11,7 +11,7 @@ from tests.support import processes
 from tests.support.throwaway import closing, command, launch
 
 
-def test_a_skip_for_another_reason_fails_the_launch(tmp_path):
+def test_unlisted_skip_fails(tmp_path):
     suite = """
 def test_passes(): pass
 def test_skipped(): pytest.skip("did not feel like it")
@@ -50,7 +50,7 @@ def test_a_serial_launch_starts_no_mpi(tmp_path):
     assert closing(output) == "1 passed, 0 failed, 0 skipped"
 
 
-def test_a_crash_of_a_worker_is_counted_and_named(tmp_path):
+def test_worker_crash(tmp_path):
     """Serial tests run two at a time: the other one goes on."""
     suite = """
 import os, signal
@@ -63,7 +63,7 @@ def test_crashes(): os.kill(os.getpid(), signal.SIGKILL)
     assert closing(output) == "1 passed, 1 failed, 0 skipped"
 
 
-def test_the_limit_of_the_launch_ends_every_process(tmp_path):
+def test_limit_of_a_launch(tmp_path):
     pids = tmp_path / "pids"
     suite = f"""
 def test_stops():

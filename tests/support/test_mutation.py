@@ -29,13 +29,13 @@ def alltoall_through_tmp(rank, size):
 
 
 @pytest.mark.parametrize("size", range(1, 6))
-def test_scratch_blocks_are_as_long_as_those_of_the_result(size):
+def test_length_of_scratch_blocks(size):
     assert prove("alltoall", alltoall_through_tmp, size).messages == size * (size - 1)
     parts = [mutation.write_down(alltoall_through_tmp(r, size)) for r in range(size)]
     Trial(COLLECTIVES["alltoall"], size, 0, size, False).run(parts)
 
 
-def test_a_copy_of_unequal_numbers_of_blocks_is_refused():
+def test_copy_of_unequal_blocks():
     parts = [[(Copy((0, 1), (0,)),)], []]
     with pytest.raises(ScheduleError, match="copies 2 blocks to 1"):
         Trial(COLLECTIVES["alltoall"], 2, 0, 2, True).run(parts)

@@ -7,7 +7,7 @@ import pytest
 from tests.support.throwaway import closing, launch
 
 
-def test_a_failure_on_one_rank_is_reported_and_later_tests_go_on(tmp_path):
+def test_failure_on_one_rank(tmp_path):
     suite = """
 def test_fails_on_rank_1():
     print("printed on rank", world.rank)
@@ -75,7 +75,7 @@ def test_a_file_that_one_rank_cannot_import(tmp_path):
     assert closing(output) == "0 passed, 1 failed, 0 skipped"
 
 
-def test_a_hang_in_python_fails_that_test_only(tmp_path):
+def test_hang_in_python(tmp_path):
     suite = """
 def test_hangs():
     while world.rank: time.sleep(0.05)
@@ -89,7 +89,7 @@ def test_passes(): assert world.allreduce(1) == 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_hang_inside_mpi_ends_the_launch_with_the_stacks(tmp_path, rank):
+def test_hang_inside_mpi(tmp_path, rank):
     suite = f"""
 def test_passes(): pass
 def test_hangs_in_mpi():

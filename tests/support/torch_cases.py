@@ -120,7 +120,7 @@ def buffers_are_made_equal(comm):
         assert net[1].running_mean is running and int(net[1].num_batches_tracked) == 1
 
 
-def buffers_that_a_forward_replaces_are_made_equal(comm):
+def replaced_buffers_are_synced(comm):
     class Smoothed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -303,7 +303,7 @@ CASES = [
     unused_parameters_are_zeros,
     unused_parameters_are_named,
     buffers_are_made_equal,
-    buffers_that_a_forward_replaces_are_made_equal,
+    replaced_buffers_are_synced,
     what_is_frozen_or_not_stays_so,
     what_is_replaced_is_told,
     a_copy_is_not_wrapped,

@@ -131,7 +131,7 @@ def a_second_backward_is_refused(comm, kit):
 
 
 @needs_ranks(2)
-def a_gradient_that_was_sent_is_not_replaced(comm, kit):
+def replaced_gradient_is_refused(comm, kit):
     model = DDP(kit.mlp(), comm, overlap="polls", **SMALL)
     x, labels = batch()
     for step in range(2):
@@ -202,7 +202,7 @@ def uneven_inputs_can_be_an_error(comm, kit):
     assert float(comm.allreduce(1.0)) == comm.size
 
 
-def a_step_that_others_do_not_make_is_told(comm, kit):
+def join_with_unequal_steps(comm, kit):
     """Clipping that a finished rank does not do is an error; as part of step() it is not."""
 
     class Clipped:
@@ -339,7 +339,7 @@ def replicas_that_differ_are_named(comm, kit):
         assert_identical(comm, kit, net)
 
 
-def replicas_are_not_compared_where_they_may_differ(comm, kit):
+def join_without_optimizer(comm, kit):
     """In join() without an optimizer the parameters of finished ranks stay behind, till its end."""
     make, options = kit.optimizers()["sgd"]
     for given in (True, False):
@@ -356,7 +356,7 @@ def replicas_are_not_compared_where_they_may_differ(comm, kit):
         assert_identical(comm, kit, net)
 
 
-def what_only_the_last_rank_left_out_is_named(comm, kit):
+def unused_on_the_last_rank(comm, kit):
     """An error on all ranks, also if rank 0 has used every parameter."""
     net, last, (x, labels) = kit.mlp(), comm.size - 1, batch()
     model = DDP(net, comm, unused="error", **SMALL)
@@ -459,7 +459,7 @@ def what_a_hook_gives_is_looked_at(comm, kit):
 
 
 @needs_ranks(2)
-def after_a_failed_sync_nothing_is_taken_for_sent(comm, kit):
+def failed_sync(comm, kit):
     works = [0]
 
     def fails_once(bucket):
@@ -479,7 +479,7 @@ def after_a_failed_sync_nothing_is_taken_for_sent(comm, kit):
         model.sync_gradients()
 
 
-def a_copy_of_a_module_is_not_wrapped(comm, kit):
+def copied_ddp_is_refused(comm, kit):
     net = kit.mlp()
     model = DDP(net, comm, overlap="polls", **SMALL)
     x, labels = batch()
@@ -496,22 +496,22 @@ CASES = [
     automatic_overlap_ends_with_a_choice,
     nothing_is_copied,
     a_second_backward_is_refused,
-    a_gradient_that_was_sent_is_not_replaced,
+    replaced_gradient_is_refused,
     join_without_an_optimizer,
     uneven_inputs_can_be_an_error,
-    a_step_that_others_do_not_make_is_told,
+    join_with_unequal_steps,
     what_is_no_module_is_refused,
     a_parameter_has_one_wrapper,
     arguments_are_the_same_everywhere,
     what_a_hook_gives_is_looked_at,
-    after_a_failed_sync_nothing_is_taken_for_sent,
-    a_copy_of_a_module_is_not_wrapped,
+    failed_sync,
+    copied_ddp_is_refused,
     clipping_is_by_the_norm_of_all,
     a_closed_wrapper_leaves_the_module_alone,
     replicas_of_a_stage_on_a_grid,
     replicas_that_differ_are_named,
-    replicas_are_not_compared_where_they_may_differ,
-    what_only_the_last_rank_left_out_is_named,
+    join_without_optimizer,
+    unused_on_the_last_rank,
     wrong_options_are_refused,
 ]
 ONE_PROCESS = [  # optimizer, overlap, backward passes in a step, options

@@ -111,7 +111,7 @@ def test_the_second_half_computes_nothing_twice():
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
-def test_halves_are_found_where_gradients_are_turned_off():
+def test_split_under_no_grad():
     """Asked for the first time under no_grad or inference_mode, the answer is the same."""
     from mpidist.torch.backward import can_halve
 

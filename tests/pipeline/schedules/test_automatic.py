@@ -66,7 +66,7 @@ times = st.lists(st.integers(0, 6), min_size=6, max_size=6)
     *(st.integers(1, 3), st.integers(1, 7), st.sampled_from([(1, "loop"), (2, "loop"), (2, "v")])),
     *(times, times, times, st.integers(0, 4), st.integers(0, 6), st.booleans()),
 )
-def test_every_plan_is_proved_keeps_the_cap_and_is_never_longer_than_a_fixed_one(
+def test_plans_keep_the_cap_and_beat_fixed_schedules(
     size, microbatches, layout, f, i, w, message, room, splits
 ):
     chunks, placement = layout
@@ -89,7 +89,7 @@ def test_the_same_on_every_rank():
     assert orders[0] == orders[1]
 
 
-def test_ranks_that_would_compute_different_plans_run_one(monkeypatch):
+def test_rank_0_plans_for_all(monkeypatch):
     """As where a schedule is registered on some of them only: rank 0 computes."""
     calls = []
 
@@ -131,7 +131,7 @@ def test_caps():
     assert wide < narrow
 
 
-def test_schedules_of_the_user_take_part_and_wrong_ones_do_no_harm():
+def test_registered_schedules_are_candidates():
     taken = []
 
     @pipeline_schedule("one-at-a-time", splits=False)

@@ -57,7 +57,7 @@ def test_bounds_on_messages_and_activations():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_bound_on_outstanding_messages_is_reached_and_never_passed(name):
+def test_bound_on_outstanding_messages(name):
     """All others run as far as they can while one rank stands still before each of its steps."""
     size, microbatches = 4, 7
     parts = derive(name, size, microbatches)
@@ -78,7 +78,7 @@ def test_the_bound_on_outstanding_messages_is_reached_and_never_passed(name):
         assert most == proof.outstanding[rank]
 
 
-def test_messages_of_a_loop_and_of_a_v():
+def test_messages_by_placement():
     loop = derive("interleaved", 2, 2)
     turn = next(step for step in loop[1] if step.action == F(0))
     assert turn.receive[:] == (0, 1, 1, 0, "activation")
@@ -301,7 +301,7 @@ def test_a_rank_that_waits_for_itself():
     )
 
 
-def test_what_is_handed_over_in_memory_needs_no_order():
+def test_local_messages_need_no_order():
     """On the rank where the V turns, chunk 1 may take microbatches in another order."""
     turned = [F(0), F(1), F(1, 1), F(0, 1), B(1, 1), B(0, 1), B(0), B(1)]
     place = Placement(1, 2, "v")

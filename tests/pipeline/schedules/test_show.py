@@ -129,7 +129,7 @@ def test_nothing_wrong_is_drawn():
         svg(wrong, 2, 1)
 
 
-def test_a_trace_is_read_as_it_was_written(tmp_path):
+def test_trace_round_trip(tmp_path):
     run = measured("zb-v")
     trace = Trace(run, mean_costs(run, 0.001), run.peak)
     write(tmp_path / "run.json", trace)
@@ -322,12 +322,12 @@ def test_what_is_asked_wrongly(arguments, message):
     assert re.search(pattern, text, re.DOTALL), text
 
 
-def test_the_house_says_what_does_serve_a_number_of_chunks():
+def test_error_names_schedules_for_the_chunks():
     told = call("show", "zb-v", "--chunks", "3", status=1)
     assert "zb-v: chunks=3, but it has 2 a rank; served by interleaved" in told
 
 
-def test_peaks_of_a_timeline_do_not_depend_on_times():
+def test_timeline_peaks():
     run = measured()
     assert run.peak == simulate("zb-h1", 3, 4).peak
     assert replace(run, name="other").peak == run.peak

@@ -114,7 +114,7 @@ def test_a_microbatch_more_never_makes_it_shorter(case, costs):
 
 
 @given(names_and_sizes(), st.randoms(use_true_random=False))
-def test_every_action_waits_for_its_rank_and_its_message_and_for_nothing_else(case, rng):
+def test_actions_begin_as_early_as_possible(case, rng):
     """An independent reading of the times: the last cause of each action ends when it begins."""
     name, p, m = case
     stages = p * (2 if name in ("interleaved", "zb-v") else 1)
@@ -153,7 +153,7 @@ def test_a_slow_stage_and_slow_messages():
     assert v.makespan == 12 and v.idle == (0,)  # nothing is sent
 
 
-def test_peak_counts_from_f_to_the_last_of_i_and_w():
+def test_peak_with_split_backward():
     line = simulate("zb-h1", 2, 3)
     rank = [span.action for span in line.spans[0]]
     assert rank.index(F(2)) > next(k for k, a in enumerate(rank) if str(a) == "W(0)")
