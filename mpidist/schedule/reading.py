@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from .exchange import Posted
@@ -47,22 +50,22 @@ class Move:
 
 @dataclass
 class Reading:
-    """All messages and copies of a schedule, by time."""
+    """All messages and copies of a schedule, sorted by time."""
 
     title: str
     size: int
     proof: Proof
     moves: list[Move] = field(default_factory=list)
 
-    @property
+    @cached_property
     def strands(self) -> list[tuple[int, ...]]:
         """The strands that have messages or copies."""
         return sorted({move.strand for move in self.moves})
 
-    @property
-    def times(self) -> list[int]:
-        """The times of messages and copies."""
-        return sorted({move.time for move in self.moves})
+    def by_time(self) -> Iterator[tuple[int, list[Move]]]:
+        """Yield each time with its messages and copies, in order."""
+        for time, moves in groupby(self.moves, key=attrgetter("time")):
+            yield time, list(moves)
 
     def name(self, strand: tuple[int, ...]) -> str:
         """Return a strand's letters with a colon; empty if there is only one strand."""

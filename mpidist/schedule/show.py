@@ -33,8 +33,7 @@ def draw(reading: Reading) -> str:
     width = max(x[-1] + (column if copies else 60), 9.0 * len(reading.title) + 40, 520)
     body: list[str] = []
     y = _TOP
-    for time in reading.times:
-        moves = [move for move in reading.moves if move.time == time]
+    for time, moves in reading.by_time():
         lanes = _lanes(reading, moves)
         bottom = y + _GAP + _LANE * (max(lanes) + 1) + _GAP // 2
         name = "start" if time == 0 else str(time)
@@ -210,9 +209,12 @@ def text(
     reading = read(collective, choice, size, root, arity, groups, segments)
     heads = ["time", *(f"rank {rank}" for rank in range(size))]
     rows: list[list[list[str]]] = [[[head] for head in heads]]
-    for time in reading.times:
-        moves = [move for move in reading.moves if move.time == time]
-        cells = [_cell(reading, rank, moves) for rank in range(size)]
+    for time, moves in reading.by_time():
+        at: list[list[Move]] = [[] for _ in range(size)]
+        for move in moves:
+            for rank in {move.source, move.target}:
+                at[rank].append(move)
+        cells = [_cell(reading, rank, at[rank]) for rank in range(size)]
         rows.append([["start" if time == 0 else str(time)], *cells])
     return "\n".join([*_heading(reading), "", *_table(rows)])
 
