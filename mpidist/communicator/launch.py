@@ -9,10 +9,9 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backends.board import Board
-from ..backends.mpi import MpiBackend, take_name_away
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.work import UNSET
 from ..errors import ConfigError, InvalidArgument, LaunchError
@@ -24,6 +23,9 @@ from ..topology import pretended_hosts
 from .communicator import Communicator
 from .launcher_notes import STARTED, STARTING, give_back_signal, tell_run
 from .logs import set_up_log
+
+if TYPE_CHECKING:  # importing it starts MPI
+    from ..backends.mpi import MpiBackend
 
 VARIABLE = "MPIDIST_TUNING"
 
@@ -141,7 +143,7 @@ def init(
     set_up_log(world.Get_rank())
     for sentence in misspelt(os.environ) if world.Get_rank() == 0 else ():
         log.warning("%s", sentence)
-    from ..backends.mpi import MpiBackend
+    from ..backends.mpi import MpiBackend, take_name_away
 
     backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))
     if comm is None and backend.library.startswith("MPICH "):
