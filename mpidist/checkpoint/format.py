@@ -281,10 +281,10 @@ def write_shares(
     name, offset = f"rank-{rank:05d}.bin", 0
     found: dict[str, list[Segment]] = {}
 
-    def chunks() -> Iterator[bytes]:
+    def chunks() -> Iterator[memoryview]:
         nonlocal offset
         for path, start, flat in shares(leaves, holders, rank):
-            data = flat.tobytes()
+            data = flat.view(np.uint8).data  # no copy
             checksum = hashlib.sha256(data).hexdigest()
             found.setdefault(path, []).append(Segment(name, offset, start, flat.size, checksum))
             offset += len(data)
