@@ -1,1 +1,1 @@
-"""Checkpoints: written by all ranks, as JSON and raw arrays, without pickle."""
+"""Checkpoints: written by all ranks, as JSON and safetensors files, without pickle."""

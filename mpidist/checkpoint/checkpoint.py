@@ -65,7 +65,8 @@ class Checkpoint:
     - Buffers of a :class:`~mpidist.DDP` follow its `buffers`: rank 0's for "broadcast", every
       rank's for "keep" (rank 0's if loaded on another number of ranks).
 
-    All files are on the disk before their folder is renamed to ``step-….0``.  The manifest has the
+    Arrays are in safetensors files, one of each rank, which other tools can open.  All files are
+    on the disk before their folder is renamed to ``step-….0``.  The manifest has the
     SHA-256 of every piece, which :meth:`load` checks.  Waiting for slow ranks is limited by the
     deadline of the communicator.
     """

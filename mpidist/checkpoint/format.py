@@ -1,4 +1,4 @@
-"""The format of a checkpoint: states as JSON and arrays, array files and the manifest.
+"""The format of a checkpoint: states as JSON and arrays, safetensors files and the manifest.
 
 Nothing is pickled, so loading a checkpoint runs no code from it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from ..device.recognise import on_host
 from ..errors import CheckpointError, InvalidArgument
-from ..frameworks.base import adapter, find_dtype, framework_of, library
+from ..frameworks.base import adapter, dtype_name, find_dtype, framework_of, library
 from ..schedule import blocks
 from .files import write
 
@@ -251,7 +252,7 @@ Holders = Mapping[str, Sequence[int]]
 def shares(
     leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yield the segments that this rank writes: path, first element in the array, elements.
+    """Yield what this rank writes of each array: path, first element in the array, elements.
 
     An array that several ranks have whole, its `holders`, is divided among them.
     """
@@ -260,35 +261,76 @@ def shares(
         first, flat = leaf.start, leaf.flat
         if leaf.whole:
             ranks = list(holders[path])
+            if flat.nbytes < SMALL_BYTES:
+                ranks = [ranks[numbers[path] % len(ranks)]]
             if rank not in ranks:
                 continue
-            if flat.nbytes < SMALL_BYTES:
-                writes = ranks[numbers[path] % len(ranks)] == rank
-                mine = slice(0, flat.size if writes else 0)
-            else:
-                block = blocks(flat.size, len(ranks))[ranks.index(rank)]
-                mine = slice(block.start, block.stop)
-            first, flat = mine.start, flat[mine]
-        step = max(1, PIECE_BYTES // max(flat.itemsize, 1))
-        for begin in range(0, flat.size, step):
-            yield path, first + begin, flat[begin : begin + step]
+            block = blocks(flat.size, len(ranks))[ranks.index(rank)]
+            first, flat = block.start, flat[block.start : block.stop]
+        if flat.size or leaf.whole:
+            yield path, first, flat
+
+
+# The dtypes of the safetensors format; elements of others are declared as bytes, U8.
+_DECLARED = {"|b1": "BOOL", "|i1": "I8", "|u1": "U8", "bfloat16": "BF16", "<c8": "C64"}
+_DECLARED |= {f"<{kind}{size}": f"{kind.upper()}{8 * size}" for kind in "iu" for size in (2, 4, 8)}
+_DECLARED |= {f"<f{size}": f"F{8 * size}" for size in (2, 4, 8)}
+_DECLARED |= {"float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0"}
+
+
+def header(written: Sequence[tuple[str, int, np.ndarray]], leaves: Mapping[str, Leaf]) -> bytes:
+    """Return the header of a safetensors file that holds the given shares one after the other.
+
+    Raises
+    ------
+    InvalidArgument
+        If a path is also the name of a slice of another array.
+    """
+    dtypes: dict[str, str] = {}
+    tensors: dict[str, Any] = {"__metadata__": dtypes}
+    end = 0
+    for path, start, flat in written:
+        whole = flat.size == math.prod(leaves[path].shape)
+        name = path if whole else f"{path}[{start}:{start + flat.size}]"
+        if name in tensors:
+            raise InvalidArgument(f"{name} is the name of two arrays in a file: rename a key")
+        shape = leaves[path].shape if whole else flat.shape
+        dtype = dtype_name(flat.dtype)
+        if dtype not in _DECLARED:
+            dtypes[name], shape = dtype, (*shape, flat.itemsize)
+        begin, end = end, end + flat.nbytes
+        declared = _DECLARED.get(dtype, "U8")
+        tensors[name] = {"dtype": declared, "shape": shape, "data_offsets": (begin, end)}
+    text = json.dumps(tensors).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def write_shares(
     folder: Path, leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> dict[str, list[Segment]]:
-    """Write this rank's share into a file of its own; return its segments by path."""
-    name, offset = f"rank-{rank:05d}.bin", 0
+    """Write this rank's share into a safetensors file; return its segments by path."""
+    # Longest elements first, those declared as bytes last: each array is aligned in the file.
+    written = sorted(
+        shares(leaves, holders, rank),
+        key=lambda share: -share[2].itemsize * (dtype_name(share[2].dtype) in _DECLARED),
+    )
+    name, start_of_data = f"rank-{rank:05d}.safetensors", header(written, leaves)
     found: dict[str, list[Segment]] = {}
 
-    def chunks() -> Iterator[memoryview]:
-        nonlocal offset
-        for path, start, flat in shares(leaves, holders, rank):
-            data = flat.view(np.uint8).data  # no copy
-            checksum = hashlib.sha256(data).hexdigest()
-            found.setdefault(path, []).append(Segment(name, offset, start, flat.size, checksum))
-            offset += len(data)
-            yield data
+    def chunks() -> Iterator[bytes | memoryview]:
+        yield start_of_data
+        offset = len(start_of_data)
+        for path, first, flat in written:
+            step = max(1, PIECE_BYTES // max(flat.itemsize, 1))
+            for begin in range(0, flat.size, step):
+                piece = flat[begin : begin + step]
+                data = piece.view(np.uint8).data  # no copy
+                checksum = hashlib.sha256(data).hexdigest()
+                segment = Segment(name, offset, first + begin, piece.size, checksum)
+                found.setdefault(path, []).append(segment)
+                offset += len(data)
+                yield data
 
     write(folder / name, chunks())
     return found

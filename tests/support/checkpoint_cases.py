@@ -2,16 +2,20 @@
 
 import hashlib
 import json
+import math
 import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mpidist.checkpoint.format import Part
+from mpidist.checkpoint.format import Divided, Part
 from mpidist.errors import CheckpointError, InvalidArgument
+from mpidist.frameworks.base import find_dtype
 from mpidist.nn import SGD, Adam, Linear, Module, ReLU, Sequential
 from mpidist.parallel import DDP, Checkpoint, Pipeline, ZeroOptimizer, shard
+from mpidist.schedule import blocks
 from mpidist.topology import Grid
 from tests.support.training_cases import SMALL, train
 from tests.support.training_kits import KITS, fingerprint, torch
@@ -240,7 +244,7 @@ def damage_is_found_on_every_rank(comm, folder):
         path = checkpoint.save(step, data=data + step, empty=np.zeros((0, 3), np.int8))
     comm.barrier()
     if comm.rank == 0:
-        victim = next(file for file in sorted(path.glob("*.bin")) if file.stat().st_size)
+        victim = next(file for file in sorted(path.glob("*.safetensors")) if file.stat().st_size)
         content = bytearray(victim.read_bytes())
         content[len(content) // 2] ^= 1
         victim.write_bytes(content)
@@ -259,6 +263,76 @@ def damage_is_found_on_every_rank(comm, folder):
         checkpoint.load()
     with pytest.raises(CheckpointError, match=r"step 9: there are \[1, 2\]"):
         checkpoint.load(step=9)
+
+
+def every_file_is_read_by_safetensors(comm, folder):
+    """Name, dtype, shape and bits of every array, also where each rank has a slice of it."""
+    import ml_dtypes
+    import safetensors
+
+    folder = same_folder(comm, folder)
+    draw = np.random.default_rng(5)
+    known = {"BOOL": "?", "BF16": ml_dtypes.bfloat16, "F8_E5M2": ml_dtypes.float8_e5m2}
+    known |= {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}
+    known |= {f"{k.upper()}{8 * size}": f"{k}{size}" for k in "iu" for size in (1, 2, 4, 8)}
+    known |= {"F16": "f2", "F32": "f4", "F64": "f8", "C64": "c8"}
+    names = {np.dtype(dtype): name for name, dtype in known.items()}
+    others = ["c16", "g", ">f4", "M8[s]", "S5", "U3", "V7", ml_dtypes.int4]
+    state = {}
+    for k, dtype in enumerate(map(np.dtype, [*known.values(), *others])):
+        for shape in ((5, 3), (), (0, 4), (30000, 3)):
+            count = math.prod(shape) * dtype.itemsize
+            raw = draw.integers(0, 2, count).astype(np.uint8).tobytes()
+            state[f"{k}/{shape}"] = np.frombuffer(raw, dtype).reshape(shape)
+    cut = blocks(1000, comm.size)[comm.rank]
+    flat = np.arange(1000, dtype=np.float32)
+    part = Divided(all=Part(flat[cut], cut.start, (10, 100)))
+    path = Checkpoint(folder, comm).save(1, state=state, part=part)
+
+    [file] = [file for file in path.iterdir() if file.name == f"rank-{comm.rank:05d}.safetensors"]
+    written = safetensors.deserialize(file.read_bytes())
+    with safetensors.safe_open(file, "numpy") as opened:
+        others = opened.metadata() or {}
+        assert sorted(opened.keys()) == sorted(name for name, _ in written)
+        for name, found in written:
+            if not name.startswith("part") and found["dtype"] in ("F32", "I64", "BOOL", "C64"):
+                array = opened.get_tensor(name)
+                assert array.tobytes() == bytes(found["data"]) and [*array.shape] == found["shape"]
+    everything = comm.allgather_object([(name, found, others.get(name)) for name, found in written])
+    wanted = {"part/all": flat.reshape(10, 100), **{f"state/{k}": v for k, v in state.items()}}
+    joined = dict.fromkeys(wanted, b"")
+    for name, found, dtype in (entry for rank in everything for entry in rank):
+        sliced = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", name)
+        key = sliced[1] if sliced else name
+        array = wanted[key]
+        start, stop = map(int, sliced.groups()[1:]) if sliced else (0, array.size)
+        shape = [stop - start] if sliced else [*array.shape]
+        assert (sliced is None) == (stop - start == array.size)
+        if array.dtype in names:
+            assert (found["dtype"], found["shape"], dtype) == (names[array.dtype], shape, None)
+        else:
+            shape = [*shape, array.itemsize]
+            assert (found["dtype"], found["shape"]) == ("U8", shape)
+            assert find_dtype(dtype) == array.dtype
+        assert len(joined[key]) == start * array.itemsize  # ranks have ascending slices
+        joined[key] += bytes(found["data"])
+    assert joined == {key: array.tobytes() for key, array in wanted.items()}
+    assert (file.stat().st_size - sum(len(found["data"]) for _, found in written)) % 8 == 0
+    comm.barrier()
+
+
+def names_of_arrays_in_a_file_are_unique(comm, folder):
+    checkpoint = Checkpoint(same_folder(comm, folder), comm)
+    with pytest.raises(CheckpointError, match="__metadata__ is the name of two .* rename a key"):
+        checkpoint.save(1, __metadata__=np.ones(3))
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    half = blocks(90000, comm.size)[0].stop
+    state = {"x": np.ones(90000), f"x[0:{half}]": np.ones(1)}
+    # Arrays before it, until rank 0 writes the small array, as it writes this slice.
+    state |= {f"a{k}": np.ones(1) for k in range(comm.size - 1)}
+    with pytest.raises(CheckpointError, match=rf"on rank 0: .*x\[0:{half}\] is the name of two"):
+        checkpoint.save(1, state=state)
 
 
 def old_ones_are_removed(comm, folder):
@@ -630,7 +704,7 @@ def replicas_of_stages(comm, folder):
 
 
 def format_1_is_read(comm, folder):
-    """What was saved before states could be per rank."""
+    """What was saved before states could be per rank, and when files had no header."""
     folder = same_folder(comm, folder)
     checkpoint = Checkpoint(folder, comm)
     path = checkpoint.save(4, state=parameters(3))
@@ -639,6 +713,16 @@ def format_1_is_read(comm, folder):
         file = path / "manifest.json"
         body = json.loads(file.read_text().split("\n", 1)[1])
         assert body["format"] == 2 and body.pop("divided") == {}
+        for segments in (segments for _, _, segments in body["arrays"].values()):
+            for segment in segments:
+                old = path / segment[0]
+                segment[0] = f"{old.stem}.bin"
+                content = old.read_bytes()
+                data = 8 + int.from_bytes(content[:8], "little")
+                segment[1] -= data
+                (path / segment[0]).write_bytes(content[data:])
+        for new in path.glob("*.safetensors"):
+            new.unlink()
         text = json.dumps({**body, "format": 1})
         file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
     comm.barrier()
@@ -683,6 +767,8 @@ def the_manifest_is_json(comm, folder):
 CASES = [
     save_before_the_first_step,
     damage_is_found_on_every_rank,
+    every_file_is_read_by_safetensors,
+    names_of_arrays_in_a_file_are_unique,
     old_ones_are_removed,
     what_cannot_be_saved_is_named,
     unlike_things_are_refused_on_every_rank,
