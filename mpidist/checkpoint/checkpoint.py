@@ -273,21 +273,26 @@ class Checkpoint:
             return keys
 
         keys = self._agree("load", check)[rank]
-        for name, value in objects.items():
-            source = source_of(value)
-            state = manifest.state(name, path, not getattr(value, "takes_parts", False), keys[name])
-            if is_divided(state) and not getattr(value, "takes_slices", False):
-                raise InvalidArgument(
-                    f"rank {rank}: load: {name} was saved of a ZeroOptimizer, by slices, and is "
-                    "to be loaded into one (on any number of ranks), not into "
-                    f"{type(value).__name__}"
+        try:
+            for name, value in objects.items():
+                source = source_of(value)
+                state = manifest.state(
+                    name, path, not getattr(value, "takes_parts", False), keys[name]
                 )
-            if source is None:
-                value.load_state_dict(state)
-            else:
-                source.set_state(state)
-        others = [name for name in wanted if name not in objects]
-        loaded = {name: manifest.state(name, path, True, keys[name]) for name in others}
+                if is_divided(state) and not getattr(value, "takes_slices", False):
+                    raise InvalidArgument(
+                        f"rank {rank}: load: {name} was saved of a ZeroOptimizer, by slices, and "
+                        "is to be loaded into one (on any number of ranks), not into "
+                        f"{type(value).__name__}"
+                    )
+                if source is None:
+                    value.load_state_dict(state)
+                else:
+                    source.set_state(state)
+            others = [name for name in wanted if name not in objects]
+            loaded = {name: manifest.state(name, path, True, keys[name]) for name in others}
+        except CheckpointError as error:
+            raise CheckpointError(f"rank {rank}: load: {error}") from error
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:

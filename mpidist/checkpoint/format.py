@@ -109,8 +109,8 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
     Raises
     ------
     InvalidArgument
-        If a value is neither an array nor a number, string, None, list, tuple or dict; the
-        message names its path.
+        If a value is neither an array nor a number, string, None, list, tuple or dict, or is an
+        array of records; the message names its path.
     """
     if isinstance(value, PLAIN):
         return value
@@ -132,6 +132,8 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
             f"{path} is of {type(value).__name__}: allowed are arrays of numpy and torch, numbers, "
             "strings, None, lists, tuples and dicts"
         )
+    if array.dtype.names:
+        raise InvalidArgument(f"{path} is of {array.dtype}: save the fields as a dict of arrays")
     if path in leaves:
         raise InvalidArgument(f"{path} is the path of two arrays: rename a key")
     scalar = isinstance(array, np.generic)
@@ -384,10 +386,19 @@ class Stored:
             last = min(stop, segment.start + segment.count)
             if first >= last:
                 continue
-            with open(self.folder / segment.file, "rb") as file:
-                file.seek(segment.offset + (first - segment.start) * self.dtype.itemsize)
-                data = file.read((last - first) * self.dtype.itemsize)
-            flat[first - start : last - start] = np.frombuffer(data, self.dtype)
+            piece = flat[first - start : last - start].view(np.uint8)
+            offset = segment.offset + (first - segment.start) * self.dtype.itemsize
+            try:
+                with open(self.folder / segment.file, "rb") as file:
+                    file.seek(offset)
+                    there = file.readinto(piece.data)
+            except OSError as error:
+                raise CheckpointError(f"an array cannot be read: {error}") from error
+            if there != piece.size:
+                raise CheckpointError(
+                    f"{self.folder / segment.file} is damaged: it has {there} of the {piece.size} "
+                    f"bytes at {offset}"
+                )
             have += last - first
         if have != stop - start:
             raise CheckpointError(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import random
 import re
 from pathlib import Path
@@ -263,6 +264,48 @@ def damage_is_found_on_every_rank(comm, folder):
         checkpoint.load()
     with pytest.raises(CheckpointError, match=r"step 9: there are \[1, 2\]"):
         checkpoint.load(step=9)
+
+
+def a_file_cut_after_the_check_is_an_error(comm, folder):
+    """Neither numpy's error, nor the one element that is left in place of all."""
+    folder = same_folder(comm, folder)
+
+    class Reader:
+        takes_parts = True
+
+        def __init__(self, left):
+            self.left = left
+
+        def load_state_dict(self, state):
+            comm.barrier()
+            [segment] = state["x"].segments
+            self.file = path / segment.file
+            if comm.rank == 0 and self.left is None:
+                self.file.unlink()
+            elif comm.rank == 0:
+                os.truncate(self.file, segment.offset + self.left)
+            comm.barrier()
+            state["x"].whole()
+
+    for left, words in ((63, "63 of the 64"), (8, "8 of the 64"), (0, "0 of the 64"), (None, "No")):
+        reader = Reader(left)
+        whole = Checkpoint(folder / str(left), comm)
+        path = whole.save(1, state={"x": np.arange(8.0)})
+        with pytest.raises(CheckpointError, match=f"^rank {comm.rank}: load: .*{words}") as caught:
+            whole.load(state=reader)
+        assert str(reader.file) in str(caught.value)
+        comm.barrier()
+
+
+def records_are_refused(comm, folder):
+    """Their fields would have no names after a load."""
+    checkpoint = Checkpoint(same_folder(comm, folder), comm)
+    for value in (np.zeros(3, [("a", "i4"), ("b", "f8")]), np.zeros((), [("a", "i4")])[()]):
+        with pytest.raises(
+            CheckpointError, match=r"state/0/x is of \[\('a', '<i4'\).*: save the f"
+        ):
+            checkpoint.save(1, state=[{"x": value}])
+    assert checkpoint.steps() == []
 
 
 def every_file_is_read_by_safetensors(comm, folder):
@@ -767,6 +810,8 @@ def the_manifest_is_json(comm, folder):
 CASES = [
     save_before_the_first_step,
     damage_is_found_on_every_rank,
+    a_file_cut_after_the_check_is_an_error,
+    records_are_refused,
     every_file_is_read_by_safetensors,
     names_of_arrays_in_a_file_are_unique,
     old_ones_are_removed,
