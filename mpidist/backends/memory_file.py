@@ -26,7 +26,7 @@ _FILES = {  # of version 2 and 1: the limit, the usage, and the reclaimable part
 _NONE = 1 << 60  # version 1 writes no limit as the largest number of whole pages
 
 
-def room(
+def cgroup_free(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float:
     """Return the bytes left under the memory limits of all control groups, or infinity."""
@@ -80,8 +80,8 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
         If less memory is free: writing to the file would end the process by a signal.
     """
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    free, where = (_available(), "the machine") if kind == ANONYMOUS else (_room(folder), folder)
-    limited = room()
+    free, where = (_available(), "the machine") if kind == ANONYMOUS else (_left_in(folder), folder)
+    limited = cgroup_free()
     if limited < free:
         free, where = limited, "the memory limit of this job (its control group)"
     if free < nbytes:
@@ -154,9 +154,9 @@ def remove(made: str) -> None:
         os.unlink(path)
 
 
-def _room(folder: str) -> int:
-    room = os.statvfs(folder)
-    return room.f_bavail * room.f_frsize
+def _left_in(folder: str) -> int:
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize
 
 
 def _available() -> float:

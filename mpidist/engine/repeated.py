@@ -14,7 +14,7 @@ from ..backends.executor import Executor
 from ..backends.program import Program, Round
 from ..calls.call import Call
 from ..selection.choose import Way
-from ..shared_memory.compile import arrival, body
+from ..shared_memory.compile import arrival_runner, kernel_runner
 from .programs import Bound, to_keep
 from .reports import Reports
 from .run import Engine
@@ -117,7 +117,7 @@ def with_own_arrays(call: Call) -> Call:
 
 def _run_library(service: Serving, what: str, program: Program, held: Held) -> Run:
     """Return the run of a library's call, which starts once all ranks have arrived."""
-    arrive = arrival(service, what)
+    arrive = arrival_runner(service, what)
     (item,) = program.items
     assert isinstance(item, Round)
     actions = item.after
@@ -163,7 +163,7 @@ def _run_kernels(
     service: Serving, what: str, how: str, programs: Sequence[Program], held: Held
 ) -> Run:
     """Return a run of a kernel in shared memory; of several, one for each slot, in turn."""
-    bodies = [(program.slot, body(service, what, how, program)) for program in programs]
+    bodies = [(program.slot, kernel_runner(service, what, how, program)) for program in programs]
     turns = len(programs)
 
     def run() -> None:

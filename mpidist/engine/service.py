@@ -22,7 +22,7 @@ from ..selection.choose import Chooser, Way
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
 from ..selection.segmentation import Pipelining
-from ..shared_memory.compile import meeting
+from ..shared_memory.compile import unbound_arrival
 from ..shared_memory.heap import Heap
 from ..topology import Topology
 from . import rendezvous
@@ -64,7 +64,7 @@ class Service:
         self.heap: Heap | None = None
         if backend.native is not None and self.topology.num_nodes == 1:
             self.heap = Heap(backend.rank, backend.size, self.everyone, backend.patience)
-        behind = self.heap.behind if self.heap is not None else tuple[int, ...]
+        behind = self.heap.missing if self.heap is not None else tuple[int, ...]
         self.reports = Reports(backend, behind, lambda: self.sequence)
         # Ranks that are threads of one process see at once that they wait in vain.
         alarm = self.reports.alarm if backend.native is not None else None
@@ -254,7 +254,7 @@ class Service:
             raise self.broke(error, what, sequence, program, *memory) from error.__cause__
 
     def _make_meet(self) -> Callable[[int, int, str], None]:
-        self._meet = meet = meeting(self)
+        self._meet = meet = unbound_arrival(self)
         return meet
 
     def take_slot(self, slot: int, sequence: int, what: str, how: str) -> None:

@@ -1,14 +1,25 @@
-"""Memory that the ranks of a node share, and the collectives that take place in it."""
+"""Shared memory of the ranks of a node: symmetric arrays, and executors of collectives in it.
+
+============  ==============================================================================
+executors     in_place and rooted (``symmetric``), slots (``staged``), single_copy
+kernels       kernel (phases), fold (combine), barrier, conditional (skippable actions)
+memory        heap: symmetric arrays, the staging slots and the words of the barriers
+run           compile: functions that run a kernel; steps: a kernel as steps of compiled code
+C code        compiled (ctypes bindings), compiled.c, steps.c, module.c
+============  ==============================================================================
+
+The engine lists the executors and runs their programs.
+"""
 
 from ..calls.arrays import check_shape
-from .heap import Heap, Place
-from .in_place import NEEDS, place_of, where
+from .heap import Heap, Location
+from .in_place import NEEDS, location_of, memory_key
 
 __all__ = [
     "NEEDS",
     "Heap",
-    "Place",
+    "Location",
     "check_shape",
-    "place_of",
-    "where",
+    "location_of",
+    "memory_key",
 ]

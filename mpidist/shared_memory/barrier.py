@@ -1,4 +1,13 @@
-"""How the ranks of a node meet: words in shared memory instead of messages."""
+"""Barriers of the ranks of a node, by counters in shared memory instead of messages.
+
+Each rank has a cache line of eight 64-bit words in shared memory, which only it writes::
+
+    word 0        number of barriers that the rank has reached
+    words 1 … 7   notes of the rank for the current operation, such as the location of its array
+
+There is a set of lines for blocking calls and one for each pending operation.  The kernels of
+this package wait in these barriers.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +17,27 @@ from ..backends.board import STORES_KEEP_ORDER, Board, fence
 from ..backends.waiting import spin
 
 WORDS = 8  # int64 per rank: one cache line, so that ranks do not write into each other's
-_NOTES = 1  # word 0 counts barriers, the others are notes of the operation under way
+_NOTES = 1  # index of the first note in a line; word 0 counts barriers
 
 
-class Lines:
-    """A cache line for each rank and each operation that may be under way at the same time.
+class BarrierLines:
+    """The cache lines of all ranks, one for each operation that may be pending at a time.
 
     Parameters
     ----------
     words : writable memoryview of int64
-        ``bytes_needed(size, slots)`` bytes that all ranks of the node see.
+        ``bytes_needed(size, slots)`` bytes of memory that all ranks of the node share.
     rank, size : int
-        Of the communicator.
+        Rank and size in the communicator.
     patience : tuple of int
-        Of a blocking call, see :func:`~mpidist.backends.waiting.spin`.
+        Patience of a blocking call, see :func:`~mpidist.backends.waiting.spin`.
+
+    Attributes
+    ----------
+    mine : list of int
+        Index of this rank's counter, by slot; slot 0 is that of blocking calls.
+    others : list of tuple of int
+        Indices of the other ranks' counters, by slot.
     """
 
     def __init__(self, words: memoryview, rank: int, size: int, patience: tuple[int, int]):
@@ -34,8 +50,8 @@ class Lines:
             for m in self.mine
         ]
 
-    def behind(self) -> tuple[int, ...]:
-        """Give the ranks that have not come to a barrier that this rank has come to."""
+    def missing(self) -> tuple[int, ...]:
+        """Return the ranks that have not reached a barrier that this rank has reached."""
         return tuple(
             peer
             for peer in range(self.size)
@@ -45,8 +61,8 @@ class Lines:
             )
         )
 
-    def come(self, slot: int) -> int:
-        """Tell the others that this rank has come to its next barrier; give the number."""
+    def arrive(self, slot: int) -> int:
+        """Announce that this rank has reached its next barrier; return the barrier's number."""
         words, mine = self.words, self.mine[slot]
         if not STORES_KEEP_ORDER:
             fence()
@@ -55,62 +71,66 @@ class Lines:
 
     @staticmethod
     def bytes_needed(size: int, slots: int) -> int:
-        """Give the length of the words in bytes."""
+        """Return the length of the words in bytes."""
         return 8 * WORDS * size * slots
 
-    def notes(self, base: list[int], peer: int) -> int:
-        """Give the index of the first note of `peer`; what it writes there is for all to read.
+    def note_index(self, tags: list[int], peer: int) -> int:
+        """Return the index of the first note of `peer` in the lines of a program's slot.
 
-        They may do so after the next barrier.
+        The other ranks may read what `peer` writes there after the next barrier.
         """
-        return (base[0] * self.size + peer) * WORDS + _NOTES
+        return (tags[0] * self.size + peer) * WORDS + _NOTES
 
 
 class Barrier:
-    """A round in which nothing moves: over when every rank has started it.
+    """A transfer without messages that is complete when every awaited rank has started it.
 
-    One word per rank counts the barriers that it has come to.  It is a Transfer, so kernels are
-    programs like all others.
+    One word per rank counts the barriers that it has reached.  As a barrier is a `Transfer`,
+    kernels are programs like all others.
 
-    What a rank stored before it came is seen by every rank that has gone on.  Neither compiler nor
-    interpreter moves numpy's stores past a call, and an aligned word is stored at once; what is
-    left is the processor.  x86 keeps loads in order, and stores in order: those of a string
-    instruction come before a later store (Intel SDM 3A, 8.2.4), and the C library ends copies that
-    go past the cache with a fence.  Others (ARM) may swap any two, so there a fence comes between.
+    What a rank stored before a barrier is visible to every rank that has left the barrier.
+    Neither compiler nor interpreter moves numpy's stores past a call, and an aligned word is
+    stored at once, so only the processor could reorder them.  x86 keeps loads in order, and stores
+    in order: those of a string instruction come before a later store (Intel SDM 3A, 8.2.4), and
+    the C library ends copies with streaming stores by a fence.  Others (ARM) may swap any two, so
+    there a fence comes between.
 
     Parameters
     ----------
-    lines : Lines
-        The words.
-    base : list of int
-        The slot of the program: it tells the operations apart that are under way together.
+    lines : BarrierLines
+        The ranks' counters.
+    tags : list of int
+        ``Program.tags`` of the kernel: one number, the slot of the lines that the next run uses.
     awaits : callable, optional
-        Gives the ranks that this one waits for, at each start; by default all.
+        Called at each start; returns the ranks to wait for.  By default all ranks are awaited.
     """
 
-    __slots__ = ("lines", "awaits", "_base", "_count", "_others")
+    __slots__ = ("lines", "awaits", "_tags", "_count", "_others")
 
     def __init__(
-        self, lines: Lines, base: list[int], awaits: Callable[[], Sequence[int]] | None = None
+        self,
+        lines: BarrierLines,
+        tags: list[int],
+        awaits: Callable[[], Sequence[int]] | None = None,
     ):
-        self.lines, self.awaits, self._base = lines, awaits, base
+        self.lines, self.awaits, self._tags = lines, awaits, tags
         self._count, self._others = 0, lines.others[0]
 
     def start(self) -> None:
-        """Tell the others that this rank has come."""
-        lines, slot = self.lines, self._base[0]
-        self._others = lines.others[slot] if self.awaits is None else self.awaited(slot)
-        self._count = lines.come(slot)
+        """Announce that this rank has reached the barrier."""
+        lines, slot = self.lines, self._tags[0]
+        self._others = lines.others[slot] if self.awaits is None else self.awaited_words(slot)
+        self._count = lines.arrive(slot)
 
-    def awaited(self, slot: int) -> tuple[int, ...]:
-        """Give the words of the ranks that this one waits for now."""
+    def awaited_words(self, slot: int) -> tuple[int, ...]:
+        """Return the indices of the awaited ranks' counters."""
         size = self.lines.size
         return tuple((slot * size + peer) * WORDS for peer in (self.awaits or tuple)())
 
     def test(self) -> bool:
-        """Tell whether all have come; a blocking call looks for some microseconds."""
+        """Return whether all awaited ranks have arrived; in a blocking call, spin briefly first."""
         lines, count = self.lines, self._count
-        patience = (0, 0) if self._base[0] else lines.patience
+        patience = (0, 0) if self._tags[0] else lines.patience
         if not spin(lines.words, self._others, count, patience):
             return False
         if not STORES_KEEP_ORDER:
@@ -118,16 +138,18 @@ class Barrier:
         return True
 
 
-class Arrival:
-    """A round that is over when every rank has come to an operation, as the arrival board tells.
+class BoardArrival:
+    """A transfer without messages, complete when the arrival board shows all ranks at a call.
+
+    It is the first round of a kernel in the background.
 
     Parameters
     ----------
     board : Board
         The arrival board.
     check : callable
-        ``check(sequence, what, fingerprint)`` is called when all have come; it raises if they mean
-        different operations.
+        ``check(sequence, what, fingerprint)`` is called when all ranks have arrived; it raises if
+        their operations differ.
     """
 
     __slots__ = ("_board", "_check", "_named")
@@ -137,14 +159,14 @@ class Arrival:
         self._named = (0, "", 0)
 
     def name(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Note the operation that the next run serves."""
+        """Set the operation that the next run serves."""
         self._named = (sequence, what, fingerprint)
 
     def start(self) -> None:
         """Do nothing: this rank has been announced."""
 
     def test(self) -> bool:
-        """Return whether all have come."""
+        """Return whether all ranks have arrived; raise if their operations differ."""
         if not self._board.all_reached(self._named[0]):
             return False
         self._check(*self._named)

@@ -1,7 +1,10 @@
-"""What a kernel does in a quick call: by compiled code where there is some, else step by step.
+"""Functions that run a bound kernel in a repeated call: as compiled steps, or else in Python.
 
-An allreduce of 64 KiB in symmetric memory, in place, takes 3.7 µs instead of 6.5 on 2 ranks, and 21
-instead of 30 on 4 that share 2 cores; of private arrays 12.6 instead of 16, and 36 instead of 77.
+With compiled steps an in-place allreduce of 64 KiB in symmetric memory takes 3.7 µs instead of 6.5
+on 2 ranks, and 21 instead of 30 on 4 that share 2 cores; of private arrays 12.6 instead of 16, and
+36 instead of 77.
+
+Used by ``engine/repeated.py``, and for the arrival of all other calls by ``engine/service.py``.
 """
 
 from __future__ import annotations
@@ -15,133 +18,134 @@ from ..backends.program import Program, Round
 from ..backends.waiting import spin
 from .barrier import Barrier
 from .compiled import vector_width
-from .conditional import Unless
-from .steps import Steps, Words
+from .conditional import ConditionalAction
+from .steps import Steps, WordAddresses
 
 Serve = Callable[[int], Any]
-"""Does something for operation number so and so."""
+"""Serves an operation, or a part of it; argument: the operation's sequence number."""
 Actions = tuple[Callable[[], Any], ...]
 
 
-class Marks(Protocol):
-    """Numbers the operations as the arrival board has them."""
+class Fingerprints(Protocol):
+    """The part of `Reports` that numbers operations for the arrival board."""
 
     def fingerprint(self, what: str, meets: bool = True) -> int:
-        """Return the number that stands for an operation on the arrival board."""
+        """Return the fingerprint of an operation, which identifies it on the arrival board."""
 
 
-class Waits(Protocol):
-    """Waits while pending operations are polled."""
+class PendingWaiter(Protocol):
+    """The part of the engine that waits while it polls pending operations."""
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for ``test()``; False if the deadline passed first."""
 
 
-class Serving(Protocol):
-    """What serves calls on a communicator, as far as a kernel needs it."""
+class KernelService(Protocol):
+    """The service of a communicator, as far as a kernel needs it."""
 
     backend: Backend
     timeout: float | None
     met: int
 
     @property
-    def reports(self) -> Marks:
-        """Numbers the operations."""
+    def reports(self) -> Fingerprints:
+        """Fingerprints of operations."""
 
     @property
-    def engine(self) -> Waits:
-        """Waits while pending operations are polled."""
+    def engine(self) -> PendingWaiter:
+        """The engine, which polls pending operations in a wait."""
 
     def deadline(self) -> float | None:
         """Return the moment by which a wait that begins now must end; None for never."""
 
     def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
-        """Wait until every rank has come to operation number `sequence`."""
+        """Wait until all ranks have reached operation number `sequence`."""
 
     def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
         """Return the report of a deadline that passed."""
 
 
-def body(service: Serving, what: str, how: str, kernel: Program) -> Serve:
-    """Give what does all of a kernel.
+def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
+    """Return the function that runs a whole kernel, from its copies before the arrival on.
 
     Parameters
     ----------
-    service : Serving
-        Of the communicator.
+    service : KernelService
+        The service of the communicator.
     what : str
         The operation, as the ranks compare and report it.
     how : str
-        The way, for the report of a deadline that passed.
+        Name of the algorithm, for the report of a deadline that passed.
     kernel : Program
-        The kernel.
+        The bound kernel.
     """
-    make = _compiled if vector_width() else _step_by_step
-    return make(service, what, how, kernel)
+    bind_kernel = _compiled_kernel if vector_width() else _python_kernel
+    return bind_kernel(service, what, how, kernel)
 
 
-def arrival(service: Serving, what: str) -> Serve:
-    """Make what announces this rank and waits until all have come."""
+def arrival_runner(service: KernelService, what: str) -> Serve:
+    """Return the function that announces this rank at an operation and waits for all ranks."""
     backend, board = service.backend, service.backend.board
-    announce, mark = board.announce, service.reports.fingerprint(what)
+    announce, fingerprint = board.announce, service.reports.fingerprint(what)
 
-    def late(sequence: int) -> None:
+    def keep_waiting(sequence: int) -> None:
         service.arrive(sequence, what, service.deadline())
 
-    def one_by_one(sequence: int) -> None:
-        announce(sequence, mark)
-        late(sequence)
+    def announce_and_wait(sequence: int) -> None:
+        announce(sequence, fingerprint)
+        keep_waiting(sequence)
 
-    if len(board.ranks) < backend.size:  # those on other nodes tell by messages
-        return one_by_one
+    if len(board.ranks) < backend.size:  # ranks on other nodes announce themselves by messages
+        return announce_and_wait
     if vector_width():
-        return _compiled_meeting(service, mark, late)
-    return _meeting(service, mark, late)
+        return _compiled_arrival(service, fingerprint, keep_waiting)
+    return _python_arrival(service, fingerprint, keep_waiting)
 
 
-def meeting(service: Serving) -> Callable[[int, int, str], None]:
-    """Return what announces this rank to an operation, by number, mark and words, and meets all.
+def unbound_arrival(service: KernelService) -> Callable[[int, int, str], None]:
+    """Return a function like that of `arrival_runner` for any operation, not bound to one.
 
-    One for all operations that are not bound for repetition.
+    Its arguments are the operation's sequence number, its fingerprint and its text.  It serves all
+    operations that are not bound for repetition.
     """
     backend, board = service.backend, service.backend.board
-    announce, named = board.announce, [""]
+    announce, current = board.announce, [""]
 
-    def one_by_one(sequence: int, mark: int, what: str) -> None:
-        announce(sequence, mark)
+    def announce_and_wait(sequence: int, fingerprint: int, what: str) -> None:
+        announce(sequence, fingerprint)
         service.arrive(sequence, what, service.deadline())
 
     if len(board.ranks) < backend.size or not vector_width():
-        return one_by_one
+        return announce_and_wait
 
-    def late(sequence: int) -> None:
-        service.arrive(sequence, named[0], service.deadline())
+    def keep_waiting(sequence: int) -> None:
+        service.arrive(sequence, current[0], service.deadline())
 
     steps = Steps()
-    told = steps.arrive(_board_words(service), 0, late)
+    arrival_step = steps.arrive(_board_words(service), 0, keep_waiting)
     run = steps.bind()
 
-    def meet(sequence: int, mark: int, what: str) -> None:
-        told.mark, named[0] = mark, what
+    def meet(sequence: int, fingerprint: int, what: str) -> None:
+        arrival_step.mark, current[0] = fingerprint, what
         run(sequence)
         service.met = sequence
 
     return meet
 
 
-def _late(service: Serving, what: str) -> Serve:
-    """Give what goes on waiting until all have come, and reports."""
+def _keep_waiting(service: KernelService, what: str) -> Serve:
+    """Return the function that goes on waiting for all ranks until the deadline, and reports."""
 
-    def late(sequence: int) -> None:
+    def keep_waiting(sequence: int) -> None:
         service.arrive(sequence, what, service.deadline())
 
-    return late
+    return keep_waiting
 
 
-def _meeting(service: Serving, mark: int, late: Serve) -> Serve:
-    """Make what announces this rank and waits for the others.
+def _python_arrival(service: KernelService, fingerprint: int, keep_waiting: Serve) -> Serve:
+    """Return the arrival in Python, without compiled code.
 
-    Usually all are here already, or soon: so it looks before it sets up a wait that can report.
+    Usually all ranks have arrived or soon will: so it spins before it starts a wait with a report.
     """
     board, backend = service.backend.board, service.backend
     words, at = board.words, board.base(backend.rank)
@@ -153,26 +157,26 @@ def _meeting(service: Serving, mark: int, late: Serve) -> Serve:
                 return False
         _fence()
         for other in others:
-            if words[other] != sequence or words[other + slot] != mark:
+            if words[other] != sequence or words[other + slot] != fingerprint:
                 return False
         return True
 
     def arrive(sequence: int) -> None:
         slot = PRINTS + sequence % HISTORY
         _fence()
-        words[at + slot] = mark
+        words[at + slot] = fingerprint
         words[at] = sequence
         if all_here(sequence, slot):
             service.met = sequence
         else:
-            late(sequence)
+            keep_waiting(sequence)
 
     return arrive
 
 
-def _compiled_meeting(service: Serving, mark: int, late: Serve) -> Serve:
+def _compiled_arrival(service: KernelService, fingerprint: int, keep_waiting: Serve) -> Serve:
     steps = Steps()
-    steps.arrive(_board_words(service), mark, late)
+    steps.arrive(_board_words(service), fingerprint, keep_waiting)
     run = steps.bind()
 
     def arrive(sequence: int) -> None:
@@ -187,29 +191,37 @@ def _fence() -> None:
         fence()
 
 
-def _phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Actions], ...]]:
-    """Take a kernel apart: what is done when all have come, and what from each barrier on."""
+def _split_phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Actions], ...]]:
+    """Split a kernel into the actions after the arrival of all ranks, and those after each barrier.
+
+    Returns
+    -------
+    tuple of callable
+        Actions of the first phase.
+    tuple of (Barrier, tuple of callable)
+        For each further phase, the barrier before it and its actions.
+    """
     rounds = [item for item in kernel.items if isinstance(item, Round)]
     barriers = [part.transfer for part in rounds[1:] if isinstance(part.transfer, Barrier)]
-    assert len(kernel.items) == len(rounds) <= len(barriers) + 1, "kernels have no strands"
+    assert len(kernel.items) == len(rounds) <= len(barriers) + 1, "a kernel has no strands"
     first = rounds[0].after if rounds else ()
     return first, tuple((barrier, part.after) for barrier, part in zip(barriers, rounds[1:]))
 
 
-def _waiting(service: Serving, what: str, how: str, barrier: Barrier) -> Serve:
-    """Make what waits in a barrier, which this rank has come to."""
+def _barrier_wait(service: KernelService, what: str, how: str, barrier: Barrier) -> Serve:
+    """Return the function that waits in a barrier that this rank has reached."""
     lines = barrier.lines
-    words, mine, everyone = lines.words, lines.mine[0], lines.others[0]
+    words, mine, all_others = lines.words, lines.mine[0], lines.others[0]
     patience, awaits = lines.patience, barrier.awaits
 
     def wait(sequence: int) -> None:
-        others, count = everyone if awaits is None else barrier.awaited(0), words[mine]
+        others, count = all_others if awaits is None else barrier.awaited_words(0), words[mine]
         for other in others:
             if words[other] < count and not spin(words, others, count, patience):
-                slowly(others, count, sequence)
+                wait_longer(others, count, sequence)
         _fence()
 
-    def slowly(others: tuple[int, ...], count: int, sequence: int) -> None:
+    def wait_longer(others: tuple[int, ...], count: int, sequence: int) -> None:
         def test() -> bool:
             return spin(words, others, count, (0, 0))
 
@@ -219,12 +231,12 @@ def _waiting(service: Serving, what: str, how: str, barrier: Barrier) -> Serve:
     return wait
 
 
-def _step_by_step(service: Serving, what: str, how: str, kernel: Program) -> Serve:
-    """Make what does a kernel without any compiled code."""
-    arrive, (first, phases) = arrival(service, what), _phases(kernel)
+def _python_kernel(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
+    """Return the function that runs a kernel in Python, without compiled code."""
+    arrive, (first, phases) = arrival_runner(service, what), _split_phases(kernel)
     before = kernel.before
     later = [
-        (barrier.lines, _waiting(service, what, how, barrier), actions)
+        (barrier.lines, _barrier_wait(service, what, how, barrier), actions)
         for barrier, actions in phases
     ]
 
@@ -235,7 +247,7 @@ def _step_by_step(service: Serving, what: str, how: str, kernel: Program) -> Ser
         for action in first:
             action()
         for lines, wait, actions in later:
-            lines.come(0)
+            lines.arrive(0)
             wait(sequence)
             for action in actions:
                 action()
@@ -243,26 +255,28 @@ def _step_by_step(service: Serving, what: str, how: str, kernel: Program) -> Ser
     return serve
 
 
-def _compiled(service: Serving, what: str, how: str, kernel: Program) -> Serve:
-    """Make one program of compiled code of a kernel."""
-    steps, (first, phases) = Steps(), _phases(kernel)
+def _compiled_kernel(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
+    """Return the function that runs a kernel as steps of compiled code."""
+    steps, (first, phases) = Steps(), _split_phases(kernel)
     steps.act(kernel.before)
-    steps.arrive(_board_words(service), service.reports.fingerprint(what), _late(service, what))
+    steps.arrive(
+        _board_words(service), service.reports.fingerprint(what), _keep_waiting(service, what)
+    )
     steps.act(first)
     for barrier, actions in phases:
         lines, awaits = barrier.lines, barrier.awaits
-        wait = _waiting(service, what, how, barrier)
+        wait = _barrier_wait(service, what, how, barrier)
         others = lines.others[0] if awaits is None else ()
-        steps.meet(Words(lines.words, lines.mine[0], others, lines.patience), wait)
-        if isinstance(awaits, Unless):
-            steps.unless(awaits, wait)
+        steps.meet(WordAddresses(lines.words, lines.mine[0], others, lines.patience), wait)
+        if isinstance(awaits, ConditionalAction):
+            steps.conditional(awaits, wait)
         elif awaits not in (None, tuple):
             steps.call(wait)
         steps.act(actions)
     return steps.bind()
 
 
-def _board_words(service: Serving) -> Words:
-    """Return the words of the arrival board."""
+def _board_words(service: KernelService) -> WordAddresses:
+    """Return the addresses of the arrival board's words of all ranks."""
     backend, board = service.backend, service.backend.board
-    return Words(board.words, board.base(backend.rank), board.others, backend.patience)
+    return WordAddresses(board.words, board.base(backend.rank), board.others, backend.patience)

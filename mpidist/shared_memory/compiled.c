@@ -1,13 +1,14 @@
-/* Sums of several arrays into several places in one pass, and copies, that may go round the cache.
+/* Sums of several arrays into several targets in one pass, and copies; with or without streaming
+   stores.
 
-   Numpy sums two arrays at a time, and stores into one: what it has just stored is read again.
+   Numpy sums two arrays at a time into one target, so it reads its own intermediate results again.
 
-   A line that is written through the cache is read from memory first, and pushes out another that
-   somebody may still need.  Where the result is too long to stay in the cache anyway, both are for
-   nothing: "non-temporal" or streaming stores go round it.  Neither numpy nor the C library has them
-   for the lengths that matter here.  Whole lines are streamed, what is before the first and behind
-   the last is not.  The other ranks are told by plain stores that come after: the fence keeps that
-   order.
+   An ordinary store reads the cache line from memory first, and evicts another line.  Both are
+   waste if the result is too long to stay in the cache: streaming, or "non-temporal", stores bypass
+   it.
+   Neither numpy nor the C library uses them for the lengths that matter here.  Only whole lines are
+   streamed; the bytes before the first and after the last are stored as usual.  The other ranks are
+   notified by plain stores that follow, and the fence keeps that order.
 
    Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, "Non-temporal Stores". */
 
@@ -19,10 +20,10 @@
 #include <immintrin.h>
 
 #define LINE 64
-#define AT_ONCE 4 /* vectors: a step for each array costs as much as adding one */
+#define AT_ONCE 4 /* vectors in a row: the loop over the arrays costs as much as an addition */
 #define BLOCK (AT_ONCE * 64)
 
-/* From element `begin` to before `end`: sum over the sources in their order, divide, store. */
+/* Elements `begin` to `end` (exclusive): sum the sources in their order, divide, store. */
 #define SUM_ONE_BY_ONE(NAME, NUMBER)                                                               \
     static void NAME(const struct sum *sum, size_t begin, size_t end)                              \
     {                                                                                              \
@@ -37,7 +38,7 @@
         }                                                                                          \
     }
 
-/* The same, AT_ONCE vectors at a time; where they are streamed, the targets begin with a line. */
+/* The same, AT_ONCE vectors at a time; with streaming stores, `begin` is the start of a line. */
 #define SUM_BY_VECTOR(NAME, ISA, NUMBER, VECTOR, PREFIX, SUFFIX)                                   \
     __attribute__((target(ISA))) static void NAME(const struct sum *sum, size_t begin, size_t end) \
     {                                                                                              \
@@ -95,14 +96,14 @@ int mpidist_width(void)
     return __builtin_cpu_supports("avx") ? 32 : 16;
 }
 
-/* Bytes from an address to the next line, at most `count`. */
+/* Bytes from an address to the start of the next cache line, at most `count`. */
 static size_t to_line(uintptr_t address, size_t count)
 {
     size_t bytes = (LINE - (address & (LINE - 1))) & (LINE - 1);
     return bytes < count ? bytes : count;
 }
 
-/* Copy, round the cache if there is a width. */
+/* Copy, with streaming stores if `width` is not 0. */
 void mpidist_copy(const struct copy *copy)
 {
     char *to = (char *)copy->target;
@@ -144,7 +145,7 @@ void mpidist_sum(const struct sum *sum)
     _mm_sfence();
 }
 
-#else /* no such vectors, or none that we know: a width of 0 says so, and nobody calls the others */
+#else /* not x86-64: mpidist_width() returns 0, so the other functions are never called */
 
 int mpidist_width(void) { return 0; }
 void mpidist_copy(const struct copy *copy)

@@ -1,28 +1,31 @@
-/* What Python passes to the compiled code: each function gets the address of one of these. */
+/* Structures that Python passes to the compiled functions by address.  compiled.py repeats them. */
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* `count` bytes that do not overlap, by vectors of `width` bytes that go round the cache; or as the
-   C library copies, if `width` is 0. */
+/* A copy of `count` bytes.  If `width` is not 0, with streaming stores of `width` bytes, between
+   memory that does not overlap; else by the C library's memmove. */
 struct copy {
     uintptr_t target, source;
     size_t count;
     int width;
 };
 
-/* `count` elements of `itemsize` bytes, 4 or 8, by vectors of `width` bytes.  `arrays` has the
-   addresses of the sources, then those of the targets; a target is a source, or apart from all.
-   Streamed, all targets lie at the same place of a line, a multiple of an element. */
+/* A sum of arrays of `count` elements of `itemsize` bytes (4 or 8), by vectors of `width` bytes.
+   `arrays` has the addresses of the sources, then those of the targets.  A target is equal to a
+   source or overlaps none.  With streaming stores (`streamed`), all targets begin at the same
+   offset in a cache line, a multiple of the element's size. */
 struct sum {
     const uintptr_t *arrays;
     size_t count;
     int sources, targets, itemsize, divisor, streamed, width;
 };
 
-/* Words in shared memory by which ranks meet: `mine` and those of `count` others.  Who waits looks
-   `looks` times, then `yields` times with the core given away between.  At an arrival, a `mark` is
-   left in one of the `history` words from `prints` words behind on, and compared. */
+/* A meeting of the ranks: an arrival at an operation, or a barrier.  `mine` is this rank's word in
+   shared memory, `others` are the words of the `count` ranks that it waits for.  A wait reads them
+   `looks` times, then `yields` times and yields the core in between.  At an arrival, each rank also
+   stores the operation's fingerprint `mark` in one of the `history` words that begin `prints` words
+   behind its own, and compares those of the others. */
 struct meeting {
     int64_t *mine;
     int64_t *const *others;
@@ -30,7 +33,7 @@ struct meeting {
     int64_t mark;
 };
 
-/* `count` words, and what they are if nothing is to be done about them. */
+/* `count` words and the values with which the next step of the kernel is skipped. */
 struct check {
     const int64_t *const *words;
     const int64_t *expected;
@@ -41,7 +44,7 @@ enum kind { COPY, SUM, ARRIVE, MEET, CHECK, CALL, KINDS };
 
 struct step {
     int64_t kind;
-    const void *what; /* of that kind; NULL of a CALL, which is Python's */
+    const void *what; /* structure of that kind; NULL for a CALL of a Python function */
 };
 
 struct program {

@@ -1,8 +1,11 @@
-"""Sums of several arrays into several places in one pass, and copies round the cache.
+"""Compiled functions: sums of several arrays in one pass, and copies with streaming stores.
 
-Numpy has neither, so they are compiled, when mpidist is installed and where there is a C compiler
-for x86-64; so is what runs them one after another (:mod:`.steps`).  Without it there are more
-passes, with the same results.
+Streaming (non-temporal) stores bypass the cache.  Numpy has neither function, so they are compiled
+when mpidist is installed, where there is a C compiler for x86-64; so is the function that runs the
+steps of a kernel (:mod:`.steps`).  Without the compiled module, sums take more passes, with the
+same results.
+
+The classes repeat the structures in compiled.h; the kernels use `stream`, `streams` and `one_pass`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ COPY, SUM, ARRIVE, MEET, CHECK, CALL = KINDS = range(6)  # enum kind
 
 
 class Copy(ctypes.Structure):
-    """``struct copy``; arguments that are converted at each call would cost a microsecond."""
+    """The C type ``struct copy``.
+
+    A structure, because converting separate arguments at each call would take a microsecond.
+    """
 
     _fields_ = (
         ("target", ctypes.c_size_t),
@@ -37,7 +43,7 @@ class Copy(ctypes.Structure):
 
 
 class Sum(ctypes.Structure):
-    """``struct sum``."""
+    """The C type ``struct sum``."""
 
     _fields_ = (
         ("arrays", ctypes.c_void_p),
@@ -48,7 +54,7 @@ class Sum(ctypes.Structure):
 
 
 class Meeting(ctypes.Structure):
-    """``struct meeting``."""
+    """The C type ``struct meeting``: an arrival at an operation, or a barrier."""
 
     _fields_ = (
         ("mine", ctypes.c_size_t),
@@ -59,7 +65,7 @@ class Meeting(ctypes.Structure):
 
 
 class Check(ctypes.Structure):
-    """``struct check``."""
+    """The C type ``struct check``."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
@@ -69,32 +75,35 @@ class Check(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """``struct step``."""
+    """The C type ``struct step``."""
 
     _fields_ = (("kind", ctypes.c_int64), ("what", ctypes.c_void_p))
 
 
 class Program(ctypes.Structure):
-    """``struct program``."""
+    """The C type ``struct program``: the steps of a kernel."""
 
     _fields_ = (("steps", ctypes.c_void_p), ("count", ctypes.c_int))
 
 
 LAYOUT = (*map(ctypes.sizeof, (Copy, Sum, Meeting, Check, Step, Program)), len(KINDS))
-"""What both must agree on: a module may be left over that was compiled of other sources."""
+"""The sizes of the structures, and the number of kinds of steps.
+
+A compiled module with another layout is left over from an older version and is not used.
+"""
 
 
 def load() -> tuple[Any, str]:
-    """Give the compiled module, or None; and why there is nothing to be called, if so."""
+    """Return the compiled module or None, and why its functions cannot be used, if so."""
     try:
         found: Any = importlib.import_module(f"{__package__}._compiled")
     except ModuleNotFoundError:
-        return None, "nothing: it was installed without a C compiler, or without Python's headers"
+        return None, "none: installed without a C compiler, or without Python's headers"
     except ImportError as error:
-        return None, f"nothing: what was compiled cannot be loaded; install again ({error})"
+        return None, f"none: the compiled module cannot be loaded; install again ({error})"
     if getattr(found, "layout", tuple)() != LAYOUT:
-        return None, f"nothing: {found.__file__} is of another version; install again"
-    return found, "" if found.width() else "nothing: there is only code for x86-64"
+        return None, f"none: {found.__file__} is of another version; install again"
+    return found, "" if found.width() else "none: there is only code for x86-64"
 
 
 _compiled, WHY_NOT = load()
@@ -105,42 +114,47 @@ _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 
 @cache
 def vector_width() -> int:
-    """Give the bytes of the widest vector; 0 if nothing was compiled for this machine."""
+    """Return the bytes of the widest vector; 0 if there is no compiled code for this machine."""
     return 0 if _compiled is None else _compiled.width()
 
 
-def _bind(name: str, told: Any, *kept: Any) -> Action:
-    """Give the action that calls a function, without Python's lock; `kept` lives as long."""
-    told.kept = kept
-    return partial(function(name), told)
+def _bind(name: str, arguments: Any, *references: Any) -> Action:
+    """Return the action that calls a compiled function without Python's lock.
+
+    It keeps the objects in `references` alive.
+    """
+    arguments.references = references
+    return partial(function(name), arguments)
 
 
 def function(name: str) -> Any:
-    """Give a compiled function; there are some where there is a width of vectors."""
+    """Return a compiled function; only where `vector_width` is not 0."""
     return getattr(_compiled, name)
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> Any:
-    """Give the structure of a copy through the cache, of arrays that do not overlap."""
-    told = Copy(address(target), address(source), target.nbytes, 0)
-    told.kept = target, source
-    return told
+    """Return the structure of a copy through the cache."""
+    arguments = Copy(address(target), address(source), target.nbytes, 0)
+    arguments.references = target, source
+    return arguments
 
 
 def stream(target: np.ndarray, source: np.ndarray, width: int | None = None) -> Action:
-    """Give the action that copies an array into another of its length and dtype, round the cache.
+    """Return the action that copies an array with streaming stores, which bypass the cache.
+
+    Without compiled code, and for overlapping arrays, it is an ordinary copy.
 
     Parameters
     ----------
     target, source : ndarray
-        Contiguous, of the same length and dtype.
+        Contiguous arrays of the same length and dtype.
     width : int, optional
         Bytes of a vector; by default the widest that this processor has.
     """
     if not vector_width() or overlaps(target, source) or target.nbytes == 0:
         return store(target, source)
-    told = Copy(address(target), address(source), target.nbytes, width or vector_width())
-    return _bind("copy", told, target, source)
+    arguments = Copy(address(target), address(source), target.nbytes, width or vector_width())
+    return _bind("copy", arguments, target, source)
 
 
 def one_pass(
@@ -150,41 +164,41 @@ def one_pass(
     streamed: bool = False,
     width: int | None = None,
 ) -> Action | None:
-    """Give the action that sums arrays and stores the result in several places.
+    """Return the action that sums arrays in one pass and stores the result in several targets.
 
     Parameters
     ----------
     sources, targets : sequence of ndarray
-        Contiguous, of the same length and dtype.  The sum is taken in the order of `sources`, of
-        which a target may be one.
+        Contiguous arrays of the same length and dtype.  They are added in the order of `sources`;
+        a target may be one of the sources.
     divisor : int, optional
-        What the sum is divided by; 0 for nothing.
+        Divisor of the sum; 0 for no division.
     streamed : bool, optional
-        Store round the cache.
+        Whether to use streaming stores.
     width : int, optional
         Bytes of a vector; by default the widest that this processor has.
 
     Returns
     -------
     callable or None
-        None where this cannot be done so: it can for float32 and float64 in memory as it has to be
-        aligned, where no target overlaps a source in part; and if it is streamed, where all targets
-        begin at the same place of a line of the cache.
+        None if the compiled function cannot do it.  It can for float32 and float64 in aligned
+        memory if no target partly overlaps a source; with streaming stores, all targets must also
+        begin at the same offset in a cache line.
     """
     first = targets[0]
     if not vector_width() or first.dtype not in _SUMMED:
         return None
-    whole, itemsize = [address(x) for x in (*sources, *targets)], first.itemsize
+    starts, itemsize = [address(x) for x in (*sources, *targets)], first.itemsize
     apart = not any(
         overlaps(target, source) and address(target) != address(source)
         for target in targets
         for source in sources
     )
-    alike = len({start % _LINE for start in whole[len(sources) :]}) == 1 or not streamed
-    if not (apart and alike and first.size) or any(start % itemsize for start in whole):
+    same_alignment = len({start % _LINE for start in starts[len(sources) :]}) == 1 or not streamed
+    if not (apart and same_alignment and first.size) or any(start % itemsize for start in starts):
         return None
-    addresses = (ctypes.c_size_t * len(whole))(*whole)
-    told = Sum(
+    addresses = (ctypes.c_size_t * len(starts))(*starts)
+    arguments = Sum(
         arrays=ctypes.addressof(addresses),
         count=first.size,
         sources=len(sources),
@@ -194,20 +208,22 @@ def one_pass(
         streamed=streamed,
         width=width or vector_width(),
     )
-    return _bind("sum", told, addresses, *sources, *targets)
+    return _bind("sum", arguments, addresses, *sources, *targets)
 
 
 VARIABLE = "MPIDIST_STREAM_BYTES"
 LEAST_BYTES = 4 << 20
-"""From here on: an allreduce and the first reading of its result, together, took 1.10 of the time
-at 1 MiB, 1.03 at 2 MiB, 0.93 at 4 MiB, 0.82 at 16 MiB (2 ranks, 2 MiB of cache a core; 4 ranks on
-these 2 cores 0.90 0.94 0.84 0.86; allgather alike).  A benchmark, which reads nothing, gains from
-64 KiB on.
+"""The default for the smallest result, in bytes, that is written with streaming stores.
+
+With them, an allreduce and the first reading of its result, together, took 1.10 of the time at
+1 MiB, 1.03 at 2 MiB, 0.93 at 4 MiB, 0.82 at 16 MiB (2 ranks, 2 MiB of cache per core; 4 ranks on
+these 2 cores 0.90, 0.94, 0.84, 0.86; similar for allgather).  A benchmark, which does not read the
+result, gains from 64 KiB on.
 """
 
 
 def least_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Give the bytes of a result from which on it goes round the cache.
+    """Return the size of the smallest result that is written with streaming stores.
 
     Raises
     ------
@@ -220,16 +236,18 @@ def least_bytes(environ: Mapping[str, str] = os.environ) -> int:
     try:
         return parse_size(text) if text else LEAST_BYTES
     except InvalidArgument as error:
-        raise ConfigError(f"{VARIABLE}={text!r}: allowed are none, and a size; {error}") from None
+        raise ConfigError(
+            f"{VARIABLE}={text!r}: expected a size, or none for no streaming stores; {error}"
+        ) from None
 
 
 def streams(nbytes: int) -> bool:
-    """Tell whether a result of so many bytes goes round the cache."""
+    """Return whether a result of `nbytes` is written with streaming stores."""
     return nbytes >= least_bytes() and vector_width() > 0
 
 
 def described() -> str:
-    """Tell in a line what was compiled, and from where on results go round the cache."""
+    """Return a line about the compiled code: its vectors, and when it uses streaming stores."""
     if vector_width() == 0:
         return WHY_NOT
     least = least_bytes()

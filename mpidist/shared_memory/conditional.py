@@ -1,6 +1,8 @@
-"""Actions that are only needed if words in shared memory are not what they were before.
+"""Actions that may be skipped as long as certain words of shared memory are unchanged.
 
-Python does them each time; compiled code looks at the words and leaves them out.
+For example, a rank need not write the location of its array again if the note still has it.
+Python always runs these actions; compiled code (:mod:`.steps`) compares the words with their
+expected values, and calls the action only if they differ.
 """
 
 from __future__ import annotations
@@ -12,88 +14,92 @@ from typing import Any
 
 from ..backends.program import Action
 
-_NEVER = -(1 << 62)  # what no word is
+_NEVER = -(1 << 62)  # a value that no word has
 
 
-class Unless:
-    """An action that may be left out while words are as expected.
+class ConditionalAction:
+    """An action that may be skipped while given words of shared memory have their expected values.
 
     Parameters
     ----------
     words : writable memoryview of int64
-        The memory.
-    places : sequence of int
-        Indices of the words, of blocking calls.
+        The shared memory.
+    indices : sequence of int
+        Indices of the words that are compared, in the lines of blocking calls.
     expected : sequence of int
-        What they are when the action is not needed.
-    act : callable
+        Values of these words with which the action is not needed.
+    action : callable
         The action.
 
     Attributes
     ----------
     expected : array of int64
-        May be changed; see `doubt`.
+        The expected values; `set_expected` and `invalidate` change them.
     """
 
-    __slots__ = ("words", "places", "expected", "act", "__weakref__")
+    __slots__ = ("words", "indices", "expected", "action", "__weakref__")
 
     def __init__(
-        self, words: memoryview, places: Sequence[int], expected: Sequence[int], act: Action
+        self, words: memoryview, indices: Sequence[int], expected: Sequence[int], action: Action
     ):
-        self.words, self.places, self.act = words, tuple(places), act
-        self.expected = (ctypes.c_int64 * len(self.places))(*expected)
+        self.words, self.indices, self.action = words, tuple(indices), action
+        self.expected = (ctypes.c_int64 * len(self.indices))(*expected)
 
     def __call__(self) -> Any:
-        """Do it."""
-        return self.act()
+        """Run the action, whatever the values of the words."""
+        return self.action()
 
-    def expect(self, values: Sequence[int]) -> None:
-        """Say what the words are when the action is not needed."""
+    def set_expected(self, values: Sequence[int]) -> None:
+        """Set the values of the words with which the action is not needed."""
         for n, value in enumerate(values):
             self.expected[n] = value
 
-    def doubt(self, _: object = None) -> None:
-        """Have the action done the next time, whatever the words are."""
+    def invalidate(self, _: object = None) -> None:
+        """Make the next run call the action, whatever the values of the words."""
         self.expected[0] = _NEVER
 
 
-class Aimed(Unless):
-    """An action with a target that words tell: it is bound to it, and bound anew if they change.
+class TargetedAction(ConditionalAction):
+    """Actions bound to a target array that words identify; bound again when the words change.
 
     Parameters
     ----------
-    words, places
-        See :class:`Unless`; they tell the target.
+    words, indices
+        See :class:`ConditionalAction`; these words identify the target.
     find : callable
-        Finds the target and gives the actions bound to it; it says what the words are by `expect`
-        of what it is given.
+        ``find(self)`` finds the target and returns the actions bound to it; it calls
+        `set_expected` with the words of that target.
 
     Attributes
     ----------
     bound : list of callable
-        What to do, as it was bound last.
+        The actions bound to the last target.
     watchers : set
-        Who is told by ``renew(aimed)`` when a target was found: they share the expected words.
+        Objects whose ``update(action)`` is called after each search for the target; they read the
+        same expected words.
     """
 
     __slots__ = ("bound", "watchers", "_find")
 
     def __init__(
-        self, words: memoryview, places: Sequence[int], find: Callable[[Aimed], list[Action]]
+        self,
+        words: memoryview,
+        indices: Sequence[int],
+        find: Callable[[TargetedAction], list[Action]],
     ):
-        super().__init__(words, places, [_NEVER] * len(places), self.look)
+        super().__init__(words, indices, [_NEVER] * len(indices), self.rebind)
         self._find = find
         self.bound: list[Action] = []
         self.watchers: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def look(self) -> None:
-        """Find the target."""
+    def rebind(self) -> None:
+        """Find the target and bind the actions to it."""
         self.bound = self._find(self)
         for watcher in self.watchers:
-            watcher.renew(self)
+            watcher.update(self)
 
     def __call__(self) -> None:
-        """Find the target and do what is bound to it."""
-        self.look()
+        """Find the target and run the actions bound to it."""
+        self.rebind()
         for action in self.bound:
             action()

@@ -1,4 +1,7 @@
-"""Combining the arrays of several ranks piece by piece, each piece while it is in the cache."""
+"""Combining the arrays of several ranks, piece by piece so that each piece stays in the cache.
+
+Used by the kernels of all executors in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ def fold(
     inputs: Sequence[np.ndarray],
     rank: int,
     targets: Sequence[np.ndarray],
-    mean: int,
-    kept: dict[str, np.ndarray] | None = None,
+    divisor: int,
+    scratch: dict[str, np.ndarray] | None = None,
     streamed: bool = False,
 ) -> list[Action]:
-    """Combine the same slice of all ranks' arrays and store it in all targets.
+    """Return the actions that combine a slice of all ranks' arrays and store it in all targets.
 
     Parameters
     ----------
@@ -35,42 +38,43 @@ def fold(
     inputs : sequence of ndarray
         The slice of every rank, flat, by rank.
     rank : int
-        Who owns the slice: its contribution comes first, then those below from near to far, then
-        those above, as in the ``direct`` schedule, so the bits are the same.
+        Owner of the slice: its contribution comes first, then those of lower ranks from near to
+        far, then those of higher ranks, as in the ``direct`` schedule, so the bits are the same.
     targets : sequence of ndarray
-        Where the result goes; the first is written by the combination itself.
-    mean : int
-        What the result is divided by; 0 for nothing.
-    kept : dict, optional
-        Scratch memory, of slices that are combined one after another, the longest first.
+        Arrays for the result; the combination writes to the first, which is copied to the others.
+    divisor : int
+        Divisor of the result; 0 for no division.
+    scratch : dict, optional
+        Scratch arrays by name, shared by slices that are combined one after another, the longest
+        first.
     streamed : bool, optional
-        Store the result in the targets round the cache, if they are several: what is not summed in
-        one pass is combined in scratch memory first.
+        Use streaming stores, which bypass the cache, if there are several targets: a result that is
+        not summed in one pass is combined in scratch memory first.
 
     Returns
     -------
     list of callable
-        To be called in order.  Sums and products of half precision are taken in float32 and
-        rounded once, in the end; this is more exact than ``direct``, which rounds at every rank.
+        Actions to be called in order.  Sums and products in half precision are computed in float32
+        and rounded once at the end, which is more exact than ``direct``: that rounds at every rank.
     """
     if op.builtin and op.name in ("sum", "mean"):
         order = [inputs[peer] for peer in (rank, *outward(rank, len(inputs)))]
-        summed = one_pass(order, targets, mean, streamed)
+        summed = one_pass(order, targets, divisor, streamed)
         if summed is not None:
             return [summed]
     streamed = streamed and len(targets) > 1
-    kept = {} if kept is None else kept
+    scratch = {} if scratch is None else scratch
     others = (x for peer, x in enumerate(inputs) if peer != rank)
     apart = not any(overlaps(targets[0], x) for x in others)
     if accumulator(op, inputs[rank].dtype) != inputs[rank].dtype:
-        combine = partial(_wide, op, rank, mean)
-        return _by_piece(inputs, rank, targets, combine, PIECE_BYTES // 2, kept, streamed)
-    combine = partial(_narrow, op, rank, mean, apart or streamed)
-    return _by_piece(inputs, rank, targets, combine, PIECE_BYTES, kept, streamed)
+        combine = partial(_combine_in_float32, op, rank, divisor)
+        return _by_piece(inputs, rank, targets, combine, PIECE_BYTES // 2, scratch, streamed)
+    combine = partial(_combine_in_dtype, op, rank, divisor, apart or streamed)
+    return _by_piece(inputs, rank, targets, combine, PIECE_BYTES, scratch, streamed)
 
 
 Combine = Callable[..., list[Action]]
-_BY_NAME = (np.maximum, np.minimum)  # numpy wants their result named; positions are 0.1 µs faster
+_NEED_OUT_KEYWORD = (np.maximum, np.minimum)  # others take a positional out, 0.1 µs faster
 
 
 def _by_piece(
@@ -79,7 +83,7 @@ def _by_piece(
     targets: Sequence[np.ndarray],
     combine: Combine,
     piece_bytes: int,
-    kept: dict[str, np.ndarray],
+    scratch: dict[str, np.ndarray],
     streamed: bool,
 ) -> list[Action]:
     count, itemsize = inputs[rank].size, inputs[rank].itemsize
@@ -89,63 +93,63 @@ def _by_piece(
         part = slice(start, min(start + piece, count))
         first, copy, others = targets[0][part], store, targets[1:]
         if streamed:
-            first = _scratch(kept, "result", first.size, first.dtype)
+            first = _scratch_array(scratch, "result", first.size, first.dtype)
             copy, others = stream, targets
-        actions.extend(combine([x[part] for x in inputs], first, kept))
+        actions.extend(combine([x[part] for x in inputs], first, scratch))
         actions.extend(copy(other[part], first) for other in others)
     return actions
 
 
-def _scratch(kept: dict[str, np.ndarray], name: str, count: int, dtype: Any) -> np.ndarray:
-    """Give scratch memory that all pieces use in turn; the first piece is the longest."""
-    if name not in kept:
-        kept[name] = np.empty(count, dtype)
-    return kept[name][:count]
+def _scratch_array(scratch: dict[str, np.ndarray], name: str, count: int, dtype: Any) -> np.ndarray:
+    """Return a scratch array that all pieces use in turn; the first piece is the longest."""
+    if name not in scratch:
+        scratch[name] = np.empty(count, dtype)
+    return scratch[name][:count]
 
 
-def _narrow(
+def _combine_in_dtype(
     op: Op,
     rank: int,
-    mean: int,
+    divisor: int,
     apart: bool,
     pieces: list[np.ndarray],
     first: np.ndarray,
-    kept: dict[str, np.ndarray],
+    scratch: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Combine in the dtype of the data; in the target itself, unless it is another's input."""
+    """Combine in the dtype of the data; in the target itself, unless it is another rank's input."""
     function: Callable[..., Any] = op.function if op.builtin else op.combine
     value, order = pieces[rank], outward(rank, len(pieces))
     actions: list[Action] = []
     for left, peer in zip(range(len(order) - 1, -1, -1), order):
         here = apart or left == 0
-        target = first if here else _scratch(kept, "value", first.size, first.dtype)
+        target = first if here else _scratch_array(scratch, "value", first.size, first.dtype)
         operands = (pieces[peer], value) if peer < rank else (value, pieces[peer])
-        if function in _BY_NAME:
+        if function in _NEED_OUT_KEYWORD:
             actions.append(partial(function, *operands, out=target))
         else:
             actions.append(partial(function, *operands, target))
         value = target
     if not order and value is not first:
         actions.append(store(first, value))
-    if mean:
-        actions.append(division(first, mean))
+    if divisor:
+        actions.append(division(first, divisor))
     return actions
 
 
-def _wide(
+def _combine_in_float32(
     op: Op,
     rank: int,
-    mean: int,
+    divisor: int,
     pieces: list[np.ndarray],
     first: np.ndarray,
-    kept: dict[str, np.ndarray],
+    scratch: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Combine in float32, and round the result; a mean divides first, as on every path."""
-    value = _scratch(kept, "value", first.size, np.float32)
-    other = _scratch(kept, "other", first.size, np.float32)
-    actions: list[Action] = [partial(widen, pieces[rank], value, mean)]
+    """Combine in float32 and round the result; a mean divides the inputs, as on every path."""
+    value = _scratch_array(scratch, "value", first.size, np.float32)
+    other = _scratch_array(scratch, "other", first.size, np.float32)
+    actions: list[Action] = [partial(widen, pieces[rank], value, divisor)]
     for peer in outward(rank, len(pieces)):
-        actions.append(partial(widen, pieces[peer], other, mean))
+        actions.append(partial(widen, pieces[peer], other, divisor))
         operands = (other, value) if peer < rank else (value, other)
         actions.append(partial(op.function, *operands, out=value))
     actions.append(partial(narrow, value, first))

@@ -1,9 +1,18 @@
-"""Symmetric memory: arrays that every rank of a node has at the same place and all can reach.
+"""Symmetric memory: arrays that lie at the same place on every rank of a node, accessible to all.
 
 ``comm.empty(shape, dtype)`` maps one file that exists in memory only and has no name, so that
-nothing is left behind however the job ends.  A rank gives its mapping back when its own arrays on
-it are dead, without asking the others: they have mappings of their own, of the parts of all ranks,
-so they go on reading and writing until they drop theirs.
+nothing is left behind however the job ends.  Every rank maps the parts of all ranks::
+
+    part of rank 0             part of rank 1             …
+    ┌────────────┬───────────┐┌────────────┬───────────┐
+    │ array      │ shadow    ││ array      │ shadow    │   shadow: scratch memory of the kernels
+    └────────────┴───────────┘└────────────┴───────────┘
+    ├──────── stride ────────┤
+
+A rank unmaps the file when its own arrays on it are dead, without asking the others: they have
+mappings of their own, so they can read and write all parts until they unmap theirs.
+
+The communicator's service has one `Heap`; the executors of this package find their arrays in it.
 """
 
 from __future__ import annotations
@@ -22,49 +31,63 @@ from ..calls.arrays import address, owner, view_at
 from ..errors import InvalidArgument
 from ..schedule.unrolled import SLOTS
 from ..selection.rules import STAGING_BYTES
-from .barrier import Lines
+from .barrier import BarrierLines
 
 PAGE = 4096
 _SKEW = 5 * 64  # a rank's part begins at another place in its page than the part before it
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a flat array lies in an allocation, the same on every rank."""
+class Location:
+    """The location of a flat array in an allocation, the same on every rank."""
 
     allocation: Allocation
     offset: int
 
     def views(self, count: int, dtype: np.dtype) -> list[np.ndarray]:
-        """Give the array of every rank, by rank."""
+        """Return a view of every rank's array, by rank."""
         ranks = range(self.allocation.size)
         return [view_at(self.address(rank), count, dtype) for rank in ranks]
 
     def address(self, rank: int) -> int:
-        """Give the address of the array of `rank`."""
+        """Return the address of the array of `rank`, in this process."""
         return self.allocation.address + rank * self.allocation.stride + self.offset
 
     def shadow(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Give scratch memory as long as the array, on `rank`; all ranks reach it."""
+        """Return scratch memory as long as the array, in the part of `rank`; all ranks reach it."""
         half = self.allocation.stride // 2
         return view_at(self.address(rank) + half, count, dtype)
 
     @property
     def key(self) -> str:
-        """Name the place, for the ranks to see that they mean the same one."""
+        """Text that is equal on all ranks if they mean the same location."""
         return f"@{self.allocation.number}+{self.offset}"
 
 
 @dataclass(eq=False)
 class Allocation:
-    """One mapping: `size` parts of `stride` bytes; the second half of a part is its shadow."""
+    """One mapped file: a part of `stride` bytes for each of `size` ranks.
+
+    Attributes
+    ----------
+    number : int
+        Number of the allocation, the same on every rank.
+    address : int
+        Address of the mapping in this process.
+    stride : int
+        Bytes of each rank's part; its second half is the shadow.
+    size, rank : int
+        Number of ranks, and this rank.
+    owner_ref : weakref
+        Reference to the object that owns the mapping: the file is unmapped when it dies.
+    """
 
     number: int
     address: int
     stride: int
     size: int
     rank: int
-    holder: weakref.ref
+    owner_ref: weakref.ref
 
 
 class Heap:
@@ -73,11 +96,11 @@ class Heap:
     Parameters
     ----------
     rank, size : int
-        Of the communicator.
+        Rank and size in the communicator.
     everyone : callable
-        ``everyone(value)`` gives the values of all ranks; collective.
+        ``everyone(value)`` returns the values of all ranks; collective.
     patience : tuple of int
-        Of a barrier, see :func:`~mpidist.backends.waiting.spin`.
+        Patience in a barrier, see :func:`~mpidist.backends.waiting.spin`.
     """
 
     def __init__(
@@ -89,156 +112,160 @@ class Heap:
     ):
         self.rank, self.size, self.everyone = rank, size, everyone
         self._patience = patience
-        self._known: dict[int, Allocation] = {}  # by the identity of the memory's owner
-        self._numbered: dict[int, Allocation] = {}
-        self._made = 0
-        self._lines: Lines | None = None
+        self._allocations: dict[int, Allocation] = {}  # by the identity of the memory's owner
+        self._by_number: dict[int, Allocation] = {}
+        self._last_number = 0
+        self._lines: BarrierLines | None = None
         self._staging: tuple[Allocation, np.ndarray] | None = None
 
     @property
-    def lines(self) -> Lines:
-        """The words by which the ranks meet."""
+    def lines(self) -> BarrierLines:
+        """The ranks' barrier counters and notes."""
         assert self._lines is not None
         return self._lines
 
-    def behind(self) -> tuple[int, ...]:
-        """Give the ranks that have not come to the barrier that this rank came to last."""
-        return () if self._lines is None else self._lines.behind()
+    def missing(self) -> tuple[int, ...]:
+        """Return the ranks that have not reached a barrier that this rank has reached."""
+        return () if self._lines is None else self._lines.missing()
 
     def make_lines(self) -> None:
-        """Make the words by which the ranks meet, before anything that needs them; collective."""
+        """Allocate the barrier counters and notes, unless they exist; collective."""
         if self._lines is None:
-            words = self._map(Lines.bytes_needed(self.size, SLOTS + 1)).data.cast("q")
-            self._lines = Lines(words, self.rank, self.size, self._patience)
+            words = self._map(BarrierLines.bytes_needed(self.size, SLOTS + 1)).data.cast("q")
+            self._lines = BarrierLines(words, self.rank, self.size, self._patience)
 
-    def empty(self, dims: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Make an array on every rank; collective, all want the same.  The contents are zero."""
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Allocate a symmetric array; collective, with the same shape and dtype on every rank.
+
+        It is filled with zeros, as ``comm.empty`` promises, without a pass over the memory: the
+        system zeroes the pages of a new file.
+        """
         self.make_lines()
-        nbytes = math.prod(dims) * dtype.itemsize
-        flat, made = self._allocate(max(nbytes, 1))
-        mark = id(made.holder())
-        number = made.number
+        nbytes = math.prod(shape) * dtype.itemsize
+        flat, allocation = self._allocate(max(nbytes, 1))
+        owner_id = id(allocation.owner_ref())
+        number = allocation.number
 
         def forget(_: weakref.ref) -> None:
-            self._known.pop(mark, None)
-            self._numbered.pop(number, None)
+            self._allocations.pop(owner_id, None)
+            self._by_number.pop(number, None)
 
-        made.holder = weakref.ref(made.holder(), forget)
-        self._known[mark] = self._numbered[number] = made
-        first = self.rank * made.stride
+        allocation.owner_ref = weakref.ref(allocation.owner_ref(), forget)
+        self._allocations[owner_id] = self._by_number[number] = allocation
+        first = self.rank * allocation.stride
         own = flat[first : first + nbytes]
-        return own.view(dtype).reshape(dims)
+        return own.view(dtype).reshape(shape)
 
     def make_staging(self) -> None:
-        """Make the slots through which private arrays go, at the first use; collective.
+        """Allocate the slots through which private arrays are copied, once; collective.
 
         Raises
         ------
         MemoryError
-            On every rank, if there is not so much shared memory.
+            On every rank, if there is not enough shared memory.
         """
         if self._staging is None:
             self.make_lines()
-            flat, made = self._allocate(2 * STAGING_BYTES)
-            self._staging = (made, flat)
+            flat, allocation = self._allocate(2 * STAGING_BYTES)
+            self._staging = (allocation, flat)
 
     @property
     def has_staging(self) -> bool:
-        """Whether there are slots."""
+        """Whether the staging slots have been allocated."""
         return self._staging is not None
 
-    def slot(self, index: int) -> Place:
-        """Give slot 0 or 1 of the staging memory."""
+    def slot(self, index: int) -> Location:
+        """Return the location of staging slot 0 or 1."""
         assert self._staging is not None
-        return Place(self._staging[0], index * STAGING_BYTES)
+        return Location(self._staging[0], index * STAGING_BYTES)
 
     def _allocate(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
-        """Map `nbytes` and as much of shadow for every rank."""
+        """Map `nbytes`, and a shadow of the same length, for every rank."""
         stride = 2 * (-(-nbytes // PAGE) * PAGE) + 2 * _SKEW
         flat = self._map(stride * self.size)
-        self._made += 1
+        self._last_number += 1
         start = flat.__array_interface__["data"][0]
         ref = weakref.ref(owner(flat))
-        return flat, Allocation(self._made, start, stride, self.size, self.rank, ref)
+        return flat, Allocation(self._last_number, start, stride, self.size, self.rank, ref)
 
     def _map(self, nbytes: int) -> np.ndarray:
-        """Map a new file of `nbytes` on every rank; if one cannot, none does and all raise."""
-        wrong = ""
+        """Map a new file of `nbytes` on every rank; if one rank cannot, none does and all raise."""
+        failure = ""
         for kind in memory_file.KINDS:
-            made, mapping, mine = None, None, ""
+            created, mapping, problem = None, None, ""
             try:
                 if self.rank == 0:
-                    made, mine = _create(nbytes, kind)
-                told = self.everyone(made)[0]
-                if told is not None:
-                    mapping, mine = _attach(told, nbytes)
-                problems = [(r, text) for r, text in enumerate(self.everyone(mine)) if text]
+                    created, problem = _create(nbytes, kind)
+                name = self.everyone(created)[0]
+                if name is not None:
+                    mapping, problem = _attach(name, nbytes)
+                problems = [(r, text) for r, text in enumerate(self.everyone(problem)) if text]
             finally:
-                if made is not None:
-                    memory_file.remove(made)
+                if created is not None:
+                    memory_file.remove(created)
             if not problems:
                 assert mapping is not None
                 return mapping
-            wrong = "; ".join(f"on rank {r}: {text}" for r, text in problems)
-        raise MemoryError(f"rank {self.rank}: {nbytes} bytes of shared memory: {wrong}")
+            failure = "; ".join(f"on rank {r}: {text}" for r, text in problems)
+        raise MemoryError(f"rank {self.rank}: {nbytes} bytes of shared memory: {failure}")
 
-    def find(self, x: np.ndarray | None) -> Place | None:
-        """Give the place of a flat array, or None if it is private memory."""
-        if x is None or not self._known:
+    def find(self, x: np.ndarray | None) -> Location | None:
+        """Return the location of a flat array, or None if it is private memory."""
+        if x is None or not self._allocations:
             return None
-        holder = owner(x)
-        found = self._known.get(id(holder))
-        if found is None and not isinstance(holder, np.ndarray):
-            found, holder = self._around(address(x))  # it may be a tensor on an array of ours
-        if found is None or found.holder() is not holder:
+        memory = owner(x)
+        found = self._allocations.get(id(memory))
+        if found is None and not isinstance(memory, np.ndarray):
+            found, memory = self._containing(address(x))  # perhaps a tensor on a symmetric array
+        if found is None or found.owner_ref() is not memory:
             return None
         if x.size == 0:
-            return Place(found, 0)  # numpy gives an empty array no address of its own
+            return Location(found, 0)  # numpy gives an empty array no address of its own
         offset = address(x) - found.address - self.rank * found.stride
         inside = offset >= 0 and offset + x.nbytes <= found.stride // 2
-        return Place(found, offset) if inside else None
+        return Location(found, offset) if inside else None
 
-    def _around(self, start: int) -> tuple[Allocation | None, object]:
-        """Return the allocation that an address is in, on this rank, and the memory's owner."""
-        for known in self._known.values():
+    def _containing(self, start: int) -> tuple[Allocation | None, object]:
+        """Return the allocation whose part of this rank contains an address, and its owner."""
+        for known in self._allocations.values():
             if 0 <= start - known.address - self.rank * known.stride < known.stride // 2:
-                return known, known.holder()
+                return known, known.owner_ref()
         return None, None
 
-    def place(self, number: int, offset: int) -> Place | None:
-        """Give a place by its allocation's number, None if this rank has given that back."""
-        known = self._numbered.get(number)
-        return None if known is None or known.holder() is None else Place(known, offset)
+    def location(self, number: int, offset: int) -> Location | None:
+        """Return a location by allocation number, or None if this rank has unmapped it."""
+        known = self._by_number.get(number)
+        return None if known is None or known.owner_ref() is None else Location(known, offset)
 
     def key(self, x: np.ndarray) -> str:
-        """Name the place of an array, the same on every rank; raise if it is private."""
-        place = self.find(x) if isinstance(x, np.ndarray) else None
-        if place is None:
+        """Return the key of an array's location, the same on every rank; raise if it is private."""
+        location = self.find(x) if isinstance(x, np.ndarray) else None
+        if location is None:
             raise InvalidArgument(
                 f"rank {self.rank}: free(x): x is not from empty() of this communicator, "
                 "or is free already"
             )
-        return place.key
+        return location.key
 
     def forget(self, x: np.ndarray) -> None:
-        """Treat the memory of `x` as private from now on; what is under way goes on in it."""
+        """Treat the memory of `x` as private from now on; pending operations still use it."""
         self.key(x)
-        place = self.find(x)
-        assert place is not None
-        del self._known[id(place.allocation.holder())]
+        location = self.find(x)
+        assert location is not None
+        del self._allocations[id(location.allocation.owner_ref())]
 
 
 def _create(nbytes: int, kind: str) -> tuple[str | None, str]:
-    """Make a file; give it, and what went wrong."""
+    """Create a memory file; return its name and "", or None and the error's message."""
     try:
         return memory_file.create(nbytes, "symmetric", kind), ""
     except (MemoryError, OSError, OverflowError) as error:
         return None, str(error)
 
 
-def _attach(made: str, nbytes: int) -> tuple[np.ndarray | None, str]:
-    """Map a file; give the mapping, and what went wrong."""
+def _attach(name: str, nbytes: int) -> tuple[np.ndarray | None, str]:
+    """Map a memory file; return the mapping and "", or None and the error's message."""
     try:
-        return memory_file.attach(made, nbytes), ""
+        return memory_file.attach(name, nbytes), ""
     except (OSError, ValueError, OverflowError) as error:
         return None, str(error)

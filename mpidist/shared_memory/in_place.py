@@ -1,11 +1,14 @@
-"""Collectives in symmetric memory: every rank reads and writes the arrays of the others in place.
+"""The ``symmetric`` executor: every rank reads and writes the others' arrays in symmetric memory.
 
-A kernel is a program that begins when all ranks have come to the call, as the arrival board tells,
-and that has a barrier between its phases; the last is empty where others may still be at work in
-this rank's memory.  Reductions take one pass or are cut into pieces that stay in cache, so the data
-cross the memory bus once to be read and once to be written, whatever the number of ranks.  Each is
-an executor of the ``direct`` schedule of its collective, and so gives the same bits (see
-:mod:`.fold`).
+A kernel is a program that begins when all ranks have arrived at the call on the arrival board, and
+has a barrier between its phases; an empty last phase means that other ranks may still access this
+rank's memory until the barrier before it.  Reductions take one pass or are cut into pieces that
+stay in cache, so the data cross the memory bus once to be read and once to be written, whatever the
+number of ranks.  Each kernel combines in the order of the ``direct`` schedule of its collective, so
+the result has the same bits (see :mod:`.fold`).
+
+The functions that make a program of a kernel are also used by the executors in :mod:`.slots` and
+:mod:`.single_copy`.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from ..calls.call import Call
 from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from . import rooted
-from .barrier import Arrival, Barrier
+from .barrier import Barrier, BoardArrival
 from .compiled import streams
 from .fold import fold
-from .heap import Heap, Place
+from .heap import Heap, Location
 from .kernel import Body, Phase, copier, divisor, push, slices_of, unowned
 
 NEEDS = {
@@ -39,16 +42,16 @@ NEEDS = {
     "gather": "x",
     "alltoall": "x",
 }
-"""Which array of a call must be symmetric, on every rank."""
+"""The array of each collective that must be symmetric, on every rank."""
 BY_PARTS = ("gather", "scatter")
-"""Whose symmetric array is a rank's own part, anywhere in an allocation that all ranks hold."""
+"""Collectives whose symmetric array is each rank's part, at any offset of one allocation."""
 
 
-def place_of(call: Call, heap: Heap) -> Place | None:
-    """Return the place of the array that the kernel of this collective needs, or None.
+def location_of(call: Call, heap: Heap) -> Location | None:
+    """Return the location of the array that must be symmetric, or None if it is private.
 
     Numpy gives an empty array no address of its own, so a rank whose part has no elements cannot
-    tell where the others' parts lie.
+    find the allocation of the others' parts: then it is None as well.
     """
     need = NEEDS.get(call.collective)
     if need is None or call.on_device:
@@ -58,34 +61,34 @@ def place_of(call: Call, heap: Heap) -> Place | None:
     return heap.find(call.out if need == "out" else call.x)
 
 
-def where(call: Call, place: Place, heap: Heap) -> str:
-    """Name the memory that a call takes place in: it must be the same on every rank.
+def memory_key(call: Call, location: Location, heap: Heap) -> str:
+    """Return the text that identifies the symmetric memory of a call; equal on all ranks.
 
-    In allreduce that is also the input, if it is a symmetric array of its own: the others read it
-    there.  A private one is copied into the result first, where it lies in place as well.
+    For an allreduce it includes the input, if that is another symmetric array: the other ranks read
+    it there.  A private input is copied into the result first.
     """
     if call.collective in BY_PARTS:
-        return f"@{place.allocation.number}"
+        return f"@{location.allocation.number}"
     own = call.collective == "allreduce" and not call.in_place and call.count > 0
     source = heap.find(call.x) if own else None
-    return place.key if source is None else f"{place.key} from {source.key}"
+    return location.key if source is None else f"{location.key} from {source.key}"
 
 
-class Checks(Protocol):
-    """Compares the calls of the ranks."""
+class CallChecks(Protocol):
+    """The part of `Reports` that compares the operations of the ranks."""
 
     def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Raise CollectiveMismatch if a rank of this node is seen to mean another operation."""
+        """Raise CollectiveMismatch if the board shows another operation of a rank of this node."""
 
 
 class SharedMemory(Protocol):
-    """What executors in shared memory are made from: the service of a communicator."""
+    """The service of a communicator, as far as the executors in shared memory need it."""
 
     backend: Backend
 
     @property
-    def reports(self) -> Checks:
-        """Compares the calls of the ranks."""
+    def reports(self) -> CallChecks:
+        """Comparison of the ranks' operations."""
 
     heap: Heap | None
 
@@ -94,7 +97,7 @@ NO_HEAP = "the ranks share no memory"
 
 
 class Symmetric(Executor):
-    """Collectives in place, in arrays of ``comm.empty``; and the barrier."""
+    """Executor of collectives in place, in arrays of ``comm.empty``, and of the barrier."""
 
     name, summary = "symmetric", "every rank reads and writes the others' memory in place"
 
@@ -103,26 +106,28 @@ class Symmetric(Executor):
         self._check_same = host.reports.check_same
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return mostly that an array is private memory."""
+        """Return why the call cannot be served, usually a private array; None if it can."""
         heap = self._heap
         if heap is None:
             return NO_HEAP
         if call.collective == "barrier":
             return None
-        if place_of(call, heap) is None:
+        if location_of(call, heap) is None:
             return f"{NEEDS.get(call.collective, 'x')} is no array of comm.empty()"
-        return "rows of other ranks are not known" if call.uneven_alltoall else None
+        return "the counts of other ranks are unknown" if call.uneven_alltoall else None
 
     def depends_on(self, call: Call) -> bool:
-        """Return whether the array that must be symmetric is."""
-        return self._heap is not None and place_of(call, self._heap) is not None
+        """Return whether the array that must be symmetric lies in symmetric memory."""
+        return self._heap is not None and location_of(call, self._heap) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the place in symmetric memory."""
+        """Return the text that all ranks compare: the location in symmetric memory."""
         heap = self._heap
         assert heap is not None
-        place = place_of(call, heap)
-        return "in symmetric memory" + ("" if place is None else f" {where(call, place, heap)}")
+        location = location_of(call, heap)
+        return "in symmetric memory" + (
+            "" if location is None else f" {memory_key(call, location, heap)}"
+        )
 
     def bind(
         self,
@@ -133,45 +138,57 @@ class Symmetric(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Bind the kernel; in the background its first round waits for the other ranks."""
+        """Bind the kernel; in the background, a first round waits for the other ranks' arrival."""
         heap = self._heap
         assert heap is not None
         if call.collective == "barrier":
             program = Program([], meets=True)
         else:
-            place = place_of(call, heap)
-            assert place is not None
-            program = kernel(call, place, heap)
+            location = location_of(call, heap)
+            assert location is not None
+            program = kernel(call, location, heap)
         if background:
-            arrival = Arrival(self._board, self._check_same)
-            program.items = [Round((), arrival, ()), *program.items]
-            program.named, program.meets = arrival, False
+            board_arrival = BoardArrival(self._board, self._check_same)
+            program.items = [Round((), board_arrival, ()), *program.items]
+            program.named, program.meets = board_arrival, False
         return program
 
 
-def kernel(call: Call, place: Place, heap: Heap) -> Program:
-    """Bind the kernel of a call to its memory."""
-    base = [0]
-    return assemble(_KERNELS[call.collective](call, place, heap, base), heap, base)
+def kernel(call: Call, location: Location, heap: Heap) -> Program:
+    """Return the program of a call's kernel, bound to its memory."""
+    tags = [0]
+    return assemble(_KERNELS[call.collective](call, location, heap, tags), heap, tags)
 
 
-def assemble(body: Body, heap: Heap, base: list[int], slot: int | None = None) -> Program:
-    """Return the program of a kernel, with a barrier between its phases."""
+def assemble(body: Body, heap: Heap, tags: list[int], slot: int | None = None) -> Program:
+    """Return the program of a kernel, with a barrier between its phases.
+
+    Parameters
+    ----------
+    body : Body
+        Actions before the rank is announced, and the phases.
+    heap : Heap
+        The heap whose barrier counters are used.
+    tags : list of int
+        ``Program.tags``, shared with the barriers and notes of the kernel.
+    slot : int, optional
+        The staging slot that it uses.
+    """
     before, phases = body
     first, *later = (phase if isinstance(phase, Phase) else Phase(phase) for phase in phases)
     items: list[Round | Side] = [Round((), None, tuple(first.actions))]
     for actions, awaits in later:
-        items.append(Round((), Barrier(heap.lines, base, awaits), tuple(actions)))
-    return Program(items, tags=base, before=tuple(before), slot=slot, meets=True)
+        items.append(Round((), Barrier(heap.lines, tags, awaits), tuple(actions)))
+    return Program(items, tags=tags, before=tuple(before), slot=slot, meets=True)
 
 
 def _own_first(views: Sequence[np.ndarray], rank: int) -> list[np.ndarray]:
     return [views[rank], *(views[peer] for peer in onward(rank, len(views)))]
 
 
-def _allreduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+def _allreduce(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     assert call.x is not None and call.op is not None
-    outs = place.views(call.x.size, call.dtype)
+    outs = location.views(call.x.size, call.dtype)
     source = heap.find(call.x)
     before: list[Action] = []
     if source is not None:
@@ -181,34 +198,34 @@ def _allreduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         before.append(store(outs[call.rank], unowned(call.x)))
     mine = blocks(call.x.size, call.size)[call.rank]
     targets = [out[mine] for out in _own_first(outs, call.rank)]
-    # In place, what is stored to has just been read: it is in the cache.
-    streamed = source not in (None, place) and streams(call.nbytes)
+    # In place, the targets have just been read and are in the cache: streaming would not pay.
+    streamed = source not in (None, location) and streams(call.nbytes)
     inputs = [x[mine] for x in inputs]
     combine = fold(call.op, inputs, call.rank, targets, divisor(call), streamed=streamed)
     return before, [combine, []]
 
 
-def _reduce_scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+def _reduce_scatter(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     assert call.x is not None and call.op is not None and call.out is not None
     mine = slices_of(call.counts)[call.rank]
-    inputs = [x[mine] for x in place.views(call.x.size, call.dtype)]
+    inputs = [x[mine] for x in location.views(call.x.size, call.dtype)]
     out, streamed = [unowned(call.out)], streams(call.out.nbytes)
     return [], [fold(call.op, inputs, call.rank, out, divisor(call), streamed=streamed), []]
 
 
-def _allgather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+def _allgather(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     assert call.x is not None and call.out is not None
     mine = slices_of(call.counts)[call.rank]
-    outs = place.views(call.out.size, call.dtype)
+    outs = location.views(call.out.size, call.dtype)
     targets = [out[mine] for out in _own_first(outs, call.rank)]
     targets = targets[1:] if call.in_place else targets
     return [], [push(unowned(call.x), targets, copier(call.out)), []]
 
 
-def _alltoall(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
+def _alltoall(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     assert call.x is not None and call.out is not None
     mine = slices_of(call.counts)[call.rank]
-    views = place.views(call.x.size, call.dtype)
+    views = location.views(call.x.size, call.dtype)
     out, parts = unowned(call.out), slices_of(call.out_counts)
     order, copy = [call.rank, *onward(call.rank, call.size)], copier(out)
     return [], [[copy(out[parts[s]], views[s][mine]) for s in order], []]

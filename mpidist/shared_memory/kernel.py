@@ -1,4 +1,12 @@
-"""What the kernels have in common: the parts of an array, views of it, copies to several places."""
+"""Parts that kernels share: phases, slices of arrays, views, combining and copying.
+
+A kernel is a collective in shared memory.  Its body is a list of actions before the rank is
+announced, and phases of actions; a barrier separates the phases::
+
+    actions before | all ranks arrive | phase 1 | barrier | phase 2 | … | barrier | last phase
+
+Used by the executors in in_place, rooted, slots and single_copy.
+"""
 
 from __future__ import annotations
 
@@ -19,42 +27,45 @@ from .fold import PIECE_BYTES, fold
 _ONE_SHOT_BYTES = {"allreduce": 128 << 10, "reduce": 64 << 10}
 _OF_HALVES = {"allreduce": 1 << 10, "reduce": 2 << 10}
 _OF_BFLOAT16 = {"allreduce": 1 << 10, "reduce": 64 << 10}
-"""Up to how many bytes one shot was no slower, on 2 and 4 ranks.
+"""The largest sizes, in bytes, at which one shot was no slower than two, on 2 and 4 ranks.
 
 Numpy converts float16 and float8 slowly, in 10 and 20 times the time of adding float32: to combine
 everything on each rank took 1.3 of the time at 2 KiB, 1.7 at 128 KiB; bfloat16, whose conversion
 takes half the time of adding, 1.05 and 1.66.
 """
 
-Awaited = Callable[[], Sequence[int]]
+AwaitedRanks = Callable[[], Sequence[int]]
 
 
 class Phase(NamedTuple):
-    """What a rank does from one meeting on: not all of them are waited for in every one.
+    """The actions of a rank after a barrier, and the ranks that it awaits in that barrier.
 
     Attributes
     ----------
     actions : list of callable
-        What it does.
+        The actions, in order.
     awaits : callable, optional
-        Gives the ranks that must have come first; by default all.
+        Returns the ranks to wait for before the phase; by default all ranks.
     """
 
     actions: list[Action]
-    awaits: Awaited | None = None
+    awaits: AwaitedRanks | None = None
 
 
 Body = tuple[list[Action], Sequence[Phase | list[Action]]]
-"""What is done before the rank is announced; the phases."""
+"""A kernel's actions before the rank is announced, and its phases."""
 
 
 def one_shot(call: Call) -> bool:
-    """Tell whether one meeting less pays, with one rank, or each, combining everything."""
+    """Return whether one shot (one rank, or each, combines everything) is faster than two shots.
+
+    In two shots each rank combines a slice, and the slices are collected after another barrier.
+    """
     limits = _ONE_SHOT_BYTES
     if is_half(call.dtype):
         limits = _OF_BFLOAT16 if call.dtype.name == "bfloat16" else _OF_HALVES
-    others = call.size - 1 if call.collective == "allreduce" else 1  # that all fetch at once
-    return call.nbytes * others <= limits[call.collective]
+    readers = call.size - 1 if call.collective == "allreduce" else 1  # of each input, at once
+    return call.nbytes * readers <= limits[call.collective]
 
 
 def divisor(call: Call) -> int:
@@ -65,13 +76,16 @@ def divisor(call: Call) -> int:
 def combine(
     call: Call, inputs: Sequence[np.ndarray], owner: int, part: slice, target: np.ndarray
 ) -> list[Action]:
-    """Combine a part of the inputs of all ranks in its owner's order."""
+    """Return the actions that combine a slice of all ranks' inputs in the order of its owner."""
     assert call.op is not None
     return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
 
 
 def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Action]:
-    """Combine everything, each slice in its owner's order; of two operands both are the same."""
+    """Return the actions that combine the whole inputs, each slice in the order of its owner.
+
+    With two ranks both orders give the same bits, so the whole is one slice.
+    """
     parts = [slice(0, out.size)] if call.size <= 2 else blocks(out.size, call.size)
     actions: list[Action] = []
     for owner, part in enumerate(parts):
@@ -80,30 +94,36 @@ def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> li
 
 
 def slices_of(counts: Sequence[int]) -> list[slice]:
-    """Give the part of each rank in an array that has all parts one after another."""
+    """Return each rank's slice of an array that concatenates ``counts[rank]`` elements per rank."""
     stops = list(accumulate(counts))
     return [slice(stop - count, stop) for stop, count in zip(stops, counts)]
 
 
-def cut(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
-    """Give pieces of so many bytes of an array; one where there are no elements."""
+def pieces_of(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
+    """Return slices that cover `count` elements in pieces of at most `nbytes`.
+
+    A piece has at least one element; if `count` is 0, there is one empty slice.
+    """
     piece = max(1, nbytes // max(itemsize, 1))
     return [slice(start, min(start + piece, count)) for start in range(0, max(count, 1), piece)]
 
 
 def unowned(x: np.ndarray) -> np.ndarray:
-    """Give a view that does not keep the user's array alive."""
+    """Return a view that does not keep the user's array alive."""
     return view_at(address(x), x.size, x.dtype)
 
 
 def copier(result: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Action]:
-    """Give what makes the copies into parts of this result: round the cache if it is long."""
+    """Return the function that binds copies into `result`: `stream` if it is long, else `store`."""
     return stream if streams(result.nbytes) else store
 
 
 def push(x: np.ndarray, targets: Sequence[np.ndarray], copy: Any = store) -> list[Action]:
-    """Store an array in several places, piece by piece: it is read from memory once."""
+    """Return the actions that copy an array to several targets, piece by piece.
+
+    So each piece is read from memory once, and from the cache for the other targets.
+    """
     if len(targets) < 2:
         return [copy(target, x) for target in targets]
-    pieces = cut(x.size, x.itemsize)
+    pieces = pieces_of(x.size, x.itemsize)
     return [copy(target[part], x[part]) for part in pieces for target in targets]

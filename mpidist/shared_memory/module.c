@@ -1,14 +1,14 @@
-/* The compiled functions as a module of Python's.
+/* The compiled functions as a Python extension module.
 
-   Arguments are ctypes structures, by the buffer that each is: a call takes 0.1 µs, and one by
-   ctypes takes 0.7.  While they run, other threads of Python's may. */
+   Arguments are ctypes structures, passed as buffers: a call takes 0.1 µs, and 0.7 through ctypes.
+   The functions release Python's lock, so other threads can run meanwhile. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "compiled.h"
 
-/* Give the structure that an argument is, or NULL with an error set. */
+/* Return the structure in an argument's buffer, or NULL with an exception set. */
 static const void *structure(PyObject *argument, Py_buffer *view, size_t size)
 {
     if (PyObject_GetBuffer(argument, view, PyBUF_SIMPLE) < 0)
@@ -65,7 +65,7 @@ static PyObject *width(PyObject *module, PyObject *nothing)
     return PyLong_FromLong(mpidist_width());
 }
 
-/* The layout that compiled.py must repeat. */
+/* Return the layout, for compiled.py to compare with its own. */
 static PyObject *layout(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
@@ -74,12 +74,12 @@ static PyObject *layout(PyObject *module, PyObject *nothing)
 }
 
 static PyMethodDef functions[] = {
-    {"copy", copy, METH_O, "Do a struct copy."},
-    {"sum", sum, METH_O, "Do a struct sum."},
+    {"copy", copy, METH_O, "Run a struct copy."},
+    {"sum", sum, METH_O, "Run a struct sum."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
-     "Run a struct program, as operation number so and so, from a step on."},
-    {"width", width, METH_NOARGS, "Bytes of the widest vector; 0 if there is nothing to call."},
-    {"layout", layout, METH_NOARGS, "Bytes of each structure, number of kinds of steps."},
+     "Run a struct program for an operation's sequence number, from a step on."},
+    {"width", width, METH_NOARGS, "Return the bytes of the widest vector, or 0."},
+    {"layout", layout, METH_NOARGS, "Return the sizes of the structures and the number of kinds."},
     {NULL, NULL, 0, NULL},
 };
 

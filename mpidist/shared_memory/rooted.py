@@ -1,7 +1,10 @@
-"""Kernels of the collectives with a root, some of whose arrays only the root has.
+"""Kernels in symmetric memory of the collectives with a root: reduce, broadcast, gather, scatter.
 
-The root notes where its array lies before it is announced.  Where that is private, or a rank has
-given back its own mapping of it, the work of that rank falls to the root.
+An array that only the root has need not be symmetric.  The root notes its location before it is
+announced.  Ranks that can reach the array there read or write it themselves; if it is private
+memory, or a rank has unmapped it, the root copies that rank's part.
+
+The ``symmetric`` executor (:mod:`.in_place`) binds these kernels.
 """
 
 from __future__ import annotations
@@ -18,158 +21,179 @@ from ..calls.arrays import view_at
 from ..calls.call import Call
 from ..schedule.rounds import blocks
 from .compiled import streams
-from .conditional import Aimed, Unless
+from .conditional import ConditionalAction, TargetedAction
 from .fold import fold
-from .heap import Heap, Place
+from .heap import Heap, Location
 from .kernel import Body, Phase, combine_all, copier, divisor, one_shot, slices_of, unowned
 
-_NUMBER, _OFFSET, _LEFT = range(3)  # the notes: of an allocation, a place in it, work for the root
+# A rank's notes: allocation number and offset of its array; whether it cannot reach the root's.
+_NUMBER, _OFFSET, _UNREACHED = range(3)
 
 
 class RootArray:
-    """An array of the root that the others may reach; and those of the others, for what is left.
+    """The root's array in one kernel, found by the other ranks through the root's notes.
+
+    In gather and scatter, the root also finds the parts of ranks that cannot reach it.
 
     Parameters
     ----------
     heap : Heap
         The symmetric memory.
-    base : list of int
-        Tells the operations apart that are under way together.
+    tags : list of int
+        ``Program.tags`` of the kernel: one number, the slot of the barrier lines.
     root : int
-        Whose array it is.
+        The root.
     count : int
-        Its elements.
+        Number of elements of the root's array.
     dtype : dtype
-        Of those, and of what the others have.
+        Dtype of all arrays of the call.
     """
 
-    def __init__(self, heap: Heap, base: list[int], root: int, count: int, dtype: np.dtype):
-        self._heap, self._base, self._root = heap, base, root
+    def __init__(self, heap: Heap, tags: list[int], root: int, count: int, dtype: np.dtype):
+        self._heap, self._tags, self._root = heap, tags, root
         self._count, self._dtype = count, dtype
         self._noted = (0, 0)
-        self._place: Place | None = None
+        self._location: Location | None = None
         self._view: np.ndarray | None = None
         self._watch: weakref.ref | None = None
 
     def announce(self, x: np.ndarray) -> list[Action]:
-        """Note where this rank's `x` lies, before it is announced as having come."""
-        place, lines, base = self._heap.find(x), self._heap.lines, self._base
-        noted = (0, 0) if place is None else (place.allocation.number, place.offset)
+        """Return the action that notes the location of this rank's `x`, before its arrival."""
+        location, lines, tags = self._heap.find(x), self._heap.lines, self._tags
+        noted = (0, 0) if location is None else (location.allocation.number, location.offset)
         words = lines.words
 
-        def tell() -> None:
-            at = lines.notes(base, lines.rank)
+        def write_notes() -> None:
+            at = lines.note_index(tags, lines.rank)
             words[at + _NUMBER], words[at + _OFFSET] = noted
 
-        return [Unless(words, self._words(lines.rank, _NUMBER, _OFFSET), noted, tell)]
+        return [
+            ConditionalAction(words, self._words(lines.rank, _NUMBER, _OFFSET), noted, write_notes)
+        ]
 
     def _words(self, rank: int, *notes: int) -> list[int]:
-        """Give the indices of notes of a rank in a blocking call."""
-        first = self._heap.lines.notes([0], rank)
+        """Return the indices of notes of a rank, in the lines of blocking calls."""
+        first = self._heap.lines.note_index([0], rank)
         return [first + note for note in notes]
 
-    def aimed(self, bind: Callable[[np.ndarray | None], list[Action]]) -> Aimed:
-        """On the others: give the action that does what is bound to the root's array.
+    def targeted(self, bind: Callable[[np.ndarray | None], list[Action]]) -> TargetedAction:
+        """On a rank other than the root: return an action with the root's array as its target.
 
-        Where that is out of reach, it is bound to None.
+        Parameters
+        ----------
+        bind : callable
+            ``bind(array)`` returns the actions for the root's array, or for None where this rank
+            cannot reach it.
         """
         lines = self._heap.lines
         target: Any = self  # no array yet
-        places = [*self._words(self._root, _NUMBER, _OFFSET), *self._words(lines.rank, _LEFT)]
+        indices = [*self._words(self._root, _NUMBER, _OFFSET), *self._words(lines.rank, _UNREACHED)]
 
-        def find(aimed: Aimed) -> list[Action]:
+        def find(action: TargetedAction) -> list[Action]:
             nonlocal target
             found = self.find()
-            bound = aimed.bound if found is target else bind(found)
+            bound = action.bound if found is target else bind(found)
             target = found
-            if found is not None and self._place is not None:
-                self._watch = weakref.ref(self._place.allocation.holder(), aimed.doubt)
-                aimed.expect([*self._noted, 0])
+            if found is not None and self._location is not None:
+                self._watch = weakref.ref(self._location.allocation.owner_ref(), action.invalidate)
+                action.set_expected([*self._noted, 0])
             else:
-                aimed.doubt()
+                action.invalidate()
             return bound
 
-        return Aimed(lines.words, places, find)
+        return TargetedAction(lines.words, indices, find)
 
-    def leave(self, act: Action) -> list[Phase | list[Action]]:
-        """On the others: give the phases of a rank that does `act` and need not wait for anyone.
+    def phases_without_waiting(self, action: Action) -> list[Phase | list[Action]]:
+        """On a rank other than the root: return its phases, one with `action` and two empty ones.
 
-        But for the root, if that has this rank's work to do.
+        The rank waits for no other rank, but for the root if that has to copy the rank's part.
         """
-        mine = self._words(self._heap.lines.rank, _LEFT)
-        whom = Unless(self._heap.lines.words, mine, [0], self._whom)
-        return [[act], Phase([], tuple), Phase([], whom)]
+        mine = self._words(self._heap.lines.rank, _UNREACHED)
+        awaits = ConditionalAction(self._heap.lines.words, mine, [0], self._awaited_ranks)
+        return [[action], Phase([], tuple), Phase([], awaits)]
 
-    def _whom(self) -> tuple[int, ...]:
+    def _awaited_ranks(self) -> tuple[int, ...]:
         return (self._root,) if self._view is None else ()
 
     def find(self) -> np.ndarray | None:
-        """On the others: give the root's array, None where it is out of reach.
+        """On a rank other than the root: return a view of the root's array, None if unreachable.
 
-        It is the same view as long as the array is: making one takes 3 µs, or 15 if the caches are
-        cold.
+        The view is made again only if the array has moved: making one takes 3 µs, or 15 if the
+        caches are cold.
         """
-        noted, place = self._read(self._root), self._place
-        if noted != self._noted or place is None or place.allocation.holder() is None:
-            self._noted, self._place = noted, self._heap.place(*noted)
+        noted, location = self._read(self._root), self._location
+        if noted != self._noted or location is None or location.allocation.owner_ref() is None:
+            self._noted, self._location = noted, self._heap.location(*noted)
             self._view = None
-            if self._place is not None:
-                self._view = view_at(self._place.address(self._root), self._count, self._dtype)
+            if self._location is not None:
+                self._view = view_at(self._location.address(self._root), self._count, self._dtype)
         lines = self._heap.lines
-        lines.words[lines.notes(self._base, lines.rank) + _LEFT] = self._view is None
+        lines.words[lines.note_index(self._tags, lines.rank) + _UNREACHED] = self._view is None
         return self._view
 
     def _read(self, rank: int) -> tuple[int, int]:
         lines = self._heap.lines
-        at = lines.notes(self._base, rank)
+        at = lines.note_index(self._tags, rank)
         return lines.words[at + _NUMBER], lines.words[at + _OFFSET]
 
-    def theirs(self, rank: int, count: int) -> np.ndarray:
-        """On the root: give what `rank` announced, which lies in an allocation that all hold."""
-        place = self._heap.place(*self._read(rank))
-        assert place is not None
-        return view_at(place.address(rank), count, self._dtype)
+    def array_of(self, rank: int, count: int) -> np.ndarray:
+        """On the root: return a view of the array that `rank` announced.
 
-    def collect(self, fetch: Callable[[int], Any]) -> Unless:
-        """On the root, after a barrier: give the action that does the work that is left to it."""
+        It lies in an allocation that all ranks have mapped.
+        """
+        location = self._heap.location(*self._read(rank))
+        assert location is not None
+        return view_at(location.address(rank), count, self._dtype)
+
+    def serve_unreached(self, copy_part: Callable[[int], Any]) -> ConditionalAction:
+        """On the root, after a barrier: return the action that copies the unreached ranks' parts.
+
+        Parameters
+        ----------
+        copy_part : callable
+            ``copy_part(rank)`` copies the part of `rank`.
+        """
         others = [rank for rank in range(self._heap.size) if rank != self._root]
-        places = [place for rank in others for place in self._words(rank, _LEFT)]
+        indices = [index for rank in others for index in self._words(rank, _UNREACHED)]
 
-        def act() -> None:
-            for rank in self.left():
-                fetch(rank)
+        def copy_all() -> None:
+            for rank in self.unreached():
+                copy_part(rank)
 
-        return Unless(self._heap.lines.words, places, [0] * len(places), act)
+        return ConditionalAction(self._heap.lines.words, indices, [0] * len(indices), copy_all)
 
-    def left(self) -> list[int]:
-        """On the root, after a barrier: give the ranks that could not reach the array."""
+    def unreached(self) -> list[int]:
+        """On the root, after a barrier: return the ranks that cannot reach the root's array."""
         lines, ranks = self._heap.lines, range(self._heap.size)
         return [
             rank
             for rank in ranks
-            if rank != self._root and lines.words[lines.notes(self._base, rank) + _LEFT]
+            if rank != self._root and lines.words[lines.note_index(self._tags, rank) + _UNREACHED]
         ]
 
 
-def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    """Every rank combines a slice straight into the root's `out`, or into the shadow of `x`.
+def reduce(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
+    """Return the kernel of reduce: each rank combines a slice and stores it in the root's `out`.
 
-    Short arrays the root combines alone: one meeting less (4 KiB: 0.6–0.8 of the time on 2 and 4
-    ranks, 64 KiB: the same; from 256 KiB on 1.15–1.5 times as long).
+    A rank that cannot reach `out` stores it in the shadow of the root's `x`.  The root combines
+    short arrays alone, which saves a barrier (4 KiB: 0.6–0.8 of the time on 2 and 4 ranks, 64 KiB:
+    the same; from 256 KiB on 1.15–1.5 times as long).
     """
     assert call.x is not None and call.op is not None
     parts = blocks(call.x.size, call.size)
     mine = parts[call.rank]
-    views = place.views(call.x.size, call.dtype)
+    views = location.views(call.x.size, call.dtype)
     if one_shot(call):
         if call.rank != call.root:
             return [], [[], []]
         assert call.out is not None
         return [], [combine_all(call, views, unowned(call.out)), []]
     inputs, streamed = [x[mine] for x in views], streams(call.nbytes)
-    combine_into = partial(fold, call.op, inputs, call.rank, mean=divisor(call), streamed=streamed)
-    shadow = place.shadow(call.root, call.x.size, call.dtype)
-    aim = RootArray(heap, base, call.root, call.x.size, call.dtype)
+    combine_into = partial(
+        fold, call.op, inputs, call.rank, divisor=divisor(call), streamed=streamed
+    )
+    shadow = location.shadow(call.root, call.x.size, call.dtype)
+    root_array = RootArray(heap, tags, call.root, call.x.size, call.dtype)
     if call.rank == call.root:
         assert call.out is not None
         out = unowned(call.out)
@@ -177,41 +201,46 @@ def reduce(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         def fetch(rank: int) -> None:
             out[parts[rank]] = shadow[parts[rank]]
 
-        return aim.announce(call.out), [combine_into([out[mine]]), [aim.collect(fetch)]]
+        return root_array.announce(call.out), [
+            combine_into([out[mine]]),
+            [root_array.serve_unreached(fetch)],
+        ]
 
     def combine(target: np.ndarray | None) -> list[Action]:
         return combine_into([(shadow if target is None else target)[mine]])
 
-    return [], [[aim.aimed(combine)], []]
+    return [], [[root_array.targeted(combine)], []]
 
 
-def broadcast(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    """Everyone copies the same amount: the root stores a slice of every other rank's array.
+def broadcast(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
+    """Return the kernel of broadcast, in which the root and each other rank copy equal amounts.
 
-    A single core does not use up the memory's bandwidth, so for 2 ranks this is twice as fast as
-    the one copy of the other rank alone.
+    Every other rank reads the first blocks from the root; the root stores the last one in the
+    arrays of all others.  A single core does not use up the memory's bandwidth, so with 2 ranks
+    this is twice as fast as one copy by the other rank.
     """
     assert call.out is not None
-    views = place.views(call.out.size, call.dtype)
-    cut, copy = blocks(call.out.size, call.size)[-1].start, copier(call.out)
-    theirs = slice(0, cut) if call.size > 1 else slice(0, 0)
+    views = location.views(call.out.size, call.dtype)
+    split, copy = blocks(call.out.size, call.size)[-1].start, copier(call.out)
+    theirs = slice(0, split) if call.size > 1 else slice(0, 0)
     if call.rank != call.root:
         return [], [[copy(views[call.rank][theirs], views[call.root][theirs])], []]
     before: list[Action] = []
     if not call.in_place and call.x is not None:
         before.append(store(views[call.rank], unowned(call.x)))
     others = [view for rank, view in enumerate(views) if rank != call.root]
-    work = [copy(view[cut:], views[call.root][cut:]) for view in others]
+    work = [copy(view[split:], views[call.root][split:]) for view in others]
     return before, [list[Action](work), []]
 
 
-def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    """Every rank stores its part in the root's `out`; the root fetches what is left.
+def gather(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
+    """Return the kernel of gather: each rank stores its part in the root's `out`.
 
-    The parts may lie at different places of one allocation, as in place they do on the root.
+    The root fetches the parts of ranks that cannot reach it.  The ranks' parts may lie at different
+    offsets of one allocation: an in-place call has that of the root inside `out`.
     """
     parts, mine = slices_of(call.counts), slices_of(call.counts)[call.rank]
-    aim = RootArray(heap, base, call.root, sum(call.counts), call.dtype)
+    root_array = RootArray(heap, tags, call.root, sum(call.counts), call.dtype)
     if call.rank != call.root:
         assert call.x is not None
         x = unowned(call.x)
@@ -219,23 +248,32 @@ def gather(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         def deliver(target: np.ndarray | None) -> list[Action]:
             return [] if target is None else [store(target[mine], x)]
 
-        return aim.announce(call.x), aim.leave(aim.aimed(deliver))
+        return root_array.announce(call.x), root_array.phases_without_waiting(
+            root_array.targeted(deliver)
+        )
     assert call.x is not None and call.out is not None
     out, counts = unowned(call.out), call.counts  # a call would keep its arrays alive
 
     def fetch(rank: int) -> None:
-        out[parts[rank]] = aim.theirs(rank, counts[rank])
+        out[parts[rank]] = root_array.array_of(rank, counts[rank])
 
     own: list[Action] = []
     if not call.in_place:
         own.append(store(out[mine], unowned(call.x)))
-    return aim.announce(call.out), [own, [aim.collect(fetch)], Phase([], tuple)]
+    return root_array.announce(call.out), [
+        own,
+        [root_array.serve_unreached(fetch)],
+        Phase([], tuple),
+    ]
 
 
-def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
-    """Every rank fetches its part of the root's `x`; the root stores what is left."""
+def scatter(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
+    """Return the kernel of scatter: each rank reads its part of the root's `x`.
+
+    The root stores the parts of ranks that cannot reach it.
+    """
     parts, mine = slices_of(call.counts), slices_of(call.counts)[call.rank]
-    aim = RootArray(heap, base, call.root, sum(call.counts), call.dtype)
+    root_array = RootArray(heap, tags, call.root, sum(call.counts), call.dtype)
     if call.rank != call.root:
         assert call.out is not None
         out = unowned(call.out)
@@ -243,14 +281,16 @@ def scatter(call: Call, place: Place, heap: Heap, base: list[int]) -> Body:
         def fetch(source: np.ndarray | None) -> list[Action]:
             return [] if source is None else [store(out, source[mine])]
 
-        return aim.announce(call.out), aim.leave(aim.aimed(fetch))
+        return root_array.announce(call.out), root_array.phases_without_waiting(
+            root_array.targeted(fetch)
+        )
     assert call.x is not None and call.out is not None
     x, counts = unowned(call.x), call.counts
 
-    def deal(rank: int) -> None:
-        aim.theirs(rank, counts[rank])[...] = x[parts[rank]]
+    def put(rank: int) -> None:
+        root_array.array_of(rank, counts[rank])[...] = x[parts[rank]]
 
     own: list[Action] = []
     if not call.in_place:
         own.append(store(unowned(call.out), x[mine]))
-    return aim.announce(call.x), [own, [aim.collect(deal)], Phase([], tuple)]
+    return root_array.announce(call.x), [own, [root_array.serve_unreached(put)], Phase([], tuple)]

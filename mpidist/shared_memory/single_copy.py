@@ -1,12 +1,13 @@
-"""Collectives of private arrays that each rank reads in the others' own memory.
+"""The ``single_copy`` executor: reductions of private arrays, read in the other processes' memory.
 
-The ranks note where their arrays lie before they are announced.  What is combined is fetched piece
-by piece into memory that stays in cache, and each slice is fetched once more by those who need it.
-Each kernel is an executor of the ``direct`` schedule of its collective, and so gives the same bits.
-Collectives that only move data have no such form: it was no faster than the MPI library's own.
+Each rank notes the addresses of its arrays before it is announced.  It fetches its slice of the
+other ranks' inputs piece by piece into scratch memory that stays in cache, and combines it there;
+the ranks that need the slice fetch it once more from its owner.  Each kernel combines in the order
+of the ``direct`` schedule of its collective, so the result has the same bits.  There are no kernels
+of collectives that only move data: they were no faster than those of the MPI library.
 
-Every kernel ends with two barriers: until all have come to the first, others may be reading this
-rank's arrays; and who comes to the second knows that nobody gave up before that.
+Every kernel ends with two barriers.  Until all ranks have reached the first, others may be reading
+this rank's arrays; a rank that reaches the second has not given up while it read.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ from .heap import Heap
 from .in_place import NO_HEAP, SharedMemory, assemble
 from .kernel import divisor, slices_of, unowned
 
-_X, _OUT = range(2)  # the notes: where a rank's arrays lie
+_X, _OUT = range(2)  # a rank's notes: addresses of its input and its result
 _LEAST_PIECE = 64 << 10  # bytes
 
 Phases = list[list[Action]]
 
 
-class Reach:
-    """What a communicator has for such kernels, which run one at a time; made collectively.
+class Workspace:
+    """Reader of the other ranks' memory, and scratch memory, for all kernels of a communicator.
+
+    The kernels run one at a time.  Made collectively.
 
     Attributes
     ----------
     heap : Heap
-        By whose words the ranks meet.
+        The heap with the barrier counters.
     memory : ProcessMemory
-        That of the other ranks.
+        Reader of the other ranks' memory.
     """
 
     def __init__(self, heap: Heap):
@@ -52,96 +55,103 @@ class Reach:
         self._result = np.empty(0, np.uint8)
 
     def result(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Give memory for the part of a result that another rank will fetch."""
+        """Return memory for a part of the result that another rank will fetch."""
         if self._result.nbytes < count * dtype.itemsize:
             self._result = np.empty(count * dtype.itemsize, np.uint8)
         return self._result[: count * dtype.itemsize].view(dtype)
 
     def scratch(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Give memory that all kernels use in turn, so that it is in the cache."""
+        """Return scratch memory, shared by all kernels in turn so that it stays in the cache."""
         if self._scratch.nbytes < count * dtype.itemsize:
             self._scratch = np.empty(count * dtype.itemsize, np.uint8)
         return self._scratch[: count * dtype.itemsize].view(dtype)
 
 
-class _Others:
-    """The arrays of the other ranks in one operation."""
+class _PeerArrays:
+    """The addresses of the other ranks' arrays in one call, and the actions that read there."""
 
-    def __init__(self, call: Call, reach: Reach, base: list[int]):
-        self.reach, self._base, self._lines = reach, base, reach.heap.lines
-        self._at = [[0] * call.size, [0] * call.size]
+    def __init__(self, call: Call, workspace: Workspace, tags: list[int]):
+        self.workspace, self._tags, self._lines = workspace, tags, workspace.heap.lines
+        self._addresses = [[0] * call.size, [0] * call.size]
         arrays = ((_X, call.x), (_OUT, call.out))
         self._own = [(which, address(data)) for which, data in arrays if data is not None]
 
-    def show(self, which: int, data: np.ndarray) -> None:
-        """Have the others find `data`, which must live as long as this."""
+    def publish(self, which: int, data: np.ndarray) -> None:
+        """Note the address of `data` in place of the call's own array, and keep `data` alive."""
         self._own = [(w, a) for w, a in self._own if w != which] + [(which, address(data))]
-        self._held = data
+        self._published = data
 
     def announce(self) -> list[Action]:
-        """Note where this rank's arrays lie."""
-        lines, base, own = self._lines, self._base, self._own
+        """Return the action that notes this rank's addresses; it comes before the arrival."""
+        lines, tags, own = self._lines, self._tags, self._own
 
-        def tell() -> None:
-            at = lines.notes(base, lines.rank)
-            for which, where in own:
-                lines.words[at + which] = where
+        def write_notes() -> None:
+            at = lines.note_index(tags, lines.rank)
+            for which, start in own:
+                lines.words[at + which] = start
 
-        return [tell]
+        return [write_notes]
 
-    def find(self) -> None:
-        """Read the notes of all, who have come."""
-        words, notes = self._lines.words, self._lines.notes
-        starts = [notes(self._base, peer) for peer in range(self._lines.size)]
-        for which, at in enumerate(self._at):
+    def read_addresses(self) -> None:
+        """Read the addresses of all ranks' arrays from their notes, once all ranks have arrived."""
+        words, note_index = self._lines.words, self._lines.note_index
+        starts = [note_index(self._tags, peer) for peer in range(self._lines.size)]
+        for which, at in enumerate(self._addresses):
             at[:] = [words[start + which] for start in starts]
 
     def fetch(self, which: int, peer: int, part: slice, target: np.ndarray) -> Action:
-        """Give what copies a part of an array of `peer` into `target`."""
-        theirs, here, read = self._at[which], address(target), self.reach.memory.read
+        """Return the action that copies a part of an array of `peer` into `target`."""
+        addresses, start, read = self._addresses[which], address(target), self.workspace.memory.read
         offset, nbytes = part.start * target.itemsize, target.nbytes
 
-        def act() -> None:
+        def action() -> None:
             try:
-                read(peer, theirs[peer] + offset, here, nbytes)
+                read(peer, addresses[peer] + offset, start, nbytes)
             except OSError as error:
                 raise RankFailed(
                     f"rank {self._lines.rank}: rank {peer} has left in the middle of the "
-                    f"operation, or given back its array: {error.strerror}"
+                    f"operation, or has freed its array: {error.strerror}"
                 ) from error
 
-        return act
+        return action
 
 
 class SingleCopy(Executor):
-    """Collectives of private arrays in the ranks' own memory."""
+    """Executor of reductions of private arrays, read in the other processes' memory."""
 
     name, summary = "single_copy", "every rank reads the others' private arrays"
 
     def __init__(self, host: SharedMemory):
-        self._heap, self._reach = host.heap, None  # type: Heap | None, Reach | None
+        self._heap, self._workspace = host.heap, None  # type: Heap | None, Workspace | None
         self._reason = NO_HEAP if host.heap is None else None
         self.ready = host.heap is None
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return mostly that only reductions have such a form; the first use tries the rest."""
+        """Return why the call cannot be served, or None.
+
+        Whether the ranks can read each other's memory is known after `make_ready`.
+        """
         if self._reason is not None:
             return self._reason
         if background:
-            return "this is in the background"
-        return None if call.collective in _KERNELS else f"{call.collective} has no such form"
+            return "it cannot run in the background"
+        return (
+            None
+            if call.collective in _KERNELS
+            else f"there is no single-copy kernel of {call.collective}"
+        )
 
     def make_ready(self) -> None:
-        """Try to read the others' memory; collective."""
+        """Check that the ranks can read each other's memory, once; collective."""
         assert self._heap is not None
         try:
-            self._reach = Reach(self._heap)
+            self._workspace = Workspace(self._heap)
         except (MemoryError, Unsupported) as error:
             self._reason = str(error)
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor's name: ranks that do without would wait for ever."""
+        """Return the executor's name: all ranks must use it, or they would wait for each other."""
         return self.name
 
     def bind(
@@ -153,69 +163,69 @@ class SingleCopy(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Bind the kernel to the arrays' addresses."""
-        assert self._reach is not None
-        return kernel(call, self._reach)
+        """Return the program of the call's kernel, bound to the arrays' addresses."""
+        assert self._workspace is not None
+        return kernel(call, self._workspace)
 
 
-def kernel(call: Call, reach: Reach) -> Program:
-    """Bind the kernel of a call to its arrays."""
-    base = [0]
-    others = _Others(call, reach, base)
-    first, *more = _KERNELS[call.collective](call, others)
-    phases = [[others.find, *first], *more, [], []]
-    return assemble((others.announce(), phases), reach.heap, base)
+def kernel(call: Call, workspace: Workspace) -> Program:
+    """Return the program of a call's kernel, bound to its arrays."""
+    tags = [0]
+    peers = _PeerArrays(call, workspace, tags)
+    first, *more = _KERNELS[call.collective](call, peers)
+    phases = [[peers.read_addresses, *first], *more, [], []]
+    return assemble((peers.announce(), phases), workspace.heap, tags)
 
 
-def _combine(call: Call, others: _Others, mine: slice, out: np.ndarray) -> list[Action]:
-    """Combine the slice `mine` of all inputs into `out`, which is as long."""
+def _combine(call: Call, peers: _PeerArrays, mine: slice, out: np.ndarray) -> list[Action]:
+    """Return the actions that combine the slice `mine` of all inputs into `out`, of its length."""
     assert call.x is not None and call.op is not None
     x, size, itemsize = unowned(call.x), call.size, max(call.dtype.itemsize, 1)
     piece = max(_LEAST_PIECE, PIECE_BYTES // size) // itemsize
     piece = max(1, min(piece, mine.stop - mine.start))
-    scratch = others.reach.scratch(piece * size, call.dtype).reshape(size, piece)
-    kept: dict[str, np.ndarray] = {}
+    scratch = peers.workspace.scratch(piece * size, call.dtype).reshape(size, piece)
+    fold_scratch: dict[str, np.ndarray] = {}
     actions: list[Action] = []
     for start in range(mine.start, mine.stop, piece):
         part = slice(start, min(start + piece, mine.stop))
         inputs = list(scratch[:, : part.stop - start])
-        actions += [others.fetch(_X, r, part, inputs[r]) for r in onward(call.rank, size)]
+        actions += [peers.fetch(_X, r, part, inputs[r]) for r in onward(call.rank, size)]
         inputs[call.rank] = x[part]
         target = out[start - mine.start : part.stop - mine.start]
-        actions += fold(call.op, inputs, call.rank, [target], divisor(call), kept)
+        actions += fold(call.op, inputs, call.rank, [target], divisor(call), fold_scratch)
     return actions
 
 
-def _allreduce(call: Call, others: _Others) -> Phases:
-    """A slice each; then the others' slices are fetched from where their owners stored them."""
+def _allreduce(call: Call, peers: _PeerArrays) -> Phases:
+    """Combine this rank's slice into its `out`; then fetch the others' slices from theirs."""
     assert call.x is not None and call.out is not None
     out, parts = unowned(call.out), blocks(call.x.size, call.size)
     mine = parts[call.rank]
-    combine = _combine(call, others, mine, out[mine])
+    combine = _combine(call, peers, mine, out[mine])
     order = onward(call.rank, call.size)
-    return [combine, [others.fetch(_OUT, r, parts[r], out[parts[r]]) for r in order]]
+    return [combine, [peers.fetch(_OUT, r, parts[r], out[parts[r]]) for r in order]]
 
 
-def _reduce(call: Call, others: _Others) -> Phases:
-    """A slice each, which the root fetches from where its owner kept it."""
+def _reduce(call: Call, peers: _PeerArrays) -> Phases:
+    """Combine this rank's slice into memory of its own; the root fetches the others' slices."""
     assert call.x is not None
     parts = blocks(call.x.size, call.size)
     mine = parts[call.rank]
     if call.rank != call.root:
-        kept = others.reach.result(mine.stop - mine.start, call.dtype)
-        others.show(_OUT, kept)
-        return [_combine(call, others, mine, kept), []]
+        result = peers.workspace.result(mine.stop - mine.start, call.dtype)
+        peers.publish(_OUT, result)
+        return [_combine(call, peers, mine, result), []]
     assert call.out is not None
     out = unowned(call.out)
-    combine = _combine(call, others, mine, out[mine])
+    combine = _combine(call, peers, mine, out[mine])
     order = onward(call.rank, call.size)
     whole = [slice(0, parts[r].stop - parts[r].start) for r in order]
-    return [combine, [others.fetch(_OUT, r, w, out[parts[r]]) for r, w in zip(order, whole)]]
+    return [combine, [peers.fetch(_OUT, r, w, out[parts[r]]) for r, w in zip(order, whole)]]
 
 
-def _reduce_scatter(call: Call, others: _Others) -> Phases:
+def _reduce_scatter(call: Call, peers: _PeerArrays) -> Phases:
     assert call.out is not None
-    return [_combine(call, others, slices_of(call.counts)[call.rank], unowned(call.out))]
+    return [_combine(call, peers, slices_of(call.counts)[call.rank], unowned(call.out))]
 
 
 _KERNELS = {

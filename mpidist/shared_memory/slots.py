@@ -1,8 +1,15 @@
-"""Collectives of private arrays through slots of shared memory.
+"""The ``staged`` executor: collectives of private arrays through slots of shared memory.
 
-A rank copies what others need into its slot and is announced; the others then read it.  Two slots
-take turns, so that nobody waits until the others have read: a slot is used again when every rank
-has come to a later call.  Each kernel is an executor of the ``direct`` schedule of its collective.
+A rank copies the data that the others need into its slot, announces its arrival, and reads the
+others' slots when all ranks have arrived.  Two slots take turns, so no rank waits until its slot
+has been read: it is used again when every rank has arrived at a later call.  Long arrays go piece
+by piece through the two halves of a slot, a barrier between the pieces::
+
+    half 0   write piece 0 |  read piece 0 | write piece 2 |  read piece 2 | …
+    half 1                 | write piece 1 |  read piece 1 | write piece 3 | …
+
+Each kernel combines in the order of the ``direct`` schedule of its collective, so the result has
+the same bits.
 """
 
 from __future__ import annotations
@@ -20,20 +27,18 @@ from ..errors import Unsupported
 from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from ..selection.rules import STAGING_BYTES
-from .heap import Heap, Place
+from .heap import Heap, Location
 from .in_place import NO_HEAP, SharedMemory, assemble
-from .kernel import Body, combine, combine_all, cut, one_shot, slices_of, unowned
+from .kernel import Body, combine, combine_all, one_shot, pieces_of, slices_of, unowned
 
 _PIECE_BYTES = 64 << 10  # 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, 2 ranks
-
-
-_MOST_SHARED_BYTES = 1 << 20  # at 2 MiB binding and copying take as long as each other
+_MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copying costs as much
 
 
 class Staged(Executor):
-    """Collectives of private arrays through the slots."""
+    """Executor of collectives of private arrays through the slots."""
 
-    name, summary = "staged", "every rank reads what the others copied into shared memory"
+    name, summary = "staged", "every rank copies its data into shared memory, where the others read"
     turns = 2
 
     def __init__(self, host: SharedMemory):
@@ -42,15 +47,15 @@ class Staged(Executor):
         self.ready = host.heap is None
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return mostly that the arrays are too long for a slot."""
+        """Return why the call cannot be served, usually too long an array; None if it can."""
         if self._reason is not None:
             return self._reason
         if background:
-            return "this is in the background"
+            return "it cannot run in the background"
         return why_not(call)
 
     def make_ready(self) -> None:
-        """Make the slots; collective."""
+        """Allocate the slots; collective."""
         assert self._heap is not None
         try:
             self._heap.make_staging()
@@ -59,17 +64,17 @@ class Staged(Executor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor's name: ranks that do without would wait for ever."""
+        """Return the executor's name: all ranks must use it, or they would wait for each other."""
         return self.name
 
     def kind(self, call: Call) -> Hashable:
-        """Return what arrays of short calls must have in common to share those of the program."""
-        if call.nbytes > _MOST_SHARED_BYTES or not (call.op is None or call.op.builtin):
+        """Return the key of short calls that can share a program with its own arrays, or None."""
+        if call.nbytes > _MAX_SHARED_BYTES or not (call.op is None or call.op.builtin):
             return None
         op = None if call.op is None else call.op.name
-        brings = -1 if call.x is None else call.x.size
-        gets = -1 if call.out is None else call.out.size
-        return call.collective, call.dtype, call.root, op, call.counts, brings, gets
+        input_size = -1 if call.x is None else call.x.size
+        output_size = -1 if call.out is None else call.out.size
+        return call.collective, call.dtype, call.root, op, call.counts, input_size, output_size
 
     def bind(
         self,
@@ -80,41 +85,47 @@ class Staged(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Bind the kernel to slot number `turn`."""
+        """Return the program of the call's kernel, bound to slot number `turn`."""
         assert self._heap is not None
         return kernel(call, self._heap, turn)
 
 
 def kernel(call: Call, heap: Heap, slot: int) -> Program:
-    """Bind the kernel of a call to its arrays and to slot 0 or 1."""
+    """Return the program of a call's kernel, bound to its arrays and to slot 0 or 1."""
     return assemble(_KERNELS[call.collective](call, heap.slot(slot)), heap, [0], slot)
 
 
 def why_not(call: Call) -> str | None:
-    """Return why a call cannot go through the slots, or None."""
+    """Return why a call cannot go through the slots, or None if it can."""
     if call.collective not in _KERNELS:
-        return f"{call.collective} has no such form"
+        return f"there is no staged kernel of {call.collective}"
     if call.uneven_alltoall:
-        return "rows of other ranks are not known"
+        return "the counts of other ranks are unknown"
     if call.nbytes > STAGING_BYTES:
-        return f"it has more than the {STAGING_BYTES >> 20} MiB of a slot"
+        return f"its {call.nbytes} bytes exceed the {STAGING_BYTES >> 20} MiB of a slot"
     return None
 
 
-def _allreduce(call: Call, slot: Place) -> Body:
-    """Up to 128 KiB from all others (of half precision 1) everyone combines all; else a slice.
+def _allreduce(call: Call, slot: Location) -> Body:
+    """Return the kernel of allreduce: one shot up to 128 KiB (1 KiB in half precision), else two.
 
-    Either way a slice is combined in its owner's order, so the bits are the same everywhere.
+    One shot: every rank combines everything.  Two shots: every rank combines its slice and then
+    reads the others' results.  Either way a slice is combined in the order of its owner, so the
+    bits are the same on all ranks.
     """
     assert call.x is not None and call.out is not None
     if not one_shot(call):
         return _two_shot(call, slot, unowned(call.out), onward(call.rank, call.size))
-    before, inputs = _bring(call, slot, [slice(0, call.x.size)])
+    before, inputs = _copy_in(call, slot, [slice(0, call.x.size)])
     return before, [combine_all(call, inputs, unowned(call.out))]
 
 
-def _reduce(call: Call, slot: Place) -> Body:
-    """Up to 64 KiB (float16: 2) the root combines everything; else it fetches what each did."""
+def _reduce(call: Call, slot: Location) -> Body:
+    """Return the kernel of reduce: one shot up to 64 KiB (2 KiB in float16), else two.
+
+    One shot: the root combines everything.  Two shots: every rank combines a slice, and the root
+    reads the results.
+    """
     assert call.x is not None
     here = call.rank == call.root
     if not one_shot(call):
@@ -123,26 +134,34 @@ def _reduce(call: Call, slot: Place) -> Body:
             call, slot, unowned(call.out) if here and call.out is not None else None, others
         )
     if not here:
-        return _bring(call, slot, [slice(0, call.x.size)])[0], [[]]
+        return _copy_in(call, slot, [slice(0, call.x.size)])[0], [[]]
     assert call.out is not None
-    inputs = _bring(call, slot, [])[1]
+    inputs = _copy_in(call, slot, [])[1]
     return [], [combine_all(call, inputs, unowned(call.out))]
 
 
-def _bring(call: Call, slot: Place, parts: list[slice]) -> tuple[list[Action], list[np.ndarray]]:
-    """Copy parts of this rank's input into its slot; give that, and the inputs by rank."""
+def _copy_in(
+    call: Call, slot: Location, parts: list[slice]
+) -> tuple[list[Action], list[np.ndarray]]:
+    """Return the copies of parts of this rank's input into its slot, and all ranks' inputs.
+
+    The inputs are by rank: those of other ranks are views of their slots.
+    """
     assert call.x is not None
     x, slots = unowned(call.x), slot.views(call.x.size, call.dtype)
     copies: list[Action] = [store(slots[call.rank][part], x[part]) for part in parts]
     return copies, [x if peer == call.rank else view for peer, view in enumerate(slots)]
 
 
-def _two_shot(call: Call, slot: Place, out: np.ndarray | None, others: Sequence[int]) -> Body:
-    """Combine a slice each, and store it for the others; fetch the slices of `others`."""
+def _two_shot(call: Call, slot: Location, out: np.ndarray | None, others: Sequence[int]) -> Body:
+    """Return a kernel in which each rank combines a slice, and then reads the slices of `others`.
+
+    The results lie in the shadows of the slots.  `out` is None on ranks without a result.
+    """
     assert call.x is not None
     parts, mine = blocks(call.x.size, call.size), blocks(call.x.size, call.size)[call.rank]
     needed = [parts[peer] for peer in onward(call.rank, call.size)]
-    before, inputs = _bring(call, slot, needed)
+    before, inputs = _copy_in(call, slot, needed)
     results = [slot.shadow(rank, call.x.size, call.dtype) for rank in range(call.size)]
     target = results[call.rank][mine] if out is None else out[mine]
     work = combine(call, inputs, call.rank, mine, target)
@@ -154,88 +173,100 @@ def _two_shot(call: Call, slot: Place, out: np.ndarray | None, others: Sequence[
     return before, [work, fetch]
 
 
-def _reduce_scatter(call: Call, slot: Place) -> Body:
+def _reduce_scatter(call: Call, slot: Location) -> Body:
     assert call.out is not None
     parts = slices_of(call.counts)
     needed = [parts[peer] for peer in onward(call.rank, call.size)]
-    before, inputs = _bring(call, slot, needed)
+    before, inputs = _copy_in(call, slot, needed)
     return before, [combine(call, inputs, call.rank, parts[call.rank], unowned(call.out))]
 
 
-def _turns(count: int, itemsize: int, nbytes: int) -> list[tuple[int, slice]]:
-    """Cut elements into pieces of so many bytes or more, which take turns in two places.
+def _alternating_pieces(count: int, itemsize: int, nbytes: int) -> list[tuple[int, slice]]:
+    """Return at most eight pieces of at least `nbytes`, as (half of the slot, slice of elements).
 
-    The two so stay in the cache.  There are at most eight pieces: an array that is used once is
-    bound for one call.
+    The halves alternate, so both stay in the cache.  More pieces would make binding too slow for
+    an array that is used in one call only.
     """
     piece = max(nbytes // max(itemsize, 1), -(-count // 8), 1)
-    return list(zip(cycle((0, 1)), cut(count, 1, piece)))
+    return list(zip(cycle((0, 1)), pieces_of(count, 1, piece)))
 
 
-def _piped(bring: list[list[Action]], fetch: list[list[Action]]) -> Body:
-    """Bring a piece while the one before is fetched."""
-    later = [*bring[1:], []]
-    return bring[0], [[*fetched, *brought] for fetched, brought in zip(fetch, later)]
+def _pipelined(writes: list[list[Action]], reads: list[list[Action]]) -> Body:
+    """Return the kernel that writes each piece in the phase in which it reads the piece before.
+
+    Parameters
+    ----------
+    writes, reads : list of list of callable
+        By piece, the actions that copy it into this rank's slot, and out of the others' slots.
+    """
+    later = [*writes[1:], []]
+    return writes[0], [[*read, *write] for read, write in zip(reads, later)]
 
 
-def _allgather(call: Call, slot: Place) -> Body:
-    return _join(call, slot, brings=True, fetches=True)
+def _allgather(call: Call, slot: Location) -> Body:
+    return _exchange_parts(call, slot, sends=True, receives=True)
 
 
-def _broadcast(call: Call, slot: Place) -> Body:
-    """The root stores a piece while the others fetch the one before.
+def _broadcast(call: Call, slot: Location) -> Body:
+    """Return the kernel of broadcast: the root writes a piece while the others read the one before.
 
-    1 MiB takes 0.75 of the time that it took by pieces that each had a place (2 ranks).
+    1 MiB takes 0.75 of the time that it took with a place of its own for each piece (2 ranks).
     """
     assert call.out is not None
     out = unowned(call.out)
-    turns = _turns(out.size, out.itemsize, _PIECE_BYTES)
-    longest = turns[0][1].stop
-    places = slot.views(2 * longest, call.dtype)[call.root].reshape(2, longest)
-    pieces = [(part, places[turn][: part.stop - part.start]) for turn, part in turns]
+    split = _alternating_pieces(out.size, out.itemsize, _PIECE_BYTES)
+    longest = split[0][1].stop
+    halves = slot.views(2 * longest, call.dtype)[call.root].reshape(2, longest)
+    pieces = [(part, halves[half][: part.stop - part.start]) for half, part in split]
     if call.rank != call.root:
-        return [], [[store(out[part], place)] for part, place in pieces]
+        return [], [[store(out[part], buffer)] for part, buffer in pieces]
     x = out if call.x is None else unowned(call.x)
-    first, *others = [[store(place, x[part])] for part, place in pieces]
+    first, *others = [[store(buffer, x[part])] for part, buffer in pieces]
     last: list[Action] = [] if call.in_place or call.x is None else [store(out, x)]
     return first, [*others, last]
 
 
-def _gather(call: Call, slot: Place) -> Body:
+def _gather(call: Call, slot: Location) -> Body:
     here = call.rank == call.root
-    return _join(call, slot, brings=not here, fetches=here)
+    return _exchange_parts(call, slot, sends=not here, receives=here)
 
 
-def _join(call: Call, slot: Place, brings: bool, fetches: bool) -> Body:
-    """Put the parts of all ranks into `out`, the others' from their slots, piece by piece."""
+def _exchange_parts(call: Call, slot: Location, sends: bool, receives: bool) -> Body:
+    """Return the kernel of allgather and gather: concatenate the ranks' parts in `out`.
+
+    Parameters
+    ----------
+    sends, receives : bool
+        Whether this rank writes its part to its slot, and whether it has the result.
+    """
     assert call.x is not None
     x, counts, order = unowned(call.x), call.counts, onward(call.rank, call.size)
-    turns = _turns(max(counts), x.itemsize, _PIECE_BYTES)
-    longest = turns[0][1].stop
-    places = [view.reshape(2, longest) for view in slot.views(2 * longest, call.dtype)]
-    bring: list[list[Action]] = [[] for _ in turns]
-    fetch: list[list[Action]] = [[] for _ in turns]
-    for number, (turn, piece) in enumerate(turns):
+    split = _alternating_pieces(max(counts), x.itemsize, _PIECE_BYTES)
+    longest = split[0][1].stop
+    slots = [view.reshape(2, longest) for view in slot.views(2 * longest, call.dtype)]
+    writes: list[list[Action]] = [[] for _ in split]
+    reads: list[list[Action]] = [[] for _ in split]
+    for number, (half, piece) in enumerate(split):
 
-        def of(rank: int, turn: int = turn, piece: slice = piece) -> tuple[slice, np.ndarray]:
+        def part_of(rank: int, half: int = half, piece: slice = piece) -> tuple[slice, np.ndarray]:
             part = slice(min(piece.start, counts[rank]), min(piece.stop, counts[rank]))
-            return part, places[rank][turn][: part.stop - part.start]
+            return part, slots[rank][half][: part.stop - part.start]
 
-        mine, place = of(call.rank)
-        if brings:
-            bring[number] = [store(place, x[mine])]
-        if fetches:
+        mine, buffer = part_of(call.rank)
+        if sends:
+            writes[number] = [store(buffer, x[mine])]
+        if receives:
             assert call.out is not None
             out, parts = unowned(call.out), slices_of(counts)
             if not call.in_place:
-                fetch[number].append(store(out[parts[call.rank]][mine], x[mine]))
+                reads[number].append(store(out[parts[call.rank]][mine], x[mine]))
             for peer in order:
-                theirs, place = of(peer)
-                fetch[number].append(store(out[parts[peer]][theirs], place))
-    return _piped(bring, fetch)
+                theirs, buffer = part_of(peer)
+                reads[number].append(store(out[parts[peer]][theirs], buffer))
+    return _pipelined(writes, reads)
 
 
-def _scatter(call: Call, slot: Place) -> Body:
+def _scatter(call: Call, slot: Location) -> Body:
     assert call.out is not None
     out, parts = unowned(call.out), slices_of(call.counts)
     source = slot.views(sum(call.counts), call.dtype)[call.root]
@@ -250,24 +281,24 @@ def _scatter(call: Call, slot: Place) -> Body:
     return list[Action](before), [own]
 
 
-def _alltoall(call: Call, slot: Place) -> Body:
+def _alltoall(call: Call, slot: Location) -> Body:
     assert call.x is not None and call.out is not None
     x, out, parts = unowned(call.x), unowned(call.out), slices_of(call.counts)
     others, row = onward(call.rank, call.size), call.counts[call.rank]
-    turns = _turns(row, x.itemsize, _PIECE_BYTES // max(call.size - 1, 1))
-    longest = turns[0][1].stop
+    split = _alternating_pieces(row, x.itemsize, _PIECE_BYTES // max(call.size - 1, 1))
+    longest = split[0][1].stop
     shape = 2, call.size, longest
-    places = [view.reshape(shape) for view in slot.views(2 * call.size * longest, call.dtype)]
-    bring: list[list[Action]] = []
-    fetch: list[list[Action]] = []
-    for turn, piece in turns:
+    slots = [view.reshape(shape) for view in slot.views(2 * call.size * longest, call.dtype)]
+    writes: list[list[Action]] = []
+    reads: list[list[Action]] = []
+    for half, piece in split:
         length = piece.stop - piece.start
-        rows = places[call.rank][turn]
-        bring.append([store(rows[r][:length], x[parts[r]][piece]) for r in others])
+        rows = slots[call.rank][half]
+        writes.append([store(rows[r][:length], x[parts[r]][piece]) for r in others])
         own = store(out[parts[call.rank]][piece], x[parts[call.rank]][piece])
-        theirs = [(r, places[r][turn][call.rank][:length]) for r in others]
-        fetch.append([own, *(store(out[parts[r]][piece], place) for r, place in theirs)])
-    return _piped(bring, fetch)
+        theirs = [(r, slots[r][half][call.rank][:length]) for r in others]
+        reads.append([own, *(store(out[parts[r]][piece], buffer) for r, buffer in theirs)])
+    return _pipelined(writes, reads)
 
 
 _KERNELS = {

@@ -1,15 +1,15 @@
-/* Runs the steps of a kernel one after another without coming back to Python between them.
+/* Runs the steps of a kernel one after another, without returning to Python between them.
 
-   A step of Python's takes half a microsecond, and several if what it needs has been pushed out of
-   the cache meanwhile; with more ranks than cores, who waits comes back sooner to see that the
-   others have come. */
+   A step in Python takes half a microsecond, and several if its data have been evicted from the
+   cache.  With more ranks than cores, a waiting rank also notices sooner that the others have
+   arrived. */
 
 #include "compiled.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <sched.h>
 
-/* Tell whether all others have reached a number, looking for a while. */
+/* Spin for a short time; return whether all awaited ranks have reached a number. */
 static int reached(const struct meeting *meeting, int64_t number)
 {
     int looks = meeting->looks, yields = meeting->yields;
@@ -26,7 +26,7 @@ static int reached(const struct meeting *meeting, int64_t number)
     return 1;
 }
 
-/* Come to the next meeting of the ranks. */
+/* Reach the next barrier; return whether all awaited ranks have reached it too. */
 static int meet(const struct meeting *meeting)
 {
     int64_t number = *meeting->mine + 1;
@@ -35,7 +35,8 @@ static int meet(const struct meeting *meeting)
     return reached(meeting, number);
 }
 
-/* Come to an operation; 0 too if another rank is in a different one, or has gone on. */
+/* Arrive at an operation; return whether all ranks have arrived at the same one.  0 too if a rank
+   has gone on to a later operation: its fingerprint must then be checked in Python. */
 static int arrive(const struct meeting *meeting, int64_t sequence)
 {
     int64_t at = meeting->prints + sequence % meeting->history;
@@ -52,7 +53,7 @@ static int arrive(const struct meeting *meeting, int64_t sequence)
     return 1;
 }
 
-/* Tell whether words are as expected. */
+/* Return whether all words have their expected values. */
 static int expected(const struct check *check)
 {
     for (int word = 0; word < check->count; word++)
@@ -61,8 +62,8 @@ static int expected(const struct check *check)
     return 1;
 }
 
-/* Run the steps from number `at` on, as operation number `sequence`.  Gives the number of the step
-   that Python has to do, or at which it has to go on waiting; -1 at the end. */
+/* Run the steps from number `at` on, for operation number `sequence`.  Return the number of the
+   step that Python must run, or at which it must go on waiting; -1 at the end. */
 int mpidist_run(const struct program *program, int64_t sequence, int at)
 {
     for (; at < program->count; at++) {
@@ -93,7 +94,7 @@ int mpidist_run(const struct program *program, int64_t sequence, int at)
     return -1;
 }
 
-#else /* as in compiled.c; and words of 64 bits may need a library there to be read at once */
+#else /* never called, as in compiled.c; atomic 64-bit reads might need a library there */
 
 int mpidist_run(const struct program *program, int64_t sequence, int at)
 {

@@ -1,7 +1,13 @@
-"""Kernels whose steps run one after another in compiled code, back in Python only where they must.
+"""Steps of a kernel, run in compiled code; only steps without a compiled form return to Python.
 
-Read off the kernel itself: a copy and a sum are what they were bound to, a barrier is a word to
-write and words to look at.  All else stays a call of Python's.
+The steps are made from the kernel's actions: a copy or a sum becomes the structure that it was
+bound to, a barrier a word to write and words to wait for.  All other actions stay Python calls::
+
+    run(sequence) ──► steps.c: COPY, ARRIVE, SUM, MEET, …  until a step needs Python
+                  ◄── number of that step, or -1 at the end
+    Python runs the step's function, and run() goes on behind it
+
+Used by :mod:`.compile`.
 """
 
 from __future__ import annotations
@@ -20,14 +26,14 @@ from ..backends.program import Action
 from ..calls.arrays import address
 from . import compiled
 from .compiled import ARRIVE, CALL, CHECK, COPY, MEET, SUM, Check, Meeting, Program, Step
-from .conditional import Aimed, Unless
+from .conditional import ConditionalAction, TargetedAction
 
-ByPython = Callable[[int], Any]
-"""Does what a step is about, of operation number so and so, where compiled code does not."""
+PythonStep = Callable[[int], Any]
+"""Runs a step in Python where compiled code cannot; argument: the operation's sequence number."""
 
 
 class Steps:
-    """The steps of a kernel, to be bound when all are there.
+    """The steps of a kernel, added in order and then bound into one function.
 
     Examples
     --------
@@ -39,29 +45,29 @@ class Steps:
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, Any]] = []
-        self._by_python: list[ByPython] = []
-        self._places: Any = None  # of all steps, as compiled code reads them
-        self._aims: dict[Aimed, int] = {}
+        self._python_steps: list[PythonStep] = []
+        self._step_array: Any = None  # the C structures of all steps, once bound
+        self._targeted: dict[TargetedAction, int] = {}
 
     def act(self, actions: Iterable[Action]) -> None:
-        """Add what a rank does."""
+        """Add actions: copies and sums in compiled code, all others as Python calls."""
         calls: list[Action] = []
         for action in actions:
-            kind, what = _recognised(action)
-            if kind == CALL and not isinstance(action, Unless):
+            kind, what = _compiled_step(action)
+            if kind == CALL and not isinstance(action, ConditionalAction):
                 calls.append(action)
                 continue
-            self._act(calls)
+            self._add_call(calls)
             calls = []
-            if isinstance(action, Aimed):
-                self._aim(action)
-            elif isinstance(action, Unless):
-                self.unless(action, _of_any_number(action.act))
+            if isinstance(action, TargetedAction):
+                self._add_targeted(action)
+            elif isinstance(action, ConditionalAction):
+                self.conditional(action, _ignoring_sequence(action.action))
             else:
-                self._add(kind, what, _no_such_step)
-        self._act(calls)
+                self._add(kind, what, _never)
+        self._add_call(calls)
 
-    def _act(self, actions: Sequence[Action]) -> None:
+    def _add_call(self, actions: Sequence[Action]) -> None:
         def call(sequence: int) -> None:
             for action in actions:
                 action()
@@ -69,85 +75,96 @@ class Steps:
         if actions:
             self.call(call)
 
-    def _aim(self, aimed: Aimed) -> None:
-        """Add a look for the target, and a step that is another with another target."""
+    def _add_targeted(self, targeted: TargetedAction) -> None:
+        """Add a check that finds a changed target, and the step that is bound to the target."""
 
-        def act(sequence: int) -> None:
-            for action in aimed.bound:
+        def run_bound(sequence: int) -> None:
+            for action in targeted.bound:
                 action()
 
-        self.unless(aimed, _of_any_number(aimed.look))
-        self._aims[aimed] = len(self._steps)
-        self.call(act)
+        self.conditional(targeted, _ignoring_sequence(targeted.rebind))
+        self._targeted[targeted] = len(self._steps)
+        self.call(run_bound)
 
-    def renew(self, aimed: Aimed) -> None:
-        """Take the step that has this target anew from what is bound to it."""
-        at, bound = self._aims[aimed], aimed.bound
-        kind, what = _recognised(bound[0]) if len(bound) == 1 else (CALL, None)
+    def update(self, targeted: TargetedAction) -> None:
+        """Replace the step of a targeted action after its target was found again."""
+        at, bound = self._targeted[targeted], targeted.bound
+        kind, what = _compiled_step(bound[0]) if len(bound) == 1 else (CALL, None)
         self._steps[at] = kind, what
-        self._places[at] = _step(kind, what)
+        self._step_array[at] = _c_step(kind, what)
 
-    def unless(self, expected: Unless, by_python: ByPython) -> None:
-        """Add what Python does, unless words are as expected."""
-        self._add(CHECK, _check(expected), by_python)
+    def conditional(self, action: ConditionalAction, python_step: PythonStep) -> None:
+        """Add a Python call that is skipped while the words of `action` have expected values."""
+        self._add(CHECK, _check_structure(action), python_step)
 
-    def call(self, by_python: ByPython) -> None:
-        """Add what Python does."""
-        self._add(CALL, None, by_python)
+    def call(self, python_step: PythonStep) -> None:
+        """Add a Python call."""
+        self._add(CALL, None, python_step)
 
-    def arrive(self, words: Words, mark: int, otherwise: ByPython) -> Any:
-        """Add that the rank is announced, with `mark`, and waits until all have come with the same.
+    def arrive(self, words: WordAddresses, fingerprint: int, otherwise: PythonStep) -> Any:
+        """Add the arrival at an operation: announce this rank and wait until all have arrived.
 
-        If they have not come soon, or one with another, `otherwise` goes on.  Returns the structure
-        of the meeting, whose ``mark`` may be set between runs.
+        Parameters
+        ----------
+        words : WordAddresses
+            Words of the arrival board.
+        fingerprint : int
+            Fingerprint of the operation, which the ranks compare.
+        otherwise : callable
+            Goes on waiting in Python if a rank does not arrive soon, or has another fingerprint.
+
+        Returns
+        -------
+        Meeting
+            Structure whose ``mark``, the fingerprint, may be set between runs.
         """
-        told = words.meeting()
-        told.prints, told.history, told.mark = PRINTS, HISTORY, mark
-        self._steps.append((ARRIVE, told))
-        self._by_python.append(otherwise)
-        return told
+        meeting = words.meeting()
+        meeting.prints, meeting.history, meeting.mark = PRINTS, HISTORY, fingerprint
+        self._steps.append((ARRIVE, meeting))
+        self._python_steps.append(otherwise)
+        return meeting
 
-    def meet(self, words: Words, otherwise: ByPython) -> None:
-        """Add a barrier; `otherwise` goes on waiting."""
+    def meet(self, words: WordAddresses, otherwise: PythonStep) -> None:
+        """Add a barrier; `otherwise` goes on waiting in Python if a rank does not arrive soon."""
         self._add(MEET, words.meeting(), otherwise)
 
-    def _add(self, kind: int, what: Any, by_python: ByPython) -> None:
+    def _add(self, kind: int, what: Any, python_step: PythonStep) -> None:
         self._steps.append((kind, what))
-        self._by_python.append(by_python)
+        self._python_steps.append(python_step)
 
     def bind(self) -> Callable[[int], None]:
-        """Give what runs them all, as operation number so and so."""
-        count, by_python = len(self._steps), tuple(self._by_python)
-        self._places = (Step * count)(*starmap(_step, self._steps))
-        program = Program(ctypes.addressof(self._places), count)
-        program.kept = self
-        for aimed in self._aims:
-            self.renew(aimed)
-            aimed.watchers.add(self)
-        go = partial(compiled.function("run"), program)
+        """Return the function that runs all steps for an operation's sequence number."""
+        count, python_steps = len(self._steps), tuple(self._python_steps)
+        self._step_array = (Step * count)(*starmap(_c_step, self._steps))
+        program = Program(ctypes.addressof(self._step_array), count)
+        program.references = self
+        for targeted in self._targeted:
+            self.update(targeted)
+            targeted.watchers.add(self)
+        run_from = partial(compiled.function("run"), program)
 
         def run(sequence: int) -> None:
-            at = go(sequence, 0)
+            at = run_from(sequence, 0)
             while at >= 0:
-                by_python[at](sequence)
-                at = go(sequence, at + 1)
+                python_steps[at](sequence)
+                at = run_from(sequence, at + 1)
 
         return run
 
 
-class Words:
-    """The words by which ranks meet: this one's, and those of whom it waits for.
+class WordAddresses:
+    """Addresses of this rank's word and of the words that it waits for, at an arrival or a barrier.
 
     Parameters
     ----------
     words : writable memoryview of int64
-        In shared memory, which must live as long as what is made of this.
+        Words in shared memory, which must outlive the steps made from this object.
     mine : int
-        Index of this rank's.
+        Index of this rank's word.
     others : sequence of int
-        Indices of the others'.
+        Indices of the awaited ranks' words.
     patience : tuple of int
-        Looks in a row, then looks that give the core away between.
+        Number of reads in a row, then of reads that yield the core in between.
     """
 
     def __init__(
@@ -155,46 +172,46 @@ class Words:
     ):
         first = _address(words)
         self._mine = first + 8 * mine
-        places = map(first.__add__, map((8).__mul__, others))
-        self._others = (ctypes.c_size_t * len(others))(*places)
+        addresses = map(first.__add__, map((8).__mul__, others))
+        self._others = (ctypes.c_size_t * len(others))(*addresses)
         self._patience = patience
 
     def meeting(self) -> Any:
-        """Give the structure of a meeting."""
+        """Return the C structure of an arrival or a barrier."""
         looks, yields = self._patience
         others = ctypes.addressof(self._others)
-        told = Meeting(self._mine, others, len(self._others), looks, yields, 0, 0, 0)
-        told.kept = self._others
-        return told
+        meeting = Meeting(self._mine, others, len(self._others), looks, yields, 0, 0, 0)
+        meeting.references = self._others
+        return meeting
 
 
-def _step(kind: int, what: Any) -> Step:
+def _c_step(kind: int, what: Any) -> Step:
     return Step(kind, None if what is None else ctypes.addressof(what))
 
 
-def _check(unless: Unless) -> Any:
-    """Give the structure of what is looked at."""
-    first = _address(unless.words)
-    places = (ctypes.c_size_t * len(unless.places))(*(first + 8 * n for n in unless.places))
-    told = Check(ctypes.addressof(places), ctypes.addressof(unless.expected), len(unless.places))
-    told.kept = places, unless
-    return told
+def _check_structure(action: ConditionalAction) -> Any:
+    """Return the C structure that compares the words of a conditional action."""
+    first = _address(action.words)
+    words = (ctypes.c_size_t * len(action.indices))(*(first + 8 * n for n in action.indices))
+    check = Check(ctypes.addressof(words), ctypes.addressof(action.expected), len(action.indices))
+    check.references = words, action
+    return check
 
 
 def _address(words: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(words))
 
 
-def _of_any_number(action: Action) -> ByPython:
+def _ignoring_sequence(action: Action) -> PythonStep:
     return lambda sequence: action()
 
 
-def _no_such_step(sequence: int) -> None:
-    raise AssertionError("compiled code has no such step")
+def _never(sequence: int) -> None:
+    raise AssertionError("a step of compiled code cannot be run in Python")
 
 
-def _recognised(action: Action) -> tuple[int, Any]:
-    """Give the step that does what an action does."""
+def _compiled_step(action: Action) -> tuple[int, Any]:
+    """Return the kind and the arguments of the compiled step for an action; else CALL and None."""
     if not isinstance(action, partial):
         return CALL, None
     for kind, name in ((SUM, "sum"), (COPY, "copy")):
@@ -203,11 +220,11 @@ def _recognised(action: Action) -> tuple[int, Any]:
     if action.func is not setitem:
         return CALL, None
     target, _, source = action.args
-    return (COPY, compiled.copy(target, source)) if _alike(target, source) else (CALL, None)
+    return (COPY, compiled.copy(target, source)) if _is_byte_copy(target, source) else (CALL, None)
 
 
-def _alike(target: Any, source: Any) -> bool:
-    """Tell whether the bytes of one can be copied into the other."""
+def _is_byte_copy(target: Any, source: Any) -> bool:
+    """Return whether an assignment only copies bytes, between different contiguous arrays."""
     return (
         isinstance(source, np.ndarray)
         and target.dtype == source.dtype

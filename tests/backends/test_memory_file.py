@@ -29,27 +29,27 @@ def test_version_2_of_the_outer_group(tmp_path):
     files(tmp_path, {"me": "0::/job/step\n"})
     files(tmp_path / "fs/job", limited(ROOM, 1000, spare=300))
     files(tmp_path / "fs/job/step", limited("max"))
-    assert memory_file.room(tmp_path / "fs", tmp_path / "me") == ROOM - 1000 + 300
+    assert memory_file.cgroup_free(tmp_path / "fs", tmp_path / "me") == ROOM - 1000 + 300
 
 
 def test_version_1_of_the_inner_group(tmp_path):
     files(tmp_path, {"me": "5:cpu,cpuacct:/job\n4:memory:/job/step\n"})
     files(tmp_path / "fs/memory/job", limited(10 * ROOM, version=1))
     files(tmp_path / "fs/memory/job/step", limited(ROOM, 1000, 200, version=1))
-    assert memory_file.room(tmp_path / "fs", tmp_path / "me") == ROOM - 1000 + 200
+    assert memory_file.cgroup_free(tmp_path / "fs", tmp_path / "me") == ROOM - 1000 + 200
 
 
 @pytest.mark.parametrize("me", ["", "0::/\n", "0::/not/seen/from/here\n", "4:cpu:/job\n"])
 def test_no_limit(tmp_path, me):
     files(tmp_path, {"me": me})
     files(tmp_path / "fs/job", limited(ROOM))
-    assert memory_file.room(tmp_path / "fs", tmp_path / "me") == float("inf")
-    assert memory_file.room(tmp_path / "fs", tmp_path / "missing") == float("inf")
+    assert memory_file.cgroup_free(tmp_path / "fs", tmp_path / "me") == float("inf")
+    assert memory_file.cgroup_free(tmp_path / "fs", tmp_path / "missing") == float("inf")
 
 
 @pytest.mark.parametrize("kind", memory_file.KINDS)
 def test_what_is_beyond_the_limit_is_refused(monkeypatch, kind):
-    monkeypatch.setattr(memory_file, "room", lambda: ROOM)
+    monkeypatch.setattr(memory_file, "cgroup_free", lambda: ROOM)
     made = memory_file.create(ROOM, "test", kind)
     memory_file.remove(made)
     before = set(os.listdir("/proc/self/fd"))

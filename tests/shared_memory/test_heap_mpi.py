@@ -83,7 +83,7 @@ def test_after_very_many_allocations(comm):
     """Their numbers go through words of 64 bits, beside a place in them."""
     heap = comm._service.heap
     comm.empty(1)
-    heap._made = max(heap._made, 1 << 40)
+    heap._last_number = max(heap._last_number, 1 << 40)
     x, out = comm.empty(N), comm.empty(N * comm.size)
     x[:] = comm.rank
     got = comm.gather(x, out=out if comm.rank == 0 else None, algorithm="symmetric")

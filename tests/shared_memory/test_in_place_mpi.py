@@ -161,13 +161,13 @@ def test_private_arrays_are_refused_by_name(comm):
 def test_memory_is_freed_with_its_array(comm):
     x = comm.empty(1000)
     heap = comm._service.heap
-    known = len(heap._known)
+    known = len(heap._allocations)
     gone = weakref.ref(x)
     comm.allreduce(x, out=x, algorithm="symmetric")
     if comm.rank == 0:
         del x
         gc.collect()
-        assert gone() is None and len(heap._known) == known - 1
+        assert gone() is None and len(heap._allocations) == known - 1
     y = comm.empty(1000)
     y[:] = 1
     comm.allreduce(y, out=y, algorithm="symmetric")

@@ -7,8 +7,8 @@ from mpidist.backends.board import HISTORY, PRINTS
 from mpidist.backends.program import store
 from mpidist.shared_memory import compiled
 from mpidist.shared_memory.compiled import ARRIVE, CALL, CHECK, COPY, MEET, SUM
-from mpidist.shared_memory.conditional import Aimed, Unless
-from mpidist.shared_memory.steps import Steps, Words
+from mpidist.shared_memory.conditional import ConditionalAction, TargetedAction
+from mpidist.shared_memory.steps import Steps, WordAddresses
 
 pytestmark = pytest.mark.skipif(not compiled.vector_width(), reason="needs a C compiler for x86-64")
 MARK, ME, OTHER = 1234, 0, 8
@@ -21,7 +21,7 @@ def kinds(steps):
 def words_of(two=16):
     """Words of two ranks, and how this one sees them, without any patience."""
     memory = memoryview(np.zeros(two, np.int64))
-    return memory, Words(memory, ME, [OTHER], (3, 2))
+    return memory, WordAddresses(memory, ME, [OTHER], (3, 2))
 
 
 def never(sequence):
@@ -138,8 +138,11 @@ def test_words_as_expected_leave_an_action_out():
     memory, _ = words_of()
     memory[3], memory[5] = 30, 50
     done, out = [], np.zeros(1)
-    unless, steps = Unless(memory, [3, 5], [30, 50], lambda: done.append(1)), Steps()
-    steps.act([unless, store(out, np.ones(1))])
+    conditional, steps = (
+        ConditionalAction(memory, [3, 5], [30, 50], lambda: done.append(1)),
+        Steps(),
+    )
+    steps.act([conditional, store(out, np.ones(1))])
     assert kinds(steps) == [CHECK, COPY]
     run = steps.bind()
     run(1)
@@ -147,10 +150,10 @@ def test_words_as_expected_leave_an_action_out():
     memory[5] = 51
     run(2)
     assert len(done) == 1
-    unless.expect([30, 51])
+    conditional.set_expected([30, 51])
     run(3)
     assert len(done) == 1
-    unless.doubt()
+    conditional.invalidate()
     run(4)
     assert len(done) == 2
 
@@ -160,14 +163,14 @@ def test_a_target_that_moves():
     memory, _ = words_of()
     x, targets, looks = np.arange(3.0), [np.zeros(3), np.zeros(3), []], []
 
-    def find(aimed):
+    def find(targeted):
         looks.append(memory[0])
-        aimed.expect([memory[0]])
+        targeted.set_expected([memory[0]])
         target = targets[memory[0]]
         return [store(target, x)] if len(target) == 3 else [lambda: target.append(1)]
 
     steps = Steps()
-    steps.act([Aimed(memory, [0], find)])
+    steps.act([TargetedAction(memory, [0], find)])
     run = steps.bind()
     for where in (0, 0, 1, 2, 2, 0):
         memory[0] = where
