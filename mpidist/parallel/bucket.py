@@ -106,6 +106,8 @@ class Bucket:
         The part that this rank averages, if a ZeroOptimizer divides the bucket.
     copies : int
         Number of gradients that had to be copied into the buffer so far.
+    lent : set of int
+        Places of parameters that had no gradient in this step, and were given their view.
     streams : BucketStreams or None
         Order of the streams, if the parameters are on a GPU.
     """
@@ -126,6 +128,7 @@ class Bucket:
         self.starts = tuple(sum(sizes[:k]) for k in range(len(sizes) + 1))
         self.algorithm, self.copies = "auto", 0
         self.shard: Shard | None = None
+        self.lent: set[int] = set()
         self.expected: list[int] | None = None  # additions to each gradient in a step, if known
         self.added = [0] * len(named)
         self.seen = self.added  # additions in the step before
@@ -190,13 +193,22 @@ class Bucket:
             if len(bare) < len(views):
                 views[k][...] = 0
             self.parameters[k].grad = views[k]
+        self.lent.update(bare)
         return True
 
-    def assigned(self) -> list[int]:
-        """Return the places of gradients outside of the buffer, such as those assigned by hand."""
-        views = self._views or [None] * len(self.parameters)
-        pairs = enumerate(zip(self.parameters, views, strict=True))
-        return [k for k, (p, view) in pairs if p.grad is not None and p.grad is not view]
+    def was_set(self, k: int) -> bool:
+        """Return whether gradient `k` was assigned, or added to in its zeroed view, by hand."""
+        grad = self.parameters[k].grad
+        if grad is None:
+            return False
+        if not self._views or grad is not self._views[k]:
+            return True
+        return k in self.lent and bool((grad != 0).any())
+
+    def take_back(self, k: int) -> None:
+        """Set gradient `k`, which no rank has computed, to None if it was None before."""
+        if k in self.lent:
+            self.parameters[k].grad = None
 
     def collect(self) -> None:
         """Bring all gradients into the buffer, zeros for those that are None; then it can be sent.
@@ -214,6 +226,7 @@ class Bucket:
                 continue
             if grad is None:
                 view[...] = 0
+                self.lent.add(k)
             else:
                 self._check_shape(k, grad)
                 self.framework.copy(view, grad)
@@ -221,10 +234,10 @@ class Bucket:
             p.grad = view
 
     def settle(self) -> None:
-        """Prepare the gradients as :meth:`collect` does, where they are not sent (one rank)."""
-        self.attach()
+        """Check the gradients as :meth:`collect` does, where they are not sent (one rank)."""
         for k, p in enumerate(self.parameters):
-            self._check_shape(k, p.grad)
+            if p.grad is not None:
+                self._check_shape(k, p.grad)
 
     def _check_shape(self, k: int, grad: Any) -> None:
         if tuple(grad.shape) != self.shapes[k]:
@@ -285,5 +298,6 @@ class Bucket:
 
     def reset(self) -> None:
         """Begin the next step."""
+        self.lent.clear()
         self.seen, self.added = self.added, [0] * len(self.parameters)
         self._missing = sum(self.expected or ())

@@ -160,7 +160,7 @@ def check_used(comm: Communicator, names: Sequence[str], touched: np.ndarray) ->
     if missing:
         raise InvalidArgument(
             f"rank {comm.rank}: parameters without a gradient: {'; '.join(missing)}; "
-            "unused='zero' takes zeros for those"
+            "unused='skip' and unused='zero' allow that"
         )
 
 

@@ -25,7 +25,7 @@ from .transport import Hook
 log = logging.getLogger("mpidist")
 
 MIB = 1 << 20
-UNUSED = ("zero", "error")
+UNUSED = ("skip", "zero", "error")
 
 
 class DDP(NotCopyable):
@@ -58,9 +58,11 @@ class DDP(NotCopyable):
     buffers : {"broadcast", "average", "keep"}
         What :meth:`sync_gradients` does with the module's buffers, such as running means: copy
         those of rank 0 to all ranks, average them, or leave them alone.
-    unused : {"zero", "error"}
-        Whether the gradient of a parameter that a step did not use counts as zero, or is an error
-        on every rank that names the parameter and the ranks.
+    unused : {"skip", "zero", "error"}
+        What happens to a parameter that no rank has used in a step: its gradient stays None, so
+        that optimizers skip it, as in one process; or it is set to zeros.  Where some ranks have
+        used it, the others count as zero.  "error" raises an error, on every rank, that names the
+        parameters that some rank has not used, and the ranks.
     init_sync : bool
         Whether parameters and buffers of rank 0 are copied to all ranks at the start.
     check_replicas : int
@@ -97,7 +99,7 @@ class DDP(NotCopyable):
         overlap: str = "auto",
         hook: Hook | None = None,
         buffers: str = "broadcast",
-        unused: str = "zero",
+        unused: str = "skip",
         init_sync: bool = True,
         check_replicas: int = 0,
     ):
@@ -144,7 +146,7 @@ class DDP(NotCopyable):
                 f"rank {comm.rank}: hook={type(hook).__name__} computes on the host, and there are "
                 "parameters on a GPU: expected a function of your own, or None"
             )
-        self.reducer = Reducer(grouping, comm, overlap, hook, unused == "error")
+        self.reducer = Reducer(grouping, comm, overlap, hook, unused)
         # Removes the callback before forward; None if the module has no callbacks.
         self._remove = self.framework.on_forward(module, WeakHook(self.reducer.prepare))
         self._join: Join | None = None
@@ -218,8 +220,8 @@ class DDP(NotCopyable):
     def sync_gradients(self) -> None:
         """Replace every gradient by its mean over the ranks, and make buffers equal; collective.
 
-        Gradients that are None count as zero and are set.  Buckets that were sent during backward
-        are only waited for.
+        Gradients that are None on some ranks count as zero there; those that are None on all ranks
+        stay None (see `unused`).  Buckets that were sent during backward are only waited for.
         """
         self.reducer.sync()
         self._after_sync()

@@ -103,7 +103,7 @@ class Join:
         while self._exchange(False):
             shadowed = True
             self._model.zero_grad()
-            reducer.touched[:] = 1  # unused='error' is about ranks that have a batch
+            reducer.count_as_used()  # unused='error' is about ranks that have a batch
             self._model.sync_gradients()
             if self._optimizer is not None:
                 self._optimizer.step()

@@ -14,7 +14,6 @@ from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..frameworks.base import WeakHook
 from .autotune import Autotune, candidates
-from .bucket import Bucket
 from .bucketing import Grouping, Layout
 from .stats import Clock, Stats
 from .transport import TRANSPORTS, Hook, Pending, Polls, Transport
@@ -35,8 +34,8 @@ class Reducer:
         See :class:`~mpidist.parallel.DDP`.
     hook : callable or None
         Communication hook; None for the exact mean.
-    listens : bool
-        Whether to count additions to gradients on one rank too, where nothing is sent.
+    unused : {"skip", "zero", "error"}
+        See :class:`~mpidist.parallel.DDP`.
 
     Attributes
     ----------
@@ -59,13 +58,14 @@ class Reducer:
     """
 
     def __init__(
-        self, grouping: Grouping, comm: Communicator, overlap: str, hook: Hook | None, listens: bool
+        self, grouping: Grouping, comm: Communicator, overlap: str, hook: Hook | None, unused: str
     ):
         self.grouping, self.enabled, self.clock = grouping, True, Clock()
         self.before_first_send: Callable[[], object] | None = None
         self.high_water, self.fixed, self.active = 0, False, comm.size > 1
         self._on_regroup: Callable[[], object] | None = None
         self.touched = np.zeros(len(grouping.named), np.uint8)
+        self._unused, self._used = unused, np.zeros_like(self.touched)
         self.pending: list[Pending] = []
         self._opened, self._failed = False, ""
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
@@ -79,7 +79,8 @@ class Reducer:
         self.hook, self._warned = hook, False
         self._transports: dict[str, Transport] = {}
         self.transport = self._use(names[0])
-        self._handles = self._listen() if comm.size > 1 or listens else []
+        self._handles = self._listen()
+        self._silent = {i for i, handle in enumerate(self._handles) if handle is None}
         self._autotune = Autotune(grouping, self.comm, names, any(self._handles))
 
     def _use(self, name: str) -> Transport:
@@ -167,7 +168,7 @@ class Reducer:
         if together and not transport.early:
             transport = Polls(self.hook)
         try:
-            self._note_assigned(buckets[len(pending) :])
+            self._note_set()
             self._open()
             if self.active:
                 for bucket in buckets[len(pending) :]:
@@ -179,7 +180,11 @@ class Reducer:
                     bucket.check_received()
             else:
                 for bucket in buckets:
+                    if self._unused != "skip":
+                        bucket.attach()
                     bucket.settle()
+            if self._unused == "skip" and self.active:
+                self._take_back_unused()
             self._end_step(transport)
         except BaseException as error:
             if self.pending:
@@ -187,11 +192,30 @@ class Reducer:
             self._opened = False
             raise
 
-    def _note_assigned(self, buckets: Sequence[Bucket]) -> None:
-        """Note gradients that were assigned by hand, for which no callback was called."""
-        for bucket in buckets:
-            numbers = self.grouping.layout[bucket.index]
-            self.touched[[numbers[k] for k in bucket.assigned()]] = 1
+    def _note_set(self) -> None:
+        """Note gradients that were set by hand, for which no callback was called."""
+        for i in np.flatnonzero(self.touched == 0).tolist():
+            b, k = self.grouping.where[i]
+            bucket = self.grouping.buckets[b]
+            # Without callbacks any gradient may have been added to.
+            any_grad = i in self._silent and bucket.parameters[k].grad is not None
+            self.touched[i] = any_grad or bucket.was_set(k)
+
+    def _take_back_unused(self) -> None:
+        """Set gradients that no rank has computed in this step to None again; collective.
+
+        An optimizer skips those; zeros would still be moved by its momentum and weight decay.
+        """
+        used = self._used
+        used[...] = self.touched
+        if self.comm.size > 1:
+            self.comm.allreduce(used, op="max", out=used)
+        for i in np.flatnonzero(used == 0).tolist():
+            b, k = self.grouping.where[i]
+            bucket = self.grouping.buckets[b]
+            # A hook may have sent here what it had left out in earlier steps.
+            if self.hook is None or not bool((bucket.views[k] != 0).any()):
+                bucket.take_back(k)
 
     def _end_step(self, transport: Transport) -> None:
         """Reset the buckets; in the first steps regroup them, or change the transport."""
@@ -249,6 +273,10 @@ class Reducer:
         """Keep these buckets, with gradients in them, until :meth:`regroup` calls `on_regroup`."""
         self.fixed = self.active = True
         self._on_regroup = on_regroup
+
+    def count_as_used(self) -> None:
+        """Count all parameters as used on this rank where unused ones are an error."""
+        self.touched[:] = self._unused == "error"
 
     def take_touched(self) -> np.ndarray:
         """Return which gradients this rank has added to since the last sync, and reset that."""

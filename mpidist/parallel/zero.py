@@ -31,6 +31,8 @@ class Piece:
         The parameter.
     flat : object
         The flat parameter that the optimizer is given: elements `start` to `stop`.
+    grad : object
+        The gradient of `flat`, a view of the bucket.
     start, stop : int
         First element, and the one after the last.
     shape : tuple of int
@@ -40,6 +42,7 @@ class Piece:
     name: str
     parameter: Any
     flat: Any
+    grad: Any
     start: int
     stop: int
     shape: tuple[int, ...]
@@ -222,6 +225,8 @@ class ZeroOptimizer(NotCopyable):
 
     def step(self) -> None:
         """Update this rank's shards, and gather those of all ranks; collective."""
+        for piece in self._pieces:  # of a parameter that no rank has used
+            piece.flat.grad = None if piece.parameter.grad is None else piece.grad
         self.optimizer.step()
         if self._comm.size == 1:
             return
@@ -316,5 +321,6 @@ def _cut(bucket: Bucket, mine: slice, values: Any) -> list[Piece]:
         start, stop = max(mine.start, begin), min(mine.stop, bucket.starts[i + 1])
         if start < stop:
             flat = bucket.framework.flat_parameter(values, bucket.flat, start, stop)
-            pieces.append(Piece(name, p, flat, start - begin, stop - begin, bucket.shapes[i]))
+            shape = bucket.shapes[i]
+            pieces.append(Piece(name, p, flat, flat.grad, start - begin, stop - begin, shape))
     return pieces

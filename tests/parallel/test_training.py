@@ -29,6 +29,15 @@ def test_equals_one_process(kit, size, optimizer, overlap, passes, options):
     )
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("zero", (False, True))
+@pytest.mark.parametrize("overlap", ("none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("optimizer", ("momentum", "adam"))
+def test_a_mixture_of_experts(size, kit, optimizer, overlap, zero):
+    run_simulated(size, lambda c: cases.a_mixture_of_experts(c, kit, optimizer, overlap, zero))
+
+
 @pytest.mark.parametrize("overlap", ("polls", "thread"))
 @pytest.mark.parametrize("kit", KITS)
 def test_early_buckets(kit, overlap):

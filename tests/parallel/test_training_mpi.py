@@ -23,6 +23,14 @@ def test_equals_one_process(comm, kit, optimizer, overlap, passes, options):
     cases.equals_one_process(comm, kit, optimizer, overlap, passes, **options)
 
 
+@pytest.mark.parametrize("zero", (False, True))
+@pytest.mark.parametrize("overlap", ("none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("optimizer", ("momentum", "adam"))
+def test_a_mixture_of_experts(comm, kit, optimizer, overlap, zero):
+    cases.a_mixture_of_experts(comm, kit, optimizer, overlap, zero)
+
+
 @pytest.mark.parametrize("overlap", ("polls", "thread"))
 @pytest.mark.parametrize("kit", KITS)
 def test_early_buckets(comm, kit, overlap):

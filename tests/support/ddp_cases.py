@@ -1,5 +1,7 @@
 """What DDP and Grid must do on any communicator; run on the simulated backend and under mpiexec."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -47,7 +49,46 @@ def missing_gradients_count_as_zero(comm):
         module.weights[0].grad = np.full(4, float(comm.size))
     ddp.sync_gradients()
     np.testing.assert_allclose(module.weights[0].grad, 1.0)
-    np.testing.assert_array_equal(module.weights[1].grad, np.zeros(3))
+    assert module.weights[1].grad is None  # on all ranks
+    ddp = DDP(Weights(np.ones(3)), comm, unused="zero")
+    ddp.sync_gradients()
+    np.testing.assert_array_equal(ddp.parameters()[0].grad, np.zeros(3))
+
+
+def gradients_without_callbacks_are_kept(comm):
+    """Of a library that does not report additions: nobody knows whether zeros were added."""
+    weights = [SimpleNamespace(data=np.ones(2), grad=None) for _ in range(2)]
+    ddp = DDP(SimpleNamespace(parameters=lambda: weights), comm)
+    for _ in range(3):
+        ddp.reducer.prepare()
+        if weights[0].grad is None:
+            weights[0].grad = np.zeros(2)
+        weights[0].grad += comm.rank
+        ddp.sync_gradients()
+        np.testing.assert_allclose(weights[0].grad, (comm.size - 1) / 2)
+        assert weights[1].grad is None if comm.size == 1 else not weights[1].grad.any()
+        ddp.zero_grad()
+    weights[0].grad = np.full(2, 1.0)
+    ddp.sync_gradients()
+    np.testing.assert_allclose(weights[0].grad, 1.0)
+    assert weights[1].grad is None
+
+
+def gradients_added_by_hand_are_kept(comm):
+    """A layer may add to the zeroed view of a bucket without telling the parameter."""
+    module = Weights(np.ones(2), np.ones(2))
+    ddp = DDP(module, comm)
+    for _ in range(3):
+        ddp.reducer.prepare()
+        p = module.weights[0]
+        if p.grad is None:
+            p.grad = np.zeros(2)
+        if comm.rank == 0:
+            p.grad += comm.size
+        ddp.sync_gradients()
+        np.testing.assert_allclose(p.grad, 1.0)
+        assert module.weights[1].grad is None
+        ddp.zero_grad()
 
 
 def buffers_are_kept_across_steps(comm):
@@ -67,9 +108,12 @@ def buffers_are_kept_across_steps(comm):
         p.grad += 1.0
     ddp.sync_gradients()
     np.testing.assert_allclose(module.weights[1].grad, 3 + (comm.size - 1) / 2)
-    ddp.zero_grad()
+    ddp.zero_grad(set_to_none=False)
     ddp.sync_gradients()
     np.testing.assert_array_equal(module.weights[1].grad, 0.0)
+    ddp.zero_grad()
+    ddp.sync_gradients()
+    assert module.weights[1].grad is None
 
 
 def broadcast_is_in_place(comm):
@@ -225,6 +269,8 @@ class Watched:
 CASES = [
     sync_gives_the_mean,
     missing_gradients_count_as_zero,
+    gradients_without_callbacks_are_kept,
+    gradients_added_by_hand_are_kept,
     buffers_are_kept_across_steps,
     broadcast_is_in_place,
     broadcast_leaves_gradients,

@@ -64,17 +64,22 @@ class TwoHeads(nn.Module if torch else object):
         return self.heads[head](self.body(x))
 
 
-def unused_parameters_are_zeros(comm):
-    model = DDP(TwoHeads(), comm, overlap="polls", **SMALL)
-    for _ in range(3):
-        model.zero_grad()
-        model(torch.ones(1, 3), comm.rank % 2).sum().backward()
-        model.sync_gradients()
-        for head in range(3):
-            users = sum(rank % 2 == head for rank in range(comm.size))
-            torch.testing.assert_close(
-                model.module.heads[head].bias.grad, torch.full((1,), users / comm.size)
-            )
+def unused_parameters_have_no_gradient(comm):
+    """Unless another rank has used them; with unused="zero" they have zeros."""
+    for unused in ("skip", "zero"):
+        model = DDP(TwoHeads(), comm, overlap="polls", unused=unused, **SMALL)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(1, 3), comm.rank % 2).sum().backward()
+            model.sync_gradients()
+            for head in range(3):
+                users = sum(rank % 2 == head for rank in range(comm.size))
+                grad = model.module.heads[head].bias.grad
+                if users or unused == "zero":
+                    torch.testing.assert_close(grad, torch.full((1,), users / comm.size))
+                else:
+                    assert grad is None
+        model.close()
 
 
 def unused_parameters_are_named(comm):
@@ -300,7 +305,7 @@ CASES = [
     what_torchscript_made_is_refused,
     frozen_parameters_start_equal,
     buckets_are_rebuilt_in_observed_order,
-    unused_parameters_are_zeros,
+    unused_parameters_have_no_gradient,
     unused_parameters_are_named,
     buffers_are_made_equal,
     replaced_buffers_are_synced,

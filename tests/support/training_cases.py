@@ -66,6 +66,40 @@ def equals_one_process(comm, kit, optimizer_name, overlap="none", passes=1, **op
     return model
 
 
+def experts(step, rank):
+    """The expert of a rank: in a third of the steps the same on all ranks; the last in one step."""
+    return 2 if step == 1 else 0 if step % 3 == 0 else (step + rank) % 2
+
+
+def a_mixture_of_experts(comm, kit, optimizer_name, overlap, zero):
+    """What no rank has used in a step is left alone by momentum, as in one process."""
+    steps, (make, settings) = 9, kit.optimizers()[optimizer_name]
+    net, alone = kit.mixture(comm.rank), kit.mixture(0)
+    model = DDP(net, comm, overlap=overlap, **SMALL)
+    optimizer = (
+        ZeroOptimizer(make, model, **settings) if zero else make(net.parameters(), **settings)
+    )
+    reference = make(alone.parameters(), **settings)
+    for step in range(steps):
+        x, labels = batch(step)
+        for rank in range(comm.size):
+            alone.chosen, part = experts(step, rank), slice(rank, None, comm.size)
+            kit.step(alone, x[part], labels[part], 1 / len(x))
+        reference.step()
+        net.chosen, part = experts(step, comm.rank), slice(comm.rank, None, comm.size)
+        with model.no_sync():
+            kit.step(model, x[part][:2], labels[part][:2], comm.size / len(x))
+        kit.step(model, x[part][2:], labels[part][2:], comm.size / len(x))
+        model.sync_gradients()
+        found = [grad is None for grad in kit.gradients(net)]
+        assert found == [grad is None for grad in kit.gradients(alone)]
+        optimizer.step()
+        assert_identical(comm, kit, net)
+        assert_close(kit, net, alone)
+        reference.zero_grad()
+        optimizer.zero_grad()
+
+
 def automatic_overlap_ends_with_a_choice(comm, kit):
     model = equals_one_process(comm, kit, "momentum", "auto")
     stats = model.stats()

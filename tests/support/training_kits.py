@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from mpidist.nn import SGD, Adam, CrossEntropy, Linear, ReLU, Sequential
+from mpidist.nn import SGD, Adam, CrossEntropy, Linear, Module, ReLU, Sequential
 
 try:
     import torch
@@ -15,6 +15,20 @@ except ImportError:
     torch = None
 NEEDS_TORCH = "needs PyTorch"
 RATE = 0.05
+
+
+class Mixture(Module):
+    """Experts behind a common layer; ``chosen`` is the one that is used."""
+
+    def __init__(self, linear, experts=3):
+        self.body, self.chosen = linear(6, 8), 0
+        self.experts = Sequential(*(linear(8, 3) for _ in range(experts)))
+
+    def forward(self, x):
+        return self.experts.layers[self.chosen](self.body(x))
+
+    def backward(self, grad):
+        return self.body.backward(self.experts.layers[self.chosen].backward(grad))
 
 
 class Plain:
@@ -26,6 +40,10 @@ class Plain:
         random = np.random.default_rng(seed)
         linear = functools.partial(Linear, seed=random, dtype=np.float64)
         return Sequential(linear(6, width), ReLU(), linear(width, width), ReLU(), linear(width, 3))
+
+    def mixture(self, seed=0):
+        random = np.random.default_rng(seed)
+        return Mixture(functools.partial(Linear, seed=random, dtype=np.float64))
 
     def optimizers(self):
         return {
@@ -60,6 +78,22 @@ class Torch:
         layers = [torch.nn.Linear(a, b) for a, b in ((6, width), (width, width), (width, 3))]
         net = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
         net = net.double()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / 4)
+        return net
+
+    def mixture(self, seed=0):
+        class Mixture(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.chosen = torch.nn.Linear(6, 8), 0
+                self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 3) for _ in range(3))
+
+            def forward(self, x):
+                return self.experts[self.chosen](self.body(x))
+
+        generator, net = torch.Generator().manual_seed(seed), Mixture().double()
         with torch.no_grad():
             for p in net.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / 4)
