@@ -46,7 +46,7 @@ def test_sizes_are_read_in_units_of_1024():
 
 @pytest.mark.parametrize("text", ["", "x", "-8", "1T", "1.3", "8,,9", "64K-8", "0-8", "8-", "1e3"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(InvalidArgument, match="is not a .*expected"):
+    with pytest.raises(InvalidArgument, match=r"^'[^']*' .*: "):
         parse_sizes(text)
 
 
@@ -207,9 +207,9 @@ def test_no_two_turns_have_the_same_data():
 
 
 def test_settings_that_name_nothing_are_refused():
-    with pytest.raises(UnknownName, match="ring"):
+    with pytest.raises(UnknownName, match="'rign'.*'ring'"):
         bench(1, ["allreduce"], algorithms=["rign"])
-    with pytest.raises(InvalidArgument, match="float16"):
+    with pytest.raises(InvalidArgument, match="'float17'"):
         number_dtype("float17")
     results = bench(2, ["allreduce", "broadcast"], algorithms=["ring", "chain"])
     assert {(r.work, r.contender) for r in results.unsupported if r.reason.endswith("chain")} == {
@@ -253,7 +253,7 @@ def test_records_are_read_as_they_were_written(tmp_path):
 
 
 def test_missing_symmetric_memory_is_refused():
-    with pytest.raises(InvalidArgument, match="private, symmetric, both"):
+    with pytest.raises(InvalidArgument, match="memory='shared': .*private, symmetric, both"):
         bench(1, ["allreduce"], memory="shared")
     with pytest.raises(Unsupported, match="no shared memory"):
         bench(2, ["allreduce"], memory="symmetric")

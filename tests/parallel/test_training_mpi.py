@@ -71,5 +71,5 @@ def test_ways_can_be_left_out(comm):
     every = ("native", "staged", "single_copy", "symmetric")
     for nbytes in (8, 64 << 10, 4 << 20, 64 << 20):
         assert comm.explain("allreduce", nbytes, without=every)[0].choice is not None
-    with pytest.raises(InvalidArgument, match=r"without=\('ring',\): allowed are native, "):
+    with pytest.raises(InvalidArgument, match=r"without=\('ring',\): .*\bnative, "):
         comm.explain("allreduce", 8, without=("ring",))

@@ -152,10 +152,10 @@ WRONG = (
     (Giving(lambda x: x.astype(object)), "rank 0, stage 0: an array of dtype object .* expected"),
     (Giving(words), r"rank 0, stage 0: an array of dtype \|S4 between stages"),
     (Giving(lambda x: np.zeros(len(x), "f4,f4")), r"stage 0: an array of dtype \[\('f0', '<f4'"),
-    (Giving(iter), "rank 0, stage 0: the output of a stage has a .*iterator in it: expected"),
+    (Giving(iter), "rank 0, stage 0: the output of a stage has a .*iterator"),
     (Only(lambda x: None), f"rank 0, stage 0: {NO_TENSOR}"),
     (Only(lambda x: "text"), f"rank 0, stage 0: {NO_TENSOR}"),
-    (Only(numbers), "rank 0, stage 0: Only returned int64, which has no gradient, and has"),
+    (Only(numbers), "rank 0, stage 0: Only .*int64"),
     (Only(np.tanh), "no way back"),
 )
 

@@ -29,7 +29,7 @@ def test_exceeded_peak_raises_on_all_ranks():
         if comm.rank == 1:
             plan = pipe._executor.plan
             pipe._executor.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
-        told = "4 activations were alive at a time and 0 still are, 0 and 0 are what gpipe promises"
+        told = r"\b4 .*\b0 .*\b0 and 0 .*\bgpipe\b"
         kind = ScheduleError if comm.rank == 1 else RankFailed
         with pytest.raises(kind, match=f"rank 1.*{told}"):
             pipe.step(x, x, plain_squares)
@@ -64,7 +64,7 @@ def test_missing_gradient_raises_on_all_ranks():
         if grid.pipe_index == 1:
             kind, told = (
                 RankFailed,
-                "rank 0 ended its part of the step with InvalidArgument.*1.weight",
+                r"rank 0 .*InvalidArgument.*\b1\.weight",
             )
         with pytest.raises(kind, match=told):
             pipe.step(x, x, plain_squares)
@@ -81,7 +81,7 @@ def test_halves_are_counted_as_a_step_is(tmp_path):
         pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "gpipe")
         x = np.ones((ROWS, WIDTH))
         outputs = pipe.forward(x)
-        with pytest.raises(InvalidArgument, match="before the first step"):
+        with pytest.raises(InvalidArgument, match=r"trace\('.*run\.json'\)"):
             pipe.trace(tmp_path / "run.json")
         assert pipe.stats().steps == 0
         pipe.backward(np.concatenate(outputs) if outputs else None)

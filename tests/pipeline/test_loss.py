@@ -33,12 +33,12 @@ def test_weights():
     assert weights(CrossEntropy(), count=lambda t: (t > 3).sum()) == [0, 1 / 2, 1 / 2]
     assert weights(CrossEntropy("sum"), count=lambda t: (t > 3).sum()) == [1 / 8] * 3
     wrong = (
-        (3, None, "rank 2: loss_fn=3: expected a function"),
-        (partial(min, size_average=False), None, r"size_average=False: expected reduction="),
-        (partial(min, reduction="none"), None, "reduction='none': expected one of 'mean'"),
-        (mean_of_all, 3, "rank 2: count=3: expected a function of a microbatch's target"),
-        (mean_of_all, lambda t: -1, "rank 2: count returned -1: expected a number >= 0"),
-        (mean_of_all, lambda t: "all", "count returned 'all'"),
+        (3, None, "rank 2: loss_fn=3: "),
+        (partial(min, size_average=False), None, "size_average=False: .*reduction="),
+        (partial(min, reduction="none"), None, "reduction='none': .*'mean'"),
+        (mean_of_all, 3, "rank 2: count=3: "),
+        (mean_of_all, lambda t: -1, "rank 2: count .*-1: .*>= 0"),
+        (mean_of_all, lambda t: "all", "rank 2: count .*'all'"),
     )
     for function, count, told in wrong:
         with pytest.raises(InvalidArgument, match=told):
@@ -167,11 +167,11 @@ def test_the_reduction_is_declared_or_asked_for():
     ignoring.ignore_index = 0
     assert weights(ignoring, count=len) == [1 / 3] * 3
     for function, reduction, told in (
-        (lambda y, t: 1.0, None, "does not say .* mean .* sum: expected .*reduction='mean'"),
-        (partial(min), None, "does not say"),
-        (own, "mean", "reduction='mean', and loss_fn has reduction='sum'"),
-        (own, "none", "reduction='none': expected 'mean' or 'sum'"),
-        (ignoring, None, r"ignores targets \(ignore_index=0\).*expected step\(…, count=\)"),
+        (lambda y, t: 1.0, None, "loss_fn=.*mean.*sum.*reduction='mean'"),
+        (partial(min), None, "loss_fn=.*reduction='mean'"),
+        (own, "mean", "reduction='mean'.*loss_fn .*reduction='sum'"),
+        (own, "none", "reduction='none': .*'mean'.*'sum'"),
+        (ignoring, None, r"\(ignore_index=0\).*\bcount="),
     ):
         with pytest.raises(InvalidArgument, match=f"rank 2: .*{told}"):
             weights(function, reduction=reduction)
@@ -187,7 +187,7 @@ def test_the_reduction_of_functions_of_torch():
     assert BatchLoss(F.mse_loss, target, 3, 0).of(0, 3).weight == 1 / 3
     assert BatchLoss(F.cross_entropy, target, 3, 0).total == ROWS
     assert BatchLoss(partial(F.cross_entropy, ignore_index=0), target, 3, 0).counts == [0, 2, 2]
-    with pytest.raises(InvalidArgument, match="rank 3: .*does not say"):
+    with pytest.raises(InvalidArgument, match="rank 3: loss_fn=.*reduction="):
         BatchLoss(lambda y, t: F.cross_entropy(y, t, ignore_index=0), target, 1, 3)
     own = BatchLoss(lambda y, t: F.cross_entropy(y, t), target, 1, 3, None, "mean")
     assert own.of(0, ROWS).tensor(y).item() == pytest.approx(F.cross_entropy(y, target).item())
@@ -223,9 +223,9 @@ def test_compiled_losses():
         assert found == pytest.approx(function(y, target).item(), rel=1e-5)
     scripted = torch.jit.script(torch.nn.CrossEntropyLoss(ignore_index=0))
     for function, told in (
-        (compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0)), "does not say"),
-        (module, "ignores targets"),
-        (scripted, "ignores targets|does not say"),
+        (compiled(lambda y, t: F.cross_entropy(y, t, ignore_index=0)), "reduction="),
+        (module, "ignore_index="),
+        (scripted, "ignore_index=|reduction="),
     ):
         with pytest.raises(InvalidArgument, match=f"rank 3: loss_fn.*{told}"):
             weighed(function)
@@ -235,7 +235,7 @@ def test_compiled_losses():
 def test_a_loss_without_a_graph_is_refused():
     y, target = torch.randn(3, 2, requires_grad=True), torch.randn(3, 2)
     loss = BatchLoss(lambda y, t: ((y.detach() - t) ** 2).mean(), target, 1, 1, None, "mean")
-    with pytest.raises(InvalidArgument, match=r"rank 1: .*without a graph.*forward\(\) evaluates"):
+    with pytest.raises(InvalidArgument, match=r"rank 1: loss_fn .*\bgraph\b.*forward\(\)"):
         loss.of(0, 3).tensor(y)
 
     def step(comm):

@@ -52,7 +52,7 @@ def test_partition_loses_no_layer():
 
     for wrong in (made["head"], made, "text", [], Own(made["head"])):
         name = type(wrong).__name__
-        with pytest.raises(InvalidArgument, match=f"model is a {name}: expected a Sequential"):
+        with pytest.raises(InvalidArgument, match=rf"model .*\b{name}: .*Sequential"):
             partition(wrong, 1)
 
 
@@ -64,7 +64,7 @@ def test_partition_of_layers_that_work_in_place():
     for by in ("time", "parameters"):
         parts = partition(torch.nn.Sequential(*layers), 2, by=by, example=example)
         assert parts.layers == ((0, 1), (1, 3)) and bool((example == -1).all())
-    with pytest.raises(InvalidArgument, match="stages=3: expected 1 … 2, the number of layers"):
+    with pytest.raises(InvalidArgument, match="stages=3: .*1 … 2"):
         partition(layers, 3)
 
 
@@ -86,13 +86,13 @@ def test_partition_by_parameters(capsys, caplog):
     model.training = False
     assert not any(part.training for part in partition(model, 2, verbose=False))
     for wrong in (0, 7, True):
-        with pytest.raises(InvalidArgument, match=r"stages=.*expected 1 … 6"):
+        with pytest.raises(InvalidArgument, match=f"stages={wrong!r}: .*1 … 6"):
             partition(layers, wrong)
     with pytest.raises(InvalidArgument, match="by='size'"):
         partition(layers, 2, by="size")
-    with pytest.raises(InvalidArgument, match="verbose=1: expected True or False"):
+    with pytest.raises(InvalidArgument, match="verbose=1: "):
         partition(layers, 2, verbose=1)
-    with pytest.raises(InvalidArgument, match="needs example="):
+    with pytest.raises(InvalidArgument, match="by='time' .*example="):
         partition(layers, 2, by="time")
 
 
@@ -175,7 +175,7 @@ def test_uncopyable_layer_is_named():
             self.lock = threading.Lock()
 
     layers, x = [Linear(4, 4), Locked()], np.ones((2, 4), np.float32)
-    with pytest.raises(Unsupported, match=r"layer 1 \(Locked\) cannot be copied.*by='parameters'"):
+    with pytest.raises(Unsupported, match=r"layer 1 \(Locked\) .*by='parameters'"):
         partition(layers, 2, by="time", example=x)
     assert len(partition(layers, 2, verbose=False)) == 2
 

@@ -31,15 +31,15 @@ def test_the_ranks_agree_on_what_is_kept():
         stage.eval()
         outputs = pipe.forward(x)
         assert not outputs or not outputs[0].requires_grad
-        with pytest.raises(InvalidArgument, match="at least one stage must be in training"):
+        with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: .*\btraining\b"):
             pipe.backward(t)
         stage.train()
         with torch.set_grad_enabled(comm.rank == 0):
-            with pytest.raises(InvalidArgument, match=r"on ranks \[1\] of 2 only"):
+            with pytest.raises(InvalidArgument, match=r"\[1\]"):
                 pipe.forward(x)
         pipe.forward(x)
         pipe.step(x, t, squares)  # what the forward kept is gone
-        with pytest.raises(InvalidArgument, match="backward"):
+        with pytest.raises(InvalidArgument, match=r"backward\(\).*forward\(\)"):
             pipe.backward(t)
 
     mpidist.run_simulated(2, job)

@@ -30,10 +30,10 @@ def test_structures_come_back():
     assert unflatten(tree, tensors, plain=False)[0]["list"][1:] == [None, None]
     assert [x if x is None else x.size for x in select(tree, (None, c))] == [None, None, 3]
     for wrong, message in (
-        ((a,), "grad is a tuple of 1: expected a tuple of 2, or None"),
-        (({"a": a}, c), r"grad\[0\] is a dict of \['a'\]: expected a dict of \['a', 'n', 'list'"),
-        (((a, None, b), c), r"grad\[0\] is a tuple of 3: expected a dict of"),
-        (({"a": 3, "n": None, "list": None}, c), r"grad\[0\]\['a'\] is a int: expected a tenso"),
+        ((a,), "grad .*tuple of 1: .*tuple of 2"),
+        (({"a": a}, c), r"grad\[0\] .*\['a'\]: .*\['a', 'n', 'list'"),
+        (((a, None, b), c), r"grad\[0\] .*tuple of 3: .*dict"),
+        (({"a": 3, "n": None, "list": None}, c), r"grad\[0\]\['a'\] .*\bint: .*tensor"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             select(tree, wrong, "grad")
@@ -47,11 +47,11 @@ def test_gradients_are_made_like_the_outputs():
         assert np.array_equal(np.concatenate([part for (part,) in found]), whole)
     assert cut_gradients([None, whole[:2], None], outputs, 1)[0] == [None]
     for wrong, message in (
-        (None, "grad=None: expected the gradients of the outputs"),
-        (np.ones((6, 3)), "grad has 6 rows: expected 7, as the outputs have"),
-        ([whole], "grad has 1 entries: expected one for each of num_microbatches=3"),
-        ([whole[:2]] * 3, r"grad of microbatch 2 has shape \(2, 3\): expected \(3, 3\)"),
-        ([whole[:2], 3, None], "grad of microbatch 1 is a int: expected a tensor or None"),
+        (None, "grad=None: "),
+        (np.ones((6, 3)), r"grad .*\b6 rows: .*\b7\b"),
+        ([whole], r"grad .*\b1 entries: .*num_microbatches=3"),
+        ([whole[:2]] * 3, r"grad of microbatch 2 .*\(2, 3\): .*\(3, 3\)"),
+        ([whole[:2], 3, None], r"grad of microbatch 1 .*\bint: .*tensor"),
     ):
         with pytest.raises(InvalidArgument, match=f"rank 1: {message}"):
             cut_gradients(wrong, outputs, 1)
@@ -81,11 +81,11 @@ class Container(Module):
 
 def test_a_layer_must_declare_what_it_saves():
     for layer in (Undeclared(), Sequential(Linear(2, 2), Undeclared())):
-        with pytest.raises(InvalidArgument, match=r"rank 3: Undeclared.saved is None: .*_input"):
+        with pytest.raises(InvalidArgument, match=r"rank 3: Undeclared\.saved .*None.*_input"):
             ArrayStage(layer, layer, "rank 3")
     Declared.saved = "cached"
     try:
-        with pytest.raises(InvalidArgument, match="Declared.saved is 'cached': expected the names"):
+        with pytest.raises(InvalidArgument, match=r"rank 3: Declared\.saved .*'cached'"):
             ArrayStage(Declared(), Declared(), "rank 3")
     finally:
         Declared.saved = ("cached",)
@@ -101,7 +101,7 @@ def test_a_layer_must_declare_what_it_saves():
             self.forward = self.backward = abs
             self.parameters = list
 
-    with pytest.raises(InvalidArgument, match="rank 3: Slots declares saved=.* no __dict__"):
+    with pytest.raises(InvalidArgument, match="rank 3: Slots .*saved=.*__dict__"):
         ArrayStage(Slots(), Slots(), "rank 3")
 
 

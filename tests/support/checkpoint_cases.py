@@ -65,10 +65,8 @@ def read_with_hook(comm, kit, folder, name, before):
     checkpoint = Checkpoint(folder, comm)
     net, model, _ = hooked_trainer(comm, kit, HOOKS[name](), seed=7)
     first = fingerprint(kit, net)
-    expected = (
-        f"rank {comm.rank}: .*residuals .* on {before} ranks, and there are {comm.size}.*'hook'"
-    )
-    with pytest.raises(InvalidArgument, match=expected):
+    facts = rf"rank {comm.rank}: .*\b{before} ranks.*\b{comm.size}\b.*'hook'"
+    with pytest.raises(InvalidArgument, match=facts):
         checkpoint.load(model=model)
     assert fingerprint(kit, net) == first  # nothing was loaded
     state = checkpoint.load()["model"]
@@ -250,7 +248,7 @@ def damage_is_found_on_every_rank(comm, folder):
         content[len(content) // 2] ^= 1
         victim.write_bytes(content)
     comm.barrier()
-    with pytest.raises(CheckpointError, match=r"damaged: the checksum of data .*steps \[1, 2\]"):
+    with pytest.raises(CheckpointError, match=r"rank-\d+\.\w+ .*\bdata\b.*\[1, 2\]"):
         checkpoint.load()
     found = checkpoint.load(step=1)
     np.testing.assert_array_equal(found["data"], data + 1)
@@ -260,9 +258,9 @@ def damage_is_found_on_every_rank(comm, folder):
         manifest = path / "manifest.json"
         manifest.write_text(manifest.read_text().replace('"step": 2', '"step": 3'))
     comm.barrier()
-    with pytest.raises(CheckpointError, match="manifest.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json .*checksum"):
         checkpoint.load()
-    with pytest.raises(CheckpointError, match=r"step 9: there are \[1, 2\]"):
+    with pytest.raises(CheckpointError, match=r"step 9: .*\[1, 2\]"):
         checkpoint.load(step=9)
 
 
@@ -392,35 +390,35 @@ def old_ones_are_removed(comm, folder):
 def what_cannot_be_saved_is_named(comm, folder):
     folder = same_folder(comm, folder)
     checkpoint = Checkpoint(folder, comm)
-    with pytest.raises(CheckpointError, match="model/layers/1 is of set: allowed are"):
+    with pytest.raises(CheckpointError, match=r"model/layers/1 .*\bset\b"):
         checkpoint.save(1, model={"layers": [1, {2}]})
     assert checkpoint.steps() == []
     last = comm.size - 1
-    with pytest.raises(CheckpointError, match=f"on rank {last}: .*x is of object"):
+    with pytest.raises(CheckpointError, match=rf"on rank {last}: .*\bx .*\bobject\b"):
         checkpoint.save(1, x=object() if comm.rank == last else 1)
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: step=-1"):
         checkpoint.save(-1)
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: keep=0"):
         Checkpoint(folder, comm, keep=0)
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: folder=None: allowed are paths"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: folder=None: "):
         Checkpoint(None, comm)
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: load: x is of int: allowed are"):
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: load: x .*\bint\b"):
         checkpoint.load(x=3)
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: step='1': allowed are"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: step='1': "):
         checkpoint.load("1")
     checkpoint.save(1, x=1)
     file = folder / "step-00000001.0" / "manifest.json"
     for below in (Checkpoint(file, comm), Checkpoint(file / "more", comm)):
         with pytest.raises(CheckpointError, match=r"load: on rank 0: .*manifest.json"):
             below.load()
-    with pytest.raises(CheckpointError, match="has no y, but x"):
+    with pytest.raises(CheckpointError, match=r"step-00000001\.0 .*\by\b.*\bx\b"):
         checkpoint.load(y=shard([], comm))
 
 
 def unlike_things_are_refused_on_every_rank(comm, folder):
     checkpoint = Checkpoint(same_folder(comm, folder), comm)
     last = int(comm.rank == comm.size - 1)
-    with pytest.raises(CheckpointError, match="s/a/b is the path of two arrays"):
+    with pytest.raises(CheckpointError, match=r"\bs/a/b\b"):
         checkpoint.save(1, s={"a/b": np.ones(2), "a": {"b": np.zeros(2)}})
     if comm.size > 1:
         for step, objects, said in (
@@ -439,10 +437,10 @@ def states_are_not_mixed_up(comm, folder):
     checkpoint = Checkpoint(folder, comm)
     divided, whole = (counting_trainer(comm, zero, 0)[1:] for zero in (True, False))
     checkpoint.save(1, optimizer=divided[1])
-    with pytest.raises(InvalidArgument, match="optimizer was saved of a ZeroOptimizer"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: load: optimizer .*ZeroOptimizer"):
         checkpoint.load(optimizer=whole[1])
     checkpoint.save(2, optimizer=whole[1])
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state is not one that a check"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state .*ZeroOptimizer"):
         checkpoint.load(optimizer=divided[1])
 
 
@@ -503,9 +501,9 @@ def what_differs_is_saved_per_rank(comm, folder):
         np.testing.assert_array_equal(model.weight.data, wanted)
         np.testing.assert_array_equal(found["state"]["weight"], parameters(comm.rank)["weight"])
         assert found["state"]["on"] == {"k": comm.rank} and found["order"]["epoch"] == 0
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: per_rank=.*allowed are names of"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: per_rank=.*modle.*: .*model"):
         Checkpoint(folder, comm).save(5, per_rank=("modle",), model=model)
-    with pytest.raises(InvalidArgument, match="model is also given by keyword"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: per_rank=.*: model "):
         Checkpoint(folder, comm).save(5, per_rank={"model": model}, model=model)
     if comm.size > 1:
         other = ("order",) if comm.rank else ()
@@ -553,15 +551,14 @@ def read_per_rank(comm, folder, before):
     for objects in ({}, {"rng": np.random.default_rng(0)}):
         with pytest.raises(CheckpointError) as caught:
             checkpoint.load(**objects)
-        said = f"rng was saved per rank, for {before} ranks, and there are {comm.size}: load(…, "
-        assert f"rank {comm.rank}: load" in str(caught.value) and said in str(caught.value)
-        assert "skip=['rng']" in str(caught.value)
+        facts = rf"rank {comm.rank}: load: .*\brng .*\b{before} ranks\b.*\b{comm.size}\b"
+        assert re.search(facts + r".*skip=\['rng'\]", str(caught.value)), caught.value
     found = checkpoint.load(skip=("rng", "seen"))
     np.testing.assert_array_equal(found["model"], np.arange(9.0))
     assert set(found) == {"model", "step"}
-    with pytest.raises(CheckpointError, match="has no sene, but model, rng, seen"):
+    with pytest.raises(CheckpointError, match=r"\bsene\b.*model, rng, seen"):
         checkpoint.load(skip=["sene"])
-    with pytest.raises(InvalidArgument, match=r"skip=\['rng'\]: rng is also to be loaded"):
+    with pytest.raises(InvalidArgument, match=r"skip=\['rng'\]: rng "):
         checkpoint.load(skip=["rng"], rng=np.random.default_rng(0))
 
 
@@ -573,7 +570,7 @@ def buffers_follow_the_policy_of_ddp(comm, folder):
         model = DDP(net, comm, overlap="none", buffers=how)
         net.mean[...] = comm.rank + 1  # as after a forward, before sync_gradients()
         if how == "average" and comm.size > 1:
-            with pytest.raises(CheckpointError, match="model/module/mean differs on rank 1"):
+            with pytest.raises(CheckpointError, match="model/module/mean .*rank 1"):
                 checkpoint.save(step, model=model)
             continue
         checkpoint.save(step, model=model)
@@ -589,7 +586,7 @@ def parts_must_make_up_the_whole(comm, folder):
         part = Part(np.arange(float(count)), start, (10 * comm.size,))
         if comm.size == 1 and count == 10:
             continue
-        with pytest.raises(CheckpointError, match=r"x, of which ranks 0.* have parts that do not"):
+        with pytest.raises(CheckpointError, match=r"\bx, .*ranks? 0.* parts "):
             checkpoint.save(1, x=part)
     checkpoint.save(1, x=Part(np.arange(10.0) + comm.rank, 10 * comm.rank, (10 * comm.size,)))
     found = checkpoint.load()["x"].reshape(comm.size, 10)
@@ -628,15 +625,15 @@ def divided_states_of_stages_are_kept_apart(comm, folder):
     for mine, before in zip(now, moments, strict=True):
         np.testing.assert_array_equal(mine, before)
     if pipe > 1:
-        with pytest.raises(CheckpointError, match="not the same on all ranks: .*model/module"):
+        with pytest.raises(CheckpointError, match="save: .*model/module"):
             Checkpoint(folder, comm).save(2, **objects)
-        with pytest.raises(CheckpointError, match=r"saved per stage, for 2 stages: give a grid"):
+        with pytest.raises(CheckpointError, match=r"per stage, .*2 stages.*\bgrid\b"):
             Checkpoint(folder, comm).load(1)
-        with pytest.raises(CheckpointError, match=r"for 2 stages, and there are 1: load\(…, skip"):
+        with pytest.raises(CheckpointError, match=r"2 stages, .*\b1: .*skip="):
             Checkpoint(folder, Grid(comm, pipe=1)).load(1)
     if grid.data.size > 1:
         net.weight.data[0, 0] += grid.data_index
-        with pytest.raises(CheckpointError, match=r"model/\d/module/weight differs on rank 1"):
+        with pytest.raises(CheckpointError, match=r"model/\d/module/weight .*rank 1"):
             checkpoint.save(2, **objects)
 
 
@@ -692,15 +689,15 @@ def read_as_something_else(comm, kit, folder, stages):
     """What is not layers in a row cannot be dealt anew: it says what was saved, and is here."""
     layers = layers_of(kit, 99)
     pipe, checkpoint = staged(comm, kit, layers, names=True), Checkpoint(folder, comm)
-    said = f"rank {comm.rank}: the state is of a pipeline of {stages} stages with .* layers, this"
+    said = rf"rank {comm.rank}: .*\b{stages} stages .*\blayers\b"
     with pytest.raises(InvalidArgument, match=said):
         checkpoint.load(pipe=pipe, skip=["optimizer"])
     shorter = staged(comm, kit, layers[:-1])
     with pytest.raises(InvalidArgument, match=said):
         checkpoint.load(pipe=shorter, skip=["optimizer"])
-    with pytest.raises(InvalidArgument, match="state is not that of a Pipeline"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*state .*Pipeline"):
         pipe.load_state_dict({})
-    said = f"optimizer was saved per rank, for {stages} ranks, and there are {comm.size}"
+    said = rf"optimizer .*per rank, .*\b{stages} ranks.*\b{comm.size}\b"
     with pytest.raises(CheckpointError, match=said):
         checkpoint.load(pipe=shorter)
 
@@ -742,7 +739,7 @@ def replicas_of_stages(comm, folder):
     for mine, saved in zip(bare.parameters(), stage.parameters(), strict=True):
         np.testing.assert_array_equal(mine.data, saved.data)
     stage.parameters()[0].data[0, 0] += grid.data_index
-    with pytest.raises(CheckpointError, match=r"pipe/by_stage/\d/state/module/0.weight differs on"):
+    with pytest.raises(CheckpointError, match=r"pipe/by_stage/\d/state/module/0\.weight .*rank"):
         Checkpoint(folder, grid).save(2, pipe=pipe)
 
 
@@ -792,7 +789,7 @@ def incomplete_data_is_an_error(comm, folder):
             digest = hashlib.sha256(text.encode()).hexdigest()
             (path / "manifest.json").write_text(f"{digest}\n{text}\n")
         comm.barrier()
-        with pytest.raises(CheckpointError, match="of elements 0 to 40000 of an array are stored"):
+        with pytest.raises(CheckpointError, match=r"\b0 to 40000\b"):
             checkpoint.load()
         comm.barrier()
 

@@ -122,7 +122,7 @@ def user_schedule(comm, kit):
     stage = kit.join(kit.layers())
     for wrong, message in (
         (backwards, "stage"),
-        (endless, "rank 0, stage 0, step 6: yields more than 6 actions, .* does it end"),
+        (endless, r"rank 0, stage 0, step 6: .*\b6 actions"),
         (fails_on_rank_1, "not here" if comm.rank == 1 else "fails on rank 1: .*not here"),
     ):
         with pytest.raises((ScheduleError, InvalidArgument, ArithmeticError), match=message):
@@ -135,14 +135,14 @@ def live_is_what_1f1b_promises(comm, kit):
         run.step()
         stats = run.pipe.stats()
         assert stats.peak_live == min(comm.size - comm.rank, microbatches)
-        with pytest.raises(InvalidArgument, match=r"rank 0: trace\(.*cannot be written"):
+        with pytest.raises(InvalidArgument, match=r"rank 0: trace\('/none/a\.json'\)"):
             run.pipe.trace("/none/a.json")
         run.pipe.close()
 
 
 def a_small_communicator_is_refused(comm):
     alone = comm.split(comm.rank)
-    with pytest.raises(InvalidArgument, match="size 1: the size must be >= 2"):
+    with pytest.raises(InvalidArgument, match=r"\bsize 1: .*>= 2"):
         mpidist.Pipeline(Linear(1, 1), alone, 2)
     alone.free()
 
@@ -275,7 +275,7 @@ def measured_schedule(comm, kit):
     run.pipe.close()
     with pytest.raises(InvalidArgument, match="placement='v' with schedule='1f1b'"):
         mpidist.Pipeline(run.chunks[0], comm, 2, "1f1b", placement="v")
-    with pytest.raises(InvalidArgument, match="max_live=2 is for schedule='auto' only"):
+    with pytest.raises(InvalidArgument, match="max_live=2 .*schedule='auto'"):
         mpidist.Pipeline(run.chunks[0], comm, 2, "1f1b", max_live=2)
 
 
@@ -285,7 +285,7 @@ def wrong_arguments(comm, kit):
     for number in (0, -1, 2.0, True, None, np.int64(0)):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*num_microbatches.* > 0"):
             make(stage, comm, number)
-    with pytest.raises(InvalidArgument, match="unknown pipeline schedule '1f1c'.*1f1b"):
+    with pytest.raises(InvalidArgument, match="'1f1c'.*'1f1b'"):
         make(stage, comm, 2, "1f1c")
     with pytest.raises(InvalidArgument, match="comm=None: expected a communicator"):
         make(stage, None, 2)
@@ -295,7 +295,7 @@ def wrong_arguments(comm, kit):
         make(stage, comm, 2, checkpoint=1)
     with pytest.raises(InvalidArgument, match="rank 1 has .* where rank 0 has"):
         make(stage, comm, 2 + comm.rank, "gpipe")
-    with pytest.raises(InvalidArgument, match="schedule 'gpipe'.*they must be the same"):
+    with pytest.raises(InvalidArgument, match="schedule 'gpipe'"):
         make(stage, comm, 2, "gpipe" if comm.rank else "1f1b")
     for cap in (0, "2", [2] * (comm.size + 1)):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: Pipeline: max_live="):
@@ -306,15 +306,15 @@ def wrong_arguments(comm, kit):
 def wrong_stages(comm, kit):
     """What is no stage, on all ranks or on one."""
     stage, make = kit.join(kit.layers()), mpidist.Pipeline
-    with pytest.raises(InvalidArgument, match=r"chunk 0 is of int and has no forward\(\)"):
+    with pytest.raises(InvalidArgument, match=r"chunk 0 .*\bint\b.*forward\(\)"):
         make(3, comm, 2)
-    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: Pipeline: stage=\[\]: expected"):
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: Pipeline: stage=\[\]: "):
         make([], comm, 2)
     for given, told in (
-        (None, "is None: expected a module of PyTorch or mpidist.nn, an object with forward"),
-        ([stage, None], r"\[1\] is None: expected a module"),
-        (type(stage), r"is the class Sequential, not an object as Sequential\(…\): expected"),
-        (Module(), r"is a Module, without a forward\(\): expected a module"),
+        (None, "is None: "),
+        ([stage, None], r"\[1\] is None: "),
+        (type(stage), r"is the class Sequential\b"),
+        (Module(), r"is a Module\b.*forward\(\)"),
         (mpidist.partition(stage, 2, verbose=False), r"is a Partition, .*parts\[comm.rank\]"),
     ):
         with pytest.raises(InvalidArgument, match=f"rank 1: Pipeline: stage ?{told}"):
@@ -325,20 +325,17 @@ def wrong_stages(comm, kit):
 def wrong_ties(comm, kit):
     """What is no parameter, or not tied by one name on several ranks."""
     stage, make = kit.join(kit.layers()), mpidist.Pipeline
-    with pytest.raises(InvalidArgument, match="'w' is rank 0: .*names that several ranks give"):
+    with pytest.raises(InvalidArgument, match="tied: 'w' .*rank 0: "):
         make(stage, comm, 2, tied={"w": next(iter(stage.parameters()))} if comm.rank == 0 else None)
     weight = next(iter(stage.parameters()))
     for given, message in (
-        (3, "rank 0: Pipeline: tied=3: expected a mapping of names to parameters"),
-        ({"w": 3}, r"rank 0: Pipeline: tied\['w'\] is a int: expected a parameter"),
-        ({3: stage}, "rank 0: Pipeline: tied has the name 3: expected strings"),
-        ({"w": []}, r"rank 0: Pipeline: tied\['w'\] is \[\]: expected at least one"),
-        (
-            {"w": [weight, weight]},
-            r"tied: 'w' is rank 0: float64\[.*\]: expected names that sev",
-        ),
-        ({"w": weight, "v": weight}, "rank 0: .* same parameter as 'w' and as 'v': expected one"),
-        ({"w": Unreadable()}, r"rank 0: .*tied\['w'\] cannot be read: RuntimeError: not yet"),
+        (3, "rank 0: Pipeline: tied=3: "),
+        ({"w": 3}, r"rank 0: Pipeline: tied\['w'\] .*\bint\b"),
+        ({3: stage}, r"rank 0: Pipeline: tied .*\b3: "),
+        ({"w": []}, r"rank 0: Pipeline: tied\['w'\] is \[\]: "),
+        ({"w": [weight, weight]}, r"tied: 'w' .*rank 0: float64\[.*\]: "),
+        ({"w": weight, "v": weight}, "rank 0: Pipeline: tied .*'w'.*'v'"),
+        ({"w": Unreadable()}, r"rank 0: .*tied\['w'\] .*RuntimeError: not yet"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             make(stage, comm, 2, tied=given if comm.rank == 0 else None)
@@ -349,19 +346,19 @@ def wrong_calls(comm, kit):
     """Of a pipeline that is well; it stays so."""
     stage, make = kit.join(kit.layers()), mpidist.Pipeline
     pipe = make(stage, comm, np.int64(2))
-    with pytest.raises(InvalidArgument, match=r"backward\(\) without a forward\(\)"):
+    with pytest.raises(InvalidArgument, match=r"backward\(\).*forward\(\)"):
         pipe.backward()
-    with pytest.raises(InvalidArgument, match="before the first step"):
+    with pytest.raises(InvalidArgument, match=r"trace\('never\.json'\)"):
         pipe.trace("never.json")
     if comm.rank == 0:
         x = kit.tensor(np.ones((1, 6)))
         for given, message in (
-            (None, "rank 0: x=None: rank 0 must provide the input"),
-            (kit.tensor(np.ones(())), "without dimensions"),
-            (x, "1 rows for num_microbatches=2: expected at least as many"),
-            ((x, kit.tensor(np.ones((3, 6)))), r"tensors of \[1, 3\] rows"),
-            ("text", "no tensor in it"),
-            ({1}, "has a set in it"),
+            (None, "rank 0: x=None: "),
+            (kit.tensor(np.ones(())), "rank 0: x .*dimensions"),
+            (x, "rank 0: x has 1 rows .*num_microbatches=2"),
+            ((x, kit.tensor(np.ones((3, 6)))), r"rank 0: x .*\[1, 3\] rows"),
+            ("text", "rank 0: x .*no tensor"),
+            ({1}, r"rank 0: x .*\bset\b"),
         ):
             with pytest.raises(InvalidArgument, match=message):
                 pipe.step(given)
@@ -399,12 +396,12 @@ def unlike_arguments(comm, kit):
             mpidist.Pipeline(stage, comm, **{"num_microbatches": 2, **given})
 
     for name, value, told in (
-        ("num_microbatches", 0, "rank 0: Pipeline: num_microbatches must be > 0"),
-        ("stage", 3, "rank 0: chunk 0 is of int"),
+        ("num_microbatches", 0, "rank 0: Pipeline: num_microbatches .*> 0"),
+        ("stage", 3, r"rank 0: chunk 0 .*\bint\b"),
         ("schedule", 3, "schedule"),
     ):
         given = {"num_microbatches": 2, "stage": kit.linear(np.ones((4, 4)))}
-        told = told if first else f"Pipeline: an argument fails on rank 0: .*{told}"
+        told = told if first else f"Pipeline: .*rank 0: .*{told}"
         with pytest.raises(InvalidArgument, match=told):
             mpidist.Pipeline(comm=comm, **(given | {name: value} if first else given))
 

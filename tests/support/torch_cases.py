@@ -144,7 +144,7 @@ def replaced_buffers_are_synced(comm):
     assert net.mean.tolist() == [1.5, 1.5]  # that of rank 0
     net.mean = torch.zeros(3)
     if comm.size > 1:
-        with pytest.raises(InvalidArgument, match=r"buffer mean was \(2,\).*is \(3,\)"):
+        with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: .*\bmean\b.*\(2,\).*\(3,\)"):
             model.sync_gradients()
 
 
@@ -179,7 +179,7 @@ def what_is_replaced_is_told(comm):
             if len(net) == 3 and isinstance(net[2], nn.ReLU):
                 model.sync_gradients()
                 continue
-            said = f"rank {comm.rank}: since the module was wrapped .* came to it and . went"
+            said = rf"rank {comm.rank}: .*\bmodule\b.*\bDDP\b"
             with pytest.raises(InvalidArgument, match=said):
                 model.sync_gradients()
 
@@ -194,7 +194,7 @@ def a_copy_is_not_wrapped(comm):
 
 def what_has_no_shape_is_named(comm):
     net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
-    said = f"rank {comm.rank}: 0.weight, 0.bias, 1.weight, .*1.running_mean.*: no shape yet"
+    said = rf"rank {comm.rank}: .*0\.weight, 0\.bias, 1\.weight, .*1\.running_mean.*\bshape\b"
     with pytest.raises(InvalidArgument, match=said):
         DDP(net, comm)
     net(torch.ones(3, 4))
@@ -279,7 +279,7 @@ def what_torchscript_made_is_refused(comm):
             net = nn.Linear(2, 2)
             with ONE_AT_A_TIME:
                 net = make(net) if comm.rank in ranks else net
-            with pytest.raises(InvalidArgument, match=f"rank .: module: a {kind}, as torch.jit"):
+            with pytest.raises(InvalidArgument, match=rf"rank .: module: .*\b{kind}\b.*torch\.jit"):
                 DDP(net, comm)
     assert float(comm.allreduce(1.0)) == comm.size
 

@@ -174,7 +174,7 @@ def replaced_gradient_is_refused(comm, kit):
         name, p = model.named_parameters()[0]
         if step:  # the first step is observed only
             p.grad = None
-            said = f"rank {comm.rank}: the gradient of {name} was replaced between backward and"
+            said = f"rank {comm.rank}: .* gradient of {name} .*overlap='none'"
             with pytest.raises(InvalidArgument, match=said):
                 model.sync_gradients()
         else:
@@ -227,7 +227,9 @@ def join_without_an_optimizer(comm, kit):
 def uneven_inputs_can_be_an_error(comm, kit):
     model = DDP(kit.mlp(), comm, **SMALL)
     x, labels = batch()
-    with pytest.raises(InvalidArgument, match="rank 1 is the first to finish, after 1 steps"):
+    with pytest.raises(
+        InvalidArgument, match=rf"rank {comm.rank}: rank 1 .*\b1 steps.*early='error'"
+    ):
         with model.join(early="error"):
             for _ in range(3 if comm.rank != 1 else 1):
                 model.zero_grad()
@@ -256,7 +258,9 @@ def join_with_unequal_steps(comm, kit):
         make, settings = kit.optimizers()["sgd"]
         optimizer = Clipped(model, make(net.parameters(), **settings))
         given = optimizer if whole else optimizer.optimizer
-        told = pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*differ from those of")
+        told = pytest.raises(
+            InvalidArgument, match=rf"rank {comm.rank}: join\(\): .*rank 0: 0\.weight on rank"
+        )
         with nullcontext() if whole or comm.size == 1 else told, model.join(given):
             for step in range(1 + comm.rank):
                 x, labels = batch(step)
@@ -281,7 +285,7 @@ def clipping_is_by_the_norm_of_all(comm, kit):
         np.testing.assert_allclose(mine, whole * 0.5 / expected, rtol=1e-9, atol=1e-15)
     assert model.clip_gradients(10.0) == pytest.approx(0.5)  # below: nothing changes
     for wrong in (0, "a", None, True, float("nan")):
-        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: max_norm={wrong!r}: expect"):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: max_norm={wrong!r}: "):
             model.clip_gradients(wrong)
 
 
@@ -425,12 +429,12 @@ def what_is_no_module_is_refused(comm, kit):
     net = kit.mlp()
     first = DDP(net, comm)
     for module, said in ((first, "DDP"), (list(net.parameters()), "list")):
-        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: module is of {said}: expect"):
+        with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: module .*\b{said}\b"):
             DDP(module, comm)
     first.close()
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: hook='float16': expected"):
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: hook='float16': "):
         DDP(net, comm, hook="float16")
-    with pytest.raises(InvalidArgument, match="hook=Compress is a class: expected .* Compress"):
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: hook=Compress\b.*Compress\("):
         DDP(net, comm, hook=Compress)
     for strange in (None, SimpleNamespace(rank=0, size=1)):  # as one of mpi4py
         with pytest.raises(InvalidArgument, match=rf"^comm={re.escape(repr(strange))}: "):
@@ -441,22 +445,27 @@ def what_is_no_module_is_refused(comm, kit):
         _ = model.note
     with pytest.raises(AttributeError, match="'DDP' object has no attribute 'nota'$"):
         _ = model.nota
-    with pytest.raises(InvalidArgument, match="join.*: optimizer is of int, which has no step"):
+    with pytest.raises(
+        InvalidArgument,
+        match=rf"rank {comm.rank}: join.* optimizer .*\bint\b.*\bstep\b.*\bzero_grad\b",
+    ):
         with model.join(3):
             pass
     for state in ({}, net.state_dict(), 3, {"module": net.state_dict(), "sending": {}}):
-        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state is not one that"):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state "):
             model.load_state_dict(state)
 
 
 def a_parameter_has_one_wrapper(comm, kit):
     net = kit.mlp()
     model = DDP(net, comm)
-    said = f"rank {comm.rank}: the module has 0.weight, 0.bias, .* another DDP averages: close"
+    said = rf"rank {comm.rank}: .*0\.weight, 0\.bias, .*\bDDP\b"
     with pytest.raises(InvalidArgument, match=said):
         DDP(net, comm)
     if kit.name == "torch":
-        with pytest.raises(InvalidArgument, match="the module has weight, bias, which another"):
+        with pytest.raises(
+            InvalidArgument, match=rf"rank {comm.rank}: .*\bweight, bias\b.*\bDDP\b"
+        ):
             DDP(net[2], comm)
     model.close()
     with pytest.raises(UnknownName) as failed:  # whose traceback holds what was not made
@@ -487,7 +496,7 @@ def what_a_hook_gives_is_looked_at(comm, kit):
     for overlap in ("none", "polls", "thread"):
         model = DDP(kit.mlp(), comm, overlap=overlap, hook=lambda bucket: bucket.flat)
         kit.step(model, x, labels, 1.0)
-        said = f"rank {comm.rank}: hook returned ndarray for bucket 0: expected a Work"
+        said = f"rank {comm.rank}: hook .*ndarray.* bucket 0: .*Work"
         with pytest.raises(InvalidArgument, match=said):
             model.sync_gradients()
 
@@ -509,7 +518,9 @@ def failed_sync(comm, kit):
         model.sync_gradients()
     model.zero_grad(set_to_none=False)
     kit.step(model, x, labels, comm.rank + 1.0)
-    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .* failed before .Val"):
+    with pytest.raises(
+        InvalidArgument, match=rf"rank {comm.rank}: .*sync_gradients\(\).*ValueError: once"
+    ):
         model.sync_gradients()
 
 
@@ -522,7 +533,9 @@ def copied_ddp_is_refused(comm, kit):
     optimizer = kit.optimizers()["sgd"]
     for whole in (model, ZeroOptimizer(optimizer[0], model, **optimizer[1])):
         for act in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: a .* cannot be copied"):
+            with pytest.raises(
+                InvalidArgument, match=f"rank {comm.rank}: .*{type(whole).__name__}"
+            ):
                 act(whole)
 
 

@@ -65,7 +65,7 @@ def zero_is_made_before_the_first_step(comm, kit):
     model.sync_gradients()
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}.* 1 steps"):
         ZeroOptimizer(make, model, **options)
-    with pytest.raises(Unsupported, match="hook"):
+    with pytest.raises(Unsupported, match=f"rank {comm.rank}: .*hook"):
         ZeroOptimizer(make, DDP(kit.mlp(), comm, hook=TopK()), **options)
 
 
@@ -74,27 +74,25 @@ def what_zero_cannot_do_is_refused(comm, kit):
     model = DDP(net, comm, **SMALL)
     make, options = kit.optimizers()["sgd"]
     for arguments in ((make(net.parameters(), **options), model), (make, net)):
-        with pytest.raises(InvalidArgument, match="expected a type of optimizers"):
+        with pytest.raises(
+            InvalidArgument, match=f"(?s)optimizer=.*model of {type(arguments[1]).__name__}: "
+        ):
             ZeroOptimizer(*arguments)
     strangers = [{"params": list(kit.mlp().parameters())}]
-    said = (
-        "has params that are not"
-        if kit.name == "torch"
-        else "expected None: only modules of PyTorch"
-    )
-    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: groups.*{said}"):
+    said = r"groups\[0\] .*\bparams\b" if kit.name == "torch" else "groups: .*None.*PyTorch"
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: {said}"):
         ZeroOptimizer(make, DDP(kit.mlp(), comm, **SMALL), strangers, **options)
     if kit.name == "torch":
         other, groups = kit.mlp(), []
         first = next(other.parameters())
         groups = [{"params": iter(other.parameters())}, {"params": [first]}]
-        with pytest.raises(InvalidArgument, match=r"groups\[1\] has 0.weight, which is in groups"):
+        with pytest.raises(InvalidArgument, match=r"groups\[1\] .*\b0\.weight\b"):
             ZeroOptimizer(make, DDP(other, comm, **SMALL), groups, **options)
     ZeroOptimizer(make, model, **options)
     if comm.size > 1:
-        with pytest.raises(InvalidArgument, match="clip_gradients.* of the ZeroOptimizer"):
+        with pytest.raises(InvalidArgument, match="clip_gradients.*ZeroOptimizer"):
             model.clip_gradients(1.0)
-        with pytest.raises(InvalidArgument, match="needs the ZeroOptimizer"), model.join():
+        with pytest.raises(InvalidArgument, match=r"join\(\).*ZeroOptimizer"), model.join():
             pass
 
 
@@ -112,7 +110,7 @@ def unknown_optimizers_need_the_flag(comm, kit):
     else:
         unknown = [Halved]
     for optimizer in unknown:
-        expected = f"rank {comm.rank}: .*: {optimizer.__name__} is not known .*elementwise=True"
+        expected = rf"rank {comm.rank}: .*\b{optimizer.__name__}\b.*elementwise=True"
         with pytest.raises(Unsupported, match=expected):
             ZeroOptimizer(optimizer, DDP(kit.mlp(), comm, **SMALL))
     make, options = kit.optimizers()["adam"]
@@ -297,7 +295,9 @@ def complex_numbers_are_not_made_real(comm):
         ddp = DDP(module, comm, hook=hook, overlap="none")
         module.weights[0].grad = np.full((4, 4), 1 + 1j, np.complex64)
         if comm.size > 1:
-            with pytest.raises(Unsupported, match="gradient of 0 is complex64: expected real"):
+            with pytest.raises(
+                Unsupported, match=rf"rank {comm.rank}: hook=.*gradient of 0 .*complex64"
+            ):
                 ddp.sync_gradients()
         del ddp
     module.weights[0].grad = np.full((4, 4), 3 + 4j, np.complex64)
@@ -305,12 +305,12 @@ def complex_numbers_are_not_made_real(comm):
 
 
 def wrong_hooks_are_refused(comm):
-    for make in (
-        lambda: Compress("float8"),
-        lambda: TopK(0),
-        lambda: TopK(1.5),
-        lambda: PowerSGD(0),
-        lambda: PowerSGD(1.5),
+    for make, argument, value in (
+        (Compress, "dtype", "float8"),
+        (TopK, "share", 0),
+        (TopK, "share", 1.5),
+        (PowerSGD, "rank", 0),
+        (PowerSGD, "rank", 1.5),
     ):
-        with pytest.raises(InvalidArgument, match="expected"):
-            make()
+        with pytest.raises(InvalidArgument, match=f"^{argument}={value!r}: "):
+            make(value)

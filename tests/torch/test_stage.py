@@ -201,12 +201,12 @@ def test_frozen_and_evaluated_stages(how, which, way):
 def test_what_is_no_stage():
     layer = torch.nn.Linear(2, 2)
     wrong = (
-        (torch.nn.ModuleDict({"a": layer}), "stage is a ModuleDict, without a forward()"),
-        (torch.nn.ParameterList([layer.weight]), "stage is a ParameterList, without a forward()"),
-        (torch.nn.ModuleList([layer, torch.nn.ModuleList()]), "stage[1] is a ModuleList, without"),
-        (torch.nn.ModuleList(), "stage=ModuleList(): expected a module"),
-        (torch.nn.ReLU, "stage is the class ReLU, not an object as ReLU(…): expected a module"),
-        (layer.weight, "is of Parameter: expected a module of PyTorch"),
+        (torch.nn.ModuleDict({"a": layer}), "stage is a ModuleDict"),
+        (torch.nn.ParameterList([layer.weight]), "stage is a ParameterList"),
+        (torch.nn.ModuleList([layer, torch.nn.ModuleList()]), "stage[1] is a ModuleList"),
+        (torch.nn.ModuleList(), "stage=ModuleList(): "),
+        (torch.nn.ReLU, "stage is the class ReLU"),
+        (layer.weight, "Parameter: "),
     )
 
     def job(comm):

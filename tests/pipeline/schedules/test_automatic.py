@@ -112,7 +112,7 @@ def test_rank_0_plans_for_all(monkeypatch):
 
     def refused(comm):
         kind = InvalidArgument if comm.rank else ArithmeticError
-        with pytest.raises(kind, match="fails on rank 0: .*not here" if comm.rank else "not here"):
+        with pytest.raises(kind, match="rank 0: .*not here" if comm.rank else "not here"):
             mpidist.Pipeline(Identity(), comm, 3, "auto")
         comm.barrier()
 
@@ -160,19 +160,19 @@ def test_registered_schedules_are_candidates():
 
 def test_what_it_cannot_do():
     plan = automatic(3, 4, Costs())
-    with pytest.raises(Unsupported, match="auto: it was computed for 3 ranks and 4 microbatches, "):
+    with pytest.raises(Unsupported, match=r"auto: .*\b3 ranks and 4 microbatches"):
         prove(plan, 3, 5)
     assert replace(plan, name="mine").actions(0, 3, 4) == plan.actions(0, 3, 4)
     for arguments, message in (
-        ((2, 2, Costs(), 0), "cap=0: expected whole numbers >= 1, the chunks of a rank"),
-        ((2, 2, Costs(), 1, 2), "cap=1: expected whole numbers >= 2"),
-        ((2, 2, Costs(), [1, 2, 3]), r"cap=\[1, 2, 3\]: expected one number, or one for each"),
-        ((2, 2, Costs(), 1.5), "cap=1.5: expected whole"),
-        ((2, 2, Costs(), "22"), "cap='22': expected whole"),
-        ((0, 2, Costs()), "size=0: expected"),
-        ((2, 2, Costs([1, 2, 3])), "F has 3 times; expected one, or one for each of the 2"),
+        ((2, 2, Costs(), 0), "cap=0: .*>= 1"),
+        ((2, 2, Costs(), 1, 2), "cap=1: .*>= 2"),
+        ((2, 2, Costs(), [1, 2, 3]), r"cap=\[1, 2, 3\]: .*\b2 ranks"),
+        ((2, 2, Costs(), 1.5), "cap=1.5: "),
+        ((2, 2, Costs(), "22"), "cap='22': "),
+        ((0, 2, Costs()), "size=0: "),
+        ((2, 2, Costs([1, 2, 3])), r"\bF .*\b3 times.*\b2\b"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             automatic(*arguments)
-    with pytest.raises(UnknownName, match="unknown placement 'w'"):
+    with pytest.raises(UnknownName, match="placement 'w'"):
         automatic(2, 2, Costs(), placement="w")

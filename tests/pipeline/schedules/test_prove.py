@@ -206,9 +206,9 @@ def test_a_generator_that_fails():
         yield F(0, rank)
         raise KeyError("what")
 
-    with pytest.raises(ScheduleError, match="rank 0, step 1: the generator failed: KeyError: 'wha"):
+    with pytest.raises(ScheduleError, match="rank 0, step 1: .*KeyError: 'what'"):
         prove(failing, 2, 2)
-    with pytest.raises(ScheduleError, match="rank 0, stage 0, step 1: the generator failed: KeyE"):
+    with pytest.raises(ScheduleError, match="rank 0, stage 0, step 1: .*KeyError: 'what'"):
         prove(failing, 2, 2, 1)
 
     def at_once(rank, size, microbatches):
@@ -220,20 +220,16 @@ def test_a_generator_that_fails():
     def odd(rank, size, microbatches, *, chunks="two"):
         yield F(0)
 
-    with pytest.raises(
-        InvalidArgument, match="schedule=odd: its default of chunks='two': expected"
-    ):
+    with pytest.raises(InvalidArgument, match="schedule=odd: .*chunks='two'"):
         prove(odd, 2, 2)
     crooked = one_rank_different([F(0), F(7)], rank=1, like="gpipe")
-    with pytest.raises(ScheduleError, match=r"rank 1, stage 1, step 1: F\(7\): there are microba"):
+    with pytest.raises(ScheduleError, match=r"rank 1, stage 1, step 1: F\(7\): .*\b3\b"):
         prove(crooked, 2, 4)
 
 
 def test_a_split_that_was_not_declared():
     broken = one_rank_different([F(0), I(0), W(0)], splits=False)
-    with pytest.raises(
-        ScheduleError, match=r"rank 0, stage 0, step 1: I\(0\), but the schedule declares"
-    ):
+    with pytest.raises(ScheduleError, match=r"rank 0, stage 0, step 1: I\(0\).*splits"):
         prove(broken, 2, 1)
     assert prove(one_rank_different([F(0), I(0), W(0)]), 2, 1).splits
 
@@ -309,30 +305,28 @@ def test_local_messages_need_no_order():
 
 
 def test_names_and_numbers_that_are_wrong():
-    with pytest.raises(UnknownName, match=r"unknown pipeline schedule '1f1B'; did you mean '1f1b'"):
+    with pytest.raises(UnknownName, match="'1f1B'.*'1f1b'"):
         find_schedule("1f1B")
-    with pytest.raises(InvalidArgument, match=r"schedule=3: expected a name \(.*1f1b"):
+    with pytest.raises(InvalidArgument, match="schedule=3: .*1f1b"):
         prove(3, 2, 2)
     for wrong in (lambda rank: [], min):
-        with pytest.raises(
-            InvalidArgument, match=r"it must take \(rank, size, microbatches\), and"
-        ):
+        with pytest.raises(InvalidArgument, match=r"\(rank, size, microbatches\)"):
             prove(wrong, 2, 2)
     for arguments, message in (
-        ((0, 2), "size=0: expected a whole number >= 1"),
-        ((2, 0), "microbatches=0: expected a whole number >= 1"),
-        ((2, True), "microbatches=True: expected"),
-        ((2, 2, 0), "chunks=0: expected a whole number >= 1"),
-        ((2.0, 2), r"size=2.0: expected a whole number >= 1"),
+        ((0, 2), "size=0: .*>= 1"),
+        ((2, 0), "microbatches=0: .*>= 1"),
+        ((2, True), "microbatches=True: "),
+        ((2, 2, 0), "chunks=0: .*>= 1"),
+        ((2.0, 2), r"size=2\.0: "),
     ):
         with pytest.raises(InvalidArgument, match=message):
             prove("interleaved", *arguments)
-    with pytest.raises(Unsupported, match=r"1f1b: chunks=2, but it has 1 a rank; served by .*zb-v"):
+    with pytest.raises(Unsupported, match=r"1f1b: chunks=2\b.*\b1 .*zb-v"):
         prove("1f1b", 2, 2, 2)
     for name in ("", "auto", "a:b", "a/b", None):
         with pytest.raises(InvalidArgument, match=f"name={name!r}: .* a pipeline schedule"):
             pipeline_schedule(name)
-    with pytest.raises(UnknownName, match="placement"):
+    with pytest.raises(UnknownName, match="placement 'w'"):
         pipeline_schedule("mine", placement="w")
 
 

@@ -171,13 +171,13 @@ def test_numbers_of_a_timeline():
 
 def test_costs_that_are_wrong():
     for costs, message in (
-        ((1, 2), r"costs=\(1, 2\): expected Costs, or \(F, I, W\[, message\]\)"),
-        ("111", "costs='111': expected Costs"),
-        ((1, -2, 1), "costs: I=-2: expected finite numbers >= 0"),
-        ((1, 1, float("nan")), "costs: W=nan: expected finite numbers >= 0"),
-        ((1, 1, 1, -1), "costs: message=-1: expected finite numbers >= 0"),
-        (([1, "x"], 1, 1), r"costs: F\[1\]='x': expected finite numbers >= 0"),
-        (([1, 2], 1, 1), "costs: F has 2 times; expected one, or one for each of the 3 virtual"),
+        ((1, 2), r"costs=\(1, 2\): "),
+        ("111", "costs='111': "),
+        ((1, -2, 1), "costs: I=-2: .*>= 0"),
+        ((1, 1, float("nan")), "costs: W=nan: "),
+        ((1, 1, 1, -1), "costs: message=-1: .*>= 0"),
+        (([1, "x"], 1, 1), r"costs: F\[1\]='x': "),
+        (([1, 2], 1, 1), r"costs: F .*\b2 times.*\b3\b"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             simulate("gpipe", 3, 2, costs=costs)
