@@ -1,4 +1,7 @@
-"""The GPU of each rank, by the order of the ranks on their host."""
+"""Choice of the GPU of each rank, and detection of ranks that share a GPU.
+
+Used by ``comm.use_gpu()``, and by the choice of paths in :mod:`.paths`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from typing import Any
 from ..device import find
 from ..errors import Unsupported
 
-Place = tuple[str, str]
+GpuPlace = tuple[str, str]
+"""The host and the UUID of a GPU."""
 
 
-def ranks_by_gpu(places: Sequence[Place | None]) -> dict[Place, list[int]]:
+def ranks_by_gpu(places: Sequence[GpuPlace | None]) -> dict[GpuPlace, list[int]]:
     """Group the ranks by their GPU; ranks without one are left out.
 
     Parameters
@@ -23,24 +27,24 @@ def ranks_by_gpu(places: Sequence[Place | None]) -> dict[Place, list[int]]:
     places : sequence of (str, str) or None
         The host and the UUID of the GPU of every rank.
     """
-    owners: dict[Place, list[int]] = {}
+    owners: dict[GpuPlace, list[int]] = {}
     for number, place in enumerate(places):
         if place is not None:
             owners.setdefault(place, []).append(number)
     return owners
 
 
-def together(place: Place, ranks: Sequence[int]) -> str:
+def describe_shared(place: GpuPlace, ranks: Sequence[int]) -> str:
     """Return a description of the ranks that share a GPU."""
     host, gpu = place
     return f"ranks {', '.join(map(str, ranks))} are all on GPU {gpu} of {host}"
 
 
-def shared_gpus(places: Sequence[Place | None]) -> str | None:
+def shared_gpus(places: Sequence[GpuPlace | None]) -> str | None:
     """Return a description of the first GPU shared by several ranks, or None."""
     for place, ranks in ranks_by_gpu(places).items():
         if len(ranks) > 1:
-            return together(place, ranks)
+            return describe_shared(place, ranks)
     return None
 
 
@@ -48,7 +52,7 @@ log = logging.getLogger("mpidist")
 
 
 @dataclass(frozen=True)
-class Seen:
+class VisibleGpus:
     """The GPUs visible to one rank.
 
     Attributes
@@ -66,12 +70,12 @@ class Seen:
     taken: int | None = None
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> GpuPlace | None:
         """The host and the UUID of the GPU in use."""
         return None if self.taken is None else (self.host, self.gpus[self.taken])
 
 
-def choose(ranks: Sequence[Seen]) -> list[int]:
+def choose(ranks: Sequence[VisibleGpus]) -> list[int]:
     """Return the number of each rank's GPU: of those visible to it, the first with fewest ranks.
 
     If all ranks of a host see the same n GPUs, that is the local rank modulo n; if each rank sees
@@ -80,7 +84,7 @@ def choose(ranks: Sequence[Seen]) -> list[int]:
     Parameters
     ----------
     ranks : sequence of Seen
-        By rank, each of them sees at least one GPU.
+        The GPUs of each rank; each rank sees at least one.
     """
     users = Counter(seen.place for seen in ranks if seen.place is not None)
     numbers = []
@@ -104,18 +108,18 @@ def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
     reason = find.why_no_device()
     mine = None
     if reason is None:
-        mine = Seen(socket.gethostname(), find.visible(), find.taken())
+        mine = VisibleGpus(socket.gethostname(), find.visible(), find.taken())
     entries = everyone((mine, reason))
     for number, (_, why) in enumerate(entries):
         if why is not None:
-            raise Unsupported(f"rank {rank}: use_gpu: rank {number} has none: {why}")
+            raise Unsupported(f"rank {rank}: use_gpu: rank {number} has no GPU: {why}")
     seen = [entry for entry, _ in entries]
     number = choose(seen)[rank]
     find.select(number)
     return number
 
 
-def warn_of_sharing(ranks: Sequence[Seen], rank: int) -> str | None:
+def warn_of_sharing(ranks: Sequence[VisibleGpus], rank: int) -> str | None:
     """Warn once, on rank 0, of ranks that share a GPU although another GPU has no rank.
 
     Parameters
@@ -123,12 +127,12 @@ def warn_of_sharing(ranks: Sequence[Seen], rank: int) -> str | None:
     ranks : sequence of Seen
         The GPUs visible to and in use by each rank.
     rank : int
-        This one.
+        This rank.
 
     Returns
     -------
     str or None
-        Text of the warning.
+        Text of the warning, or None if there is no reason for it.
     """
     users = ranks_by_gpu([seen.place for seen in ranks])
     for place, several in users.items():
@@ -136,7 +140,7 @@ def warn_of_sharing(ranks: Sequence[Seen], rank: int) -> str | None:
         free = [g for r in several for g in ranks[r].gpus if (host, g) not in users]
         if len(several) > 1 and free:
             warning = (
-                f"{together(place, several)}, and {free[0]} there has no rank: call "
+                f"{describe_shared(place, several)}, and {free[0]} there has no rank: call "
                 "comm.use_gpu() before the first array on a GPU, or give each rank its own by "
                 "CUDA_VISIBLE_DEVICES (srun --gpus-per-task=1)"
             )

@@ -1,4 +1,7 @@
-"""Cutting a call into chunks that fit a slot: pure arithmetic, the same on every rank."""
+"""Splitting a call into chunks that fit a slot of host memory: arithmetic, equal on every rank.
+
+Used by the staged path (:mod:`.staged`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import accumulate
 
 from ..calls.call import Call
 
-Extent = tuple[int, int]  # elements from … to below …, of a flat array
+Extent = tuple[int, int]  # start and stop of a range of elements of a flat array
 
 
 @dataclass(frozen=True)
@@ -17,67 +20,70 @@ class Chunk:
 
     Attributes
     ----------
-    brings, gets : tuple of (int, int)
-        Elements of the flat arrays that are the input, in this order, and the result; empty where
-        this rank has no part.
+    input_extents, output_extents : tuple of (int, int)
+        Ranges of the flat input and result that belong to the chunk, in order; empty if this rank
+        has no input or no result.
     counts, out_counts : tuple of int
-        Elements for each rank, or none where the collective has no parts.
+        Elements of each rank's part in the chunk; empty if the collective has no parts.
     """
 
-    brings: tuple[Extent, ...]
-    gets: tuple[Extent, ...]
+    input_extents: tuple[Extent, ...]
+    output_extents: tuple[Extent, ...]
     counts: tuple[int, ...] = ()
     out_counts: tuple[int, ...] = ()
 
 
 def chunks(call: Call, nbytes: int) -> Iterator[Chunk]:
-    """Cut a call so that the arrays of each chunk have at most `nbytes`, or one element.
+    """Yield the chunks of a call, whose arrays have at most `nbytes` each, or one element.
 
     An alltoall of unequal counts stays whole: the counts of other ranks are unknown.
     """
-    most = max(1, nbytes // max(call.dtype.itemsize, 1))
+    max_elements = max(1, nbytes // max(call.dtype.itemsize, 1))
     if not call.counts:
-        yield from _whole_rows(call, most)
+        yield from _elementwise_chunks(call, max_elements)
         return
     longest = max(*call.counts, *call.out_counts, 0)
-    each = longest if call.uneven_alltoall else max(1, most // call.size)
-    for first in range(0, max(longest, 1), max(each, 1)):
-        counts = _within(call.counts, first, each)
-        out_counts = _within(call.out_counts, first, each)
-        sends = _parts(call.counts, counts, first)
-        gets = _parts(call.out_counts, out_counts, first)
-        yield Chunk(*_own(call, sends, gets), counts, out_counts)
+    length = longest if call.uneven_alltoall else max(1, max_elements // call.size)
+    for first in range(0, max(longest, 1), max(length, 1)):
+        counts = _counts_within(call.counts, first, length)
+        out_counts = _counts_within(call.out_counts, first, length)
+        sent = _extents(call.counts, counts, first)
+        received = _extents(call.out_counts, out_counts, first)
+        yield Chunk(*_own_extents(call, sent, received), counts, out_counts)
 
 
-def _whole_rows(call: Call, most: int) -> Iterator[Chunk]:
-    """Cut allreduce, reduce and broadcast: every element for itself."""
-    for first in range(0, max(call.count, 1), most):
-        extent = ((first, min(first + most, call.count)),)
+def _elementwise_chunks(call: Call, max_elements: int) -> Iterator[Chunk]:
+    """Yield the chunks of an allreduce, reduce or broadcast, which have no parts of ranks."""
+    for first in range(0, max(call.count, 1), max_elements):
+        extent = ((first, min(first + max_elements, call.count)),)
         yield Chunk(extent if call.x is not None else (), extent if call.out is not None else ())
 
 
-def _within(counts: Sequence[int], first: int, each: int) -> tuple[int, ...]:
-    """Return the number of each rank's elements in the range of `each` from `first` on."""
-    return tuple(min(max(n - first, 0), each) for n in counts)
+def _counts_within(counts: Sequence[int], first: int, length: int) -> tuple[int, ...]:
+    """Return how many elements of each rank's part lie in ``first … first + length``."""
+    return tuple(min(max(n - first, 0), length) for n in counts)
 
 
-def _parts(counts: Sequence[int], here: Sequence[int], first: int) -> tuple[Extent, ...]:
+def _extents(counts: Sequence[int], here: Sequence[int], first: int) -> tuple[Extent, ...]:
     starts = [0, *accumulate(counts)]
     return tuple((s + first, s + first + n) if n else (s, s) for s, n in zip(starts, here))
 
 
-def _own(
-    call: Call, sends: tuple[Extent, ...], gets: tuple[Extent, ...]
+def _own_extents(
+    call: Call, sent: tuple[Extent, ...], received: tuple[Extent, ...]
 ) -> tuple[tuple[Extent, ...], tuple[Extent, ...]]:
-    """Return the extents of input and result in this rank's own arrays."""
+    """Return the extents of a chunk in this rank's input and result.
+
+    `sent` and `received` are extents in an array of all ranks' parts.
+    """
     start = sum(call.counts[: call.rank])
-    low, high = sends[call.rank]
+    low, high = sent[call.rank]
     mine = ((low - start, high - start),)
-    brings = mine if call.collective in ("allgather", "gather") else sends
-    results = mine if call.collective in ("reduce_scatter", "scatter") else gets
-    return brings if call.x is not None else (), results if call.out is not None else ()
+    inputs = mine if call.collective in ("allgather", "gather") else sent
+    outputs = mine if call.collective in ("reduce_scatter", "scatter") else received
+    return inputs if call.x is not None else (), outputs if call.out is not None else ()
 
 
 def elements(extents: Sequence[Extent]) -> int:
-    """Count the elements."""
+    """Return the number of elements in extents."""
     return sum(stop - start for start, stop in extents)

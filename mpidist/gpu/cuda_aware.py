@@ -1,6 +1,7 @@
-"""Whether the MPI library takes addresses on a GPU: yes, no or unknown, and the source.
+"""CUDA-aware MPI: an executor for it, and detection of whether the MPI library supports it.
 
-The library is queried, never tried: one that does not take them ends the process by a signal.
+A CUDA-aware library accepts addresses of GPU memory.  The library is queried, never tried: one
+that is not CUDA-aware would crash the process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..backends.program import Program, library_call
 from ..calls.call import Call
@@ -23,12 +24,9 @@ from ..errors import ConfigError
 from ..schedule.registry import Choice
 from .executor import LIBRARIES, GpuExecutor
 
-if TYPE_CHECKING:
-    pass
 
-
-class Direct(GpuExecutor):
-    """Data movement by the library's own collectives, on addresses of the device.
+class CudaAwareMpi(GpuExecutor):
+    """Executor of data movement by the MPI library's own collectives, on GPU addresses.
 
     The library does not use streams: the host waits once, before the call, for the work queued on
     the arrays' streams.
@@ -51,7 +49,7 @@ class Direct(GpuExecutor):
         self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether it is the agreed path; non-blocking collectives do not take addresses."""
+        """Return whether this is the agreed path, for a blocking call: others cannot use it."""
         return (
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )
@@ -61,7 +59,7 @@ class Direct(GpuExecutor):
         return self._native.why_not(call)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that distinguishes it from a call of host memory."""
+        """Return the text that marks a GPU call, so that it does not match a host-memory call."""
         return "on a GPU"
 
     def bind(
@@ -73,7 +71,7 @@ class Direct(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the library's call, after the work queued on its arrays' streams."""
+        """Wait for the work queued on the arrays' streams, and return the library's call."""
         arrays = [data for data in (call.x, call.out) if data is not None]
         for data in arrays:
             self.device.synchronize(data.stream)
@@ -85,7 +83,7 @@ class Direct(GpuExecutor):
         if separate is call:
             return self._bound(call, arrays)
         self.device.synchronize(stream)
-        # The copy of the input lives until the call has been made.
+        # The program keeps the copy of the input alive until the call has been made.
         return library_call(*self._native.actions(separate), partial(id, separate))
 
     def _copy(self, target: Any, source: DeviceArray) -> None:
@@ -93,7 +91,7 @@ class Direct(GpuExecutor):
         self.device.synchronize(target.stream)
 
     def _bound(self, call: Call, arrays: list[DeviceArray]) -> Program:
-        """Return the library's call for these addresses, bound before if possible."""
+        """Return the library's call for these addresses: a kept one if there is one."""
         programs = self._service.programs
         key = (
             *(self.name, call.collective, call.root, call.dtype, call.counts, call.out_counts),
@@ -123,14 +121,14 @@ Find = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Awareness:
-    """An answer of "yes", "no" or "unknown", and the reason."""
+    """Whether the MPI library is CUDA-aware ("yes", "no" or "unknown"), and the reason."""
 
     answer: str
     why: str
 
 
 @dataclass(frozen=True)
-class Library:
+class MpiLibrary:
     """Properties of the loaded MPI library.
 
     Attributes
@@ -151,8 +149,8 @@ class Library:
     find: Find
 
 
-def loaded_library() -> Library:
-    """Describe the library that mpi4py runs on; MPI must have been started."""
+def loaded_library() -> MpiLibrary:
+    """Return the properties of the library that mpi4py runs on; MPI must have been started."""
     from mpi4py import MPI
 
     vendor, version = MPI.get_vendor()
@@ -161,19 +159,20 @@ def loaded_library() -> Library:
     info.Free()
     if "CRAY" in MPI.Get_library_version().upper():
         vendor = "Cray MPICH"
-    return Library(vendor, version, kinds, _find)
+    return MpiLibrary(vendor, version, kinds, _find)
 
 
-def detect(library: Library, environ: Mapping[str, str] = os.environ) -> Awareness:
-    """Return whether the library takes addresses on a CUDA device, and the source.
+def detect(library: MpiLibrary, environ: Mapping[str, str] = os.environ) -> Awareness:
+    """Return whether the library is CUDA-aware, and the source of the answer.
 
-    In this order: ``MPIDIST_GPU_AWARE``; the memory kinds of MPI 4.1; the switch without which
-    Intel's and Cray's libraries do not; ``MPIX_GPU_query_support``; ``MPIX_Query_cuda_support``.
+    The sources, in order: ``MPIDIST_GPU_AWARE``; the memory kinds of MPI 4.1; the environment
+    variable that Intel's and Cray's libraries need for it; ``MPIX_GPU_query_support``;
+    ``MPIX_Query_cuda_support``.
     """
     text = environ.get(VARIABLE, "").strip()
     if text:
         if text not in ("0", "1"):
-            raise ConfigError(f"{VARIABLE}={text!r}: allowed are 0 and 1")
+            raise ConfigError(f"{VARIABLE}={text!r}: expected 0 or 1")
         return Awareness(YES if text == "1" else NO, f"{VARIABLE}={text}")
     name = f"{library.vendor} {'.'.join(map(str, library.version))}"
     if any(kind.strip().startswith("cuda") for kind in library.kinds.split(",")):
@@ -181,10 +180,10 @@ def detect(library: Library, environ: Mapping[str, str] = os.environ) -> Awarene
     switch = _SWITCHES.get(library.vendor)
     if switch is not None and environ.get(switch, "0") in ("", "0"):
         return Awareness(NO, f"{name} takes GPU addresses only with {switch}=1")
-    return _ask(library, name)
+    return _query(library, name)
 
 
-def _ask(library: Library, name: str) -> Awareness:
+def _query(library: MpiLibrary, name: str) -> Awareness:
     query = library.find("MPIX_GPU_query_support")
     if query is not None:
         supported = ctypes.c_int(0)
@@ -205,8 +204,8 @@ def _answer(supported: bool, who: str) -> Awareness:
 
 
 def _find(name: str) -> Any:
-    """Find a function among the libraries of MPI that are loaded into this process."""
-    for path in _loaded():
+    """Return a function of the MPI libraries loaded into this process by name, or None."""
+    for path in _loaded_files():
         try:
             return getattr(ctypes.CDLL(path), name)
         except (OSError, AttributeError):
@@ -214,7 +213,7 @@ def _find(name: str) -> Any:
     return None
 
 
-def _loaded() -> list[str]:
+def _loaded_files() -> list[str]:
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             paths = {line.split(maxsplit=5)[5].strip() for line in lines if ".so" in line}

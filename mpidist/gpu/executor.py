@@ -5,18 +5,18 @@ from __future__ import annotations
 from ..backends.executor import Executor
 from ..calls.call import Call
 
-LIBRARIES = ("auto", "native")  # algorithms by which a call may go to NCCL, or to the MPI library
+LIBRARIES = ("auto", "native")  # algorithms that allow NCCL's or the MPI library's collectives
 
 
 class GpuExecutor(Executor):
-    """An executor of calls with arrays on a GPU.
+    """Base class of executors of calls with arrays on a GPU.
 
-    Its name is one of :data:`~mpidist.gpu.paths.ORDER`.  Programs are bound for one run, as the
-    arrays' streams may be others the next time.
+    Its name is one of :data:`~mpidist.gpu.paths.ORDER`.  A program is bound for one run, because
+    the next call may use other streams.
     """
 
     ready = False  # checked before every call
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call takes this path, unless :meth:`why_not` has a reason."""
+        """Return whether a call is meant for this path; :meth:`why_not` may still have a reason."""
         raise NotImplementedError

@@ -1,8 +1,9 @@
-"""Symmetric memory on GPUs of one node: every rank can access the arrays of all, by CUDA IPC.
+"""Symmetric memory on the GPUs of a node, shared by CUDA IPC, and the collectives in it.
 
-Each array has an allocation of its own, not from a pool, because a handle stands for a whole
-allocation.  All ranks release it together, in ``comm.free(x)`` or with the communicator: other
-ranks must not have memory open when its owner releases it.
+Every rank can access the arrays of all ranks.  Each array has an allocation of its own, not from a
+pool, because an IPC handle stands for a whole allocation.  All ranks release it together, in
+``comm.free(x)`` or with the communicator: no other rank may have memory open when its owner
+releases it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from ..schedule.rounds import blocks
 from .executor import GpuExecutor
 
 GRAIN = 2 << 20  # bytes; the driver's smallest allocation
-FLAGS = 1 << 12  # bytes of the barrier's words, in an allocation of their own
+FLAGS = 1 << 12  # bytes of the barrier's counters, in an allocation of their own
 
 
 @dataclass(frozen=True)
-class Block:
-    """One allocation, on every rank.
+class DeviceAllocation:
+    """One symmetric allocation: a part on every rank's GPU.
 
     Attributes
     ----------
@@ -50,23 +51,23 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """The location of an array in a block, the same on every rank."""
+class DeviceLocation:
+    """The location of an array in a symmetric allocation, the same on every rank."""
 
-    block: Block
+    allocation: DeviceAllocation
     offset: int
 
     def pointers(self) -> list[int]:
-        """Return the address of every rank's array."""
-        return [pointer + self.offset for pointer in self.block.pointers]
+        """Return the address of every rank's array, in this process."""
+        return [pointer + self.offset for pointer in self.allocation.pointers]
 
     @property
     def key(self) -> str:
-        """Name of the spot, which the ranks compare."""
-        return f"@{self.block.number}+{self.offset}"
+        """Text that is equal on all ranks if they mean the same location."""
+        return f"@{self.allocation.number}+{self.offset}"
 
 
-class Arena:
+class DeviceHeap:
     """The symmetric device memory of one communicator.
 
     Parameters
@@ -81,71 +82,73 @@ class Arena:
 
     def __init__(self, device: Device, rank: int, size: int, everyone: Callable[[Any], list[Any]]):
         self.device, self.rank, self.size, self._everyone = device, rank, size, everyone
-        self._blocks: list[Block] = []
-        self._made = 0
-        self.flags: Block | None = None
+        self._allocations: list[DeviceAllocation] = []
+        self._last_number = 0
+        self.flags: DeviceAllocation | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Allocate an array on every rank, filled with zeros; collective, the same on all."""
+        """Allocate an array of zeros on every rank; collective, with equal arguments."""
         if self.flags is None:
             self.flags = self._allocate(FLAGS)
-        block = self._allocate(math.prod(shape) * dtype.itemsize)
-        self._blocks.append(block)
-        return self.device.wrap(block.pointers[self.rank], shape, dtype)
+        allocation = self._allocate(math.prod(shape) * dtype.itemsize)
+        self._allocations.append(allocation)
+        return self.device.wrap(allocation.pointers[self.rank], shape, dtype)
 
-    def find(self, x: DeviceArray | None) -> Spot | None:
-        """Return the spot of an array, or None if it is private memory."""
+    def find(self, x: DeviceArray | None) -> DeviceLocation | None:
+        """Return the location of an array, or None if it is private memory."""
         if x is None or self.flags is None:
             return None
         if not x.size:
-            return Spot(self.flags, 0)  # it has no address of its own, and is never accessed
-        for block in self._blocks:
-            offset = x.pointer - block.pointers[self.rank]
-            if offset >= 0 and offset + x.nbytes <= block.nbytes:
-                return Spot(block, offset)
+            return DeviceLocation(
+                self.flags, 0
+            )  # it has no address of its own, and is never accessed
+        for allocation in self._allocations:
+            offset = x.pointer - allocation.pointers[self.rank]
+            if offset >= 0 and offset + x.nbytes <= allocation.nbytes:
+                return DeviceLocation(allocation, offset)
         return None
 
     def key(self, x: DeviceArray) -> str:
-        """Return the name of an array's allocation; raise if it is private memory."""
-        spot = self.find(x)
-        if spot is None:
+        """Return the key of an array's location; raise if it is private memory."""
+        location = self.find(x)
+        if location is None:
             raise InvalidArgument(
                 f"rank {self.rank}: free(x): x is not from empty(device=...) of this communicator, "
                 "or is free already"
             )
-        return spot.key
+        return location.key
 
     def free(self, x: DeviceArray) -> None:
-        """Release an allocation; collective.  No rank may use its arrays any more."""
-        spot = self.find(x)
-        assert spot is not None
-        if spot.block in self._blocks:  # the block of an empty array is unknown, and stays
-            self._blocks.remove(spot.block)
-            self._close([spot.block])
+        """Release the allocation of an array; collective.  No rank may use its arrays any more."""
+        location = self.find(x)
+        assert location is not None
+        if location.allocation in self._allocations:  # that of an empty array is unknown, and stays
+            self._allocations.remove(location.allocation)
+            self._close([location.allocation])
 
     def close(self) -> None:
         """Release all allocations; collective."""
-        blocks, self._blocks = self._blocks, []
+        allocations, self._allocations = self._allocations, []
         if self.flags is not None:
-            blocks.append(self.flags)
+            allocations.append(self.flags)
             self.flags = None
-        if blocks:
-            self._close(blocks)
+        if allocations:
+            self._close(allocations)
 
-    def _close(self, blocks: list[Block]) -> None:
-        """Close the other ranks' memory; when all have done so, release this rank's."""
+    def _close(self, allocations: list[DeviceAllocation]) -> None:
+        """Close the other ranks' parts; when all ranks have done so, release this rank's."""
         self.device.finish()
         self._everyone(None)
-        for block in blocks:
-            for rank, pointer in enumerate(block.pointers):
+        for allocation in allocations:
+            for rank, pointer in enumerate(allocation.pointers):
                 if rank != self.rank:
                     self.device.close_shared(pointer)
         self._everyone(None)
-        for block in blocks:
-            self.device.release_shared(block.pointers[self.rank])
+        for allocation in allocations:
+            self.device.release_shared(allocation.pointers[self.rank])
 
-    def _allocate(self, nbytes: int) -> Block:
-        """Allocate on every rank and open that of all; if one cannot, all raise and keep none."""
+    def _allocate(self, nbytes: int) -> DeviceAllocation:
+        """Allocate and open a part for every rank; if one rank cannot, all raise and keep none."""
         length = max(1, -(-nbytes // GRAIN)) * GRAIN
         own, problem = None, ""
         try:
@@ -164,12 +167,14 @@ class Arena:
                 problem = str(error)
             self._agree(None, problem)
         except Unsupported:
-            self._undo(own, pointers)
+            self._release_failed(own, pointers)
             raise
-        self._made += 1
-        return Block(self._made, length, tuple(pointers[rank] for rank in range(self.size)))
+        self._last_number += 1
+        return DeviceAllocation(
+            self._last_number, length, tuple(pointers[rank] for rank in range(self.size))
+        )
 
-    def _undo(self, own: tuple[int, bytes] | None, pointers: dict[int, int]) -> None:
+    def _release_failed(self, own: tuple[int, bytes] | None, pointers: dict[int, int]) -> None:
         """Release the memory of a failed allocation; collective."""
         for rank, pointer in pointers.items():
             if rank != self.rank:
@@ -180,62 +185,65 @@ class Arena:
 
     def _agree(self, value: Any, problem: str) -> list[Any]:
         entries = self._everyone((value, problem))
-        wrong = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(entries) if text]
-        if wrong:
+        problems = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(entries) if text]
+        if problems:
             where = f"rank {self.rank}: symmetric memory on {self.device.describe()}"
-            raise Unsupported(f"{where}: {'; '.join(wrong)}")
+            raise Unsupported(f"{where}: {'; '.join(problems)}")
         return [entry for entry, _ in entries]
 
 
 NEEDS = {"allreduce": "out", "broadcast": "out", "allgather": "out", "reduce_scatter": "x"}
 """The array of each call that must be symmetric, on every rank."""
 _WORD = 4  # bytes
-_AROUND = 1 << 32
+_COUNT_LIMIT = 1 << 32
 
 
-def why_not(call: Call, arena: Arena | None) -> str | None:
-    """Return why a call cannot be served here, or None."""
+def why_not(call: Call, heap: DeviceHeap | None) -> str | None:
+    """Return why a call cannot be served in symmetric memory of GPUs, or None."""
     need = NEEDS.get(call.collective)
     if need is None:
-        return f"{call.collective} has no form in symmetric memory of GPUs"
-    if arena is None or spot_of(call, arena) is None:
+        return f"{call.collective} has no kernel in symmetric memory of GPUs"
+    if heap is None or location_of(call, heap) is None:
         return f"{need} is no array of comm.empty(device=...)"
     if call.op is not None and not call.op.builtin:
-        return "a function of Python does not run on a device"
-    if call.op is not None and not arena.device.combines(call.dtype):
+        return "a Python function cannot run on a device"
+    if call.op is not None and not heap.device.combines(call.dtype):
         return f"the device has no arithmetic for {call.dtype}"
     return None
 
 
-def spot_of(call: Call, arena: Arena) -> Spot | None:
-    """Return the spot of the array that must be symmetric."""
-    return arena.find(call.out if NEEDS[call.collective] == "out" else call.x)
+def location_of(call: Call, heap: DeviceHeap) -> DeviceLocation | None:
+    """Return the location of the array that must be symmetric, or None if it is private."""
+    return heap.find(call.out if NEEDS[call.collective] == "out" else call.x)
 
 
-class Push(GpuExecutor):
-    """The kernels of one communicator."""
+class IpcKernels(GpuExecutor):
+    """Executor of collectives in symmetric memory of GPUs, by kernels on the arrays' streams.
+
+    The barriers are counters in symmetric memory that the streams write and wait for.
+    """
 
     name = "ipc"
 
-    def __init__(self, arena: Arena):
-        self._arena, self._device = arena, arena.device
+    def __init__(self, heap: DeviceHeap):
+        self._heap, self._device = heap, heap.device
         self._count = 0
-        self._last: int | None = None
-        self._mark = self._device.event()
+        self._last_stream: int | None = None
+        self._event = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a kernel exists; in the background the ranks would have to meet first."""
+        """Return whether a call has a kernel; in the background it would need a barrier first."""
         return algorithm == "auto" and call.collective in NEEDS and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return why the call cannot be served, most often because the array is private memory."""
-        return why_not(call, self._arena)
+        """Return why the call cannot be served, usually a private array; None if it can."""
+        return why_not(call, self._heap)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the location of the array."""
-        spot = spot_of(call, self._arena)
-        assert spot is not None
-        return f"in symmetric memory of GPUs {spot.key}"
+        """Return the text that all ranks compare: the array's location in symmetric memory."""
+        location = location_of(call, self._heap)
+        assert location is not None
+        return f"in symmetric memory of GPUs {location.key}"
 
     def bind(
         self,
@@ -246,34 +254,34 @@ class Push(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program that queues the call."""
+        """Return a program that enqueues the call's kernel on the GPU."""
         return library_call(partial(self.serve, call))
 
     def serve(self, call: Call) -> None:
-        """Queue a call, after all ranks have reached it."""
-        spot = spot_of(call, self._arena)
-        assert spot is not None
+        """Queue the kernel of a call that all ranks have reached."""
+        location = location_of(call, self._heap)
+        assert location is not None
         data = [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]
         stream = data[0].stream
-        for other in {a.stream for a in data[1:]} | {self._last} - {None, stream}:
+        for other in {a.stream for a in data[1:]} | {self._last_stream} - {None, stream}:
             assert other is not None
-            self._mark.record(other)  # barriers of one communicator follow each other
-            self._mark.block(stream)
-        getattr(self, f"_{call.collective}")(call, spot, stream)
+            self._event.record(other)  # barriers of one communicator follow each other
+            self._event.block(stream)
+        getattr(self, f"_{call.collective}")(call, location, stream)
         for other in {a.stream for a in data[1:]} - {stream}:
-            self._mark.record(stream)
-            self._mark.block(other)
-        self._last = stream
+            self._event.record(stream)
+            self._event.block(other)
+        self._last_stream = stream
 
     def _barrier(self, stream: int) -> None:
-        """Queue a barrier of the streams of all ranks."""
-        self._count = count = (self._count + 1) % _AROUND
-        flags, rank = self._arena.flags, self._arena.rank
+        """Queue a barrier between the streams of all ranks."""
+        self._count = count = (self._count + 1) % _COUNT_LIMIT
+        flags, rank = self._heap.flags, self._heap.rank
         assert flags is not None
         for peer, pointer in enumerate(flags.pointers):
             if peer != rank:
                 self._device.write_word(pointer + rank * _WORD, count, stream)
-        for peer in range(self._arena.size):
+        for peer in range(self._heap.size):
             if peer != rank:
                 self._device.wait_word(flags.pointers[rank] + peer * _WORD, count, stream)
 
@@ -289,8 +297,8 @@ class Push(GpuExecutor):
             divisor = call.size if is_mean(call.op) else 1
             self._device.combine(call.op.name, call.dtype, sources, targets, count, divisor, stream)
 
-    def _allreduce(self, call: Call, spot: Spot, stream: int) -> None:
-        outs, item = spot.pointers(), call.dtype.itemsize
+    def _allreduce(self, call: Call, location: DeviceLocation, stream: int) -> None:
+        outs, item = location.pointers(), call.dtype.itemsize
         self._copy(outs[call.rank], call.x.pointer, call.x.nbytes, stream)
         mine = blocks(call.count, call.size)[call.rank]
         parts = [pointer + mine.start * item for pointer in outs]
@@ -298,23 +306,23 @@ class Push(GpuExecutor):
         self._fold(call, parts, parts, mine.stop - mine.start, stream)
         self._barrier(stream)
 
-    def _reduce_scatter(self, call: Call, spot: Spot, stream: int) -> None:
+    def _reduce_scatter(self, call: Call, location: DeviceLocation, stream: int) -> None:
         start, item = sum(call.counts[: call.rank]), call.dtype.itemsize
-        parts = [pointer + start * item for pointer in spot.pointers()]
+        parts = [pointer + start * item for pointer in location.pointers()]
         self._barrier(stream)
         self._fold(call, parts, [call.out.pointer], call.counts[call.rank], stream)
         self._barrier(stream)
 
-    def _allgather(self, call: Call, spot: Spot, stream: int) -> None:
+    def _allgather(self, call: Call, location: DeviceLocation, stream: int) -> None:
         start = ([0, *accumulate(call.counts)][call.rank]) * call.dtype.itemsize
         self._barrier(stream)
-        for pointer in spot.pointers():
+        for pointer in location.pointers():
             self._copy(pointer + start, call.x.pointer, call.x.nbytes, stream)
         self._barrier(stream)
 
-    def _broadcast(self, call: Call, spot: Spot, stream: int) -> None:
+    def _broadcast(self, call: Call, location: DeviceLocation, stream: int) -> None:
         self._barrier(stream)
         if call.rank == call.root:
-            for pointer in spot.pointers():
+            for pointer in location.pointers():
                 self._copy(pointer, call.x.pointer, call.x.nbytes, stream)
         self._barrier(stream)

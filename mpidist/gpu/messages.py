@@ -1,4 +1,8 @@
-"""Messages between arrays on GPUs: one message each, as for host memory."""
+"""Messages whose data are on a GPU: sends and receives, and the tensors of pipelines.
+
+A CUDA-aware MPI library gets the address in GPU memory; otherwise the data are copied through
+pinned host memory.  Either way it is the same message as one from host memory.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,25 @@ from ..engine.work import Work
 from .paths import table, taken, this_rank
 
 
-class Address(np.ndarray):
-    """Memory of a GPU, which only MPI may access.
+class DeviceMemory(np.ndarray):
+    """GPU memory as an array of bytes, which only the MPI library may access.
 
     Attributes
     ----------
     owner : object
-        The array that owns the memory.
+        The GPU array that owns the memory.
     """
 
     owner: Any = None
 
 
-class Parcels:
-    """Moves tensors between a GPU and messages.
+class TensorMessages:
+    """Memory of messages that carry tensors of a GPU, as the stages of a pipeline exchange them.
 
     Parameters
     ----------
     direct : bool
-        Whether the MPI library takes addresses on the device.
+        Whether the MPI library is CUDA-aware: then messages use the tensors' own memory.
     device : Device, optional
         The device; by default that of this thread.
     """
@@ -45,29 +49,29 @@ class Parcels:
         self.direct, self.device = direct, device or find_device()
         self._landing = InFlight()
 
-    def leave(self, x: Any) -> np.ndarray:
-        """Return the elements of a contiguous array to send; the host waits for its stream."""
+    def outgoing(self, x: Any) -> np.ndarray:
+        """Return the memory to send for a contiguous array `x`; the host waits for its stream."""
         data = describe(x, 0)
         memory: np.ndarray
         if self.direct:
-            memory = _addressed(data, x)
+            memory = _device_memory(data, x)
         else:
             memory = self.device.pinned(data.nbytes)[: data.nbytes]
             self._copy(memory.__array_interface__["data"][0], data.pointer, data)
         self.device.synchronize(data.stream)
         return memory
 
-    def room(self, nbytes: int, make: Callable[[], Any]) -> np.ndarray:
-        """Return memory to receive a message into; ``make()`` returns an array on the GPU."""
+    def receive_memory(self, nbytes: int, make: Callable[[], Any]) -> np.ndarray:
+        """Return memory to receive a message into; ``make()`` allocates an array on the GPU."""
         if not self.direct:
             return self.device.pinned(nbytes)[:nbytes]
         x = make()
         data = describe(x, 0)
-        self.device.synchronize(data.stream)  # earlier uses of this memory are over then
-        return _addressed(data, x)
+        self.device.synchronize(data.stream)  # earlier work on this memory must be complete
+        return _device_memory(data, x)
 
-    def arrive(self, memory: np.ndarray, make: Callable[[], Any]) -> Any:
-        """Return an array on the GPU with the message; its stream waits for the contents."""
+    def incoming(self, memory: np.ndarray, make: Callable[[], Any]) -> Any:
+        """Return a received message as an array on the GPU, whose stream waits for the copy."""
         owner = getattr(memory, "owner", None)
         if owner is not None:
             return owner
@@ -84,26 +88,26 @@ class Parcels:
             self.device.copy(target, source, data.nbytes, data.stream)
 
 
-def _addressed(data: DeviceArray, x: Any) -> Address:
-    made = view_at(data.pointer, data.nbytes, np.dtype(np.uint8)).view(Address)
-    made.owner = x
-    return made
+def _device_memory(data: DeviceArray, x: Any) -> DeviceMemory:
+    memory = view_at(data.pointer, data.nbytes, np.dtype(np.uint8)).view(DeviceMemory)
+    memory.owner = x
+    return memory
 
 
 def takes_addresses(backend: Backend) -> bool:
-    """Return whether the library sends and receives this rank's messages in GPU memory."""
+    """Return whether the MPI library sends and receives this rank's messages in GPU memory."""
     native = backend.native is not None
     here = this_rank(native)
     if backend.size > 1 and not here.no_nccl and here.forced in ("", "nccl"):
-        return False  # collectives may go by NCCL, and on one GPU the two can wait for each other
+        return False  # NCCL may serve collectives, and on one GPU the two can deadlock
     return taken(table([here], native))["send"] == "mpi"
 
 
 class GpuMessages:
-    """Sends and receives of one communicator.
+    """Sends and receives of one communicator, of arrays on a GPU.
 
-    The elements go from the device's memory or through the host's.  The two ends need not take the
-    same path, and one of them may have its array on the host.
+    The two ends need not use the same memory: one may send from GPU memory, the other receive
+    through host memory, or have its array on the host.
     """
 
     def __init__(self, messages: Messages):
@@ -114,7 +118,7 @@ class GpuMessages:
         self._landing = InFlight()
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
-        """Begin to send; the host waits for the work queued on the array's stream."""
+        """Begin a send; the host waits first for the work queued on the array's stream."""
         messages, data = self._messages, describe(x, self._rank)
         peer = messages.peer(peer)
         if self.direct:
@@ -127,7 +131,7 @@ class GpuMessages:
         return messages.begin_send(memory, form, peer, tag, end, readable=not self.direct)
 
     def irecv(self, out: Any, peer: Any, tag: Any) -> Work:
-        """Begin to receive; the array's stream has the contents when the work has ended."""
+        """Begin a receive; when its work is complete, the array's stream waits for the contents."""
         messages, data = self._messages, describe(out, self._rank, "out")
         peer = messages.peer(peer)
         if data.readonly:
@@ -139,10 +143,10 @@ class GpuMessages:
         return messages.begin_receive(room, form, peer, tag, lambda: out)
 
     def _done(self, x: Any) -> None:
-        """Hold the user's array until the message has gone."""
+        """Do nothing; the reference to `x` keeps the user's array alive during the send."""
 
     def land(self, memory: np.ndarray, data: DeviceArray) -> None:
-        """Copy a received message to the device, and keep the host's memory until then."""
+        """Queue the copy of a received message to the device, and keep host memory until then."""
         self._copy(data.pointer, _start(memory), data)
         copied = self.device.event()
         copied.record(data.stream)
@@ -154,33 +158,36 @@ class GpuMessages:
 
 
 class DeviceRoom:
-    """An array on a GPU, which a message reaches by its address or through memory of the host."""
+    """The target of a receive on a GPU: the array's own memory, or host memory to copy from.
+
+    It implements ``engine.messages.Room``.
+    """
 
     def __init__(self, messages: GpuMessages, data: DeviceArray):
         self._messages, self._data, self._direct = messages, data, messages.direct
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Store a short message."""
+        """Store the content of a short message in the array."""
         self._direct = False
         memory = self.memory(nbytes)
         memory[...] = np.frombuffer(content, np.uint8, nbytes, start)
         self.filled()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Return the device's memory, or memory of the host."""
+        """Return the memory to receive into: that of the device, or of the host."""
         if self._direct:
             return _address(self._data)
         self._memory = self._messages.device.pinned(nbytes)[:nbytes]
         return self._memory
 
     def filled(self) -> None:
-        """Queue the copy from the host's memory on the array's stream."""
+        """Queue the copy from host memory, if used, on the array's stream."""
         if not self._direct:
             self._messages.land(self._memory, self._data)
 
 
 def _address(data: DeviceArray) -> np.ndarray:
-    """Return the device's memory as an array for messages; only MPI may access it."""
+    """Return GPU memory as an array of bytes, which only the MPI library may access."""
     return view_at(data.pointer, data.nbytes, np.dtype(np.uint8))
 
 

@@ -1,4 +1,7 @@
-"""The choice of paths for data on a GPU: a table of paths and operations, with reasons."""
+"""Choice of the paths of operations on GPU arrays: NCCL, IPC, CUDA-aware MPI or staged.
+
+All ranks exchange their properties and compute the same table of paths, with reasons.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 
 from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
-from .assignment import Seen, shared_gpus
+from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
 from .cuda_aware import VARIABLE as AWARE
 from .nccl.backend import why_not_here
@@ -21,13 +24,13 @@ from .staged import CHUNK_BYTES
 CHUNK = "MPIDIST_GPU_CHUNK_BYTES"
 
 
-def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> Rank:
-    """Return the properties of this rank for the choice of paths.
+def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProperties:
+    """Return the properties of this rank on which the choice of paths depends.
 
     Parameters
     ----------
     native : bool
-        Whether messages go by an MPI library.
+        Whether an MPI library carries the messages.
     environ : mapping
         The environment.
     """
@@ -38,14 +41,14 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> Rank:
         mine, gpus = device.identity(), visible()
         # The identity of an emulated device may be missing in the list of visible ones.
         gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
-        seen = Seen(socket.gethostname(), gpus, number)
-    return Rank(
+        seen = VisibleGpus(socket.gethostname(), gpus, number)
+    return RankProperties(
         awareness(native, environ), forced_path(environ), chunk_bytes(environ), no_nccl, seen
     )
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:
-    """Return whether the library can send from the device's memory."""
+    """Return whether the MPI library is CUDA-aware, and why."""
     if not native:
         return Awareness(NO, "messages do not go by MPI here")
     devices = installed_device()
@@ -55,12 +58,12 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the length of a chunk of the staged path."""
+    """Return the length of a chunk of the staged path, in bytes."""
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
     if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{CHUNK}={text!r}: allowed are whole numbers >= 1, in bytes")
+        raise ConfigError(f"{CHUNK}={text!r}: expected a whole number of bytes >= 1")
     return int(text)
 
 
@@ -70,7 +73,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "movement": ("broadcast", "allgather", "gather", "scatter", "alltoall"),
     "messages": ("send", "recv"),
 }
-"""Operations that take one path together."""
+"""The classes of operations; all operations of a class take the same path."""
 ORDER: dict[str, tuple[str, ...]] = {
     "nccl": ("reductions", "movement"),
     "ipc": ("reductions", "movement"),
@@ -82,17 +85,17 @@ SYMMETRIC = ("allreduce", "reduce_scatter", "broadcast", "allgather")
 """Collectives that "ipc" can serve, with arrays of ``comm.empty(device="cuda")``."""
 
 IPC_RANKS = 32
-"""Limit of ranks for "ipc": one kernel takes an input and a result of each."""
+"""Largest number of ranks for "ipc": a kernel has an input and a result of each as arguments."""
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankProperties:
     """Properties of one rank, which all ranks exchange.
 
     Attributes
     ----------
     aware : Awareness
-        Whether its MPI library takes addresses on the device.
+        Whether its MPI library is CUDA-aware.
     forced : str
         Its ``MPIDIST_GPU``; empty if that is not set.
     chunk_bytes : int
@@ -107,17 +110,17 @@ class Rank:
     forced: str
     chunk_bytes: int
     no_nccl: str = "it was not asked for"
-    seen: Seen | None = None
+    seen: VisibleGpus | None = None
 
     @property
     def place(self) -> tuple[str, str] | None:
-        """The host and the UUID of the GPU."""
+        """The host and the UUID of the GPU in use."""
         return None if self.seen is None else self.seen.place
 
 
 @dataclass(frozen=True)
 class Path:
-    """A path of a class of operations, and the reason for or against it.
+    """A path that can serve a class of operations, and the reason for or against it.
 
     Attributes
     ----------
@@ -156,10 +159,10 @@ class GpuPaths(Protocol):
         """Whether NCCL serves the calls that it can."""
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether sums of a dtype take place in symmetric memory, and are best there."""
+        """Return whether sums of a dtype should use symmetric memory: without NCCL, if possible."""
 
     def serves_alone(self, x: Any, collective: str) -> bool:
-        """Return whether "auto" has the GPUs serve a sum of `x`, or its movement, by themselves."""
+        """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory."""
 
     def holds(self, x: Any) -> bool:
         """Return whether an array is in symmetric memory of this communicator."""
@@ -169,19 +172,19 @@ def forced_path(environ: Mapping[str, str] = os.environ) -> str:
     """Return the path that ``MPIDIST_GPU`` forces; empty if it is unset."""
     name = environ.get(VARIABLE, "").strip().lower()
     if name and name not in ORDER:
-        raise ConfigError(f"{VARIABLE}={name!r}: allowed are {', '.join(ORDER)}")
+        raise ConfigError(f"{VARIABLE}={name!r}: expected one of {', '.join(ORDER)}")
     return name
 
 
-def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Path]:
-    """Choose the paths from the properties of all ranks; the same on every rank.
+def table(ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1) -> list[Path]:
+    """Return the paths chosen from the properties of all ranks; the same on every rank.
 
     Parameters
     ----------
-    ranks : sequence of Rank
-        Properties by rank.  The forced path of rank 0 counts.
+    ranks : sequence of RankProperties
+        Properties by rank.  The forced path is that of rank 0.
     native : bool
-        Whether messages go by an MPI library.
+        Whether an MPI library carries the messages.
     nodes : int
         Number of nodes.
 
@@ -206,7 +209,7 @@ def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Pa
     if forced and cannot[forced] is not None:
         raise Unsupported(f"{VARIABLE}={forced}: {cannot[forced]}")
     if cannot["nccl"] is None and forced in ("", "nccl") and cannot["mpi"] is None:
-        cannot["mpi"] = "NCCL is in use, and on one GPU the two can wait for each other"
+        cannot["mpi"] = "NCCL is in use, and on one GPU the two can deadlock"
     symmetric = cannot["ipc"] is None and forced in ("", "ipc")
     found = []
     for operations in CLASSES:
@@ -219,7 +222,7 @@ def table(ranks: Sequence[Rank], native: bool = True, nodes: int = 1) -> list[Pa
     return [Path(p.operations, p.name, p.taken, _why(p, cannot[p.name], forced)) for p in found]
 
 
-def _no_nccl(ranks: Sequence[Rank], forced: bool) -> str | None:
+def _no_nccl(ranks: Sequence[RankProperties], forced: bool) -> str | None:
     for number, rank in enumerate(ranks):
         if rank.no_nccl:
             return f"{rank.no_nccl} (rank {number})"
@@ -232,17 +235,17 @@ def _no_ipc(native: bool, nodes: int, ranks: int) -> str | None:
     if not native:
         return "the ranks are threads of one process"
     if ranks > IPC_RANKS:
-        return f"there are {ranks} ranks; allowed are {IPC_RANKS}"
+        return f"there are {ranks} ranks; the maximum is {IPC_RANKS}"
     return f"the ranks are on {nodes} nodes" if nodes > 1 else None
 
 
-def _no_mpi(ranks: Sequence[Rank], native: bool) -> str | None:
+def _no_mpi(ranks: Sequence[RankProperties], native: bool) -> str | None:
     if not native:
         return "messages do not go by MPI here"
     for number, rank in enumerate(ranks):
         if rank.aware.answer != YES:
-            sure = "" if rank.aware.answer == "no" else "it is not known to take GPU addresses: "
-            return f"{sure}{rank.aware.why} (rank {number})"
+            prefix = "" if rank.aware.answer == "no" else "not known to be CUDA-aware: "
+            return f"{prefix}{rank.aware.why} (rank {number})"
     return None
 
 

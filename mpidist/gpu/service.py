@@ -1,4 +1,7 @@
-"""Serving calls with arrays on a GPU, each class of calls by the agreed path."""
+"""The service of a communicator for calls with arrays on a GPU.
+
+Each class of calls takes the path that all ranks agreed on (:mod:`.paths`).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from ..errors import ConfigError, MpidistError, Unsupported
 from ..schedule.registry import RESERVED
 from ..selection.choose import Way
 from .assignment import warn_of_sharing
-from .cuda_aware import Direct
+from .cuda_aware import CudaAwareMpi
 from .executor import GpuExecutor
-from .ipc import NEEDS, Arena, Push
+from .ipc import NEEDS, DeviceHeap, IpcKernels
 from .nccl.backend import has_sum
-from .nccl.collectives import Nccl
+from .nccl.collectives import NcclCollectives
 from .nccl.schedules import NcclRounds
-from .paths import Path, Rank, table, taken, this_rank
-from .staged import Staged
+from .paths import Path, RankProperties, table, taken, this_rank
+from .staged import HostStaged
 
 
 class GpuService:
@@ -53,23 +56,23 @@ class GpuService:
         self._forced, self.chunk_bytes = ranks[0].forced, ranks[0].chunk_bytes
         self._no_ipc = next((p.why for p in self.paths if p.name == "ipc" and not p.taken), None)
         rank, size = service.backend.rank, service.backend.size
-        self._arena = Arena(self.device, rank, size, everyone)
+        self._heap = DeviceHeap(self.device, rank, size, everyone)
         self._taken = taken(self.paths)
-        self._nccl = Nccl(service, everyone, self._taken, self._arena)
-        direct = [] if native is None else [Direct(self.device, service, self._taken)]
+        self._nccl = NcclCollectives(service, everyone, self._taken, self._heap)
+        direct = [] if native is None else [CudaAwareMpi(self.device, service, self._taken)]
         self._executors: list[GpuExecutor] = [
-            Push(self._arena),
+            IpcKernels(self._heap),
             self._nccl,
             NcclRounds(service, self._nccl, self._taken, self.device),
             *direct,
         ]
-        self._staged = Staged(service, self.device, self.chunk_bytes)
+        self._staged = HostStaged(service, self.device, self.chunk_bytes)
         service.on_gpu = self.choose
 
-    def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[Rank]:
-        """Return the properties of all ranks; an error on one is raised on all."""
+    def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[RankProperties]:
+        """Return the properties of all ranks; an error on one rank is raised on all."""
         try:
-            mine: Rank | MpidistError = this_rank(native)
+            mine: RankProperties | MpidistError = this_rank(native)
         except (ConfigError, Unsupported) as error:
             mine = error
         ranks = everyone(mine)
@@ -80,9 +83,9 @@ class GpuService:
         return ranks
 
     def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
-        """Return the first executor that serves a call, and make it ready; collective.
+        """Return the first executor that can serve a call, and make it ready; collective.
 
-        In the background that is NCCL, or the staged path.  MPI libraries that take addresses on a
+        In the background that is NCCL or the staged path.  MPI libraries that take addresses on a
         GPU do not take them in non-blocking collectives, and a kernel in symmetric memory can only
         be queued after a barrier.
 
@@ -105,50 +108,52 @@ class GpuService:
                 raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
             if self._forced == executor.name == "ipc":
                 raise Unsupported(f"rank {call.rank}: MPIDIST_GPU=ipc: {call.collective}: {reason}")
-        return self._staged.by(algorithm), Way("staged", None, "no other path serves the call")
+        return self._staged.executor_for(algorithm), Way(
+            "staged", None, "no other path serves the call"
+        )
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL serves what it can."""
+        """Whether NCCL serves the calls that it can."""
         return "nccl" in self._taken.values()
 
     # -- symmetric memory -----------------------------------------------------------------------
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether sums of a dtype take place in symmetric memory, and are best there."""
+        """Return whether sums of a dtype should use symmetric memory: without NCCL, if possible."""
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
     def serves_alone(self, x: Any, collective: str) -> bool:
-        """Return whether "auto" has the GPUs serve a sum of `x`, or its movement."""
+        """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory."""
         data = describe(x, self._service.backend.rank)
         if self._taken[collective] == "nccl" and has_sum(data.dtype):
             return True
         if self._no_ipc is not None or collective not in NEEDS:
             return False
-        return self._arena.find(data) is not None and self.device.combines(data.dtype)
+        return self._heap.find(data) is not None and self.device.combines(data.dtype)
 
     def holds(self, x: Any) -> bool:
         """Return whether an array is in symmetric memory of this communicator."""
         data = describe(x, self._service.backend.rank)
-        return bool(data.size) and self._arena.find(data) is not None
+        return bool(data.size) and self._heap.find(data) is not None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Allocate an array in symmetric memory of the device; collective, the same on all."""
+        """Allocate a symmetric array on the GPUs; collective, with equal arguments on all ranks."""
         if self._no_ipc is not None:
             rank = self._service.backend.rank
             raise Unsupported(f"rank {rank}: empty(device=...): {self._no_ipc}")
-        return self._arena.empty(shape, dtype)
+        return self._heap.empty(shape, dtype)
 
     def key(self, x: Any) -> str:
-        """Return the name of an array of :meth:`empty`; raise if it is none."""
-        return self._arena.key(describe(x, self._service.backend.rank))
+        """Return the key of a symmetric array's location; raise if the array is private memory."""
+        return self._heap.key(describe(x, self._service.backend.rank))
 
     def free(self, x: Any) -> None:
-        """Release an array of :meth:`empty`; collective."""
+        """Release the memory of an array of :meth:`empty`; collective."""
         self.key(x)
-        self._arena.free(describe(x, self._service.backend.rank))
+        self._heap.free(describe(x, self._service.backend.rank))
 
     def close(self) -> None:
         """Release all resources; collective."""
         self._nccl.close()
-        self._arena.close()
+        self._heap.close()

@@ -1,4 +1,10 @@
-"""The fallback path: through pinned host memory, in chunks, overlapping copies and messages.
+"""The staged path, which serves every call: through pinned host memory, in chunks.
+
+Copies and messages overlap::
+
+    inward stream    copy in 0 | copy in 1  | copy in 2  | …
+    host             .         | exchange 0 | exchange 1 | …
+    outward stream   .         | .          | copy out 0 | …
 
 Chunk k is copied to a slot of host memory on one stream while the ranks exchange chunk k-1, and
 chunk k-2 is copied back on a second stream.  Each slot has two events: its input has been copied
@@ -30,22 +36,30 @@ _SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same
 
 
 def bytes_needed(call: Call, chunk: Chunk) -> int:
-    """Return the bytes of host memory of a chunk; the input follows the result."""
-    brings, gets = elements(chunk.brings), elements(chunk.gets)
-    one = max(brings, gets) if call.collective in _SHARED else brings + gets
-    return one * call.dtype.itemsize
+    """Return the bytes of host memory for a chunk: its result, then its input, or both in one."""
+    input_size, output_size = elements(chunk.input_extents), elements(chunk.output_extents)
+    count = max(input_size, output_size) if call.collective in _SHARED else input_size + output_size
+    return count * call.dtype.itemsize
 
 
 def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the input and the result of a chunk, in host memory of :func:`bytes_needed` bytes."""
+    """Return views of the input and the result of a chunk in its host memory.
+
+    `memory` has :func:`bytes_needed` bytes.
+    """
     size = call.dtype.itemsize
-    brings, gets = elements(chunk.brings) * size, elements(chunk.gets) * size
-    start = 0 if call.collective in _SHARED else gets
-    return memory[start : start + brings].view(call.dtype), memory[:gets].view(call.dtype)
+    input_size, output_size = (
+        elements(chunk.input_extents) * size,
+        elements(chunk.output_extents) * size,
+    )
+    start = 0 if call.collective in _SHARED else output_size
+    return memory[start : start + input_size].view(call.dtype), memory[:output_size].view(
+        call.dtype
+    )
 
 
-def hosted(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:
-    """Return the call of a chunk; its arguments were checked as those of the whole call."""
+def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:
+    """Return the host call of a chunk; its arguments were checked with the whole call."""
     source = None if call.x is None else x
     target = None if call.out is None else out
     in_place = call.collective in _SHARED and source is not None and target is not None
@@ -62,8 +76,8 @@ def hosted(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared
 
 
 @dataclass(slots=True)
-class Landing(Prepared):
-    """A prepared host call with its result on a GPU.
+class DeviceResult(Prepared):
+    """A prepared host call whose result is copied to a GPU at the end.
 
     Attributes
     ----------
@@ -77,21 +91,21 @@ class Landing(Prepared):
     target: Callable[[], Any] | None = None
 
     @classmethod
-    def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> Landing:
-        """Return a host call with its result on a GPU."""
+    def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> DeviceResult:
+        """Return a prepared host call with its result copied to a GPU at the end."""
         return cls(
             part.call, part.result, part.staging, part.scalar, part.shown, end=end, target=target
         )
 
     def give(self) -> Any:
         """Queue the copies of the result, and return the user's array."""
-        super(Landing, self).give()
+        super(DeviceResult, self).give()
         assert self.end is not None and self.target is not None
         self.end()
         return self.target()
 
 
-CHUNK_BYTES = 4 << 20  # of a chunk's array
+CHUNK_BYTES = 4 << 20  # bytes of each array of a chunk
 SLOTS = 3
 
 
@@ -110,7 +124,7 @@ class Slot:
         self.filled, self.emptied = device.event(), device.event()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Return at least `nbytes` of memory; waits until smaller memory is out of use."""
+        """Return at least `nbytes` of memory; replace smaller memory once its copies are done."""
         if self._memory.nbytes < nbytes:
             self.emptied.synchronize()
             self._memory = self._device.pinned(nbytes)
@@ -121,8 +135,8 @@ class Slot:
             self.emptied.synchronize()
 
 
-class Staged:
-    """The staged path of one communicator: each chunk is an operation of the host.
+class HostStaged:
+    """The staged path of one communicator: each chunk is a call with host arrays.
 
     Parameters
     ----------
@@ -141,47 +155,47 @@ class Staged:
         self._ready = device.event()
         self._pending = InFlight()
 
-    def by(self, algorithm: str) -> Executor:
-        """Return the executor that serves the chunks by an algorithm."""
-        return _StagedBy(self, algorithm)
+    def executor_for(self, algorithm: str) -> Executor:
+        """Return an executor whose chunks are host calls with this `algorithm`."""
+        return _StagedExecutor(self, algorithm)
 
     def serve(self, call: Call, algorithm: str) -> None:
-        """Serve a call; work queued later on its streams sees the result."""
-        streams = self._enter(call)
+        """Run a call through host memory; work queued later on the arrays' streams waits for it."""
+        streams = self._wait_for_arrays(call)
         parts = list(chunks(call, self.chunk_bytes))
-        self._bring(call, parts[0], self._slots[0])
+        self._copy_in(call, parts[0], self._slots[0])
         for number, chunk in enumerate(parts):
             slot = self._slots[number % SLOTS]
             if number + 1 < len(parts):
-                self._bring(call, parts[number + 1], self._slots[(number + 1) % SLOTS])
+                self._copy_in(call, parts[number + 1], self._slots[(number + 1) % SLOTS])
             slot.filled.synchronize()
             x, out = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
-            self._service.serve(hosted(call, chunk, x, out), algorithm)
+            self._service.serve(host_call(call, chunk, x, out), algorithm)
             self._copy_back(call, chunk, out)
             slot.emptied.record(self._outward)
-        self._leave(streams)
+        self._let_arrays_wait(streams)
 
     def begin(self, call: Call, algorithm: str, give: Callable[[], Any]) -> Work:
-        """Begin a call in the background, whose Work returns ``give()``.
+        """Begin a call in the background; its Work returns ``give()``.
 
-        It goes in one piece: the ranks would begin several chunks in different orders, between the
-        calls of their users.
+        The call is one chunk: the ranks could begin several chunks in different orders, between
+        other calls of the user.
         """
-        streams = self._enter(call)
+        streams = self._wait_for_arrays(call)
         (chunk,) = chunks(call, max(call.nbytes, self._bytes_of(call), 1) * call.size)
         memory = self.device.pinned(max(bytes_needed(call, chunk), 1))
         x, out = views(call, chunk, memory)
-        self._copy(call.x, chunk.brings, x, self._inward, inward=True)
+        self._copy(call.x, chunk.input_extents, x, self._inward, inward=True)
         self.device.synchronize(self._inward)
 
         def end() -> None:
             self._copy_back(call, chunk, out)
-            gone = self.device.event()
-            gone.record(self._outward)
-            self._pending.hold(gone, memory)  # the copy reads it after this has returned
-            self._leave(streams)
+            copied = self.device.event()
+            copied.record(self._outward)
+            self._pending.hold(copied, memory)  # the copy still reads it when end() has returned
+            self._let_arrays_wait(streams)
 
-        part = Landing.of(hosted(call, chunk, x, out), end, give)
+        part = DeviceResult.of(host_call(call, chunk, x, out), end, give)
         return self._service.background.begin(part, algorithm)
 
     def _bytes_of(self, call: Call) -> int:
@@ -190,7 +204,7 @@ class Staged:
 
     # -- ordering -------------------------------------------------------------------------------
 
-    def _enter(self, call: Call) -> set[int]:
+    def _wait_for_arrays(self, call: Call) -> set[int]:
         """Make the copy streams wait for all work queued on the arrays' streams."""
         streams = {data.stream for data in (call.x, call.out) if isinstance(data, DeviceArray)}
         for stream in streams:
@@ -199,7 +213,7 @@ class Staged:
             self._ready.block(self._outward)
         return streams
 
-    def _leave(self, streams: set[int]) -> None:
+    def _let_arrays_wait(self, streams: set[int]) -> None:
         """Make the arrays' streams wait for all results."""
         for ours in (self._inward, self._outward):
             self._ready.record(ours)
@@ -208,20 +222,20 @@ class Staged:
 
     # -- copies ---------------------------------------------------------------------------------
 
-    def _bring(self, call: Call, chunk: Chunk, slot: Slot) -> None:
-        """Queue the copy of a chunk's input to a slot, once the slot is free."""
+    def _copy_in(self, call: Call, chunk: Chunk, slot: Slot) -> None:
+        """Queue the copy of a chunk's input to a slot, once the slot's last result is out."""
         slot.emptied.block(self._inward)
         x, _ = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
-        self._copy(call.x, chunk.brings, x, self._inward, inward=True)
+        self._copy(call.x, chunk.input_extents, x, self._inward, inward=True)
         slot.filled.record(self._inward)
 
     def _copy_back(self, call: Call, chunk: Chunk, out: np.ndarray) -> None:
-        self._copy(call.out, chunk.gets, out, self._outward, inward=False)
+        self._copy(call.out, chunk.output_extents, out, self._outward, inward=False)
 
     def _copy(
         self, data: Any, extents: Sequence[Extent], host: np.ndarray, stream: int, inward: bool
     ) -> None:
-        """Queue copies between parts of an array and as many elements of host memory."""
+        """Queue copies between extents of a GPU array and consecutive host memory."""
         if not isinstance(data, DeviceArray):
             return
         size = data.dtype.itemsize
@@ -234,19 +248,19 @@ class Staged:
             there += nbytes
 
 
-class _StagedBy(Executor):
-    """The staged path, by one algorithm of the host.
+class _StagedExecutor(Executor):
+    """The staged path as an executor, with one algorithm for the host calls.
 
-    Not announced by itself: each chunk is announced as a call of the host.
+    Its programs are not announced on the arrival board: each chunk's host call is.
     """
 
     name, summary = "staged", "through pinned host memory, in chunks"
 
-    def __init__(self, staged: Staged, algorithm: str):
+    def __init__(self, staged: HostStaged, algorithm: str):
         self._staged, self._algorithm = staged, algorithm
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return None: it serves every call."""
+        """Return None: the staged path serves every call."""
 
     def bind(
         self,
@@ -257,7 +271,7 @@ class _StagedBy(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program that serves the chunks."""
+        """Return a program that runs the call, chunk by chunk."""
         staged, algorithm = self._staged, self._algorithm
         return Program(
             [Round((), None, (partial(staged.serve, call, algorithm),))],

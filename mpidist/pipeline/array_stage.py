@@ -63,7 +63,7 @@ class ArrayTensors(DevicePlace):
     def array(self, x: Any) -> np.ndarray:
         """Return the elements; copied if they are not contiguous."""
         if _on_gpu(x):
-            return self.parcels.leave(_contiguous(x))
+            return self.tensor_messages.outgoing(_contiguous(x))
         x = _in_host_memory(x)
         return np.ascontiguousarray(x, _native(x.dtype)).reshape(-1)
 
@@ -71,7 +71,9 @@ class ArrayTensors(DevicePlace):
         """Return a copy: a layer may write every output into the same memory."""
         if type(x) is not np.ndarray:
             if is_on_device(x):
-                return self.parcels.leave(x.copy() if self.parcels.direct else _contiguous(x))
+                return self.tensor_messages.outgoing(
+                    x.copy() if self.tensor_messages.direct else _contiguous(x)
+                )
             x = _in_host_memory(x)
         return np.array(x, _native(x.dtype), order="C").reshape(-1)
 
@@ -84,7 +86,7 @@ class ArrayTensors(DevicePlace):
         name, on_gpu = self.place(dtype)
         known = _dtype(name)
         if on_gpu:
-            return self.parcels.room(
+            return self.tensor_messages.receive_memory(
                 count * known.itemsize, lambda: find_device().empty((count,), known)
             )
         return np.empty(count, known)
@@ -95,7 +97,7 @@ class ArrayTensors(DevicePlace):
         if not on_gpu:
             return array.reshape(form[1])
         count, known = prod(form[1]), _dtype(name)
-        found = self.parcels.arrive(array, lambda: find_device().empty((count,), known))
+        found = self.tensor_messages.incoming(array, lambda: find_device().empty((count,), known))
         return found.reshape(form[1])
 
 

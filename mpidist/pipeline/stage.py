@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..communicator.communicator import Communicator
 from ..device.recognise import is_on_device
 from ..frameworks.base import adapter, library
-from ..gpu.messages import Parcels, takes_addresses
+from ..gpu.messages import TensorMessages, takes_addresses
 from ..parallel.ddp import DDP
 from .loss import MicrobatchLoss
 from .values import Tensors, Tree
@@ -54,9 +54,9 @@ class DevicePlace:
         self.direct: Callable[[], bool] = bool
 
     @cached_property
-    def parcels(self) -> Parcels:
+    def tensor_messages(self) -> TensorMessages:
         """The copies between GPU and messages."""
-        return Parcels(self.direct())
+        return TensorMessages(self.direct())
 
     def place(self, dtype: str) -> tuple[str, bool]:
         """Return a dtype without its mark, and whether this stage has the tensor on a GPU."""

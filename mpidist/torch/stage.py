@@ -69,13 +69,13 @@ class TorchTensors(DevicePlace):
         """Return the elements; copied if they are not contiguous."""
         x = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if framework.is_there(x):
-            return self.parcels.leave(x)
+            return self.tensor_messages.outgoing(x)
         return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
 
     def own(self, x: Any) -> np.ndarray:
         """Return a copy of the elements."""
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-        copied = framework.is_there(x) and not self.parcels.direct  # to the host
+        copied = framework.is_there(x) and not self.tensor_messages.direct  # to the host
         return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not copied else flat)
 
     def result(self, x: Any) -> Any:
@@ -89,7 +89,9 @@ class TorchTensors(DevicePlace):
             raise UnsupportedDtype(f"an array of {name} for a stage of PyTorch: {_EXPECTED}")
         known = np.dtype("int16" if name == "bfloat16" else name)
         if on_gpu:
-            return self.parcels.room(count * known.itemsize, lambda: self._make(name, count))
+            return self.tensor_messages.receive_memory(
+                count * known.itemsize, lambda: self._make(name, count)
+            )
         return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
@@ -97,7 +99,9 @@ class TorchTensors(DevicePlace):
         dtype, shape, wants = form
         name, on_gpu = self.place(dtype)
         if on_gpu:
-            made = self.parcels.arrive(array, lambda: self._make(name, prod(shape))).view(shape)
+            made = self.tensor_messages.incoming(array, lambda: self._make(name, prod(shape))).view(
+                shape
+            )
         else:
             made = as_tensor(array, _DTYPES[name]).view(shape)
         return made.requires_grad_() if wants else made

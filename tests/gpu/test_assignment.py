@@ -13,7 +13,7 @@ import mpidist
 from mpidist.device import find
 from mpidist.device.find import find_device
 from mpidist.errors import Unsupported
-from mpidist.gpu.assignment import Seen, choose, use_gpu
+from mpidist.gpu.assignment import VisibleGpus, choose, use_gpu
 from tests import gpu_here
 
 A, B, C, D = GPUS = ("uuid-a", "uuid-b", "uuid-c", "uuid-d")
@@ -22,14 +22,14 @@ A, B, C, D = GPUS = ("uuid-a", "uuid-b", "uuid-c", "uuid-d")
 @pytest.mark.parametrize(
     ("ranks", "numbers"),
     [
-        ([Seen("x", GPUS)] * 4, [0, 1, 2, 3]),
-        ([Seen("x", GPUS[:2])] * 5, [0, 1, 0, 1, 0]),
-        ([Seen("x", GPUS[:2]), Seen("y", GPUS[:2])] * 2, [0, 0, 1, 1]),
-        ([Seen("x", (gpu,)) for gpu in GPUS], [0, 0, 0, 0]),  # Slurm gave each its own
-        ([Seen("x", (A, B)), Seen("x", (B, C)), Seen("x", (C, A))], [0, 0, 0]),
-        ([Seen("x", (B, A)), Seen("x", (B, C))], [0, 1]),
-        ([Seen("x", GPUS[:2]), Seen("x", GPUS[:2], taken=0)], [1, 0]),
-        ([Seen("x", (A,))] * 2, [0, 0]),
+        ([VisibleGpus("x", GPUS)] * 4, [0, 1, 2, 3]),
+        ([VisibleGpus("x", GPUS[:2])] * 5, [0, 1, 0, 1, 0]),
+        ([VisibleGpus("x", GPUS[:2]), VisibleGpus("y", GPUS[:2])] * 2, [0, 0, 1, 1]),
+        ([VisibleGpus("x", (gpu,)) for gpu in GPUS], [0, 0, 0, 0]),  # Slurm gave each its own
+        ([VisibleGpus("x", (A, B)), VisibleGpus("x", (B, C)), VisibleGpus("x", (C, A))], [0, 0, 0]),
+        ([VisibleGpus("x", (B, A)), VisibleGpus("x", (B, C))], [0, 1]),
+        ([VisibleGpus("x", GPUS[:2]), VisibleGpus("x", GPUS[:2], taken=0)], [1, 0]),
+        ([VisibleGpus("x", (A,))] * 2, [0, 0]),
     ],
 )
 def test_choice(ranks, numbers):
@@ -111,7 +111,7 @@ def test_a_rank_that_is_shown_no_gpu(on_node, none):
 
     def on_rank(comm):
         with pytest.raises(
-            Unsupported, match=f"rank {comm.rank}: use_gpu: rank 1 has none: .*shows"
+            Unsupported, match=f"rank {comm.rank}: use_gpu: rank 1 has no GPU: .*shows"
         ):
             comm.use_gpu()
         return True
@@ -164,5 +164,5 @@ def test_make_asks_the_driver(monkeypatch):
 
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(find, "why_no_device", lambda: "there is no CUDA device: none")
-    with pytest.raises(Unsupported, match="rank 3: use_gpu: rank 0 has none: there is no CUDA"):
+    with pytest.raises(Unsupported, match="rank 3: use_gpu: rank 0 has no GPU: there is no CUDA"):
         use_gpu(3, lambda mine: [mine])

@@ -130,7 +130,7 @@ def test_what_is_refused(sub):
     private = device.array(np.ones(8, "f4"))
     with pytest.raises(Unsupported, match="MPIDIST_GPU=ipc: allreduce: out is no array of comm.e"):
         sub.allreduce(private)
-    with pytest.raises(Unsupported, match="a function of Python does not run on a device"):
+    with pytest.raises(Unsupported, match="a Python function cannot run on a device"):
         sub.allreduce(x, lambda a, b: a + b, out=x, commute=True)
     with pytest.raises(InvalidArgument, match="device='tpu': expected None or 'cuda'"):
         sub.empty(3, device="tpu")

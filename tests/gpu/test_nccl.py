@@ -425,7 +425,9 @@ def test_a_schedule_that_nccl_would_wait_in(by_nccl):
         yield Reduce(peer, blocks=0)
 
     def check(comm, library):
-        with pytest.raises(Unsupported, match="'late': NCCL keeps no messages: ranks 0, 1 would"):
+        with pytest.raises(
+            Unsupported, match="'late': NCCL does not buffer messages: ranks 0, 1 would"
+        ):
             comm.allreduce(find_device().array(np.ones(4)), algorithm="late")
         assert (comm.allreduce(find_device().array(np.ones(4))).get() == 2).all()
 
@@ -507,14 +509,14 @@ def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
         x = device.array(np.ones(3))
         comm.allreduce(x)
         gpu = comm.gpu
-        assert not gpu._nccl.path.watch.look()  # it has ended
+        assert not gpu._nccl.path.watch.poll()  # it has ended
         comm.allreduce(x)
         monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
         words = "NCCL has not finished .*allreduce.* by its deadline; aborted"
         if trouble == "error":
             library.made[0].trouble = NcclError("remote process exited")
             words = "NCCL reports: remote process exited; aborted"
-        while gpu._nccl.path.watch.look():
+        while gpu._nccl.path.watch.poll():
             pass
         assert library.made[0].ended == "aborted"
         with pytest.raises(CommunicatorBroken, match=f"{words}; create a new communicator"):

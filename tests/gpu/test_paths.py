@@ -22,8 +22,8 @@ from mpidist.device.find import find_device
 from mpidist.device.recognise import describe, is_on_device, make_like
 from mpidist.errors import ConfigError, InvalidArgument, Unsupported, UnsupportedDtype
 from mpidist.gpu.chunks import chunks, elements
-from mpidist.gpu.cuda_aware import Awareness, Library, detect
-from mpidist.gpu.paths import CLASSES, ORDER, Rank, forced_path, table, taken
+from mpidist.gpu.cuda_aware import Awareness, MpiLibrary, detect
+from mpidist.gpu.paths import CLASSES, ORDER, RankProperties, forced_path, table, taken
 from tests.support import jobs
 from tests.support.emulated import EmulatedDevice
 
@@ -227,11 +227,11 @@ def test_chunks_cover_everything_once(collective, counts, nbytes, data):
     call = Call(collective, rank, size, 0, x.dtype, x, out, None, each, each, even=even)
     seen_in, seen_out = np.zeros(brings, int), np.zeros(gets, int)
     for chunk in chunks(call, nbytes):
-        for extents, seen in ((chunk.brings, seen_in), (chunk.gets, seen_out)):
+        for extents, seen in ((chunk.input_extents, seen_in), (chunk.output_extents, seen_out)):
             for start, stop in extents:
                 seen[start:stop] += 1
         if collective == "allreduce":
-            assert elements(chunk.brings) * 8 <= max(nbytes, 8)
+            assert elements(chunk.input_extents) * 8 <= max(nbytes, 8)
         elif not call.uneven_alltoall:
             assert sum(chunk.counts) * 8 <= max(nbytes, 8 * size)
     assert (seen_in == 1).all() and (seen_out == 1).all()
@@ -249,18 +249,18 @@ def test_paths():
         ([YES, YES], "mpi", {"allreduce": "staged", "alltoall": "mpi"}),
     ]
     for answers, forced, expected in cases:
-        paths = table([Rank(answer, forced, 1) for answer in answers])
+        paths = table([RankProperties(answer, forced, 1) for answer in answers])
         found = taken(paths)
         assert expected.items() <= found.items(), (forced, found)
         assert set(found) == {name for names in CLASSES.values() for name in names}
         assert all(p.why for p in paths) and {p.name for p in paths} <= set(ORDER)
     for nodes, native, words in ((2, True, "on 2 nodes"), (1, False, "threads of one process")):
         with pytest.raises(Unsupported, match=f"MPIDIST_GPU=ipc: the ranks are {words}"):
-            table([Rank(YES, "ipc", 1)], native, nodes)
-    with pytest.raises(Unsupported, match="MPIDIST_GPU=ipc: there are 33 ranks; allowed are 32"):
-        table([Rank(YES, "ipc", 1)] * 33)
+            table([RankProperties(YES, "ipc", 1)], native, nodes)
+    with pytest.raises(Unsupported, match="MPIDIST_GPU=ipc: there are 33 ranks; the maximum is 32"):
+        table([RankProperties(YES, "ipc", 1)] * 33)
     for forced, symmetric in (("", True), ("ipc", True), ("mpi", False), ("staged", False)):
-        paths = table([Rank(YES, forced, 1)])
+        paths = table([RankProperties(YES, forced, 1)])
         assert symmetric == any(p.taken for p in paths if p.name == "ipc"), forced
     unknown = Awareness("unknown", "no query")
     for answers, words in (
@@ -268,8 +268,8 @@ def test_paths():
         ([unknown], "not known.*no query"),
     ):
         with pytest.raises(Unsupported, match=f"MPIDIST_GPU=mpi: .*{words}"):
-            table([Rank(answer, "mpi", 1) for answer in answers])
-    with pytest.raises(ConfigError, match="MPIDIST_GPU='magic': allowed are"):
+            table([RankProperties(answer, "mpi", 1) for answer in answers])
+    with pytest.raises(ConfigError, match="MPIDIST_GPU='magic': expected one of"):
         forced_path({"MPIDIST_GPU": "magic"})
 
 
@@ -277,7 +277,7 @@ def test_paths():
 
 
 def library(vendor, version=(5, 0, 0), kinds="", **functions):
-    return Library(vendor, version, kinds, functions.get)
+    return MpiLibrary(vendor, version, kinds, functions.get)
 
 
 def says(value):
@@ -315,7 +315,7 @@ def test_detection(known, environ, answer, words):
 
 
 def test_detection_refuses_other_values():
-    with pytest.raises(ConfigError, match="MPIDIST_GPU_AWARE='maybe': allowed are 0 and 1"):
+    with pytest.raises(ConfigError, match="MPIDIST_GPU_AWARE='maybe': expected 0 or 1"):
         detect(library("Open MPI"), {"MPIDIST_GPU_AWARE": "maybe"})
 
 

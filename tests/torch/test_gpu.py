@@ -9,7 +9,7 @@ import pytest
 
 import mpidist
 from mpidist.device import find
-from mpidist.gpu.staged import Staged
+from mpidist.gpu.staged import HostStaged
 from mpidist.parallel import DDP, Pipeline, ZeroOptimizer
 from tests.support.emulated import EmulatedDevice, Stream
 from tests.support.training_kits import NEEDS_TORCH, torch
@@ -41,12 +41,12 @@ def on_gpu(monkeypatch):
             action()
 
         monkeypatch.setattr(Stream, "put", put)
-        serve, start = Staged.serve, Staged.begin
+        serve, start = HostStaged.serve, HostStaged.begin
         monkeypatch.setattr(
-            Staged, "serve", lambda s, c, a: (staged.append(c.collective), serve(s, c, a))[1]
+            HostStaged, "serve", lambda s, c, a: (staged.append(c.collective), serve(s, c, a))[1]
         )
         monkeypatch.setattr(
-            Staged,
+            HostStaged,
             "begin",
             lambda s, c, *a: (staged.append("i" + c.collective), start(s, c, *a))[1],
         )

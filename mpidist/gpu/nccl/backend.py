@@ -1,4 +1,7 @@
-"""NCCL, by cupy: one communicator over the ranks of one of ours, each with a GPU of its own."""
+"""NCCL through cupy: a communicator over the ranks of an mpidist communicator, one GPU each.
+
+Used by the executors in :mod:`.collectives` and :mod:`.schedules`, and directly by users.
+"""
 
 from __future__ import annotations
 
@@ -27,52 +30,52 @@ from ..assignment import shared_gpus
 NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 DTYPES: dict[str, int] = {**{name: code for code, name in enumerate(NAMES)}, "bfloat16": 9}
 OPS: dict[str, int] = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
-LEAST = 21000  # NCCL 2.10, the first with bfloat16 and with the mean
-_PAIRS = {"complex64": "float32", "complex128": "float64"}
+MIN_VERSION = 21000  # NCCL 2.10, the first with bfloat16 and with the mean
+_COMPLEX = {"complex64": "float32", "complex128": "float64"}
 
 
 def version_text(version: int) -> str:
-    """Write a version as people do: 22703 is 2.27.3."""
+    """Return a version number of NCCL as text: "2.27.3" for 22703."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
 def check_version(version: int, rank: int) -> None:
-    """Raise Unsupported for a library that is too old."""
-    if version < LEAST:
+    """Raise Unsupported if the version of NCCL is too old."""
+    if version < MIN_VERSION:
         raise Unsupported(
             f"rank {rank}: NCCL {version_text(version)} is too old: needed is "
-            f"{version_text(LEAST)}; install a newer nvidia-nccl-cu12"
+            f"{version_text(MIN_VERSION)}; install a newer nvidia-nccl-cu12"
         )
 
 
 def has_sum(dtype: np.dtype) -> bool:
-    """Tell whether NCCL adds elements of a dtype, and takes their mean."""
-    return dtype.isnative and dtype.name in (*DTYPES, *_PAIRS)
+    """Return whether NCCL has the sum and the mean of a dtype."""
+    return dtype.isnative and dtype.name in (*DTYPES, *_COMPLEX)
 
 
 def type_of(dtype: np.dtype, op: str | None, rank: int) -> tuple[int, int]:
-    """Give NCCL's number of a dtype, and how many of it make up one element.
+    """Return NCCL's type number for a dtype, and how many of that type make up one element.
 
     Parameters
     ----------
     dtype : numpy.dtype
-        Of the elements.
+        Dtype of the elements.
     op : str or None
-        The operation; None where data are moved only, which any dtype can be, as bytes.
+        The operation; None for moving data, which works for any dtype, as bytes.
     rank : int
-        For messages.
+        Rank named by errors.
 
     Raises
     ------
     UnsupportedDtype
-        If NCCL cannot combine such elements.
+        If NCCL cannot combine elements of this dtype.
     """
     if op is not None and op not in OPS:
         raise UnsupportedDtype(f"rank {rank}: NCCL has no {op!r}; it has {', '.join(OPS)}")
     if dtype.isnative and dtype.name in DTYPES:
         return DTYPES[dtype.name], 1
-    if dtype.isnative and dtype.name in _PAIRS and op in (None, "sum", "mean"):
-        return DTYPES[_PAIRS[dtype.name]], 2
+    if dtype.isnative and dtype.name in _COMPLEX and op in (None, "sum", "mean"):
+        return DTYPES[_COMPLEX[dtype.name]], 2
     if op is None:
         return DTYPES["uint8"], dtype.itemsize
     raise UnsupportedDtype(
@@ -82,28 +85,28 @@ def type_of(dtype: np.dtype, op: str | None, rank: int) -> tuple[int, int]:
 
 
 def check_places(places: Sequence[tuple[str, str]], rank: int) -> None:
-    """Raise Unsupported if two ranks are on one device.
+    """Raise Unsupported if two ranks use the same GPU.
 
     Parameters
     ----------
     places : sequence of (str, str)
-        The host and the UUID of the device of every rank.
+        The host and the UUID of the GPU of every rank.
     rank : int
-        For messages.
+        Rank named by errors.
     """
     shared = shared_gpus(places)
     if shared is not None:
         raise Unsupported(
-            f"rank {rank}: {shared}, and NCCL wants one rank for each: start fewer ranks, give "
+            f"rank {rank}: {shared}, and NCCL needs a GPU for each rank: start fewer ranks, give "
             "each a GPU of its own (CUDA_VISIBLE_DEVICES by local rank), or leave MPIDIST_GPU unset"
         )
 
 
-_IN_PROGRESS = 7  # a status that cupy has no name for
+_IN_PROGRESS = 7  # a status of NCCL that cupy has no name for
 
 
 def load() -> Any:
-    """Import NCCL.
+    """Import and return cupy's NCCL module.
 
     Raises
     ------
@@ -122,10 +125,10 @@ def load() -> Any:
 
 
 def why_not_here(rank: int = 0) -> str:
-    """Say why NCCL cannot be used in this process; empty if it can.  It is not started for that."""
+    """Return why NCCL cannot be used in this process, empty if it can; does not start NCCL."""
     devices = installed_device()
     if devices is not None and not devices.nccl:
-        return f"NCCL knows no {devices.name} device"
+        return f"NCCL does not support {devices.name} devices"
     reason = why_no_device()
     if reason is not None:
         return reason
@@ -138,14 +141,14 @@ def why_not_here(rank: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Ranks:
-    """As much of a communicator as is needed to start NCCL.
+    """The part of a communicator that is needed to start NCCL.
 
     Attributes
     ----------
     rank, size : int
-        As in a communicator.
+        Rank and size in the communicator.
     allgather_object : callable
-        Gives every rank's object; collective.
+        ``allgather_object(x)`` returns every rank's object; collective.
     """
 
     rank: int
@@ -153,31 +156,31 @@ class Ranks:
     allgather_object: Callable[[Any], list[Any]]
 
     def broadcast_object(self, x: Any) -> Any:
-        """Give rank 0's object."""
+        """Return rank 0's object; collective."""
         return self.allgather_object(x)[0]
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks; collective."""
         self.allgather_object(None)
 
 
 class NcclBackend:
-    """NCCL's collectives on arrays of one device per rank; made and closed by all ranks together.
+    """NCCL's collectives on arrays on a GPU, one GPU per rank; created and closed collectively.
 
     Calls are queued on a stream and return at once; :meth:`wait` waits for them with a deadline.
 
     Parameters
     ----------
     comm : Communicator or Ranks
-        Whose ranks take part; it carries the unique id.
+        Communicator of the ranks, which exchanges NCCL's unique id.
     library : module, optional
-        ``cupy.cuda.nccl``, by default.
+        NCCL module; by default ``cupy.cuda.nccl``.
 
     Raises
     ------
     Unsupported
-        On every rank, before NCCL starts: if a rank has no NCCL or no device, if NCCL is too old,
-        or if two ranks are on one device.  If NCCL does not start.
+        On every rank, before NCCL starts: if a rank has no NCCL or no GPU, if NCCL is too old, or
+        if two ranks use the same GPU.  Also if NCCL does not start.
     """
 
     def __init__(self, comm: Any, library: Any = None):
@@ -190,15 +193,19 @@ class NcclBackend:
             place = (socket.gethostname(), self.device.identity())
         except Unsupported as error:
             problem = str(error)
-        told = comm.allgather_object((place, problem))
-        wrong = [text for _, text in told if text]
-        if wrong:
-            raise Unsupported(problem or f"rank {comm.rank}: another rank cannot: {wrong[0]}")
-        check_places([where for where, _ in told], comm.rank)
-        self.device.enter()  # NCCL takes the device that is current
+        entries = comm.allgather_object((place, problem))
+        problems = [text for _, text in entries if text]
+        if problems:
+            raise Unsupported(
+                problem or f"rank {comm.rank}: another rank cannot use NCCL: {problems[0]}"
+            )
+        check_places([where for where, _ in entries], comm.rank)
+        self.device.enter()  # NCCL uses the current device
         unique = comm.broadcast_object(self._library.get_unique_id() if comm.rank == 0 else None)
         self._nccl = self._start(unique)
-        atexit.register(_abort_one, weakref.ref(self))  # before MPI ends, and cupy is unloaded
+        atexit.register(
+            _abort_at_exit, weakref.ref(self)
+        )  # before MPI is finalized and cupy unloaded
 
     def _start(self, unique: Any) -> Any:
         try:
@@ -212,38 +219,46 @@ class NcclBackend:
     # -- collectives ----------------------------------------------------------------------------
 
     def allreduce(self, x: DeviceArray, out: DeviceArray, op: str) -> None:
-        """Queue an allreduce; `out` may be `x`."""
-        code, each = type_of(x.dtype, op, self.rank)
-        self._open().allReduce(x.pointer, out.pointer, x.size * each, code, OPS[op], x.stream)
+        """Queue an allreduce from `x` to `out`, which may be the same array."""
+        code, per_element = type_of(x.dtype, op, self.rank)
+        self._communicator().allReduce(
+            x.pointer, out.pointer, x.size * per_element, code, OPS[op], x.stream
+        )
 
     def reduce(self, x: DeviceArray, out: DeviceArray | None, op: str, root: int) -> None:
-        """Queue a reduce; `out` counts on the root."""
-        code, each = type_of(x.dtype, op, self.rank)
+        """Queue a reduce from `x` to the root's `out`, which is ignored on other ranks."""
+        code, per_element = type_of(x.dtype, op, self.rank)
         target = x if out is None else out
-        self._open().reduce(x.pointer, target.pointer, x.size * each, code, OPS[op], root, x.stream)
+        self._communicator().reduce(
+            x.pointer, target.pointer, x.size * per_element, code, OPS[op], root, x.stream
+        )
 
     def broadcast(self, x: DeviceArray | None, out: DeviceArray, root: int) -> None:
         """Queue a broadcast from the root's `x` to every `out`."""
-        code, each = type_of(out.dtype, None, self.rank)
+        code, per_element = type_of(out.dtype, None, self.rank)
         source = out if x is None else x
-        self._open().broadcast(source.pointer, out.pointer, out.size * each, code, root, out.stream)
+        self._communicator().broadcast(
+            source.pointer, out.pointer, out.size * per_element, code, root, out.stream
+        )
 
     def all_gather(self, x: DeviceArray, out: DeviceArray) -> None:
-        """Queue an allgather; `out` has room for as much of every rank."""
-        code, each = type_of(x.dtype, None, self.rank)
-        self._lengths(out, x)
-        self._open().allGather(x.pointer, out.pointer, x.size * each, code, x.stream)
+        """Queue an allgather from `x` to `out`, which has `size` times as many elements."""
+        code, per_element = type_of(x.dtype, None, self.rank)
+        self._check_lengths(out, x)
+        self._communicator().allGather(x.pointer, out.pointer, x.size * per_element, code, x.stream)
 
     def reduce_scatter(self, x: DeviceArray, out: DeviceArray, op: str) -> None:
-        """Queue a reduce_scatter; `x` has as much for every rank as `out` takes."""
-        code, each = type_of(x.dtype, op, self.rank)
-        self._lengths(x, out)
-        self._open().reduceScatter(x.pointer, out.pointer, out.size * each, code, OPS[op], x.stream)
+        """Queue a reduce_scatter from `x` to `out`; `x` has `size` times as many elements."""
+        code, per_element = type_of(x.dtype, op, self.rank)
+        self._check_lengths(x, out)
+        self._communicator().reduceScatter(
+            x.pointer, out.pointer, out.size * per_element, code, OPS[op], x.stream
+        )
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Have what is queued within it be under way together, as a round of messages must be."""
-        self._open()
+        """Queue all calls within the block as one group, as the messages of a round must be."""
+        self._communicator()
         self._library.groupStart()
         try:
             yield
@@ -251,40 +266,40 @@ class NcclBackend:
             self._library.groupEnd()
 
     def send(self, x: DeviceArray, peer: int, stream: int | None = None) -> None:
-        """Queue a message; the peer receives as many bytes."""
-        code, each = type_of(x.dtype, None, self.rank)
+        """Queue the send of a message to `peer`, which must receive as many bytes."""
+        code, per_element = type_of(x.dtype, None, self.rank)
         where = x.stream if stream is None else stream
-        self._open().send(x.pointer, x.size * each, code, peer, where)
+        self._communicator().send(x.pointer, x.size * per_element, code, peer, where)
 
     def recv(self, out: DeviceArray, peer: int, stream: int | None = None) -> None:
-        """Queue that a message is received."""
-        code, each = type_of(out.dtype, None, self.rank)
+        """Queue the receive of a message from `peer`."""
+        code, per_element = type_of(out.dtype, None, self.rank)
         where = out.stream if stream is None else stream
-        self._open().recv(out.pointer, out.size * each, code, peer, where)
+        self._communicator().recv(out.pointer, out.size * per_element, code, peer, where)
 
-    def _lengths(self, whole: DeviceArray, part: DeviceArray) -> None:
+    def _check_lengths(self, whole: DeviceArray, part: DeviceArray) -> None:
         if whole.size != part.size * self.size:
             raise InvalidArgument(
                 f"rank {self.rank}: {whole.size} elements are not {self.size} times {part.size}: "
-                "NCCL wants parts of one length"
+                "NCCL needs parts of equal length"
             )
 
     # -- the end --------------------------------------------------------------------------------
 
     def wait(self, stream: int, timeout: float | None = 60.0) -> None:
-        """Wait on the host for what is queued on a stream.
+        """Wait on the host until all work queued on a stream is complete.
 
         Raises
         ------
         CollectiveTimeout
-            If that takes more than `timeout` seconds; NCCL is aborted then.
+            If it takes more than `timeout` seconds; NCCL is aborted first.
         CommunicationError
-            If NCCL reports an error, of another rank or of the network; it is aborted.
+            If NCCL reports an error of another rank or of the network; NCCL is aborted first.
         """
-        mark = self.device.event()
-        mark.record(stream)
+        event = self.device.event()
+        event.record(stream)
         end = None if timeout is None else time.monotonic() + timeout
-        while not mark.done():
+        while not event.done():
             self.check()
             if end is not None and time.monotonic() > end:
                 self.abort()
@@ -295,9 +310,9 @@ class NcclBackend:
         self.check()
 
     def check(self) -> None:
-        """Ask NCCL for errors that have come since; raises CommunicationError, and aborts."""
+        """Poll NCCL for asynchronous errors; after one, abort and raise CommunicationError."""
         try:
-            self._open().check_async_error()
+            self._communicator().check_async_error()
         except KeyError as error:
             if error.args[0] != _IN_PROGRESS:
                 raise
@@ -305,19 +320,19 @@ class NcclBackend:
             self.abort()
             raise CommunicationError(f"rank {self.rank}: NCCL reports: {error}; aborted") from error
 
-    def _open(self) -> Any:
+    def _communicator(self) -> Any:
         if self._nccl is None:
             raise InvalidArgument(f"rank {self.rank}: this NCCL backend was closed or aborted")
         return self._nccl
 
     def abort(self) -> None:
-        """Have kernels end that wait for other ranks, and give up; not collective."""
+        """Abort NCCL: kernels that wait for other ranks end; not collective."""
         if self._nccl is not None:
             self._nccl.abort()
             self._nccl = None
 
     def close(self) -> None:
-        """Finish and destroy; collective, and to be done before MPI ends."""
+        """Complete all queued work and destroy NCCL's communicator; collective, before MPI ends."""
         if self._nccl is not None:
             self.device.finish()
             self._comm.barrier()
@@ -325,8 +340,8 @@ class NcclBackend:
             self._nccl = None
 
 
-def _abort_one(backend: weakref.ref[NcclBackend]) -> None:
-    """At the end of the process: what was not closed would be destroyed after MPI."""
+def _abort_at_exit(backend: weakref.ref[NcclBackend]) -> None:
+    """Abort a backend that was not closed when the process ends: later, MPI would be gone."""
     found = backend()
     if found is not None:
         found.abort()

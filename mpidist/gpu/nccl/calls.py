@@ -1,4 +1,4 @@
-"""Collectives of NCCL as free functions, by the names they have in ferrotorch."""
+"""Collectives of NCCL as functions, with the names that they have in ferrotorch."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ from .backend import OPS, NcclBackend
 
 
 def nccl_allreduce(buffer: Any, backend: NcclBackend, op: str = "sum") -> None:
-    """Combine the buffers of all ranks; every one takes the result, in place.
+    """Combine the buffers of all ranks; every buffer receives the result, in place.
 
     Parameters
     ----------
     buffer : array on a GPU
-        Of the same length and dtype on every rank.
+        Array of the same length and dtype on every rank.
     backend : NcclBackend
-        Over the ranks.
+        Backend over the ranks.
     op : {"sum", "mean", "prod", "max", "min"}
-        How.
+        The operation.
 
     Raises
     ------
     UnsupportedDtype
-        If NCCL has no such operation, or not of that dtype.
+        If NCCL does not have this operation for this dtype.
     InvalidArgument
-        For what is no array on the device.
+        If `buffer` is not an array on the device.
     """
     x = _flat(buffer, backend, "buffer")
     backend.allreduce(x, x, _op(op, backend))
 
 
 def nccl_allreduce_dtype(buffer: Any, backend: NcclBackend, op: str, dtype: Any) -> None:
-    """Do :func:`nccl_allreduce`, taking the elements for another dtype of the same width."""
+    """Do :func:`nccl_allreduce` with the elements viewed as another dtype of the same width."""
     x = _as(buffer, backend, "buffer", dtype)
     backend.allreduce(x, x, _op(op, backend))
 
 
 def nccl_broadcast(buffer: Any, backend: NcclBackend, root: int = 0) -> None:
-    """Bring the root's buffer to every rank, in place."""
+    """Copy the root's buffer to the buffers of all ranks."""
     x = _flat(buffer, backend, "buffer")
     backend.broadcast(None, x, _root(root, backend))
 
 
 def nccl_broadcast_dtype(buffer: Any, backend: NcclBackend, root: int, dtype: Any) -> None:
-    """Do :func:`nccl_broadcast`, taking the elements for another dtype of the same width."""
+    """Do :func:`nccl_broadcast` with the elements viewed as another dtype of the same width."""
     x = _as(buffer, backend, "buffer", dtype)
     backend.broadcast(None, x, _root(root, backend))
 
 
 def nccl_all_gather(send: Any, recv: Any, backend: NcclBackend) -> None:
-    """Join what every rank sends, in rank order; `recv` has the length of all."""
+    """Concatenate the `send` arrays of all ranks in `recv`, in rank order."""
     x, out = _pair(send, recv, backend, None)
     backend.all_gather(x, out)
 
 
 def nccl_all_gather_dtype(send: Any, recv: Any, backend: NcclBackend, dtype: Any) -> None:
-    """Do :func:`nccl_all_gather`, taking the elements for another dtype of the same width."""
+    """Do :func:`nccl_all_gather` with the elements viewed as another dtype of the same width."""
     x, out = _pair(send, recv, backend, dtype)
     backend.all_gather(x, out)
 
 
 def nccl_reduce_scatter(send: Any, recv: Any, backend: NcclBackend, op: str = "sum") -> None:
-    """Combine what all ranks send; rank r takes part r of it, of the length of `recv`."""
+    """Combine the `send` arrays of all ranks; rank r receives part r, as long as `recv`."""
     x, out = _pair(send, recv, backend, None)
     backend.reduce_scatter(x, out, _op(op, backend))
 
@@ -76,7 +76,7 @@ def nccl_reduce_scatter(send: Any, recv: Any, backend: NcclBackend, op: str = "s
 def nccl_reduce_scatter_dtype(
     send: Any, recv: Any, backend: NcclBackend, op: str, dtype: Any
 ) -> None:
-    """Do :func:`nccl_reduce_scatter`, taking the elements for another dtype of the same width."""
+    """Do :func:`nccl_reduce_scatter` with the elements viewed as another dtype of equal width."""
     x, out = _pair(send, recv, backend, dtype)
     backend.reduce_scatter(x, out, _op(op, backend))
 
@@ -101,7 +101,7 @@ def _as(buffer: Any, backend: NcclBackend, argument: str, dtype: Any) -> DeviceA
     if wanted.itemsize != x.dtype.itemsize:
         raise InvalidArgument(
             f"rank {backend.rank}: {argument} has elements of {x.dtype.itemsize} bytes; "
-            f"dtype={wanted} has {wanted.itemsize}: allowed are dtypes of the same width"
+            f"dtype={wanted} has {wanted.itemsize}: expected a dtype of the same width"
         )
     return replace(x, dtype=wanted)
 

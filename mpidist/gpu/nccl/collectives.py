@@ -1,4 +1,4 @@
-"""Collectives of arrays on GPUs by NCCL: what it serves, on which stream, and by what deadline."""
+"""Executor of collectives by NCCL: the calls that it serves, their streams and deadlines."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ...errors import UnsupportedDtype
 from ...operations import loses_nan
 from ...schedule.registry import Choice
 from ..executor import LIBRARIES, GpuExecutor
-from ..ipc import Arena
+from ..ipc import DeviceHeap
 from ..ipc import why_not as why_not_symmetric
 from .backend import NcclBackend, Ranks, type_of
-from .watch import Watch
+from .watch import NcclWatch
 
 NATIVE = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
-"""Collectives of NCCL's own; the others are messages that are under way together."""
+"""Collectives that NCCL has; the others are groups of NCCL messages."""
 
 
 def why_not(call: Call) -> str | None:
-    """Say why NCCL does not serve a call, the same on every rank, or give None."""
+    """Return why NCCL cannot serve a call, or None if it can; the same on every rank."""
     if call.op is not None:
         if not call.op.builtin:
-            return "NCCL calls no function of Python"
+            return "NCCL cannot call a Python function"
         if loses_nan(call.op, call.dtype):
             return f"NCCL does not say what the {call.op.name} of NaN is"
         try:
@@ -40,30 +40,30 @@ def why_not(call: Call) -> str | None:
         except UnsupportedDtype as error:
             return str(error)
     if call.collective == "reduce_scatter" and len(set(call.counts)) > 1:
-        return "NCCL wants parts of one length"
+        return "NCCL needs parts of equal length"
     return None
 
 
 class NcclPath:
-    """NCCL for one communicator; made by all ranks together.
+    """The queue of NCCL calls of one communicator; created collectively.
 
-    Calls are queued and return; what is queued on the arrays' streams afterwards sees the result.
-    One follows another, on whatever streams they are.
+    Calls are queued and return at once; work queued later on the arrays' streams waits for them.
+    The calls of a communicator run one after another, even if they are on different streams.
 
     Parameters
     ----------
     backend : NcclBackend
-        Over the ranks.
+        Backend over the ranks of the communicator.
     broke : callable
-        ``broke(reason)`` is told when NCCL was aborted.
+        ``broke(reason)`` is called after NCCL was aborted.
     """
 
     def __init__(self, backend: NcclBackend, broke: Callable[[str], object]):
         self.backend, self.device = backend, backend.device
-        self._mark, self._last = self.device.event(), None  # type: Any, int | None
-        self._beside: int | None = None
+        self._event, self._last_stream = self.device.event(), None  # type: Any, int | None
+        self._side_stream: int | None = None
         self._scratch = InFlight()
-        self.watch = Watch(backend, broke)
+        self.watch = NcclWatch(backend, broke)
 
     def serve(
         self,
@@ -71,29 +71,29 @@ class NcclPath:
         timeout: float | None,
         queue: Callable[[Call, int], list[Any]] | None = None,
     ) -> None:
-        """Queue a call on the stream of its arrays; another way of queueing it may be given."""
+        """Queue a call on the stream of its arrays, by ``queue(call, stream)`` if that is given."""
         arrays = _arrays(call)
         stream = arrays[0].stream
-        self._follow(arrays, stream)
-        made = (queue or self._queue)(apart(call, stream), stream)
-        self._lead(stream, {a.stream for a in arrays})
+        self._wait_for_queued(arrays, stream)
+        scratch = (queue or self._queue)(apart(call, stream), stream)
+        self._let_wait(stream, {a.stream for a in arrays})
         event = self._watch(call, stream, timeout)
-        if made:
-            self._scratch.hold(event, [made, *arrays])
+        if scratch:
+            self._scratch.hold(event, [scratch, *arrays])
 
     def begin(self, call: Call, give: Callable[[], Any], timeout: float | None) -> Work:
-        """Queue a call on a stream beside the others; its Work is an event.
+        """Queue a background call on a separate stream; return its Work.
 
-        ``wait()`` has the arrays' streams wait for it, and the host not.
+        ``wait()`` makes the arrays' streams wait for the call, not the host.
         """
         arrays = _arrays(call)
-        if self._beside is None:
-            self._beside = self.device.new_stream()
-        beside = self._beside
-        self._follow(arrays, beside)
-        made = self._queue(apart(call, beside), beside)
-        event = self._watch(call, beside, timeout)
-        self._scratch.hold(event, [made, *arrays])
+        if self._side_stream is None:
+            self._side_stream = self.device.new_stream()
+        side = self._side_stream
+        self._wait_for_queued(arrays, side)
+        scratch = self._queue(apart(call, side), side)
+        event = self._watch(call, side, timeout)
+        self._scratch.hold(event, [scratch, *arrays])
 
         def end() -> Any:
             for stream in {a.stream for a in arrays}:
@@ -103,25 +103,25 @@ class NcclPath:
         return Work(event.done, lambda look, timeout: None, end)
 
     def close(self) -> None:
-        """Wait for what is queued, by its deadline, and destroy; collective."""
+        """Wait for the queued calls, each until its deadline, and destroy NCCL; collective."""
         self.watch.finish()
         self.backend.close()
 
     # -- order ----------------------------------------------------------------------------------
 
-    def _follow(self, arrays: list[DeviceArray], stream: int) -> None:
-        """Have a stream wait for what is queued: also where scratch memory was used last."""
-        before = {self._last, self.device.current_stream(), *(a.stream for a in arrays)}
+    def _wait_for_queued(self, arrays: list[DeviceArray], stream: int) -> None:
+        """Make a stream wait for earlier work on the arrays, and for the last NCCL call."""
+        before = {self._last_stream, self.device.current_stream(), *(a.stream for a in arrays)}
         for other in before - {None, stream}:
             assert other is not None
-            self._mark.record(other)
-            self._mark.block(stream)
-        self._last = stream
+            self._event.record(other)
+            self._event.block(stream)
+        self._last_stream = stream
 
-    def _lead(self, stream: int, after: set[int]) -> None:
+    def _let_wait(self, stream: int, after: set[int]) -> None:
         for other in after - {stream}:
-            self._mark.record(stream)
-            self._mark.block(other)
+            self._event.record(stream)
+            self._event.block(other)
 
     def _watch(self, call: Call, stream: int, timeout: float | None) -> Any:
         event = self.device.event()
@@ -133,7 +133,7 @@ class NcclPath:
     # -- calls ----------------------------------------------------------------------------------
 
     def _queue(self, call: Call, stream: int) -> list[Any]:
-        """Queue a call; give the memory that must outlive it."""
+        """Queue a call; return the memory that must stay alive until it is complete."""
         x, out = (None if a is None else replace(a, stream=stream) for a in (call.x, call.out))
         name = call.collective
         even = len(set(call.counts)) <= 1
@@ -163,33 +163,33 @@ class NcclPath:
         self.backend.all_gather(x, out)
 
     def _messages(self, call: Call, x: Any, out: Any, stream: int) -> list[Any]:
-        """Exchange parts: everyone's own is copied, the others are one group of messages."""
-        sends, gets = _parts(call, x, out)
-        mine, there = sends.pop(call.rank, None), gets.pop(call.rank, None)
-        if mine is not None and there is not None and mine.pointer != there.pointer:
-            self.device.copy(there.pointer, mine.pointer, mine.nbytes, stream)
-        if sends or gets:
+        """Queue a call as a copy of this rank's own part and one group of messages."""
+        sends, receives = _parts(call, x, out)
+        mine, target = sends.pop(call.rank, None), receives.pop(call.rank, None)
+        if mine is not None and target is not None and mine.pointer != target.pointer:
+            self.device.copy(target.pointer, mine.pointer, mine.nbytes, stream)
+        if sends or receives:
             with self.backend.group():
                 for peer, part in sends.items():
                     self.backend.send(part, peer, stream)
-                for peer, part in gets.items():
+                for peer, part in receives.items():
                     self.backend.recv(part, peer, stream)
         return [x]
 
 
-class Nccl(GpuExecutor):
-    """NCCL's communicator, made when it is first needed.
+class NcclCollectives(GpuExecutor):
+    """Executor of collectives by NCCL, which is started with the first call.
 
     Parameters
     ----------
     service : Service
-        That is told if NCCL was aborted.
+        The service of the communicator, marked broken if NCCL was aborted.
     everyone : callable
-        ``everyone(value)`` gives the values of all ranks; collective.
+        ``everyone(value)`` returns the values of all ranks; collective.
     taken : dict
         The path of each collective of arrays in private memory.
-    arena : Arena
-        The symmetric memory.
+    heap : DeviceHeap
+        The symmetric memory of GPUs.
     """
 
     name = "nccl"
@@ -199,14 +199,14 @@ class Nccl(GpuExecutor):
         service: Service,
         everyone: Callable[[Any], list[Any]],
         taken: dict[str, str],
-        arena: Arena,
+        heap: DeviceHeap,
     ):
-        self._service, self._everyone, self._taken, self._arena = service, everyone, taken, arena
+        self._service, self._everyone, self._taken, self._heap = service, everyone, taken, heap
         self._path: NcclPath | None = None
 
     @property
     def path(self) -> NcclPath:
-        """What queues calls; made by all ranks, before the first call that it serves."""
+        """The queue of NCCL calls; the first use starts NCCL, collectively."""
         if self._path is None:
             backend = self._service.backend
             ranks = Ranks(backend.rank, backend.size, self._everyone)
@@ -217,23 +217,23 @@ class Nccl(GpuExecutor):
         self._service.broken = f"{reason}; create a new communicator"
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether NCCL was agreed on; what lies in symmetric memory is left to its path."""
+        """Return whether NCCL is the agreed path; symmetric arrays in the background are staged."""
         if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
             return False
         if not background or algorithm != "auto":
             return True
-        return why_not_symmetric(call, self._arena) is not None
+        return why_not_symmetric(call, self._heap) is not None
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return what NCCL cannot do."""
+        """Return why NCCL cannot serve the call, or None if it can."""
         return why_not(call)
 
     def make_ready(self) -> None:
-        """Start NCCL: the calls that this takes must not come within another."""
+        """Start NCCL; its start makes collective calls, which must not nest in another call."""
         assert self.path is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the name of the path."""
+        """Return the text that all ranks compare: the name of the path."""
         return "by NCCL"
 
     def bind(
@@ -245,14 +245,14 @@ class Nccl(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program that queues the call, on its arrays' stream or on one beside."""
+        """Return the program that queues the call, on its arrays' stream or in the background."""
         path, timeout = self.path, self._service.timeout
         program = library_call(lambda: path.serve(call, timeout))
         program.begin = lambda give: path.begin(call, give, timeout)
         return program
 
     def close(self) -> None:
-        """End NCCL, if it was started; collective."""
+        """Destroy NCCL's communicator, if it was started; collective."""
         if self._path is not None:
             self._path.close()
 
@@ -261,27 +261,27 @@ def _arrays(call: Call) -> list[DeviceArray]:
     return [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]
 
 
-def _cut(array: DeviceArray, counts: Any) -> dict[int, DeviceArray]:
-    """Give the part of each rank, those without elements left out."""
+def _split(array: DeviceArray, counts: Any) -> dict[int, DeviceArray]:
+    """Return the part of each rank by rank, without empty parts."""
     starts = [0, *accumulate(counts)]
     return {r: array.part(starts[r], starts[r] + n) for r, n in enumerate(counts) if n}
 
 
 def _parts(call: Call, x: Any, out: Any) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Give what this rank sends to each other, and where it receives what each sends."""
+    """Return the parts that this rank sends, by receiver, and its receive buffers, by sender."""
     name, everyone = call.collective, range(call.size)
     sends: dict[int, Any] = {}
-    gets: dict[int, Any] = {}
+    receives: dict[int, Any] = {}
     if name in ("alltoall", "scatter") and x is not None:
-        sends = _cut(x, call.counts)
+        sends = _split(x, call.counts)
     elif name == "allgather" and x.size:
         sends = dict.fromkeys(everyone, x)
     elif name == "gather" and x.size:
         sends = {call.root: x}
     if name == "alltoall":
-        gets = _cut(out, call.out_counts)
+        receives = _split(out, call.out_counts)
     elif name in ("allgather", "gather") and out is not None:
-        gets = _cut(out, call.counts)
+        receives = _split(out, call.counts)
     elif name == "scatter" and out.size:
-        gets = {call.root: out}
-    return sends, gets
+        receives = {call.root: out}
+    return sends, receives

@@ -1,7 +1,10 @@
-"""Written schedules over NCCL: the messages of a round are a group, arithmetic is queued after it.
+"""Schedules over NCCL's messages: each round is an NCCL group; arithmetic is queued after it.
 
-A message of NCCL waits until its other end is in a group that is under way, so a schedule that
-sends in one round what is received in a later one, which MPI would keep meanwhile, cannot run.
+NCCL does not buffer messages: a send waits until its receive is in a group in progress.  So a
+schedule that sends a message in one round and receives it in a later one cannot run, although MPI
+would buffer the message.
+
+Used by ``gpu/service.py`` for schedules that are requested by name.
 """
 
 from __future__ import annotations
@@ -28,75 +31,76 @@ from ...schedule.unrolled import Strands, Written, materialise
 from ...selection.segmentation import Pipelining
 from ..executor import GpuExecutor
 from .backend import NcclBackend
-from .collectives import Nccl
+from .collectives import NcclCollectives
 
 
 def why_stuck(written: Sequence[Written]) -> str | None:
-    """Play the rounds of all ranks; say which ranks would wait for ever, or give None.
+    """Simulate the rounds of all ranks; return which ranks would deadlock, or None.
 
-    A round is over when each of its messages has met its other end; strands go one after another.
+    A round is complete when each of its messages is matched by its other end in the peer's current
+    round.  Strands run one after another.
 
     Parameters
     ----------
     written : sequence
         The schedule of every rank.
     """
-    left = [deque(_flat(one)) for one in written]
-    now = [_open(rounds) for rounds in left]
-    moved = True
-    while moved:
-        moved = False
-        for rank, (sends, _) in enumerate(now):
+    remaining = [deque(_rounds_of(one)) for one in written]
+    current = [_next_round(rounds) for rounds in remaining]
+    progress = True
+    while progress:
+        progress = False
+        for rank, (sends, _) in enumerate(current):
             for peer in [p for p, n in sends.items() if n]:
-                wanted = now[peer][1]
-                met = min(sends[peer], wanted.get(rank, 0))
-                if met:
-                    sends[peer] -= met
-                    wanted[rank] -= met
-                    moved = True
-        for rank, rounds in enumerate(left):
-            while not any(any(side.values()) for side in now[rank]) and rounds:
-                now[rank] = _open(rounds)
-                moved = True
-    stuck = [rank for rank, sides in enumerate(now) if any(any(s.values()) for s in sides)]
+                wanted = current[peer][1]
+                matched = min(sends[peer], wanted.get(rank, 0))
+                if matched:
+                    sends[peer] -= matched
+                    wanted[rank] -= matched
+                    progress = True
+        for rank, rounds in enumerate(remaining):
+            while not any(any(side.values()) for side in current[rank]) and rounds:
+                current[rank] = _next_round(rounds)
+                progress = True
+    stuck = [rank for rank, sides in enumerate(current) if any(any(s.values()) for s in sides)]
     if not stuck:
         return None
     return f"ranks {', '.join(map(str, stuck))} would wait for each other"
 
 
-def _flat(written: Written) -> list[tuple[Step, ...]]:
+def _rounds_of(written: Written) -> list[tuple[Step, ...]]:
     found: list[tuple[Step, ...]] = []
     for item in written:
         if isinstance(item, Strands):
             for one in item.strands:
-                found += _flat(one)
+                found += _rounds_of(one)
         else:
             found.append(item)
     return found
 
 
-def _open(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Take the next round: how many messages go to each rank, and come from each."""
+def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[int, int]]:
+    """Remove the next round; return its number of messages to each rank, and from each."""
     sends: dict[int, int] = {}
-    gets: dict[int, int] = {}
+    receives: dict[int, int] = {}
     for step in rounds.popleft() if rounds else ():
         if not isinstance(step, Copy):
-            side = sends if isinstance(step, Send) else gets
+            side = sends if isinstance(step, Send) else receives
             side[step.peer] = side.get(step.peer, 0) + 1
-    return sends, gets
+    return sends, receives
 
 
 class StreamMemory:
-    """Memory of a device, in which everything is queued on one stream.
+    """Device memory whose copies and arithmetic are queued on one stream.
 
-    See :class:`~mpidist.engine.storage.Memory`.
+    It implements :class:`~mpidist.engine.storage.Memory`.
 
     Parameters
     ----------
     like : DeviceArray
-        Scratch memory is made by the same library, with the same dtype.
+        Scratch memory is allocated by the library of this array, with its dtype.
     stream : int
-        Where copies and arithmetic are queued.
+        Stream of the copies and the arithmetic.
     """
 
     def __init__(self, like: DeviceArray, stream: int):
@@ -104,11 +108,11 @@ class StreamMemory:
         self.dtype = like.dtype
 
     def array(self, data: DeviceArray) -> DeviceArray:
-        """Return the array itself."""
+        """Return `data`: arrays on the device are used as they are."""
         return data
 
     def allocate(self, count: int) -> DeviceArray:
-        """Return new memory; it must outlive what is queued."""
+        """Return new memory, which must outlive the queued work."""
         return make_like(self._like, (count,), self.dtype)
 
     def view(self, piece: Piece) -> DeviceArray:
@@ -116,7 +120,7 @@ class StreamMemory:
         return piece[0].part(piece[1], piece[2])
 
     def address(self, piece: Piece) -> int:
-        """Return the address of the first element."""
+        """Return the address of the first element of a piece."""
         return piece[0].pointer + piece[1] * self.dtype.itemsize
 
     def store(self, target: DeviceArray, source: DeviceArray) -> Action:
@@ -124,12 +128,12 @@ class StreamMemory:
         return partial(self._copy, target, source)
 
     def combine(self, op: Op, left: DeviceArray, right: DeviceArray, target: DeviceArray) -> Action:
-        """Return the action that queues the arithmetic."""
+        """Return the action that queues the combination of two arrays."""
         name = "sum" if op.name == "mean" else op.name  # divided at the end
         return partial(self._fold, name, (left, right), target, 1)
 
     def divide(self, source: DeviceArray, target: DeviceArray, divisor: int) -> Action:
-        """Return the action that queues the division."""
+        """Return the action that queues the division of an array, for a mean."""
         return partial(self._fold, "sum", (source,), target, divisor)
 
     def _copy(self, target: DeviceArray, source: DeviceArray) -> None:
@@ -146,17 +150,17 @@ class StreamMemory:
             )
 
 
-class Group:
-    """The messages of a round, queued as one group; see :class:`~mpidist.backends.base.Transfer`.
+class MessageGroup:
+    """The messages of a round as one NCCL group: a :class:`~mpidist.backends.base.Transfer`.
 
     Parameters
     ----------
     backend : NcclBackend
-        What they go by.
+        Backend that sends and receives the messages.
     messages : sequence of Message
-        Their tags do not count: messages between two ranks match in the order of the schedule.
+        The messages.  Tags are ignored: messages between two ranks match in schedule order.
     stream : int
-        Where they are queued.
+        Stream of the messages.
     """
 
     def __init__(self, backend: NcclBackend, messages: Sequence[Message], stream: int):
@@ -168,19 +172,19 @@ class Group:
         backend = self._backend
         with backend.group():
             for message in self._messages:
-                act = backend.recv if message.incoming else backend.send
+                queue_message = backend.recv if message.incoming else backend.send
                 data: Any = message.data
-                act(data, message.peer, self._stream)
+                queue_message(data, message.peer, self._stream)
 
     def test(self) -> bool:
-        """Return True: what needs the messages is queued behind them."""
+        """Return True: work that needs the messages is queued after them on the stream."""
         return True
 
 
 class StreamBackend:
-    """NCCL on one stream, as what binds the messages of a round.
+    """NCCL on one stream, as a backend that binds the messages of a round.
 
-    See :class:`~mpidist.engine.binding.Bindable`.
+    It implements :class:`~mpidist.engine.binding.Bindable`.
     """
 
     tag_limit = 1 << 31  # there are no tags
@@ -189,55 +193,57 @@ class StreamBackend:
     def __init__(self, backend: NcclBackend, stream: int):
         self.rank, self._backend, self._stream = backend.rank, backend, stream
 
-    def bind(self, messages: Sequence[Message]) -> Group:
-        """Return these messages as a group."""
-        return Group(self._backend, messages, self._stream)
+    def bind(self, messages: Sequence[Message]) -> MessageGroup:
+        """Return a group of the messages."""
+        return MessageGroup(self._backend, messages, self._stream)
 
 
 class WholeBlocks(Pipelining):
-    """No segments: strands follow each other on a stream, so that they would not overlap."""
+    """Blocks without segments: on one stream segments would not overlap."""
 
     def of(
         self, algorithm: Algorithm, size: int, nodes: int, blocks: int, largest: int
     ) -> tuple[int, int]:
-        """Return one segment, one at a time."""
+        """Return (1, 1): one segment, one in flight."""
         return 1, 1
 
 
 class NcclRounds(GpuExecutor):
-    """Schedules that are asked for by name.
+    """Executor of schedules that are requested by name, over NCCL's messages.
 
     Parameters
     ----------
     service : Service
-        Whose engine runs the programs.
-    nccl : Nccl
-        What the messages go by.
+        The service of the communicator, whose engine runs the programs.
+    nccl : NcclCollectives
+        The NCCL communicator for the messages.
     taken : dict
         The path of each collective of arrays in private memory.
     device : Device
-        What combines.
+        Device that combines the data.
     """
 
     name = "nccl"
 
-    def __init__(self, service: Service, nccl: Nccl, taken: dict[str, str], device: Device):
+    def __init__(
+        self, service: Service, nccl: NcclCollectives, taken: dict[str, str], device: Device
+    ):
         self._service, self._nccl, self._taken, self._device = service, nccl, taken, device
         self._binder = CallBinder(service.groups, WholeBlocks())
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a schedule was asked for, blocking; in the background it is staged."""
+        """Return whether a blocking call requests a schedule; background calls are staged."""
         named = algorithm not in RESERVED
         return named and self._taken[call.collective] == self.name and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return what the device cannot do."""
+        """Return why the device cannot perform the call's reduction, or None if it can."""
         if call.op is None or (call.op.builtin and self._device.combines(call.dtype)):
             return None
         return f"the device has no {call.op.name!r} of {call.dtype}"
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the name of the schedule."""
+        """Return the text that all ranks compare: the name of the schedule."""
         assert choice is not None
         return f"by NCCL's messages, {choice.name}"
 
@@ -255,15 +261,15 @@ class NcclRounds(GpuExecutor):
         Raises
         ------
         Unsupported
-            The same on every rank, if the schedule would wait for itself.
+            On every rank, if the schedule would deadlock without buffered messages.
         """
         assert choice is not None
         arity = choice.arity or self._service.arity
         stuck = _why_stuck(choice.algorithm, call.size, call.root, arity, self._service.groups)
         if stuck is not None:
             raise Unsupported(
-                f"rank {call.rank}: {call.collective} {choice.name!r}: NCCL keeps no messages: "
-                f"{stuck}; MPIDIST_GPU=staged runs it through the host"
+                f"rank {call.rank}: {call.collective} {choice.name!r}: NCCL does not buffer "
+                f"messages: {stuck}; MPIDIST_GPU=staged runs it through the host"
             )
         path, timeout = self._nccl.path, self._service.timeout
 
@@ -272,7 +278,7 @@ class NcclRounds(GpuExecutor):
             memory = StreamMemory(call.out if call.x is None else call.x, stream)
             program = self._binder.program(backend, memory, call, choice, arity)
             self._service.engine.run(program, None)
-            return [program]  # it holds the memory that must outlive what is queued
+            return [program]  # it holds the memory that must outlive the queued work
 
         return library_call(lambda: path.serve(call, timeout, queue))
 
@@ -281,7 +287,7 @@ class NcclRounds(GpuExecutor):
 def _why_stuck(
     algorithm: Algorithm, size: int, root: int, arity: int, groups: Groups
 ) -> str | None:
-    """Return which ranks would wait for each other, or None."""
+    """Return which ranks would deadlock, or None; cached."""
     return why_stuck(
         [materialise(algorithm.schedule(r, size, root, arity, groups)) for r in range(size)]
     )

@@ -1,6 +1,6 @@
-"""Looks after what NCCL has queued: past its deadline, or after an error, NCCL is aborted.
+"""A watchdog for NCCL: aborts NCCL when a queued call misses its deadline or an error occurs.
 
-A rank that waits for its stream cannot look itself, so a thread does, while anything is queued.
+A rank that waits for its stream cannot poll, so a thread does, while any call is queued.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from ...device.base import Device, Event
 from ...errors import CommunicationError
 from .backend import NcclBackend
 
-SECONDS = 0.2  # between two looks
-IDLE_SECONDS = 5.0  # until it is seen that there is no communicator any more
+SECONDS = 0.2  # between two polls
+IDLE_SECONDS = 5.0  # after which an idle thread notices that its communicator is gone
 
 
 class Queued(NamedTuple):
-    """A call that was queued: its end, its deadline of ``time.monotonic``, and what it is."""
+    """A queued call: the event of its end, its deadline (``time.monotonic``), and its text."""
 
     event: Event
     deadline: float | None
     what: str
 
 
-class Watch:
-    """What is queued on one communicator of NCCL.
+class NcclWatch:
+    """The watchdog of one NCCL communicator, with its queued calls.
 
     Parameters
     ----------
     backend : NcclBackend
-        Which is aborted.
+        The backend that is watched, and aborted.
     broke : callable
-        ``broke(reason)`` is told of it.
+        ``broke(reason)`` is called after NCCL was aborted.
     """
 
     def __init__(self, backend: NcclBackend, broke: Callable[[str], object]):
         self._backend, self._broke = backend, broke
         self._queued: deque[Queued] = deque()
         self._lock = threading.Lock()
-        self._more = threading.Event()
-        # An emulated device does its work in whatever thread asks: there is none beside.
+        self._added = threading.Event()
+        # An emulated device works in the thread that polls it, which must be the user's.
         self._thread: threading.Thread | None = None
-        self._alone = backend.device.emulated
+        self._without_thread = backend.device.emulated
 
     def add(self, event: Event, deadline: float | None, what: str) -> None:
-        """Note what was queued; calls end in this order."""
+        """Add a queued call; calls complete in the order in which they are added."""
         with self._lock:
             self._queued.append(Queued(event, deadline, what))
-        if self._alone:
+        if self._without_thread:
             return
-        self._more.set()
+        self._added.set()
         if self._thread is None:
-            arguments = (weakref.ref(self), self._more, self._backend.device)
-            self._thread = threading.Thread(target=_serve, args=arguments, daemon=True)
+            arguments = (weakref.ref(self), self._added, self._backend.device)
+            self._thread = threading.Thread(target=_poll_until_gone, args=arguments, daemon=True)
             self._thread.start()
 
-    def look(self) -> bool:
-        """Look once; tell whether anything is still to be watched."""
+    def poll(self) -> bool:
+        """Check the queued calls once; return whether any is still queued."""
         with self._lock:
             queued = self._queued
             while queued and queued[0].event.done():
@@ -71,38 +71,38 @@ class Watch:
             try:
                 self._backend.check()
             except CommunicationError as error:
-                self._end(str(error))
+                self._report(str(error))
                 return False
             deadline = queued[0].deadline
             if deadline is not None and time.monotonic() > deadline:
                 self._backend.abort()
-                self._end(
+                self._report(
                     f"rank {self._backend.rank}: NCCL has not finished {queued[0].what} by its "
                     "deadline; aborted"
                 )
             return bool(queued)
 
-    def _end(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         self._queued.clear()
         self._broke(reason)
 
     def finish(self) -> None:
-        """Wait until nothing is queued, or it was aborted."""
-        while self.look():
+        """Wait until no call is queued: all are complete, or NCCL was aborted."""
+        while self.poll():
             time.sleep(0)
 
 
-def _serve(watch: weakref.ref[Watch], more: threading.Event, device: Device) -> None:
-    device.enter()  # or the first question would take memory of GPU 0, whatever GPU this rank has
-    pause = threading.Event()  # which nobody sets
+def _poll_until_gone(watch: weakref.ref[NcclWatch], added: threading.Event, device: Device) -> None:
+    device.enter()  # else the first poll would take memory of GPU 0, whatever GPU this rank uses
+    pause = threading.Event()  # never set: its wait is an interruptible sleep
     while True:
         found: Any = watch()
         if found is None:
             return
-        busy = found.look()
+        busy = found.poll()
         del found
         if busy:
             pause.wait(SECONDS)
         else:
-            more.clear()
-            more.wait(IDLE_SECONDS)
+            added.clear()
+            added.wait(IDLE_SECONDS)
