@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 
 class MpidistError(Exception):
@@ -66,11 +67,29 @@ class InvalidRank(InvalidArgument):
 
 
 class UnknownName(InvalidArgument):
-    """A name that is not registered; the message gives the most similar ones."""
+    """A name that is not registered; the message gives the most similar ones.
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]):
-        known = sorted(known)
-        near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    Parameters
+    ----------
+    kind : str
+        What the name is of, for the message: "collective", "op".
+    name : object
+        The unknown name.
+    known : iterable of str
+        The registered names.
+    elsewhere : mapping of str to str
+        Names in other libraries, and the registered name of the same thing.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: object,
+        known: Iterable[str],
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
+    ):
+        known, same = sorted(known), elsewhere.get(str(name).lower())
+        near = [same] if same else difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         super().__init__(f"unknown {kind} {name!r}; {hint}known: {', '.join(known)}")
 

@@ -98,6 +98,11 @@ OPS: dict[str, Op] = {
     "xor": Op(np.bitwise_xor, name="xor", kinds=_BITS, builtin=True),
 }
 """The operations known by name.  On bool, and/or/xor are the logical ones."""
+_ELSEWHERE = {  # names in torch.distributed, NCCL and MPI
+    **{"avg": "mean", "average": "mean", "add": "sum", "product": "prod", "mul": "prod"},
+    **{"band": "and", "land": "and", "bor": "or", "lor": "or", "bxor": "xor", "lxor": "xor"},
+    **{"maximum": "max", "minimum": "min"},
+}
 
 
 _NAMED: dict[Any, Op] = {op.function: op for name, op in OPS.items() if name != "mean"}
@@ -122,7 +127,7 @@ def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = Non
     if isinstance(op, str):
         found = OPS.get(op)
         if found is None:
-            raise UnknownName("op", op, OPS)
+            raise UnknownName("op", op, OPS, _ELSEWHERE)
         return found
     if isinstance(op, Op):
         return op

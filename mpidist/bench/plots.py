@@ -31,7 +31,8 @@ def check_packages(option: str, *packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise Unsupported(
-            f"{option} needs {' and '.join(missing)}, not installed: pip install 'mpidist[bench]'"
+            f"{option} needs {' and '.join(missing)}, not installed: "
+            f"pip install {' '.join(missing)}"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import os
 import platform
@@ -10,6 +12,7 @@ import re
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -167,6 +170,16 @@ class Results:
         }
         return json.dumps(content, indent=1)
 
+    def to_csv(self) -> str:
+        """Return the rows as CSV with a line of heads; each figure has a column of its own."""
+        rows = [row.to_json() | row.figures for row in self.rows]
+        heads = dict.fromkeys(name for row in rows for name in row if name != "figures")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(heads), extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
     def save(self, path: str) -> None:
         """Write the JSON to a file."""
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
@@ -268,6 +281,32 @@ def cores_here(comm: Communicator) -> set[int]:
     """Return the cores that the ranks on rank 0's node may use together; collective."""
     mine = comm.allgather_object(sorted(os.sched_getaffinity(0)))
     return {core for rank in comm.topology.groups[0] for core in mine[rank]}
+
+
+BUSY = 0.15  # of a node's cores, from which measurements are disturbed
+WATCHED = 0.2  # seconds
+
+
+def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
+    """Return host, cores, and cores used by others, of each node that is busy; collective.
+
+    The ranks sleep meanwhile, so that what ``/proc/stat`` counts is of other processes.
+    """
+    comm.barrier()
+    before = _ticks()
+    time.sleep(WATCHED)
+    spent = [after - first for after, first in zip(_ticks(), before)]
+    cores = os.cpu_count() or 1
+    used = cores * (1 - (spent[3] + spent[4]) / max(sum(spent), 1))  # idle, and waiting for a disk
+    every = comm.allgather_object((socket.gethostname(), cores, used))
+    firsts = [every[group[0]] for group in comm.topology.groups]
+    return [(host, cores, used) for host, cores, used in firsts if used > BUSY * cores]
+
+
+def _ticks() -> list[int]:
+    """Return the time of all cores in user, nice, system, idle, iowait, …; from proc(5)."""
+    with open("/proc/stat", encoding="ascii") as file:
+        return [int(word) for word in file.readline().split()[1:9]]
 
 
 def make_header(comm: Communicator, *libraries: str) -> dict[str, Any]:
@@ -394,11 +433,6 @@ def _figure(head: str, name: str, form: Callable[[Any], str]) -> Column:
     return Column(head, text)
 
 
-def _goal(row: Row) -> str:
-    goal = row.figures.get("goal_us")
-    return "" if goal is None else f"{'missed: ' * (row.time_us > goal)}≤ {goal:g}"
-
-
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -416,7 +450,7 @@ def columns(results: Results) -> list[Column]:
         _figure(">microbatches", "microbatches", str),
         Column(">time\nµs", lambda row: microseconds(row.time_us)),
         _figure(">least\nµs", "least_us", microseconds),
-        Column(">goal\nµs", _goal),
+        Column("~>± %", lambda row: "" if row.spread is None else f"{100 * row.spread:.0f}"),
         _figure(">more than\nbare µs", "more_us", lambda us: f"{us:.2f}"),
         Column("~>algbw\nGB/s", lambda row: _number(row.algbw_gbs, ".3g")),
         Column(">busbw\nGB/s", lambda row: _number(row.busbw_gbs, ".3g")),
@@ -506,4 +540,4 @@ def _scaling_tables(results: Results) -> list[Table]:
 
 
 def _scaling_cell(row: Row | None) -> str:
-    return "" if row is None else f"{row.time_us:,.0f}" + " WRONG" * (row.correct is False)
+    return "" if row is None else microseconds(row.time_us) + " WRONG" * (row.correct is False)

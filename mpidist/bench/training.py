@@ -22,7 +22,7 @@ from .results import Results, Row, make_header
 WARM_ROUNDS = 3
 OURS = "mpidist DDP"
 REFERENCE = "mpidist"  # ratios of training refer to the first contender, which is ours
-NO_TORCH = "PyTorch is not installed: pip install 'mpidist[torch]' to measure it too"
+NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
 
 @dataclass(frozen=True)

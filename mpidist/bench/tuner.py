@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from ..calls.prepare import Place
 from ..communicator.communicator import Communicator
 from ..communicator.explain import example_call
 from ..errors import ConfigError
-from ..measure import median
+from ..measure import median, spread
 from ..operations import find_op
 from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
 from .cases import Workload
@@ -398,13 +399,31 @@ def tune(
 
 
 def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> str:
-    """Return the usual choice, or that of the previous size, unless another is clearly faster."""
+    """Return the usual choice, or that of the previous size, unless another is clearly faster.
+
+    Clearly faster is more than 3 %, and more than the medians of so few iterations, which scatter
+    so much, differ by chance.  On a busy machine the usual choice therefore stays.
+    """
     medians = {name: median(seconds) for name, seconds in finalists.items()}
     best = min(medians, key=lambda name: medians[name])
     for name in (usual, previous):
-        if name in medians and medians[name] <= MARGIN * medians[best]:
-            return name
+        if name in medians:
+            noise = 2 * math.hypot(uncertainty(finalists[name]), uncertainty(finalists[best]))
+            if medians[name] <= max(MARGIN, 1 + noise) * medians[best]:
+                return name
     return best
+
+
+def uncertainty(seconds: Sequence[float]) -> float:
+    """Return the standard error of the median, as a part of it.
+
+    Of normal times it is 1.253 σ / √n, and σ is 1.483 times half the interquartile range.  Of fewer
+    than four times half their range stands for that.
+    """
+    half = spread(seconds)
+    if half is None:
+        half = (max(seconds) - min(seconds)) / 2 / median(seconds)
+    return 1.253 * 1.483 * half / math.sqrt(len(seconds))
 
 
 def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:

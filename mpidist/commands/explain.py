@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -47,8 +48,11 @@ if TYPE_CHECKING:
     help="Memory of the arrays; comm.empty() returns symmetric ones.",
 )
 @click.option("--tuning", metavar="FILE", help="Tuning table of `mpidist tune`.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
-def explain_command(collective: str, nbytes: int, op: str, memory: str, tuning: str | None) -> None:
+def explain_command(
+    collective: str, nbytes: int, op: str, memory: str, tuning: str | None, as_json: bool
+) -> None:
     """Print the choice of "auto" for a COLLECTIVE, and the reason.
 
     Every implementation is listed: whether it can serve the call, and the expected time.
@@ -62,6 +66,24 @@ def explain_command(collective: str, nbytes: int, op: str, memory: str, tuning: 
     comm = mpidist.init(tuning=tuning)
     known = comm.calibrate() if comm.size > 1 else None
     chosen, every = comm.explain(collective, nbytes, op, memory)
+    if chosen.name not in [way.name for way in every]:
+        every = [replace(chosen, why="the choice, by its full name"), *every]
+    if as_json:
+        content = {
+            **{"collective": collective, "bytes": nbytes, "op": op, "memory": memory},
+            **{"ranks": comm.size, "nodes": comm.topology.num_nodes},
+            **{"choice": chosen.name, "why": chosen.why},
+            "calibration": known and asdict(known),
+            "implementations": [
+                {
+                    **{"name": way.name, "can": way.can, "why": way.why},
+                    **{"expected_s": way.seconds, "basis": way.basis},
+                }
+                for way in every
+            ],
+        }
+        click.echo(json.dumps(content, indent=1))
+        return
     console = make_console()
     data = f", {format_size(nbytes)} bytes of float32 in {memory} memory"
     console.print(
@@ -71,8 +93,6 @@ def explain_command(collective: str, nbytes: int, op: str, memory: str, tuning: 
         f"{chosen.why}"
     )
     table = make_table(console, "=implementation", "can", ">expected µs", "why")
-    if chosen.name not in [way.name for way in every]:
-        every = [replace(chosen, why="the choice, by its full name"), *every]
     for way in every:
         taken = way.name == chosen.name
         style = "bold" if taken else "" if way.can else "dim"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +22,7 @@ from .console import examples, make_console, make_table, show
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
+    from ..engine.calibration import LinkSpeed
 
 
 SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
@@ -35,7 +38,8 @@ SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
     ),
 )
 @click.option("--links", is_flag=True, help="Measure the links inside and between the nodes.")
-def info_command(links: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def info_command(links: bool, as_json: bool) -> None:
     """Print MPI, machine and network, and the choices of "auto", for GPU arrays too.
 
     With --links the measured links calibrate the cost model, by which "auto" then chooses between
@@ -43,11 +47,12 @@ def info_command(links: bool) -> None:
     """
     import mpidist
 
-    from ..backends.mpi import describe_library
     from ..bench.results import cores_here
     from ..shared_memory import compiled
 
-    comm = mpidist.init()
+    comm = mpidist.init()  # before the next import, which starts MPI: its error is one line
+    from ..backends.mpi import describe_library
+
     library = describe_library()
     together = len(cores_here(comm))
     hosts = Counter(comm.allgather_object(socket.gethostname()))
@@ -68,6 +73,21 @@ def info_command(links: bool) -> None:
         "deadline": "none" if comm.timeout is None else f"{comm.timeout:g} s",
         "environment": " ".join(f"{k}={v}" for k, v in knobs().items()) or "nothing set",
     }
+    measured = _measure_links(comm) if links else []
+    choices = _choices(comm)
+    reasons = comm.allgather_object(why_no_device())
+    native = comm.backend.native is not None
+    paths = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
+    if as_json:
+        content = {
+            **lines,
+            "links": [asdict(link) for link in measured],
+            "choices": choices,
+            "gpu_missing": {rank: why for rank, why in enumerate(reasons) if why is not None},
+            "gpu_paths": [asdict(path) for path in paths],
+        }
+        click.echo(json.dumps(content, indent=1))
+        return
     console = make_console()
     facts = make_table(console, "", "")
     facts.show_header = False
@@ -75,10 +95,15 @@ def info_command(links: bool) -> None:
         facts.add_row(name, value)
     show(console, facts)
     if links:
-        _show_links(comm, console)
+        _show_links(measured, console)
     console.print('\nchoices of "auto", by bytes of the whole buffer (float32, sum):')
-    show(console, _choices(comm, console))
-    _show_paths(comm, console)
+    chosen = make_table(console, "collective", *map(format_size, SIZES))
+    for collective, names in choices.items():
+        chosen.add_row(collective, *names.values())
+    show(console, chosen)
+    console.print(f"\narrays on a GPU: {_device(reasons)}", markup=False)
+    if None in reasons:
+        show(console, _tabulate(paths, console))
 
 
 def _surroundings(hosts: list[str]) -> dict[str, str]:
@@ -102,38 +127,34 @@ def _surroundings(hosts: list[str]) -> dict[str, str]:
     return found
 
 
-def _show_links(comm: Communicator, console: Console) -> None:
-    """Measure the links, print them, and calibrate the cost model with them; collective."""
+def _measure_links(comm: Communicator) -> list[LinkSpeed]:
+    """Measure the links, and calibrate the cost model with them; collective."""
     from ..engine.calibration import measure_links
 
     found, calibration = measure_links(comm)
     comm.learn(calibration)
-    table = make_table(console, "=between", ">µs, one way", ">GB/s")
-    for link in found:
+    return found
+
+
+def _show_links(links: list[LinkSpeed], console: Console) -> None:
+    made = make_table(console, "=between", ">µs, one way", ">GB/s")
+    for link in links:
         between = f"inside {link.first}" if link.inside else f"{link.first} – {link.second}"
         speed = f"{1e-9 / link.beta:.3f}" if link.beta else ""
-        table.add_row(between, f"{1e6 * link.alpha:.1f}", speed)
+        made.add_row(between, f"{1e6 * link.alpha:.1f}", speed)
     console.print("\nlinks, measured by a ping-pong:")
-    show(console, table)
+    show(console, made)
 
 
-def _choices(comm: Communicator, console: Console) -> Table:
-    """Return a table of the choices of "auto" for each collective at a few sizes."""
-    table = make_table(console, "collective", *map(format_size, SIZES))
-    for collective in COLLECTIVES:
-        sizes = SIZES if collective != "barrier" else (0,)
-        names = [comm.explain(collective, nbytes)[0].name for nbytes in sizes]
-        table.add_row(collective, *names)
-    return table
-
-
-def _show_paths(comm: Communicator, console: Console) -> None:
-    """Print the paths of arrays on a GPU on this communicator; collective."""
-    native = comm.backend.native is not None
-    reasons = comm.allgather_object(why_no_device())
-    paths = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
-    console.print(f"\narrays on a GPU: {_device(reasons)}", markup=False)
-    show(console, _tabulate(paths, console))
+def _choices(comm: Communicator) -> dict[str, dict[str, str]]:
+    """Return the choice of "auto" for each collective, by size."""
+    return {
+        collective: {
+            format_size(nbytes): comm.explain(collective, nbytes)[0].name
+            for nbytes in (SIZES if collective != "barrier" else (0,))
+        }
+        for collective in COLLECTIVES
+    }
 
 
 def _device(reasons: list[str | None]) -> str:
@@ -142,7 +163,7 @@ def _device(reasons: list[str | None]) -> str:
     if not without:
         return find_device().describe() + (" (rank 0)" if len(reasons) > 1 else "")
     rank, reason = without[0]
-    return f"none on rank {rank}: {reason}.  With a GPU:"
+    return f"none on rank {rank}: {reason}"
 
 
 def _tabulate(paths: list[Path], console: Console) -> Table:

@@ -291,13 +291,29 @@ class DtypeName(Parsed):
         return number_dtype(text)
 
 
+STDOUT = "-"
+
+
 class OutputFile(Parsed):
-    """A file that can be written: refused before the work, not after it."""
+    """A file that can be written: refused before the work, not after it.
+
+    Parameters
+    ----------
+    stdout : bool
+        Whether - stands for standard output.
+    """
 
     name = "file"
 
+    def __init__(self, stdout: bool = False):
+        self.stdout = stdout
+
     def parse(self, text: str) -> str:
         """Return the path."""
+        if text == STDOUT and not self.stdout:
+            raise InvalidArgument(f"{STDOUT}: expected the name of a file, not standard output")
+        if text == STDOUT:
+            return text
         folder = Path(text).absolute().parent
         if Path(text).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
             raise InvalidArgument(
@@ -325,6 +341,7 @@ class PlotFile(ReportFile):
     packages = ("matplotlib",)
 
     def __init__(self, *endings: str):
+        super().__init__()
         self.endings = endings
 
     def parse(self, text: str) -> str:
@@ -400,6 +417,10 @@ def check_not_given(context: click.Context, names: tuple[str, ...], reason: str)
     reason : str
         What they are for.
     """
-    wrong = [p.opts[0] for p in context.command.params if p.name in names and is_given(context, p)]
+    given = [p for p in context.command.params if p.name in names and is_given(context, p)]
+    wrong = [
+        p.opts[0] if isinstance(p, click.Option) else p.human_readable_name.strip("[].")
+        for p in given
+    ]
     if wrong:
         raise click.UsageError(f"{', '.join(wrong)}: only for {reason}")

@@ -18,6 +18,7 @@ from ..schedule.sweep import Row, sweep
 from .console import examples, make_console, make_table, progress_bar, show
 from .options import (
     AlgorithmNames,
+    CollectiveName,
     CollectiveNames,
     Count,
     IntegerRanges,
@@ -38,12 +39,13 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
     epilog=examples(
         "mpidist prove",
         "mpidist prove --ranks 1-64 --jobs 2",
-        "mpidist prove --collective allreduce --algorithm tree --arity 2,5 --ranks 7,12",
+        "mpidist prove allreduce --algorithm tree --arity 2,5 --ranks 7,12",
         "mpidist prove --import mine.py --algorithm mine",
         "mpidist prove --pipeline",
         "mpidist prove --pipeline 1f1b,zb-v --ranks 1-16 --microbatches 1-64",
     ),
 )
+@click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
 @click.option(
     "--ranks",
     type=IntegerRanges(1),
@@ -51,7 +53,9 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
     show_default=True,
     help="Numbers of ranks, such as 2,5; of pipelines by default 1-8.",
 )
-@click.option("--collective", type=CollectiveNames(), help="Only these; by default all.")
+@click.option(
+    "--collective", type=CollectiveNames(), help="The same as COLLECTIVE, with commas between them."
+)
 @click.option(
     "--algorithm", type=AlgorithmNames(), help="Only these; tree:4 is the tree of arity 4."
 )
@@ -84,6 +88,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 @click.pass_context
 def prove_command(
     context: click.Context,
+    collectives: tuple[str, ...],
     ranks: list[int],
     collective: tuple[str, ...] | None,
     algorithm: tuple[str, ...] | None,
@@ -94,11 +99,11 @@ def prove_command(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Prove algorithms: run all ranks symbolically, for every size, root, arity and grouping.
+    """Prove the algorithms of each COLLECTIVE (by default all), for every size, root and grouping.
 
-    A proof shows that no rank deadlocks, that every contribution arrives exactly once, and, where
-    the algorithm claims it, that operands combine in rank order.  A counter-example names rank,
-    round and block, and makes the exit code 1.
+    All ranks run symbolically.  A proof shows that no rank deadlocks, that every contribution
+    arrives exactly once, and, where the algorithm claims it, that operands combine in rank order.
+    A counter-example names rank, round and block, and makes the exit code 1.
 
     With --pipeline: prove that every microbatch passes every stage once, in an order that cannot
     deadlock and keeps its messages apart.  A counter-example names rank, stage and step.
@@ -108,7 +113,9 @@ def prove_command(
     begun = perf_counter()
     if pipeline is not None:
         check_not_given(
-            context, ("collective", "algorithm", "arity", "jobs"), "algorithms of collectives"
+            context,
+            ("collectives", "collective", "algorithm", "arity", "jobs"),
+            "algorithms of collectives",
         )
         given = any(is_given(context, p) for p in context.command.params if p.name == "ranks")
         named = None if pipeline == (ALL,) else [PipelineName().parse(name) for name in pipeline]
@@ -119,7 +126,8 @@ def prove_command(
     else:
         check_not_given(context, ("microbatches", "chunks"), "pipeline schedules (--pipeline)")
         with progress_bar("proving") as advance:
-            rows = [*sweep(ranks, collective, algorithm, arity, jobs, _on_proof(advance))]
+            names = tuple(dict.fromkeys((*collectives, *(collective or ())))) or None
+            rows = [*sweep(ranks, names, algorithm, arity, jobs, _on_proof(advance))]
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
         print_rows = _print_algorithms
     seconds = perf_counter() - begun

@@ -24,15 +24,16 @@ from .options import Count, Seconds
         "mpidist run -n 4 -- mpidist bench allreduce",
         "mpidist run -n 2 -m my_package.train",
         "mpidist run -n 4 --dry-run train.py",
-        "mpidist run train.py                     in an allocation: one rank for each task",
+        "mpidist run train.py          one rank for each core, or for each task of an allocation",
         "mpidist run --log-dir logs --knobs slurm train.py",
     ),
 )
 @click.option(
     "-n",
+    "-np",
     "--ranks",
     type=Count(),
-    help="Number of ranks; in an allocation by default one for each task.",
+    help="Number of ranks; by default one for each core, in an allocation for each task.",
 )
 @click.option(
     "--ranks-per-node",

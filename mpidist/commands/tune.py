@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from ..errors import InvalidArgument
 from ..measure import format_size, round_size
 from ..schedule.contract import COLLECTIVES
-from .bench.collectives import dtype_option, on_step
+from .bench.collectives import dtype_option, on_step, warn_if_busy
 from .console import examples, make_console, make_table, print_tables, progress_bar, show
-from .options import ByteSizes, CollectiveName, Duration, OutputFile, load_option
+from .options import ByteSizes, CollectiveName, Duration, OutputFile, is_given, load_option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
     type=ByteSizes(),
     default="8-64M",
     show_default=True,
-    help="Sizes of the whole buffer; --verify adds the sizes between them.",
+    help="Sizes of the whole buffer; with --verify by default those of the table.  --verify adds "
+    "the sizes between them.",
 )
 @dtype_option
 @click.option(
@@ -62,7 +64,9 @@ if TYPE_CHECKING:
     help="With --verify: write the figures as JSON.",
 )
 @load_option
+@click.pass_context
 def tune_command(
+    context: click.Context,
     collectives: tuple[str, ...],
     output: str | None,
     table: str | None,
@@ -76,7 +80,9 @@ def tune_command(
     Every implementation that can serve a call is measured, in private and in symmetric memory; the
     slower half is dropped, the others get more iterations, until the budget is used up.  The data
     change in every iteration.  The table is written after every size: Ctrl-C loses nothing.
-    --verify measures again, and prints how much slower "auto" with the table is than the best.
+    A choice of the shipped rules changes only if another is faster by more than the noise.
+    --verify measures what a table holds again, and prints how much slower "auto" with the table
+    is than the best.
     """
     if (output is None) == (table is None):
         raise click.UsageError("expected one of -o FILE and --verify FILE")
@@ -86,11 +92,43 @@ def tune_command(
 
     from ..bench.tuner import TuningSettings
 
-    settings = TuningSettings(collectives or tuple(COLLECTIVES), sorted(set(sizes)), dtype, budget)
     comm = mpidist.init(tuning=table)
+    warn_if_busy(comm)
+    known = tuple(COLLECTIVES)
+    if table is not None:
+        known, held = _held(comm, table)
+        missing = [name for name in collectives if name not in known]
+        if missing:
+            raise InvalidArgument(
+                f"--verify {table}: no entry for {', '.join(missing)}; it has {', '.join(known)}"
+            )
+        given = any(is_given(context, p) for p in context.command.params if p.name == "sizes")
+        sizes = sizes if given else held
+    settings = TuningSettings(collectives or known, sorted(set(sizes)), dtype, budget)
     if output is not None:
         return _tune(comm, settings, output)
     return _verify(comm, settings, str(table), json_file)
+
+
+def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
+    """Return the collectives of a table for these ranks, and their measured sizes; collective."""
+    from ..bench.tuner import existing_table
+    from ..errors import ConfigError
+
+    table = existing_table(comm, path)
+    assert table is not None  # the communicator has it already
+    wrong = table.why_not(comm.backend.library, tuple(map(len, comm.topology.groups)))
+    if wrong:
+        raise ConfigError(wrong)
+    entries = [
+        entry
+        for key, entry in table.entries.items()
+        if key.library == comm.backend.library
+        and key.ranks_per_node == tuple(map(len, comm.topology.groups))
+    ]
+    sizes = {size for entry in entries for size in entry.times if size}
+    names = {entry.key.collective for entry in entries}
+    return tuple(name for name in COLLECTIVES if name in names), sorted(sizes) or [8]
 
 
 def _tune(comm: Communicator, settings: TuningSettings, output: str) -> int:
@@ -139,7 +177,8 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
     console = make_console()
     console.print(
         f"{table}: {comm.size} ranks, {settings.dtype}, {len(found.regrets)} sizes in "
-        f"{seconds:.0f} s; regret in % of the best time"
+        f"{seconds:.0f} s; regret of auto in % of the best time.  Raw mean: with all iterations, "
+        "so that noise counts as regret; noise floor: the regret of the best candidate itself"
     )
     print_tables(console, [summary_table(summary)])
     worst = sorted(found.regrets, key=lambda row: -row.figures["regret"])[:5]

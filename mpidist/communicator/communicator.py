@@ -65,6 +65,18 @@ def begun(
     return begin
 
 
+def same_here(name: str, known: Iterable[str]) -> str:
+    """Return a hint: the attribute for what mpi4py or torch.distributed calls `name`, or empty."""
+    plain = name.lower().removeprefix("get_").replace("_", "")
+    if plain in ("bcast", "ibcast"):
+        start = "i" * (plain == "ibcast")
+        objects = "" if start else " (arrays) or broadcast_object"
+        return f"; it is {start}broadcast here{objects}"
+    plain = {"worldsize": "size", "reducescattertensor": "reducescatter"}.get(plain, plain)
+    same = [own for own in known if own[0] != "_" and own.replace("_", "") == plain]
+    return f"; it is {same[0]} here" if same else ""
+
+
 class _Beginning:
     """A communicator as :func:`begun` passes it to a collective: calls begin instead of running."""
 
@@ -1082,6 +1094,11 @@ class Communicator:
         return GpuMessages(self._messages)
 
     # -- within ---------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, with the name here of what mpi4py or torch calls `name`."""
+        hint = "" if name.startswith("_") else same_here(name, dir(self))
+        raise AttributeError(f"'Communicator' object has no attribute {name!r}{hint}", name=name)
 
     def _advice(self, calibrate: bool | Calibration | None) -> Advice:
         known = calibrate if isinstance(calibrate, Calibration) else None

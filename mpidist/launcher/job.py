@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import InvalidArgument, LaunchError
-from .allocation import Allocation, in_step, kill_wait, requeue, whole_job
+from .allocation import Allocation, cores, in_step, kill_wait, requeue, whole_job
 from .command_line import Launch, exec_launcher, local_launch, rank_command, slurm_launch
 from .mpi import MPICH, TERMINAL, Library, find_library, launched_rank, read_knobs, say
 from .slurm import choose_launcher
@@ -27,7 +27,8 @@ class JobOptions:
     Attributes
     ----------
     ranks, ranks_per_node : int or None
-        Number of ranks; ranks on each node at most, in an allocation.
+        Number of ranks, by default one for each core, or for each task of an allocation; ranks on
+        each node at most, in an allocation.
     launcher : {"auto", "srun", "mpiexec"}
         Launcher in an allocation.
     mpi : str or None
@@ -74,8 +75,6 @@ class JobOptions:
                 f"{name}: only for a SLURM allocation, and this is none: submit a script with "
                 "sbatch, or run inside salloc"
             )
-        if allocation is None and self.ranks is None:
-            raise InvalidArgument("-n is missing: expected a whole number >= 1")
         if self.requeue_limit is not None and not self.requeue:
             raise InvalidArgument(f"--requeue-limit {self.requeue_limit}: only with --requeue")
         if self.watch is False and self.needs_watch:
@@ -177,7 +176,7 @@ def run_job(
 def make_launch(library: Library, allocation: Allocation | None, options: JobOptions) -> Launch:
     """Return the launch of this MPI library, on this machine or in the allocation."""
     if allocation is None:
-        launch = local_launch(library.vendor, options.ranks or 1)
+        launch = local_launch(library.vendor, options.ranks or cores())
     else:
         plugin = choose_launcher(library, options.launcher, options.mpi)
         launch = slurm_launch(

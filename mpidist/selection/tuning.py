@@ -101,21 +101,19 @@ class TuningEntry:
         return self.choose[index][1], self.choose[index][0], above
 
     def seconds(self, way: str, nbytes: int) -> float | None:
-        """Return the time of a way, interpolated on logarithmic axes; None if not measured.
+        """Return the time of a way, interpolated on logarithmic axes.
 
-        Below the smallest measured size it is constant, above the largest proportional to size.
+        None outside of the sizes at which this way was measured.
         """
         known = sorted((size, times[way]) for size, times in self.times.items() if way in times)
-        if not known:
-            return None
-        if nbytes <= known[0][0]:
-            return known[0][1]
+        for size, seconds in known:
+            if size == nbytes:
+                return seconds
         for (low, first), (high, second) in zip(known, known[1:]):
-            if nbytes <= high:
+            if low < nbytes < high:
                 part = math.log(nbytes / max(low, 1)) / math.log(high / max(low, 1))
                 return first * (second / first) ** part
-        size, last = known[-1]
-        return last * nbytes / max(size, 1)
+        return None
 
 
 def _crossing(low: int, high: int, before: str, after: str, times: Times) -> int:

@@ -2,8 +2,10 @@
 
 import pytest
 
-from mpidist.bench.pipelines import ENGINE_GOAL_US, THEIRS, engine_cost
+from mpidist.bench.pipelines import THEIRS, engine_cost
 from tests.support.training_kits import NEEDS_TORCH, torch
+
+USUAL_US = 60.0
 
 
 def test_engine_cost(comm):
@@ -17,16 +19,16 @@ def test_engine_cost(comm):
 
 
 def test_the_engine_is_fast(comm):
-    """Three times what is the goal, for machines of all kinds, and the best of a few."""
+    """60 µs a microbatch and stage are usual; three times that is a fault on any machine."""
     if comm.size != 2:
         pytest.skip("needs exactly 2 ranks")
     best = {}
     for _ in range(6):
         for cost in engine_cost(comm, 20):
             best[cost.contender] = min(cost.time_us, best.get(cost.contender, 1e6))
-        if max(best.values()) <= ENGINE_GOAL_US:
+        if max(best.values()) <= USUAL_US:
             break
-    assert max(best.values()) <= 3 * ENGINE_GOAL_US, best
+    assert max(best.values()) <= 3 * USUAL_US, best
 
 
 def test_averaging_is_behind_the_cool_down(comm, monkeypatch):

@@ -243,12 +243,6 @@ def test_rows_are_paired_by_deadline_and_ranks():
     ]
 
 
-def test_a_missed_goal_is_marked():
-    rows = [step("stage", "gpipe", ms, goal_us=60.0) for ms in (0.05, 0.07)]
-    (table,) = tables(Results({}, rows, benchmark="pipeline"))
-    assert [line.cells[-1] for line in table.lines] == ["≤ 60", "missed: ≤ 60"]
-
-
 def test_empty_columns_are_left_out():
     overlap = Results({}, [step("s", "none", 10, share=1.0), step("s", "polls", 8, hidden=0.5)])
     (table,) = tables(overlap)

@@ -79,6 +79,20 @@ def test_small_differences_change_nothing():
     assert settle({**times, "native": [1.1]}, "native", "direct") == "ring"
 
 
+def test_noise_changes_nothing():
+    """A gap of 20 % counts if the times scatter by 1 %, not if by 100 %; many times decide."""
+    gap = {"native": 1.2, "ring": 1.0}
+
+    def times(scatter, n):
+        steps = [1 - scatter / 2 + scatter * k / (n - 1) for k in range(n)]
+        return {name: [middle * s for s in steps] for name, middle in gap.items()}
+
+    assert settle(times(0.01, 20), "native", "native") == "ring"
+    assert settle(times(1.0, 20), "native", "native") == "native"
+    assert settle(times(1.0, 2), "native", "native") == "native"
+    assert settle(times(1.0, 200), "native", "native") == "ring"
+
+
 def test_sizes_between():
     assert between([8, 32, 128]) == [8, 16, 32, 64, 128]
     assert between([8]) == [8]

@@ -35,7 +35,7 @@ def test_bfloat16_without_its_package():
         "    except mpidist.UnsupportedDtype as error:\n"
         "        return str(error)\n"
         "for rank, said in enumerate(mpidist.run_simulated(2, on_rank)):\n"
-        "    for word in (f'rank {rank}: x is', 'bfloat16', \"pip install 'mpidist[dtypes]'\"):\n"
+        "    for word in (f'rank {rank}: x is', 'bfloat16', \"pip install ml_dtypes\"):\n"
         "        assert word in said, said\n"
     )
 

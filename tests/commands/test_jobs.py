@@ -261,13 +261,24 @@ def test_tune_explain_and_verify(tmp_path):
         for e in json.loads((tmp_path / "t.json").read_text())["entries"]
     ]
     assert keys == [("barrier", "private"), ("reduce", "private"), ("reduce", "symmetric")]
-    text = mpidist("explain", "reduce", "--bytes", "100", "--tuning", "t.json", cwd=tmp_path)
+    text = mpidist("explain", "reduce", "--bytes", "8", "--tuning", "t.json", cwd=tmp_path)
     assert "tuning table t.json: " in text and "measured, from the tuning table" in text
     verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "2s", "--verify", "t.json")
     text = mpidist(*verify, "--json", "v.json", cwd=tmp_path)
     assert "noise floor" in text
     sizes = json.loads((tmp_path / "v.json").read_text())["rows"]
     assert {size["bytes"] for size in sizes} == {8, 92, 1024}
+    text = mpidist("tune", "--budget", "4s", "--verify", "t.json", cwd=tmp_path)
+    assert set(re.findall(r"^(\w+) +(?:private|symmetric) ", text, re.MULTILINE)) <= {
+        "reduce",
+        "barrier",
+    }
+    text = mpidist("tune", "gather", "--verify", "t.json", cwd=tmp_path, status=2)
+    assert "no entry for gather; it has reduce, barrier" in text
+    beyond = ("explain", "reduce", "--bytes", "1M", "--tuning", "t.json", "--json")
+    told = json.loads(mpidist(*beyond, cwd=tmp_path))
+    assert {way["expected_s"] for way in told["implementations"]} == {None}
+    assert any("measured for 8 to " in way["basis"] for way in told["implementations"])
 
 
 def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):

@@ -147,11 +147,11 @@ def test_another_operation(own, body, way):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_one_does_not_come(own, body, way):
-    own.timeout = 0.3
     x, out = make(own, 1000, way), make(own, 1000, way)
     x[:] = 1
     for _ in range(3):
         own.allreduce(x, out=out, algorithm=way)
+    own.timeout = 0.3
     if own.rank == 0:
         time.sleep(1.0)
         return

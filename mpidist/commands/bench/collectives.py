@@ -15,6 +15,7 @@ from ...schedule.contract import COLLECTIVES
 from ..console import examples, make_console, print_tables, progress_bar
 from ..options import (
     CALLED,
+    STDOUT,
     AlgorithmNames,
     ByteSizes,
     CollectiveName,
@@ -29,10 +30,27 @@ from ..options import (
 
 if TYPE_CHECKING:
     from ...bench import Results
+    from ...communicator.communicator import Communicator
 
 json_option = click.option(
     "--json", "json_file", type=OutputFile(), metavar="FILE", help="Write the results as JSON."
 )
+
+
+def files_options(command: Callable) -> Callable:
+    """Add the options of files that every benchmark writes: --json and --csv."""
+    for name in ("CSV, a line for each row", "JSON"):
+        kind = name.partition(",")[0].lower()
+        command = click.option(
+            f"--{kind}",
+            f"{kind}_file",
+            type=OutputFile(stdout=True),
+            metavar="FILE",
+            help=f"Write the results as {name}; - prints them instead of the table.",
+        )(command)
+    return command
+
+
 sizes_option = click.option(
     "--bytes",
     "sizes",
@@ -125,7 +143,7 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
     default=None,
     help="Measure the memory bandwidth too; by default with symmetric memory.",
 )
-@json_option
+@files_options
 @plot_option
 @click.option("--report", type=ReportFile(), metavar="FILE", help="Write an HTML page.")
 @load_option
@@ -133,6 +151,7 @@ def collectives_command(
     collectives: tuple[str, ...],
     stream: bool | None,
     json_file: str | None,
+    csv_file: str | None,
     plot: str | None,
     report: str | None,
     **settings: Any,
@@ -148,11 +167,11 @@ def collectives_command(
     from ...bench import Settings, run_benchmark, steps
 
     comm, wanted = mpidist.init(), Settings(**settings)
+    warn_if_busy(comm)
     with progress_bar("measuring", steps(collectives, wanted)) as advance:
         results = run_benchmark(comm, collectives, wanted, on_step(advance), stream)
     if comm.rank == 0:
-        print_results(results)
-        write_results(results, json_file, plot, report)
+        report_results(results, json_file, csv_file, plot, report)
     return 0 if results.correct else 1
 
 
@@ -171,15 +190,22 @@ def print_results(results: Results, console: Console | None = None) -> None:
         console.print(note, markup=False)
 
 
-def write_results(
+def report_results(
     results: Results,
-    json_file: str | None,
+    json_file: str | None = None,
+    csv_file: str | None = None,
     plot: str | None = None,
     report: str | None = None,
 ) -> None:
-    """Write the files that the user named."""
-    if json_file:
-        results.save(json_file)
+    """Print the results, and write the files that the user named; a text for - instead."""
+    texts = (json_file, results.to_json), (csv_file, results.to_csv)
+    if STDOUT not in (json_file, csv_file):
+        print_results(results)
+    for name, text in texts:
+        if name == STDOUT:
+            click.echo(text().rstrip("\n"))
+        elif name:
+            Path(name).write_text(text(), encoding="utf-8")
     if plot:
         from ...bench.plots import save
 
@@ -188,3 +214,15 @@ def write_results(
         from ...bench.report import bench_page
 
         Path(report).write_text(bench_page(results), encoding="utf-8")
+
+
+def warn_if_busy(comm: Communicator) -> None:
+    """Print a warning if other processes use the cores that the ranks need; collective."""
+    from ...bench.results import busy_cores
+
+    for host, cores, used in busy_cores(comm):
+        make_console(stderr=True).print(
+            f"warning: other processes use {used:.1f} of the {cores} cores of {host}: times will "
+            "scatter, compare only those of one run",
+            style="yellow",
+        )

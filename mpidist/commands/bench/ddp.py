@@ -6,7 +6,7 @@ import click
 
 from ..console import examples
 from ..options import Count, Millions, check_not_given
-from .collectives import json_option, print_results, write_results
+from .collectives import files_options, report_results, warn_if_busy
 
 
 @click.command(
@@ -37,7 +37,7 @@ from .collectives import json_option, print_results, write_results
     show_default=True,
     help="Timed steps of each kind.",
 )
-@json_option
+@files_options
 @click.pass_context
 def ddp_command(
     context: click.Context,
@@ -45,6 +45,7 @@ def ddp_command(
     overlap: bool,
     iterations: int,
     json_file: str | None,
+    csv_file: str | None,
 ) -> int:
     """Measure steps of data-parallel training.
 
@@ -58,12 +59,12 @@ def ddp_command(
     from ...bench.training import measure_overlap, measure_steps
 
     comm = mpidist.init()
+    warn_if_busy(comm)
     results = (
         measure_overlap(comm, iterations)
         if overlap
         else measure_steps(comm, iterations, parameters)
     )
     if comm.rank == 0:
-        print_results(results)
-        write_results(results, json_file)
+        report_results(results, json_file, csv_file)
     return 0

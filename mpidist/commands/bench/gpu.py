@@ -10,10 +10,10 @@ from ..console import examples
 from ..options import CollectiveName, Count
 from .collectives import (
     dtype_option,
-    json_option,
-    print_results,
+    files_options,
+    report_results,
     sizes_option,
-    write_results,
+    warn_if_busy,
 )
 
 
@@ -34,13 +34,14 @@ from .collectives import (
     show_default=True,
     help="Timed iterations.",
 )
-@json_option
+@files_options
 def gpu_command(
     collectives: tuple[str, ...],
     sizes: list[int],
     dtype: Any,
     iterations: int,
     json_file: str | None,
+    csv_file: str | None,
 ) -> int:
     """Measure collectives of arrays on a GPU by each available path, and the copies alone.
 
@@ -52,8 +53,8 @@ def gpu_command(
     from ...bench.gpu import measure_gpu
 
     comm = mpidist.init()
+    warn_if_busy(comm)
     results = measure_gpu(comm, collectives, sizes, dtype, iterations)
     if comm.rank == 0:
-        print_results(results)
-        write_results(results, json_file)
+        report_results(results, json_file, csv_file)
     return 0 if results.correct else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..console import examples
-from .collectives import json_option, print_results, write_results
+from .collectives import files_options, report_results, warn_if_busy
 
 
 @click.command(
@@ -13,16 +13,16 @@ from .collectives import json_option, print_results, write_results
     short_help="Time that mpidist itself adds to a call.",
     epilog=examples("mpidist run -n 2 -- mpidist bench overhead"),
 )
-@json_option
-def overhead_command(json_file: str | None) -> int:
+@files_options
+def overhead_command(json_file: str | None, csv_file: str | None) -> int:
     """Measure the engine's time for a round, and native allreduce beside the bare mpi4py call."""
     import mpidist
 
     from ...bench.overhead import measure_overhead
 
     comm = mpidist.init()
+    warn_if_busy(comm)
     results = measure_overhead(comm)
     if comm.rank == 0:
-        print_results(results)
-        write_results(results, json_file)
+        report_results(results, json_file, csv_file)
     return 0

@@ -6,7 +6,7 @@ import click
 
 from ..console import examples
 from ..options import Count
-from .collectives import json_option, print_results, write_results
+from .collectives import files_options, report_results, warn_if_busy
 
 
 @click.command(
@@ -21,8 +21,8 @@ from .collectives import json_option, print_results, write_results
     show_default=True,
     help="Timed steps of each kind.",
 )
-@json_option
-def pipeline_command(iterations: int, json_file: str | None) -> int:
+@files_options
+def pipeline_command(iterations: int, json_file: str | None, csv_file: str | None) -> int:
     """Measure the overhead of the pipeline's engine, and steps beside torch.distributed.pipelining.
 
     On 4 ranks the averaging of replicas is measured too.  It needs 2 or more ranks.
@@ -32,8 +32,8 @@ def pipeline_command(iterations: int, json_file: str | None) -> int:
     from ...bench.pipelines import measure_pipelines
 
     comm = mpidist.init()
+    warn_if_busy(comm)
     results = measure_pipelines(comm, iterations)
     if comm.rank == 0:
-        print_results(results)
-        write_results(results, json_file)
+        report_results(results, json_file, csv_file)
     return 0

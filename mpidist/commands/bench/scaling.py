@@ -10,12 +10,12 @@ from ...schedule.contract import COLLECTIVES
 from ..console import examples, progress_bar
 from ..options import CollectiveName, load_option
 from .collectives import (
-    json_option,
+    files_options,
     on_step,
     plot_option,
-    print_results,
+    report_results,
     settings_options,
-    write_results,
+    warn_if_busy,
 )
 
 
@@ -29,11 +29,15 @@ from .collectives import (
 )
 @click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
 @settings_options("auto")
-@json_option
+@files_options
 @plot_option
 @load_option
 def scaling_command(
-    collectives: tuple[str, ...], json_file: str | None, plot: str | None, **settings: Any
+    collectives: tuple[str, ...],
+    json_file: str | None,
+    csv_file: str | None,
+    plot: str | None,
+    **settings: Any,
 ) -> int:
     """Measure each COLLECTIVE (by default all) over 1, 2, 4, … and all nodes, in one run.
 
@@ -47,13 +51,13 @@ def scaling_command(
 
     settings["algorithms"] = settings["algorithms"] or ("auto",)
     comm, wanted = mpidist.init(), Settings(**settings)
+    warn_if_busy(comm)
     names = collectives or tuple(COLLECTIVES)
     with progress_bar("measuring", scaling_steps(comm, names, wanted)) as advance:
         results = measure_scaling(comm, names, wanted, on_step(advance))
     correct = all(comm.allgather_object(results.correct))
     if comm.rank == 0:
-        print_results(results)
-        write_results(results, json_file)
+        report_results(results, json_file, csv_file)
         if plot:
             draw_scaling(results).savefig(plot, dpi=130)
     return 0 if correct else 1
