@@ -49,7 +49,7 @@ class CudaAwareMpi(GpuExecutor):
         self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether this is the agreed path, for a blocking call: others cannot use it."""
+        """Return whether this is the agreed path; background calls cannot use GPU addresses."""
         return (
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )

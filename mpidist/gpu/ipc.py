@@ -98,10 +98,8 @@ class DeviceHeap:
         """Return the location of an array, or None if it is private memory."""
         if x is None or self.flags is None:
             return None
-        if not x.size:
-            return DeviceLocation(
-                self.flags, 0
-            )  # it has no address of its own, and is never accessed
+        if not x.size:  # an empty array has no address of its own, and is never accessed
+            return DeviceLocation(self.flags, 0)
         for allocation in self._allocations:
             offset = x.pointer - allocation.pointers[self.rank]
             if offset >= 0 and offset + x.nbytes <= allocation.nbytes:

@@ -36,7 +36,7 @@ _SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same
 
 
 def bytes_needed(call: Call, chunk: Chunk) -> int:
-    """Return the bytes of host memory for a chunk: its result, then its input, or both in one."""
+    """Return the bytes of host memory for a chunk: of its result and, unless shared, its input."""
     input_size, output_size = elements(chunk.input_extents), elements(chunk.output_extents)
     count = max(input_size, output_size) if call.collective in _SHARED else input_size + output_size
     return count * call.dtype.itemsize
@@ -48,14 +48,9 @@ def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.
     `memory` has :func:`bytes_needed` bytes.
     """
     size = call.dtype.itemsize
-    input_size, output_size = (
-        elements(chunk.input_extents) * size,
-        elements(chunk.output_extents) * size,
-    )
-    start = 0 if call.collective in _SHARED else output_size
-    return memory[start : start + input_size].view(call.dtype), memory[:output_size].view(
-        call.dtype
-    )
+    inputs, outputs = elements(chunk.input_extents) * size, elements(chunk.output_extents) * size
+    start = 0 if call.collective in _SHARED else outputs
+    return memory[start : start + inputs].view(call.dtype), memory[:outputs].view(call.dtype)
 
 
 def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:

@@ -41,7 +41,7 @@ class PendingWaiter(Protocol):
 
 
 class KernelService(Protocol):
-    """The service of a communicator, as far as a kernel needs it."""
+    """The part of a communicator's service that kernels need."""
 
     backend: Backend
     timeout: float | None
@@ -62,7 +62,7 @@ class KernelService(Protocol):
         """Wait until all ranks have reached operation number `sequence`."""
 
     def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
-        """Return the report of a deadline that passed."""
+        """Return the error that reports a passed deadline."""
 
 
 def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
@@ -103,10 +103,10 @@ def arrival_runner(service: KernelService, what: str) -> Serve:
 
 
 def unbound_arrival(service: KernelService) -> Callable[[int, int, str], None]:
-    """Return a function like that of `arrival_runner` for any operation, not bound to one.
+    """Return the function that announces this rank at any operation and waits for all ranks.
 
-    Its arguments are the operation's sequence number, its fingerprint and its text.  It serves all
-    operations that are not bound for repetition.
+    Its arguments are the operation's sequence number, its fingerprint and its text.  Unlike that
+    of `arrival_runner`, it is not bound to one operation.
     """
     backend, board = service.backend, service.backend.board
     announce, current = board.announce, [""]
@@ -143,7 +143,7 @@ def _keep_waiting(service: KernelService, what: str) -> Serve:
 
 
 def _python_arrival(service: KernelService, fingerprint: int, keep_waiting: Serve) -> Serve:
-    """Return the arrival in Python, without compiled code.
+    """Return the function of an arrival in Python, without compiled code.
 
     Usually all ranks have arrived or soon will: so it spins before it starts a wait with a report.
     """

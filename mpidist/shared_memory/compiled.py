@@ -25,11 +25,11 @@ from ..calls.arrays import address, overlaps
 from ..errors import ConfigError, InvalidArgument
 from ..measure import format_size, parse_size
 
-COPY, SUM, ARRIVE, MEET, CHECK, CALL = KINDS = range(6)  # enum kind
+COPY, SUM, ARRIVE, MEET, CHECK, CALL = KINDS = range(6)  # the C type enum kind
 
 
 class Copy(ctypes.Structure):
-    """The C type ``struct copy``.
+    """The C type ``struct copy``: the addresses and the length of a copy.
 
     A structure, because converting separate arguments at each call would take a microsecond.
     """
@@ -43,7 +43,7 @@ class Copy(ctypes.Structure):
 
 
 class Sum(ctypes.Structure):
-    """The C type ``struct sum``."""
+    """The C type ``struct sum``: the arrays and parameters of a sum."""
 
     _fields_ = (
         ("arrays", ctypes.c_void_p),
@@ -65,7 +65,7 @@ class Meeting(ctypes.Structure):
 
 
 class Check(ctypes.Structure):
-    """The C type ``struct check``."""
+    """The C type ``struct check``: words and their expected values."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
@@ -75,7 +75,7 @@ class Check(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """The C type ``struct step``."""
+    """The C type ``struct step``: the kind of a step, and the structure of its arguments."""
 
     _fields_ = (("kind", ctypes.c_int64), ("what", ctypes.c_void_p))
 
@@ -94,7 +94,7 @@ A compiled module with another layout is left over from an older version and is 
 
 
 def load() -> tuple[Any, str]:
-    """Return the compiled module or None, and why its functions cannot be used, if so."""
+    """Return the compiled module (or None), and the reason if its functions cannot be used."""
     try:
         found: Any = importlib.import_module(f"{__package__}._compiled")
     except ModuleNotFoundError:
@@ -108,7 +108,7 @@ def load() -> tuple[Any, str]:
 
 _compiled, WHY_NOT = load()
 
-_LINE = 64  # bytes
+_LINE = 64  # bytes of a cache line
 _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -128,7 +128,7 @@ def _bind(name: str, arguments: Any, *references: Any) -> Action:
 
 
 def function(name: str) -> Any:
-    """Return a compiled function; only where `vector_width` is not 0."""
+    """Return a compiled function by name; valid only if `vector_width` is not 0."""
     return getattr(_compiled, name)
 
 

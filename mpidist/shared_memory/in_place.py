@@ -82,7 +82,7 @@ class CallChecks(Protocol):
 
 
 class SharedMemory(Protocol):
-    """The service of a communicator, as far as the executors in shared memory need it."""
+    """The part of a communicator's service that the executors in shared memory need."""
 
     backend: Backend
 

@@ -86,7 +86,7 @@ class RootArray:
             cannot reach it.
         """
         lines = self._heap.lines
-        target: Any = self  # no array yet
+        target: Any = self  # not bound yet: unlike any array, and None
         indices = [*self._words(self._root, _NUMBER, _OFFSET), *self._words(lines.rank, _UNREACHED)]
 
         def find(action: TargetedAction) -> list[Action]:
@@ -104,7 +104,7 @@ class RootArray:
         return TargetedAction(lines.words, indices, find)
 
     def phases_without_waiting(self, action: Action) -> list[Phase | list[Action]]:
-        """On a rank other than the root: return its phases, one with `action` and two empty ones.
+        """On a rank other than the root: return the rank's phases, `action` and two empty ones.
 
         The rank waits for no other rank, but for the root if that has to copy the rank's part.
         """
@@ -252,7 +252,7 @@ def gather(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
             root_array.targeted(deliver)
         )
     assert call.x is not None and call.out is not None
-    out, counts = unowned(call.out), call.counts  # a call would keep its arrays alive
+    out, counts = unowned(call.out), call.counts  # `call` would keep its arrays alive
 
     def fetch(rank: int) -> None:
         out[parts[rank]] = root_array.array_of(rank, counts[rank])

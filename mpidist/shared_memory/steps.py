@@ -76,7 +76,7 @@ class Steps:
             self.call(call)
 
     def _add_targeted(self, targeted: TargetedAction) -> None:
-        """Add a check that finds a changed target, and the step that is bound to the target."""
+        """Add a check whether the target has changed, and the step that is bound to the target."""
 
         def run_bound(sequence: int) -> None:
             for action in targeted.bound:

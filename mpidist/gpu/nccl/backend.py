@@ -203,9 +203,8 @@ class NcclBackend:
         self.device.enter()  # NCCL uses the current device
         unique = comm.broadcast_object(self._library.get_unique_id() if comm.rank == 0 else None)
         self._nccl = self._start(unique)
-        atexit.register(
-            _abort_at_exit, weakref.ref(self)
-        )  # before MPI is finalized and cupy unloaded
+        # Runs before MPI is finalized and cupy unloaded.
+        atexit.register(_abort_at_exit, weakref.ref(self))
 
     def _start(self, unique: Any) -> Any:
         try:
@@ -284,7 +283,7 @@ class NcclBackend:
                 "NCCL needs parts of equal length"
             )
 
-    # -- the end --------------------------------------------------------------------------------
+    # -- waiting and closing --------------------------------------------------------------------
 
     def wait(self, stream: int, timeout: float | None = 60.0) -> None:
         """Wait on the host until all work queued on a stream is complete.

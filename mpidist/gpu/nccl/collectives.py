@@ -107,7 +107,7 @@ class NcclPath:
         self.watch.finish()
         self.backend.close()
 
-    # -- order ----------------------------------------------------------------------------------
+    # -- ordering of streams --------------------------------------------------------------------
 
     def _wait_for_queued(self, arrays: list[DeviceArray], stream: int) -> None:
         """Make a stream wait for earlier work on the arrays, and for the last NCCL call."""
