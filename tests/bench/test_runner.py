@@ -1,5 +1,6 @@
 """The benchmark: its formulas, checks and records; on simulated ranks, for times are not tested."""
 
+import gc
 import re
 
 import numpy as np
@@ -12,7 +13,7 @@ from mpidist.bench.contenders import Contender, contenders
 from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plots import as_svg, draw
 from mpidist.bench.report import bench_page
-from mpidist.bench.runner import Series
+from mpidist.bench.runner import Series, no_garbage_collection
 from mpidist.engine.calibration import calibrate
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.measure import (
@@ -204,6 +205,35 @@ def test_no_two_turns_have_the_same_data():
         assert case.check(turn) and not case.check(turn + 1)
         seen.append(case.x.tobytes())
     assert len(set(seen)) == 5
+
+
+@pytest.mark.parametrize("entered, correct", [((0.0, 0.5), True), ((0.0, 2.0), False)])
+def test_a_barrier_must_wait(monkeypatch, entered, correct):
+    """Rank 0 leaves at 1.0: wrong if rank 1 enters later, by the clock that they share."""
+
+    def timed(self, entry):
+        begun = entered[self.comm.rank]
+        return 1.0, False, begun, -(begun + 1.0), 0, 0
+
+    monkeypatch.setattr(Series, "_call", timed)
+    results = bench(2, ["barrier"], algorithms=["linear"])
+    assert results.rows and {row.correct for row in results.rows} == {correct}
+
+
+def test_no_garbage_collection():
+    """Neither while contenders are timed; it is enabled again after an error too."""
+    enabled = []
+
+    def job(comm):
+        settings = Settings(sizes=(8,), algorithms=["linear"], **QUICK)
+        measure(comm, ["allreduce"], settings, lambda *step: enabled.append(gc.isenabled()))
+
+    run_simulated(1, job)
+    assert enabled and not any(enabled) and gc.isenabled()
+    with pytest.raises(ArithmeticError), no_garbage_collection():
+        assert not gc.isenabled()
+        raise ArithmeticError
+    assert gc.isenabled()
 
 
 def test_settings_that_name_nothing_are_refused():

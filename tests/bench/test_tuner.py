@@ -1,6 +1,7 @@
 """The tuner without MPI: regret, who drops out, what is settled on, and runs on threads."""
 
 import json
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,6 +71,43 @@ def test_faster_half():
     assert left("d", a=1, b=2, c=3, d=4) == ["a", "b", "d"]
     keep = tuner.all_but_the_slow("d")
     assert [e.name for e in keep(named(a=1, b=1.4, c=2, d=9))] == ["a", "b", "d"]
+
+
+def race(nbytes, cycle, **seconds):
+    entries = [SimpleNamespace(name=name, times=[s] * 3) for name, s in seconds.items()]
+    return SimpleNamespace(
+        entries=entries, case=SimpleNamespace(nbytes=nbytes), cycle_seconds=cycle
+    )
+
+
+def test_history():
+    """The usual choice first, then the fastest; the hopeless are left out of larger sizes."""
+    names, past = ["a", "b", "c", "d"], tuner.History()
+    assert past.order(names, "c") == ["c", "a", "b", "d"]
+    small = tuner.HOPELESS_BYTES // 2
+    seconds = {"a": 9.0, "b": 1.0, "c": 2.0, "d": 8.0}
+    assert past.learn(race(small, 1.0, **seconds)) == seconds
+    assert past.order(names, "c") == ["c", "b", "d", "a"] and not past.hopeless
+    past.learn(race(2 * small, 3.0, **seconds))
+    assert past.order(names, "c") == ["c", "b"] and past.order(names, "d") == ["d", "b", "c"]
+    assert past.cost(8 * small) == 12.0 and past.cost(8) == 3.0
+
+
+def test_stop_listens_to_the_first_signal():
+    """The second one is for the handler before; so are all after the block."""
+    seen, stop = [], Stop()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with stop.listening():
+            assert not stop()
+            signal.raise_signal(signal.SIGTERM)
+            assert stop() and not seen
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == [signal.SIGTERM]
+        signal.raise_signal(signal.SIGTERM)
+        assert len(seen) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_small_differences_change_nothing():

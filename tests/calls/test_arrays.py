@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.calls.arrays import check_shape
+from mpidist.errors import InvalidArgument
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 
@@ -65,3 +67,29 @@ def test_structured_arrays_and_matrices():
 
     for got in mpidist.run_simulated(2, on_rank):
         assert got == ([2.0, 4.0] * 2, [[2.0, 2.0]] * 2)
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, fact",
+    [
+        ((1 << 62, 4), "uint8", "shape="),
+        ((1 << 60, 0), "float64", "shape="),  # as numpy: also where there is no element
+        ((1 << 61,), "(4,)i1", "shape="),
+        ((1,) * 65, "uint8", "65"),
+        ((2, -1), "uint8", r"shape=\(2, -1\)"),
+        (2.5, "uint8", r"shape=2\.5"),
+        (3, "int33", "dtype='int33'"),
+        (3, object, "object"),
+        (3, "S0", "dtype='S0'"),
+    ],
+)
+def test_impossible_arrays(shape, dtype, fact):
+    with pytest.raises(InvalidArgument, match=f"rank 3: .*{fact}"):
+        check_shape(shape, dtype, 3)
+
+
+def test_check_shape():
+    assert check_shape(3, "uint8", 0) == ((3,), np.uint8)
+    assert check_shape((), "f4", 0) == ((), np.float32)
+    assert check_shape((np.int32(2), 0), "(4,5)f8", 0) == ((2, 0, 4, 5), np.float64)
+    assert check_shape(((1 << 63) - 1,), "uint8", 0)[0] == ((1 << 63) - 1,)

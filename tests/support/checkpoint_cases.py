@@ -264,6 +264,32 @@ def damage_is_found_on_every_rank(comm, folder):
         checkpoint.load(step=9)
 
 
+def damage_of_any_array_is_found(comm, folder):
+    """Each rank checks some of the segments; small arrays are spread over the ranks."""
+    folder = same_folder(comm, folder)
+    checkpoint = Checkpoint(folder, comm)
+    small = {f"a{k}": np.full(500, k + 0.5) for k in range(4)}
+    path = checkpoint.save(1, large=np.arange(20_000.0), **small)
+    _, body = (path / "manifest.json").read_text().split("\n", 1)
+    segments = {name: found[2] for name, found in json.loads(body)["arrays"].items()}
+    assert len({segments[name][0][0] for name in small}) == min(comm.size, len(small))
+    assert len(segments["large"]) == comm.size
+    for name, (file, offset, *_) in ((n, s) for n, found in segments.items() for s in found):
+        whole = (path / file).read_bytes()
+        comm.barrier()
+        if comm.rank == 0:
+            flipped = bytes([whole[offset] ^ 1])
+            (path / file).write_bytes(whole[:offset] + flipped + whole[offset + 1 :])
+        comm.barrier()
+        with pytest.raises(CheckpointError, match=rf"{file} .*\b{name}\b.*\[1\]"):
+            checkpoint.load()
+        comm.barrier()
+        if comm.rank == 0:
+            (path / file).write_bytes(whole)
+        comm.barrier()
+    assert checkpoint.load()["large"][-1] == 19_999
+
+
 def a_file_cut_after_the_check_is_an_error(comm, folder):
     """Neither numpy's error, nor the one element that is left in place of all."""
     folder = same_folder(comm, folder)
@@ -807,6 +833,7 @@ def the_manifest_is_json(comm, folder):
 CASES = [
     save_before_the_first_step,
     damage_is_found_on_every_rank,
+    damage_of_any_array_is_found,
     a_file_cut_after_the_check_is_an_error,
     records_are_refused,
     every_file_is_read_by_safetensors,
