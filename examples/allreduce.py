@@ -7,8 +7,8 @@ import mpidist
 comm = mpidist.init()
 x = np.full(1_000_000, comm.rank + 1.0)
 
-total = comm.allreduce(x)  # "auto" chooses
-ring = comm.allreduce(x, algorithm="ring")  # or the caller does
+total = comm.allreduce(x)  # "auto" chooses the algorithm
+ring = comm.allreduce(x, algorithm="ring")  # or you do
 comm.allreduce(x, op="mean", out=x)  # in place
 
 assert np.array_equal(total, ring) and np.all(x == (comm.size + 1) / 2)

@@ -7,7 +7,7 @@ from mpidist.nn import SGD, CrossEntropy, Linear, ReLU, Sequential
 comm = md.init()
 digits = load_digits("float32")
 net = Sequential(Linear(64, 128, seed=comm.rank), ReLU(), Linear(128, 10, seed=comm.rank))
-model = md.DDP(net, comm)  # every rank goes on with the weights of rank 0
+model = md.DDP(net, comm)  # all ranks start with the weights of rank 0
 optimizer, criterion = SGD(model.parameters(), 0.1, momentum=0.9), CrossEntropy()
 samples = md.shard(range(len(digits.train_labels)), comm, shuffle=True, seed=1)
 
@@ -17,7 +17,7 @@ for _ in range(10):
         part = mine[start : start + 16]
         criterion(model(digits.train_images[part]), digits.train_labels[part])
         model.backward(criterion.backward())
-        model.sync_gradients()  # the mean over the ranks
+        model.sync_gradients()  # averages them over the ranks
         optimizer.step()
         optimizer.zero_grad()
 

@@ -1,4 +1,4 @@
-"""A small convolutional network with PyTorch, its optimizer's state divided among the ranks.
+"""A small convolutional network with PyTorch; the optimizer's state is sharded over the ranks.
 
 mpirun -n 4 python examples/digits_cnn.py
 """
@@ -10,7 +10,7 @@ import mpidist as md
 from mpidist.demo.digits import load_digits
 
 comm = md.init()
-torch.set_num_threads(1)  # the ranks share the machine
+torch.set_num_threads(1)  # the ranks share the cores
 digits = load_digits("float32")
 pictures = torch.from_numpy(digits.train_images).view(-1, 1, 8, 8)
 data = TensorDataset(pictures, torch.from_numpy(digits.train_labels))
@@ -24,7 +24,7 @@ net = torch.nn.Sequential(
     torch.nn.Flatten(),
     torch.nn.Linear(256, 10),
 )
-model = md.DDP(net, comm, buffers="average")  # the running means of BatchNorm
+model = md.DDP(net, comm, buffers="average")  # averages BatchNorm's running statistics
 optimizer = md.ZeroOptimizer(torch.optim.Adam, model, lr=3e-3)
 for _ in range(3):
     for images, labels in loader:

@@ -7,18 +7,18 @@ import mpidist as md
 from mpidist.demo.digits import load_digits
 
 comm = md.init()
-torch.set_num_threads(1)  # the ranks share the machine
+torch.set_num_threads(1)  # the ranks share the cores
 digits = load_digits("float32")
 data = TensorDataset(torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels))
 loader = md.shard(DataLoader(data, batch_size=16, shuffle=True), comm, seed=1)
 
 net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-model = md.DDP(net, comm)  # every rank goes on with the weights of rank 0
+model = md.DDP(net, comm)  # all ranks start with the weights of rank 0
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(5):
     for images, labels in loader:
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        model.sync_gradients()  # most of it went on during backward, if that is faster here
+        model.sync_gradients()  # averages them; during backward already, where that is faster
         optimizer.step()
         optimizer.zero_grad()
 

@@ -1,4 +1,4 @@
-"""Two allreduces under way while the rank computes: mpidist run -n 2 examples/nonblocking.py"""
+"""Two allreduces in the background of a computation: mpidist run -n 2 examples/nonblocking.py"""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ works = [comm.iallreduce(g, op="mean", out=g, algorithm="ring") for g in gradien
 
 inside = 0.0
 while not all(work.test() for work in works):  # test() makes progress
-    inside += float(np.ones(1000).sum())  # what the rank does meanwhile
+    inside += float(np.ones(1000).sum())  # the rank's own computation
 
 for k, work in enumerate(works):
-    assert work.wait() is gradients[k]  # ended already: wait() gives the result
+    assert work.wait() is gradients[k]  # complete: wait() returns the result
     assert np.all(gradients[k] == (comm.size + 1) / 2 + k)
 if comm.rank == 0:
     print(f"{comm.size} ranks: means {gradients[0][0]:g} and {gradients[1][0]:g}")

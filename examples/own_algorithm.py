@@ -1,4 +1,4 @@
-"""An allreduce of our own: half of the data goes round to the right, half to the left."""
+"""A user-defined allreduce: half of the data travels to the right, half to the left."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from mpidist.schedule import Recv, Reduce, Send, algorithm, on, parallel
 
 
 def lap(rank, size):
-    """Reduce-scatter, then allgather; everything goes to the right neighbour."""
+    """Reduce-scatter, then allgather; every message goes to the right neighbour."""
     left, right = (rank - 1) % size, (rank + 1) % size
     for step in range(1, size):
         yield Send(right, (rank - step) % size), Reduce(left, (rank - step - 1) % size)
@@ -17,7 +17,7 @@ def lap(rank, size):
 
 @algorithm("allreduce", "two_way_ring", blocks=lambda size: 2 * size)
 def allreduce_two_way_ring(rank, size):
-    """One half of the data goes round to the right, the other half to the left.
+    """One half of the data travels to the right, the other half to the left.
 
     Rounds: 4(p-1), two at a time.  Bytes per rank: 2(p-1)/p n, the lower bound.
     """

@@ -15,12 +15,12 @@ for seed in (2, 3, 4):
     layers += [Linear(64, 64, seed=seed), ReLU()]
 stages = md.partition(Sequential(*layers, Linear(64, 2, seed=5)), comm.size)
 
-stage = stages[comm.rank]  # every rank keeps its own
+stage = stages[comm.rank]  # each rank runs one stage
 pipe = md.Pipeline(stage, comm, num_microbatches=8, schedule="zb-h1")
 optimizer = SGD(stage.parameters(), learning_rate=0.3, momentum=0.9)
 losses = []
 for _ in range(200):
-    # x is used on the first rank, labels on the last; the loss comes to all.
+    # The first rank uses x, the last rank the labels; all ranks receive the loss.
     losses.append(pipe.step(x, labels, CrossEntropy()))
     optimizer.step()
     optimizer.zero_grad()

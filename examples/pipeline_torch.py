@@ -5,8 +5,8 @@ import torch
 import mpidist as md
 
 comm = md.init()
-grid = md.Grid(comm, pipe=2)  # the others are replicas of these two
-torch.set_num_threads(1)  # the ranks share the machine
+grid = md.Grid(comm, pipe=2)  # two stages; the other ranks hold replicas of them
+torch.set_num_threads(1)  # the ranks share the cores
 torch.manual_seed(0)
 
 embedding = torch.nn.Embedding(12, 32)
@@ -21,7 +21,7 @@ model = md.DDP(stage, grid.data)  # the replicas average their gradients
 pipe = md.Pipeline(model, grid.pipe, num_microbatches=4, schedule="1f1b", tied={"words": shared})
 optimizer = torch.optim.Adam(stage.parameters(), lr=0.01)
 
-words = torch.arange(grid.data_index, 48, grid.shape[0]) % 12  # each replica has its rows
+words = torch.arange(grid.data_index, 48, grid.shape[0]) % 12  # each replica trains on its own rows
 for _ in range(150):
     loss = pipe.step(words, (words + 1) % 12, torch.nn.functional.cross_entropy)
     optimizer.step()

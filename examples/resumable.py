@@ -1,4 +1,4 @@
-"""Training that goes on where it was killed: mpirun -n 4 python examples/resumable.py [FOLDER]"""
+"""Training that resumes where it was killed: mpirun -n 4 python examples/resumable.py [FOLDER]"""
 
 import sys
 import tempfile
@@ -15,7 +15,7 @@ optimizer, criterion = md.ZeroOptimizer(Adam, model, learning_rate=3e-3), CrossE
 samples = md.shard(range(len(digits.train_labels)), comm, shuffle=True)
 checkpoint = md.Checkpoint(folder, comm, keep=2)
 
-# On any number of ranks: model, optimizer and position have the bits that they had.
+# Restores model, optimizer and position bit for bit, on any number of ranks.
 found = checkpoint.load(model=model, optimizer=optimizer, samples=samples)
 begin = 0 if found is None else found["step"]
 for epoch in range(begin, begin + 3):

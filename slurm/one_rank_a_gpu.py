@@ -1,4 +1,4 @@
-"""One rank a GPU, or the host where there is none: mpirun -n 2 python slurm/one_rank_a_gpu.py"""
+"""Training with one rank per GPU, or on the host: mpirun -n 2 python slurm/one_rank_a_gpu.py"""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ comm = md.init()
 
 
 def find_device():
-    """Give the device of this rank, by its place on the node, or why there is none."""
+    """Return the device of this rank, by its local rank, or None and the reason."""
     granted = f"SLURM grants {os.environ.get('SLURM_GPUS_ON_NODE', 'no')} GPU(s)"
     if importlib.util.find_spec("torch") is None:
         return None, f"{granted}, but PyTorch is not installed"
@@ -27,7 +27,7 @@ def find_device():
 
 
 def train_on(device):
-    """Train on the device; gradients are averaged in host memory."""
+    """Train on the device, averaging gradients in host memory; return the accuracy."""
     import torch
 
     digits = load_digits("float32")
@@ -61,7 +61,7 @@ every = comm.allgather_object((socket.gethostname(), str(device or "host"), why)
 if comm.rank == 0:
     for rank, (host, place, reason) in enumerate(every):
         print(f"rank {rank} on {host}: {place}{reason and f' ({reason})'}", flush=True)
-if any(place == "host" for _, place, _ in every):  # all alike, or the slowest would set the pace
+if any(place == "host" for _, place, _ in every):  # then on all: a mix is as slow
     accuracy, place = train(comm, epochs=EPOCHS, reference=False).accuracy, "host"
 else:
     accuracy, place = train_on(device), "devices, gradients staged through host memory"

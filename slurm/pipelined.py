@@ -1,4 +1,4 @@
-"""A model in two stages, replicated over the other ranks: mpirun -n 4 python slurm/pipelined.py"""
+"""A model in two stages, each with replicas: mpirun -n 4 python slurm/pipelined.py"""
 
 import mpidist as md
 from mpidist.demo.digits import load_digits
@@ -6,7 +6,7 @@ from mpidist.nn import SGD, CrossEntropy, Linear, ReLU, Sequential
 
 EPOCHS, BATCH, MICROBATCHES = 4, 64, 4
 comm = md.init()
-grid = md.Grid(comm, pipe=2)  # replicas of a stage share a node, stages are on different nodes
+grid = md.Grid(comm, pipe=2)  # replicas of a stage share a node; stages are on different nodes
 digits = load_digits("float32")
 layers = Sequential(
     Linear(64, 128, seed=1), ReLU(), Linear(128, 64, seed=2), ReLU(), Linear(64, 10, seed=3)

@@ -1,4 +1,4 @@
-"""Training that is interrupted and goes on: mpirun -n 2 python slurm/requeued.py FOLDER [EPOCHS]"""
+"""Training that resumes when interrupted: mpirun -n 2 python slurm/requeued.py FOLDER [EPOCHS]"""
 
 import sys
 from itertools import islice
@@ -8,9 +8,9 @@ from mpidist.demo.digits import load_digits
 from mpidist.demo.training import fingerprint
 from mpidist.nn import Adam, CrossEntropy, Linear, ReLU, Sequential
 
-EVERY = 20  # steps from checkpoint to checkpoint: what is lost if the job is killed without a word
+EVERY = 20  # steps between checkpoints: at most these are lost if the job is killed
 comm = md.init()
-stop = md.StopRequest(comm)  # SIGUSR1, which SLURM sends before the time is over
+stop = md.StopRequest(comm)  # SIGUSR1, which SLURM sends before the time limit
 folder, epochs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20
 digits = load_digits("float32")
 model = md.DDP(Sequential(Linear(64, 64), ReLU(), Linear(64, 10)), comm)
@@ -28,7 +28,7 @@ found = checkpoint.load(model=model, optimizer=optimizer, samples=samples)
 step = 0 if found is None else found["step"]
 say(f"{comm.size} ranks: from step {step} on")
 while samples.order.epoch < epochs:
-    mine = iter(samples)  # what is left of the epoch
+    mine = iter(samples)  # the remaining samples of the epoch
     while part := list(islice(mine, 16)):
         criterion(model(digits.train_images[part]), digits.train_labels[part])
         model.backward(criterion.backward())

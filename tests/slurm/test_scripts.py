@@ -67,7 +67,7 @@ def test_scripts_complete(cluster, folder, chosen):
         about = json.loads(next(folder.glob("scaling-*.json")).read_text())
         assert about["header"]["nodes"] == {"1": 1, "2": 2, "3": 3}
         assert {row["ranks"] for row in about["rows"]} == {1, 2, 3}
-        assert len({row["collective"] for row in about["rows"]}) == 9
+        assert len({row["work"] for row in about["rows"]}) == 9
         assert next(folder.glob("scaling-*.svg")).read_text().count("<svg") == 1
     if "tune" in jobs:
         table = json.loads((folder / "tuning-test.json").read_text())
