@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 @click.option(
     "--epochs", type=Count(), default=20, show_default=True, help="Passes over the digits."
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the weights and the order.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    help="Seed of the initial weights and of the order of the digits.",
+)
 @click.option(
     "--algorithm",
     type=AlgorithmName(["allreduce"], *RESERVED),
@@ -79,9 +84,8 @@ def demo_command(
 ) -> int:
     """Train a classifier of handwritten digits on all ranks, then compare every allreduce.
 
-    The command checks that the replicas are bit-identical, that loss and accuracy are those of one
-    process, and that every allreduce of the model's gradients is right.  Otherwise the exit code
-    is 1.
+    The exit code is 1 if the replicas are not bit-identical, if loss and accuracy are not those of
+    one process, or if the result of an allreduce of the model's gradients is wrong.
     """
     import mpidist
 

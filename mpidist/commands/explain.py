@@ -55,11 +55,11 @@ def explain_command(
 ) -> None:
     """Print the choice of "auto" for a COLLECTIVE, and the reason.
 
-    Every implementation is listed: whether it can serve the call, and the expected time.
+    The table lists every implementation, whether it can serve the call, and its expected time.
 
-    Expected times are measured ones if the tuning table has an entry, otherwise those of the cost
-    model, with constants that are measured now.  The model has no times for shared memory; between
-    nodes it takes native for the best algorithm on one level.
+    Expected times are those of the tuning table if it has an entry for the call, otherwise those of
+    the cost model, whose constants are measured first.  The model has no times for shared memory.
+    Between nodes it assumes that native takes the time of the best algorithm on one level.
     """
     import mpidist
 

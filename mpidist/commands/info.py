@@ -40,10 +40,10 @@ SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
 @click.option("--links", is_flag=True, help="Measure the links inside and between the nodes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def info_command(links: bool, as_json: bool) -> None:
-    """Print MPI, machine and network, and the choices of "auto", for GPU arrays too.
+    """Print the MPI library, the machine, the network, and the choices of "auto".
 
-    With --links the measured links calibrate the cost model, by which "auto" then chooses between
-    nodes.
+    The choices include the paths of arrays on a GPU.  With --links, the cost model is calibrated
+    with the measured links; between nodes "auto" chooses by it.
     """
     import mpidist
 

@@ -47,7 +47,10 @@ _LEGEND = (
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 def list_command(collective: str | None, as_json: bool) -> None:
-    """List the algorithms of one COLLECTIVE, or of all; `pipeline`: the pipeline schedules."""
+    """List the algorithms of a COLLECTIVE, or of all collectives.
+
+    `mpidist list pipeline` lists the pipeline schedules.
+    """
     of_pipelines = [describe_schedule(schedule) for schedule in schedules()]
     order = list(COLLECTIVES)
     rows = [

@@ -396,7 +396,7 @@ load_option = click.option(
     callback=_load,
     expose_value=False,
     is_eager=True,
-    help="First run this Python file, or import this module: it registers your algorithms.",
+    help="First run this Python file, or import this module, which registers your algorithms.",
 )
 
 

@@ -51,13 +51,15 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
     type=IntegerRanges(1),
     default="1-33",
     show_default=True,
-    help="Numbers of ranks, such as 2,5; of pipelines by default 1-8.",
+    help="Numbers of ranks, such as 2,5 or 1-8; for pipelines by default 1-8.",
 )
 @click.option(
     "--collective", type=CollectiveNames(), help="The same as COLLECTIVE, with commas between them."
 )
 @click.option(
-    "--algorithm", type=AlgorithmNames(), help="Only these; tree:4 is the tree of arity 4."
+    "--algorithm",
+    type=AlgorithmNames(),
+    help="Algorithms to prove; by default all.  tree:4 is the tree of arity 4.",
 )
 @click.option(
     "--arity", type=IntegerRanges(2), default="2,3,4,8", show_default=True, help="Arities of trees."
@@ -68,7 +70,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
     is_flag=False,
     flag_value=ALL,
     metavar="[NAMES]",
-    help="Pipeline schedules, all or these; or MODULE:FUNCTION, a generator of yours.",
+    help="Prove pipeline schedules: all, or these.  MODULE:FUNCTION is a generator of your own.",
 )
 @click.option(
     "--microbatches",
@@ -80,7 +82,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 @click.option(
     "--chunks",
     type=IntegerRanges(1),
-    help="Pipelines: chunks on a rank, where any number is served; by default 1-3.",
+    help="Pipelines: numbers of chunks on a rank, for schedules that serve any; by default 1-3.",
 )
 @click.option("--jobs", type=Count(), help="Processes; by default one for each core.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -103,10 +105,11 @@ def prove_command(
 
     All ranks run symbolically.  A proof shows that no rank deadlocks, that every contribution
     arrives exactly once, and, where the algorithm claims it, that operands combine in rank order.
-    A counter-example names rank, round and block, and makes the exit code 1.
+    A counter-example names rank, round and block; the exit code is then 1.
 
-    With --pipeline: prove that every microbatch passes every stage once, in an order that cannot
-    deadlock and keeps its messages apart.  A counter-example names rank, stage and step.
+    With --pipeline, a proof shows that every microbatch passes through every stage once, in an
+    order that cannot deadlock, and that no message is taken for another.  A counter-example names
+    rank, stage and step.
     """
     print_rows: Callable[..., None]
     rows: list[Any]

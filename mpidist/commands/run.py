@@ -33,19 +33,19 @@ from .options import Count, Seconds
     "-np",
     "--ranks",
     type=Count(),
-    help="Number of ranks; by default one for each core, in an allocation for each task.",
+    help="Number of ranks; by default one for each core, in an allocation one for each task.",
 )
 @click.option(
     "--ranks-per-node",
     type=Count(),
-    help="In an allocation: ranks on a node, at most.",
+    help="In an allocation: maximum number of ranks on a node.",
 )
 @click.option(
     "--launcher",
     type=click.Choice(LAUNCHERS),
     default="auto",
     show_default=True,
-    help="In an allocation; auto is srun where it can start this MPI, otherwise mpiexec.",
+    help="Launcher in an allocation; auto is srun if it can start this MPI, otherwise mpiexec.",
 )
 @click.option(
     "--mpi", metavar="PLUGIN", help="Plugin of srun; by default pmix or pmi2, as the MPI needs."
@@ -53,30 +53,32 @@ from .options import Count, Seconds
 @click.option(
     "--knobs",
     metavar="PATH",
-    help="Set the variables of this file, or of env.openmpi or env.mpich in this folder.",
+    help="Set the environment variables of this file, or of the file in this folder for the MPI in "
+    "use, such as env.openmpi.",
 )
 @click.option("--label", is_flag=True, help="Begin each line of output with its rank.")
 @click.option(
     "--log-dir", metavar="DIR", help="Write one file for each rank; show rank 0's output only."
 )
 @click.option(
-    "--requeue", is_flag=True, help="Have SLURM start the job again if it ends with exit code 75."
+    "--requeue", is_flag=True, help="Have SLURM requeue the job if it ends with exit code 75."
 )
 @click.option(
     "--requeue-limit",
     type=Count(),
-    help=f"Requeue at most this often (by default {REQUEUES} times); then the job fails.",
+    help=f"Maximum number of requeues, after which the job fails; by default {REQUEUES}.",
 )
 @click.option(
     "--watch/--no-watch",
     default=None,
-    help="Monitor how every rank ends; by default in an allocation, and with MPICH.",
+    help="Monitor the ranks, to end the job when one fails; by default in an allocation and with "
+    "MPICH.",
 )
 @click.option(
     "--start-timeout",
     type=Seconds(positive=True),
     help="End a monitored job if MPI_Init has not returned on all ranks this long after the last "
-    f"rank has entered it; by default {MPI_WITHIN:g}.",
+    f"rank entered it; by default {MPI_WITHIN:g}.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the command, do not start it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -86,9 +88,9 @@ def run_command(
 ) -> int:
     """Start PROGRAM on a number of ranks, with the launcher that belongs to the installed mpi4py.
 
-    The command is printed before it is started, so that it can be pasted and changed.  The exit
-    code is 0 only if every rank succeeded, otherwise that of the first rank that failed.  In a
-    SLURM allocation the launcher is srun, with the plugin that this MPI needs, or mpiexec.
+    In a SLURM allocation the launcher is srun, with the plugin that this MPI needs, or mpiexec. The
+    command is printed first, so that you can copy and change it.  The exit code is 0 only if every
+    rank succeeded, otherwise that of the first rank that failed.
     """
     root = context.find_root().command
     first = program[0]

@@ -58,30 +58,33 @@ STAGES, MICROBATCHES = 4, 8  # by default
 @click.option(
     "--root", default=0, metavar="RANK", show_default=True, help="Root of rooted collectives."
 )
-@click.option(
-    "--arity", type=int, metavar="K", help="Children of a rank in a tree; the same as tree:K."
-)
+@click.option("--arity", type=int, metavar="K", help="Arity of a tree; the same as tree:K.")
 @click.option(
     "--nodes", type=IntegerRanges(1), help="Ranks on each node, such as 3,2; by default one node."
 )
 @click.option(
     "--segments", type=Count(), default=1, show_default=True, help="Segments of each block."
 )
-@click.option("--stages", type=Count(), help=f"Pipelines: ranks; by default {STAGES}.")
-@click.option("--microbatches", type=Count(), help=f"Pipelines: by default {MICROBATCHES}.")
-@click.option("--chunks", type=Count(), help="Pipelines: parts of the model on each rank.")
+@click.option("--stages", type=Count(), help=f"Pipelines: number of ranks; by default {STAGES}.")
+@click.option(
+    "--microbatches", type=Count(), help=f"Pipelines: number of them; by default {MICROBATCHES}."
+)
+@click.option("--chunks", type=Count(), help="Pipelines: chunks of the model on a rank.")
 @click.option(
     "--costs",
     type=ActionCosts(),
-    help="Pipelines: times of the actions, by default 1,1,1; by virtual stage as 1:2:1,1,1; with "
-    "--trace in seconds, by default the measured ones.",
+    help="Pipelines: times of F, I, W and a message; by default 1,1,1.  1:2:1,1,1 has one F for "
+    "each virtual stage.  With --trace in seconds; by default the measured times.",
 )
 @click.option(
-    "--trace", metavar="FILE", help="Pipelines: a measured run, and below it the predicted one."
+    "--trace", metavar="FILE", help="Pipelines: draw this measured run, and the predicted run."
 )
 @click.option("--svg", type=OutputFile(), metavar="FILE", help="Write an SVG instead of text.")
 @click.option(
-    "--png", type=PlotFile("png"), metavar="FILE", help="Pipelines: write a PNG, by matplotlib."
+    "--png",
+    type=PlotFile("png"),
+    metavar="FILE",
+    help="Pipelines: write a PNG instead; needs matplotlib.",
 )
 @load_option
 @click.pass_context
@@ -104,7 +107,7 @@ def show_command(
     """Draw an ALGORITHM of a COLLECTIVE: which rank sends which blocks to which, round by round.
 
     Or draw a pipeline SCHEDULE: which rank computes which microbatch, and when.  A SCHEDULE is a
-    name, or MODULE:FUNCTION, a generator of yours; `auto` is computed for the --costs.
+    name, or MODULE:FUNCTION for a generator of your own; `auto` is computed for the --costs.
     """
     if len(what) == 2:
         check_not_given(context, OF_PIPELINES, "pipeline schedules")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "tune",
-    short_help='Measure the fastest implementations, for "auto".',
+    short_help='Measure the fastest implementation of each collective, for "auto".',
     epilog=examples(
         "mpidist run -n 4 -- mpidist tune -o tuning.json",
         "mpidist run -n 4 -- mpidist tune allreduce --budget 20s --bytes 8-1M -o tuning.json",
@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write the table; other entries of an existing table are kept.",
 )
-@click.option("--verify", "table", metavar="FILE", help="Measure the regret of this table instead.")
+@click.option(
+    "--verify",
+    "table",
+    metavar="FILE",
+    help='Measure instead how much slower "auto" with this table is than the best.',
+)
 @click.option(
     "--budget", type=Duration(), default="60s", show_default=True, help="Time of the whole command."
 )
@@ -78,11 +83,10 @@ def tune_command(
     """Measure the fastest implementation of each COLLECTIVE (by default all) on these ranks.
 
     Every implementation that can serve a call is measured, in private and in symmetric memory; the
-    slower half is dropped, the others get more iterations, until the budget is used up.  The data
-    change in every iteration.  The table is written after every size: Ctrl-C loses nothing.
-    A choice of the shipped rules changes only if another is faster by more than the noise.
-    --verify measures what a table holds again, and prints how much slower "auto" with the table
-    is than the best.
+    slower half is dropped, and the others get more iterations, until the budget is used up.  The
+    data change in every iteration.  A choice of the shipped rules changes only if another is faster
+    by more than the noise.  The table is written after every size, so Ctrl-C loses nothing.
+    --verify measures again what a table holds.
     """
     if (output is None) == (table is None):
         raise click.UsageError("expected one of -o FILE and --verify FILE")

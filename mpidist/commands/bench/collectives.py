@@ -87,7 +87,7 @@ _SETTINGS = (
         type=Count(),
         default=200,
         show_default=True,
-        help="Timed iterations of each collective and size, at most.",
+        help="Maximum number of timed iterations for each collective and size.",
     ),
     click.option(
         "--budget",
@@ -125,7 +125,7 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
 
 @click.command(
     "collectives",
-    short_help="Every algorithm beside the bare mpi4py call.",
+    short_help="Measure every algorithm beside the bare mpi4py call.",
     epilog=examples(
         "mpidist run -n 4 -- mpidist bench allreduce --bytes 8,64K,1M,64M",
         "mpidist run -n 2 -- mpidist bench allgather alltoall --algorithms native,ring,pairwise",

@@ -9,16 +9,16 @@ from ..console import examples, make_console, print_tables
 
 @click.command(
     "compare",
-    short_help="Two result files, row by row, judged beyond noise.",
+    short_help="Compare two result files, row by row, beyond the noise.",
     epilog=examples("mpidist bench compare before.json after.json"),
 )
 @click.argument("first", type=click.Path(), metavar="FIRST.json")
 @click.argument("second", type=click.Path(), metavar="SECOND.json")
 def compare_command(first: str, second: str) -> int:
-    """Compare two files of `mpidist bench … --json`, row by row; measures nothing, needs no MPI.
+    """Compare two files of `mpidist bench … --json`, row by row.
 
     The ratio is the time of the first run divided by the time of the second: above 1 the second
-    is faster.
+    is faster.  Nothing is measured, and MPI is not needed.
     """
     from ...bench.compare import NOISE, compare, read, tables
 

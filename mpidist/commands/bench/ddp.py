@@ -11,7 +11,7 @@ from .collectives import files_options, report_results, warn_if_busy
 
 @click.command(
     "ddp",
-    short_help="Steps of data-parallel training beside PyTorch's.",
+    short_help="Measure steps of data-parallel training beside PyTorch's.",
     epilog=examples(
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
@@ -23,19 +23,19 @@ from .collectives import files_options, report_results, warn_if_busy
     default="4,17",
     show_default=True,
     metavar="MILLIONS",
-    help="Parameters of the networks.",
+    help="Sizes of the networks, in millions of parameters.",
 )
 @click.option(
     "--overlap",
     is_flag=True,
-    help="Measure steps of two fixed networks with each kind of overlap, and with auto.",
+    help="Compare the values of DDP(overlap=) on two fixed networks instead.",
 )
 @click.option(
     "--iterations",
     type=Count(),
     default=20,
     show_default=True,
-    help="Timed steps of each kind.",
+    help="Timed steps of each contender.",
 )
 @files_options
 @click.pass_context
@@ -49,8 +49,9 @@ def ddp_command(
 ) -> int:
     """Measure steps of data-parallel training.
 
-    With mpidist.DDP, without communication, with one allreduce per parameter, and with PyTorch's
-    own wrapper over gloo; without PyTorch only the averaging of small gradients.
+    The contenders are mpidist.DDP, training without communication, one allreduce per parameter, and
+    PyTorch's DistributedDataParallel over gloo.  Without PyTorch, only the averaging of small
+    gradients is measured.
     """
     if overlap:
         check_not_given(context, ("parameters",), "steps without --overlap")

@@ -19,7 +19,7 @@ from .collectives import (
 
 @click.command(
     "gpu",
-    short_help="Each path of arrays on a GPU, beside bare copies.",
+    short_help="Measure each path of arrays on a GPU beside bare copies.",
     epilog=examples(
         "mpidist run -n 2 -- mpidist bench gpu allreduce --bytes 64K-64M --json gpu.json"
     ),

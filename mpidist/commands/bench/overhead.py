@@ -10,7 +10,7 @@ from .collectives import files_options, report_results, warn_if_busy
 
 @click.command(
     "overhead",
-    short_help="Time that mpidist itself adds to a call.",
+    short_help="Measure the time that mpidist itself adds to a call.",
     epilog=examples("mpidist run -n 2 -- mpidist bench overhead"),
 )
 @files_options

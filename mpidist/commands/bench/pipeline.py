@@ -11,7 +11,7 @@ from .collectives import files_options, report_results, warn_if_busy
 
 @click.command(
     "pipeline",
-    short_help="Steps of a pipeline beside PyTorch's, and its overhead.",
+    short_help="Measure steps of a pipeline beside PyTorch's, and its overhead.",
     epilog=examples("mpidist run -n 2 -- mpidist bench pipeline"),
 )
 @click.option(
@@ -19,13 +19,13 @@ from .collectives import files_options, report_results, warn_if_busy
     type=Count(),
     default=40,
     show_default=True,
-    help="Timed steps of each kind.",
+    help="Timed steps of each contender.",
 )
 @files_options
 def pipeline_command(iterations: int, json_file: str | None, csv_file: str | None) -> int:
-    """Measure the overhead of the pipeline's engine, and steps beside torch.distributed.pipelining.
+    """Measure the overhead of a pipeline, and its steps beside torch.distributed.pipelining.
 
-    On 4 ranks the averaging of replicas is measured too.  It needs 2 or more ranks.
+    Needs 2 or more ranks.  On 4 ranks the averaging of the replicas' gradients is measured too.
     """
     import mpidist
 

@@ -21,7 +21,7 @@ from .collectives import (
 
 @click.command(
     "scaling",
-    short_help="Collectives over 1, 2, 4, … of the nodes, in one run.",
+    short_help="Measure collectives over 1, 2, 4, … nodes, in one run.",
     epilog=examples(
         "mpidist run mpidist bench scaling --json scaling.json --plot scaling.svg",
         "mpidist run mpidist bench scaling allreduce --algorithms auto,native,hierarchical",
