@@ -40,12 +40,12 @@ def shipped(collective: str) -> list[Algorithm]:
 
 
 def home(algorithm: Algorithm) -> str:
-    """Give the module that an algorithm is in."""
+    """Return the module that an algorithm is in."""
     return algorithm.function.__module__
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """Give the name as users may write it: ``tree:K`` where there is an arity."""
+    """Return the name as users may write it: ``tree:K`` where there is an arity."""
     return algorithm.name + (":K" if "arity" in algorithm.uses else "")
 
 
@@ -53,7 +53,7 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 def readme_table() -> str:
-    """Give the table of algorithms in Markdown, a line for each collective."""
+    """Return the table of algorithms in Markdown, a line for each collective."""
     lines = ["| collective | algorithms |", "| --- | --- |"]
     for collective in COLLECTIVES:
         names = [f"**{name_of(a)}**" if a.ordered else name_of(a) for a in shipped(collective)]
@@ -62,7 +62,7 @@ def readme_table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """Give the text of README.md with the table as it must be."""
+    """Return the text of README.md with the current table."""
     before, _, rest = readme.partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n{readme_table()}\n{END}{after}"
@@ -72,7 +72,7 @@ def with_table(readme: str) -> str:
 
 
 def collective_page(collective: str) -> str:
-    """Give the page of one collective: a table, and a section for each algorithm."""
+    """Return the page of one collective: a table, and a section for each algorithm."""
     lines = [collective, "=" * len(collective), "", *table(collective), ""]
     for algorithm in shipped(collective):
         lines += section(algorithm)
@@ -80,7 +80,7 @@ def collective_page(collective: str) -> str:
 
 
 def table(collective: str) -> Iterator[str]:
-    """Give the overview of one collective as a list table."""
+    """Return the overview of one collective as a list table."""
     yield from (".. list-table::", "   :header-rows: 1", "   :widths: 18 24 28 8 22", "")
     yield from row("name", "rounds", "bytes per rank", "ordered", "requires")
     for algorithm in shipped(collective):
@@ -107,12 +107,12 @@ def requirements(algorithm: Algorithm) -> str:
 
 
 def label(algorithm: Algorithm) -> str:
-    """Give the name of the section, for references."""
+    """Return the name of the section, for references."""
     return f"{algorithm.collective}-{algorithm.name}".replace("_", "-")
 
 
 def section(algorithm: Algorithm) -> Iterator[str]:
-    """Give what is to be said of one algorithm: its words, its code, its picture, its proof."""
+    """Return the section of one algorithm: summary, table, code, proof and picture."""
     title = name_of(algorithm)
     yield from (f".. _{label(algorithm)}:", "", title, "-" * len(title), "")
     yield from (algorithm.doc, "")
@@ -126,7 +126,7 @@ def section(algorithm: Algorithm) -> Iterator[str]:
 
 
 def proved(algorithm: Algorithm, size: int, groups: tuple | None) -> Iterator[str]:
-    """Give the counts of a proof, and the picture, on `size` ranks."""
+    """Return the counts of a proof, and the picture, on `size` ranks."""
     proof = prove(algorithm.collective, algorithm, size, groups=groups)
     nodes = " on nodes of " + " and ".join(str(len(g)) for g in groups) if groups else ""
     yield (
@@ -140,12 +140,12 @@ def proved(algorithm: Algorithm, size: int, groups: tuple | None) -> Iterator[st
 
 
 def count(number: int, word: str) -> str:
-    """Give a number with its noun."""
+    """Return a number with its noun."""
     return f"{number} {word}{'s' * (number != 1)}"
 
 
 def code(algorithm: Algorithm | PipelineSchedule) -> str:
-    """Give the generator's source without its docstring, after the helpers of its own module."""
+    """Return the generator's source without its docstring, after the helpers of its own module."""
     function = algorithm.function
     parts = [inspect.getsource(helper).rstrip() for helper in helpers(function, [])]
     source = textwrap.dedent(inspect.getsource(function))
@@ -157,7 +157,7 @@ def code(algorithm: Algorithm | PipelineSchedule) -> str:
 
 
 def helpers(function: Callable, found: list[Callable]) -> list[Callable]:
-    """Give the private functions that `function` needs, those that others of them need first."""
+    """Return the private functions that `function` uses, in order of dependence."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     for node in ast.walk(tree):
         helper = function.__globals__.get(node.id) if isinstance(node, ast.Name) else None
@@ -172,7 +172,7 @@ def helpers(function: Callable, found: list[Callable]) -> list[Callable]:
 
 
 def pipeline_sections() -> str:
-    """Give a section for each shipped pipeline schedule: its words, its code, its picture."""
+    """Return a section for each shipped pipeline schedule: its words, its code, its picture."""
     lines: list[str] = []
     for schedule in schedules():
         if schedule.function.__module__.startswith("mpidist.pipeline.schedules."):
@@ -181,7 +181,7 @@ def pipeline_sections() -> str:
 
 
 def pipeline_section(schedule: PipelineSchedule) -> Iterator[str]:
-    """Give what is to be said of one schedule."""
+    """Return the section of one pipeline schedule."""
     yield from (f".. _pipeline-{schedule.name}:", "", schedule.name, "~" * len(schedule.name), "")
     words, *_ = re.split(r"\n\n\d+ ranks, ", schedule.doc)  # its picture in text: here is a larger
     yield from (words, "")
@@ -196,7 +196,7 @@ def pipeline_section(schedule: PipelineSchedule) -> Iterator[str]:
 
 
 def generate(folder: Path) -> None:
-    """Write everything into `folder`; what is as it was keeps its date."""
+    """Write all generated pages into `folder`; unchanged files keep their date."""
     pages = {f"{name}.rst": collective_page(name) for name in COLLECTIVES}
     pages |= {"commands.inc": command_sections(), "settings.inc": settings_table()}
     pages["symmetric.inc"] = shared_table()

@@ -10,7 +10,7 @@ WIDTH = {"terminal_width": 90, "max_content_width": 90}  # the same wherever the
 
 
 def row(*cells: str) -> Iterator[str]:
-    """Give one row of a list table."""
+    """Return one row of a list table."""
     for number, cell in enumerate(cells):
         yield f"   {' ' if number else '*'} - {cell}"
 
@@ -34,7 +34,7 @@ def command_sections() -> str:
 
 
 def settings_table() -> str:
-    """Give the fields of the configuration: name, variable, default, meaning."""
+    """Return the fields of the configuration: name, variable, default, meaning."""
     from mpidist.selection.config import ENVIRONMENT_PREFIX, FIELDS, CollectiveConfig
 
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 22 28 14 36", ""]
@@ -87,7 +87,7 @@ def _range(first: float, below: float) -> str:
 
 
 def _bytes(number: float) -> str:
-    """Give a size as the pages do; the odd byte of a limit that is included is left out."""
+    """Return a size as the pages do; the odd byte of a limit that is included is left out."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if number >= unit:
             return f"{number // unit:g} {name}"
@@ -95,7 +95,7 @@ def _bytes(number: float) -> str:
 
 
 def field_meanings(documented: type) -> dict[str, str]:
-    """Read the section ``Parameters`` of a numpydoc docstring: what stands under each name."""
+    """Read the section ``Parameters`` of a numpydoc docstring: the text under each name."""
     part = (inspect.getdoc(documented) or "").partition("Parameters\n----------\n")[2]
     meanings: dict[str, list[str]] = {}
     names: list[str] = []

@@ -1,9 +1,10 @@
 """The regret of "auto": how much slower its choice is than the fastest implementation.
 
-Half of the iterations choose the fastest, the other half score it, both ways round: otherwise the
-fastest would be the luckiest.  The regret is the mean of both, and not below 0.  The noise floor
-is by how much the fastest of one half is slower on the other half: a regret below it is noise.
-The raw regret compares medians of all iterations.
+One half of the iterations selects the fastest implementation, the other half measures the regret;
+then the halves change places.  If one set of iterations did both, the luckiest implementation would
+count as the fastest.  The regret is the mean of the two, and at least 0.  The noise floor is how
+much slower the fastest of one half is on the other half than the fastest there: a smaller regret is
+noise.  The raw regret compares the medians of all iterations.
 
 A row of the results has the choice of "auto" as its contender, and the figures ``best`` (the least
 median of all iterations), ``regret``, ``raw`` and ``floor`` (fractions of the best time), ``auto``
