@@ -48,6 +48,23 @@ def test_ddp_broadcast_parameters():
     assert run_simulated(3, rank_main) == [[10, 20, 30]] * 3
 
 
+def test_stats():
+    """Times are means over the steps; without a step zeros."""
+
+    def rank_main(comm):
+        model = DDP(OneWeight([1, 2, 3]), comm)
+        zero = model.stats()
+        assert (zero.steps, zero.compute, zero.hidden) == (0, 0.0, 0.0)
+        clock = model.reducer.clock
+        clock.steps, clock.compute, clock.exposed = 4, 8.0, 4.0
+        clock.communication, clock.hidden = 12.0, 2.0
+        found = model.stats()
+        assert (found.steps, found.compute, found.exposed) == (4, 2.0, 1.0)
+        assert (found.communication, found.hidden, found.bytes) == (3.0, 0.5, 12)
+
+    run_simulated(2, rank_main)
+
+
 def test_ddp_delegates_module_trait():
     def rank_main(comm):
         ddp = DDP(OneWeight([1, 2]), comm)

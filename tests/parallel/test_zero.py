@@ -30,6 +30,7 @@ def test_zero_overlapped(overlap):
         cases.zero_is_made_before_the_first_step,
         cases.what_zero_cannot_do_is_refused,
         cases.unknown_optimizers_need_the_flag,
+        cases.algorithms_of_a_saved_run,
     ),
 )
 def test_zero_cases(kit, case, size):

@@ -123,6 +123,40 @@ def test_dtypes_between_stages_of_numpy(dtype):
     assert np.allclose(layer.weight.grad, 2 * factor * grad.T @ x, rtol=rounding)
 
 
+class Narrow(Module):
+    """Gives the first columns of its input."""
+
+    saved = ()
+    width = 0
+
+    def forward(self, x):
+        return x[:, : self.width]
+
+    def backward(self, grad):
+        return np.zeros((len(grad), WIDTH))
+
+
+def test_values_without_elements():
+    """They are one message too, also if the next step's have another shape."""
+    x = np.arange(ROWS * WIDTH, dtype=np.float64).reshape(ROWS, WIDTH) % 5
+    widths = (0, 0, 3, 0)
+
+    def total(y, target):
+        return float(y.sum()), np.ones_like(y)
+
+    def job(comm):
+        stage = Keeping() if comm.rank else Narrow()
+        pipe, losses = mpidist.Pipeline(stage, comm, COUNT), []
+        for width in widths:
+            if comm.rank == 0:
+                stage.width = width
+            losses.append(pipe.step(x, x, total, reduction="sum"))
+        return losses
+
+    losses = mpidist.run_simulated(2, job)[0]
+    assert losses == pytest.approx([np.tanh(x[:, :width]).sum() / ROWS for width in widths])
+
+
 def words(x):
     return np.array([["a"]] * len(x), dtype="S4")
 

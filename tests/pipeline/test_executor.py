@@ -96,3 +96,32 @@ def test_halves_are_counted_as_a_step_is(tmp_path):
         assert pipe.trace(tmp_path / "run.json").measured.spans == trace.measured.spans
 
     mpidist.run_simulated(2, job)
+
+
+def test_abandoned_forward_is_not_counted():
+    """What a forward() without its backward() has saved is freed before the next step."""
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "1f1b")
+        x = np.ones((ROWS, WIDTH))
+        pipe.forward(x)
+        pipe.step(x, x, plain_squares)
+        stats = pipe.stats()
+        assert stats.peak_live == stats.predicted_live == min(comm.size - comm.rank, COUNT)
+
+    mpidist.run_simulated(2, job)
+
+
+def test_first_error_is_reported():
+    """Of the rank that has it, not the echo on a lower one."""
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "gpipe")
+        x = np.ones((ROWS, WIDTH))
+        if comm.rank == 1:
+            plan = pipe._executor.plan
+            pipe._executor.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
+        pipe.step(x, x, plain_squares)
+
+    with pytest.raises(ScheduleError, match="^rank 1: "):
+        mpidist.run_simulated(2, job)

@@ -266,7 +266,41 @@ class Watched:
         return work
 
 
+class Noted(Weights):
+    """With a buffer, which differs from rank to rank and from step to step."""
+
+    def __init__(self, comm):
+        super().__init__(np.zeros(3))
+        self.comm, self.noted = comm, np.zeros(2)
+
+    def named_buffers(self):
+        return [("noted", self.noted)]
+
+    def zero_grad(self, set_to_none=True):
+        self.weights[0].grad = None
+
+    def step(self):
+        self.zero_grad()
+
+
+@needs_ranks(2)
+def buffers_in_join(comm):
+    """They are those of the lowest rank that has not finished: a finished one has no new values."""
+    module = Noted(comm)
+    model = DDP(module, comm)
+    with model.join(module) as joined:
+        for step in range(1 + comm.rank):
+            module.weights[0].grad = np.ones(3)
+            module.noted[...] = 10 * comm.rank + step
+            model.sync_gradients()
+            assert (module.noted == 10 * step + step).all() and joined.root == step
+            module.step()
+    last = comm.size - 1
+    assert (module.noted == 10 * last + last).all() and joined.first == (0, 1)
+
+
 CASES = [
+    buffers_in_join,
     sync_gives_the_mean,
     missing_gradients_count_as_zero,
     gradients_without_callbacks_are_kept,

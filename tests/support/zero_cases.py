@@ -96,6 +96,23 @@ def what_zero_cannot_do_is_refused(comm, kit):
             pass
 
 
+def algorithms_of_a_saved_run(comm, kit):
+    """Those of as many ranks are taken over, for the same bits; those of others may not serve."""
+    model = DDP(kit.mlp(), comm, algorithm="ring", **SMALL)
+    make, options = kit.optimizers()["sgd"]
+    optimizer = ZeroOptimizer(make, model, **options)
+    state = optimizer.state_dict()
+    sending = state["sending"]
+    ring = ["ring"] * len(model.buckets)
+    assert sending["ranks"] == comm.size and sending["scatters"] == sending["gathers"] == ring
+    direct = ["direct"] * len(ring)
+    for ranks, expected in ((comm.size + 1, ring), (comm.size, direct)):
+        now = {**sending, "ranks": ranks, "gathers": direct, "scatters": direct}
+        optimizer.load_state_dict({**state, "state": {}, "sending": now})
+        found = optimizer.state_dict()["sending"]
+        assert found["gathers"] == found["scatters"] == expected and found["ranks"] == comm.size
+
+
 class Halved(SGD):
     """An optimizer that mpidist does not know, and that updates each element by itself."""
 
