@@ -46,7 +46,7 @@ class Order:
         self.epoch, self.position = 0, 0
 
     def _samples(self) -> np.ndarray:
-        """Return the rest of the epoch, for all ranks."""
+        """Return the numbers of the samples that are left in the epoch, for all ranks."""
         if self.shuffle:
             order = np.random.default_rng((self.seed, self.epoch)).permutation(self.count)
         else:
@@ -85,7 +85,7 @@ class Order:
             )
         if values[2] > self.count:
             raise InvalidArgument(
-                f"rank {self.rank}: state={state!r} is of a longer data set: this one has "
+                f"rank {self.rank}: state={state!r} comes from a longer data set: this one has "
                 f"{self.count} samples"
             )
         self.seed, self.epoch, self.position = (int(x) for x in values)
@@ -177,7 +177,7 @@ def shard(
         hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     ):
         raise InvalidArgument(
-            f"rank {comm.rank}: data is of {type(data).__name__}: expected a sequence, a loader "
+            f"rank {comm.rank}: data has type {type(data).__name__}: expected a sequence, a loader "
             "of PyTorch, or an iterable with the same order on every rank"
         )
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:

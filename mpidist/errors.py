@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 class MpidistError(Exception):
-    """Base class of every error that mpidist raises on purpose."""
+    """Base class of all errors that mpidist raises."""
 
 
 class ScheduleError(MpidistError):
@@ -63,7 +63,7 @@ class InvalidRank(InvalidArgument):
     def __init__(self, rank: object, size: int, argument: str = "rank", caller: int | None = None):
         self.rank, self.size = rank, size
         who = f"rank {caller}: " if caller is not None else ""
-        super().__init__(f"{who}{argument}={rank!r} is not a rank: allowed are 0 … {size - 1}")
+        super().__init__(f"{who}{argument}={rank!r} is not a rank: expected 0 … {size - 1}")
 
 
 class UnknownName(InvalidArgument):

@@ -106,12 +106,12 @@ def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median."""
+    """Return the median of numbers."""
     return statistics.median(values)
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Return half the interquartile range over the median; None for fewer than 4 values."""
+    """Return half the interquartile range divided by the median; None for fewer than 4 values."""
     if len(values) < 4 or statistics.median(values) <= 0:
         return None
     low, middle, high = statistics.quantiles(values, n=4)
@@ -136,14 +136,14 @@ def copy_rate(nbytes: int = 64 << 20) -> float:
 
 
 def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
-    """Return γ: the seconds per byte of combining two arrays of `nbytes` by ``np.add``."""
+    """Return the seconds per byte (γ) of combining two arrays of `nbytes` by ``np.add``."""
     left = np.ones(max(nbytes // np.dtype(dtype).itemsize, 1), dtype)
     right = left.copy()
     return time_call(lambda: np.add(left, right, right)) / left.nbytes
 
 
 class Messenger(Protocol):
-    """A communicator, as far as measurements of messages need it."""
+    """The members of a communicator that measurements of messages use."""
 
     rank: int
 
@@ -154,7 +154,7 @@ class Messenger(Protocol):
         """Receive an array."""
 
     def barrier(self) -> None:
-        """Wait until all ranks have come."""
+        """Wait until all ranks have arrived."""
 
 
 def ping_pong(comm: Messenger, peer: int, nbytes: int, repeat: int) -> float:

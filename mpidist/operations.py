@@ -57,7 +57,7 @@ class Op:
 
     @property
     def identity(self) -> Hashable:
-        """A key that is equal for all `Op` of one function.
+        """A key shared by all `Op` of the same function.
 
         It holds no reference to the function: a cache entry must keep the operation alive.
         """
@@ -200,7 +200,7 @@ _outcomes: WeakKeyDictionary[Any, dict[np.dtype, np.dtype | None]] = WeakKeyDict
 
 
 def _outcome(op: Op, dtype: np.dtype) -> np.dtype | None:
-    """Return the dtype of a user function's result for two ones; None for a wrong shape."""
+    """Return the dtype that a user function returns for arrays of ones; None for a wrong shape."""
     try:
         known = _outcomes.setdefault(op.function, {})
     except TypeError:  # not hashable, or without weak references
@@ -249,13 +249,13 @@ def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
 
 
 def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
-    """Return the bytes of an accumulator for `count` values; 0 if it has their own dtype."""
+    """Return the bytes of an accumulator for `count` values; 0 if they need no wider dtype."""
     wide = dtype if op is None else accumulator(op, dtype)
     return 0 if wide == dtype else count * wide.itemsize
 
 
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
-    """Return whether each input is divided before the sum: for a mean of half precision."""
+    """Return whether each input is divided before the sum, as for a mean of half precision."""
     return is_mean(op) and is_half(dtype)
 
 
@@ -281,7 +281,7 @@ def is_mean(op: Op | None) -> bool:
 
 
 def division(total: np.ndarray, size: int) -> Callable[[], Any]:
-    """Return the action that turns a sum into a mean, in place."""
+    """Return the action that divides a sum by the number of ranks, in place, for a mean."""
     return partial(np.true_divide, total, np.asarray(size, total.dtype), total)
 
 

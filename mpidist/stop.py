@@ -15,7 +15,7 @@ from .errors import InvalidArgument
 
 
 class StopRequest:
-    """Notes signals to stop; all ranks agree whether one of them has received one.
+    """Records stop signals; all ranks agree whether any of them has received one.
 
     Parameters
     ----------

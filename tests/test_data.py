@@ -113,7 +113,7 @@ def test_wrong_arguments():
         shard(iter([1]), Rank(0, 2), shuffle=True)
     for data in ({"a": 1}, {1, 2}, 5, None):
         with pytest.raises(
-            InvalidArgument, match=f"rank 1: data is of {type(data).__name__}: expected"
+            InvalidArgument, match=f"rank 1: data has type {type(data).__name__}: expected"
         ):
             shard(data, Rank(1, 2))
     for seed in (-1, "a", 1.5):
@@ -128,7 +128,9 @@ def test_wrong_states():
             InvalidArgument, match=f"rank 1: state={re.escape(repr(state))}: expected"
         ):
             samples.load_state_dict(state)
-    with pytest.raises(InvalidArgument, match="'position': 4} is of a longer .* has 3 samples"):
+    with pytest.raises(
+        InvalidArgument, match="'position': 4} comes from a longer .* has 3 samples"
+    ):
         samples.load_state_dict({"seed": 0, "epoch": 0, "position": 4})
 
 

@@ -30,7 +30,7 @@ def _top(low: int, count: int) -> list[int]:
 
 
 def _relatives(node: int, size: int) -> tuple[int | None, list[int]]:
-    """Return parent and children of a node if the last node, the root, is above that tree."""
+    """Return parent and children of a node; the last node is the root, above the in-order tree."""
     inner = size - 1
     if node == inner:
         return None, _top(0, inner)
@@ -57,7 +57,7 @@ def _broadcast(node: int, size: int, block: int) -> Iterator[Round]:
 def _both(
     rank: int, size: int, root: int, half: Callable[[int, int, int], Iterator[Round]]
 ) -> Iterator[Round]:
-    """Yield `half` on both trees; the second is the first mirrored, or shifted by one rank."""
+    """Yield the schedule `half` on both trees; the second is mirrored, or shifted by a rank."""
     others = [(root + 1 + i) % size for i in range(size - 1)]
     mirrored = others[::-1] if len(others) % 2 == 0 else others[1:] + others[:1]
     strands = []

@@ -1,4 +1,4 @@
-"""Composition of hierarchical algorithms: other algorithms inside the nodes and between them."""
+"""Hierarchical algorithms composed of other algorithms, inside the nodes and between them."""
 
 from collections.abc import Iterator, Sequence
 from math import lcm
@@ -20,7 +20,7 @@ def play(
     shares: Sequence[Share],
     root: int = -1,
 ) -> Iterator[Round]:
-    """Return the rounds of an algorithm on some of the ranks and some of the blocks.
+    """Return the rounds of an algorithm run on a subset of the ranks and of the blocks.
 
     Parameters
     ----------
@@ -78,13 +78,13 @@ def slices(blocks: int, ranks: Sequence[int]) -> list[Share]:
 
 
 def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
-    """Return the blocks of `ranks` if each rank has equally many."""
+    """Return the blocks owned by `ranks`, if each rank owns equally many."""
     each = blocks // size
     return tuple(block for rank in ranks for block in range(rank * each, (rank + 1) * each))
 
 
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return the declarations of an algorithm on all lanes: equal nodes, number of blocks.
+    """Return `requires` and `blocks` of ``@algorithm`` for an algorithm on all lanes.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
 
 
 def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return the declarations of an algorithm by leaders; parameters are those of :func:`lanes`."""
+    """Return `requires` and `blocks` of ``@algorithm`` for an algorithm by leaders of nodes."""
     per_rank = COLLECTIVES[collective].per_rank
 
     def parts(groups: Groups, local: str, across: str) -> Iterator[tuple[Algorithm, int]]:

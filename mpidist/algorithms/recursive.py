@@ -47,7 +47,7 @@ def _halve_and_back(rank: int, size: int) -> Iterator[Round]:
 
 
 def _all(count: int) -> Callable[[int], range]:
-    """Return the function that returns all blocks, for every rank."""
+    """Return a function that returns the numbers of all blocks, whatever the rank."""
     return lambda rank: range(count)
 
 

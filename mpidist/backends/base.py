@@ -92,14 +92,14 @@ class PendingArrival(Protocol):
 
     @property
     def alike(self) -> bool:
-        """Whether all ranks mean the same operation, once all have arrived."""
+        """Whether all ranks announced the same operation; valid once all have arrived."""
 
     def test(self) -> bool:
         """Make progress; return whether all ranks have arrived."""
 
 
 class Native(Protocol):
-    """A backend's own collectives, such as those of an MPI library."""
+    """The collectives that a backend brings itself, such as those of an MPI library."""
 
     def why_not(self, call: Call) -> str | None:
         """Return why the library cannot serve a call, or None."""
@@ -114,7 +114,7 @@ class Native(Protocol):
 
 
 class AbsentRanks(Protocol):
-    """Questions to the ranks of other nodes, which are not on the board.
+    """Interface for questions to the ranks of other nodes, whose state this node's board lacks.
 
     Attributes
     ----------
@@ -125,28 +125,28 @@ class AbsentRanks(Protocol):
     absent: tuple[int, ...]
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, once per operation, which operation it means by this number."""
+        """Ask the next rank, once per operation, which operation it has under this number."""
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the ranks known to mean another operation, each with that operation."""
+        """Return the ranks known to have another operation under this number, and which."""
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send these ranks this rank's meaning of operation `sequence`."""
+        """Send the given ranks this rank's own operation number `sequence`."""
 
     def notify(self, sequence: int, text: str) -> None:
-        """Notify these ranks why operation `sequence` will not complete."""
+        """Send the given ranks the reason why operation `sequence` will not complete."""
 
     def notices(self, sequence: int) -> dict[int, str]:
         """Return other ranks' reasons why `sequence`, or an earlier one, cannot complete."""
 
     def answer(self) -> None:
-        """Answer the questions that have come."""
+        """Answer the questions that have arrived."""
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Ask all of them; return those that do not report operation `sequence` in time."""
+        """Ask all absent ranks; return those that do not report operation `sequence` in time."""
 
     def close(self) -> None:
-        """Release the communicator of the questions; collective."""
+        """Free the communicator that carries the questions; collective."""
 
 
 class Backend(Protocol):
@@ -269,7 +269,7 @@ class Backend(Protocol):
         return self.board.missing(sequence)
 
     def translate(self, error: BaseException) -> BaseException:
-        """Return the error of :mod:`mpidist.errors` for one of the library underneath.
+        """Convert an exception of the transport library to one of :mod:`mpidist.errors`.
 
         By default the error itself.
         """
@@ -288,7 +288,7 @@ DEFAULTS = (
 
 
 def complete(backend: Backend) -> Backend:
-    """Return the backend; the members that its class does not define are set to their defaults."""
+    """Add defaults for the members that a backend's class does not define; return the backend."""
     for name in set(DEFAULTS).difference(dir(backend)):
         default = vars(Backend)[name]
         setattr(backend, name, partial(default, backend) if callable(default) else default)

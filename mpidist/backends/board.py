@@ -1,4 +1,4 @@
-"""The arrival board: shared words in which each rank notes its last operation.
+"""The arrival board: shared words in which each rank records its last operation.
 
 A rank that waits reads there which ranks have not arrived, or mean another operation.
 """
@@ -137,7 +137,7 @@ class Board:
         return bool(self.words[rank * _WIDTH + _LEFT])
 
     def unwell(self) -> tuple[str, ...]:
-        """Return a text for each rank whose process is stopped or dead."""
+        """Return a description of each rank whose process is stopped or dead."""
         pids = [(r, self.words[r * _WIDTH + _PID]) for r in self.ranks]
         states = [(r, pid, _process_state(pid)) for r, pid in pids]
         return tuple(f"rank {r} is{state} (pid {pid})" for r, pid, state in states if state)

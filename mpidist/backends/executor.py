@@ -1,4 +1,4 @@
-"""Executors: the ways to serve a call, in one ordered list."""
+"""The interface of executors, which serve calls; a communicator has an ordered list of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .program import Program
 
 
 class Executor:
-    """One way to serve calls, asked in the order of the communicator's list.
+    """Interface of an executor: the communicator asks its executors in order to serve a call.
 
     Subclasses define :meth:`why_not` and :meth:`bind`; the other members have defaults.  All
     answers must be the same on every rank.
@@ -50,21 +50,21 @@ class Executor:
         raise NotImplementedError
 
     def depends_on(self, call: Call) -> Hashable:
-        """Return what :meth:`why_not` depends on beyond collective, size, type and operation."""
+        """Return what :meth:`why_not` depends on besides collective, size, dtype and operation."""
         return None
 
     def make_ready(self) -> None:
-        """Make what the executor needs; collective, before the first call that it serves.
+        """Allocate what the executor needs; collective, before the first call that it serves.
 
         Where that cannot be, :meth:`why_not` has a reason from then on.
         """
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return what else must be equal on all ranks, in words; empty if nothing."""
+        """Return further text that must be equal on all ranks; empty if there is none."""
         return ""
 
     def kind(self, call: Call) -> Hashable:
-        """Return the key of calls that may share one program, with arrays of its own, or None.
+        """Return the key of calls that may share a program by copies through its arrays, or None.
 
         For calls whose arrays are copied in less time than a program is bound.
         """

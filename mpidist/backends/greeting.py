@@ -44,8 +44,8 @@ class _Header:
         self.data[8 * _WORDS :] = 0
         self.data[8 * _WORDS : 8 * _WORDS + len(text)] = text
 
-    def compare(self, named: Named, rank: int, peer: int, expected: int) -> None:
-        """Raise CollectiveMismatch if the peer's call, or its length, is another."""
+    def compare(self, named: NamedCall, rank: int, peer: int, expected: int) -> None:
+        """Raise CollectiveMismatch if the peer's call, or its length, differs from this rank's."""
         fingerprint, nbytes = self.words
         if fingerprint == named.fingerprint and nbytes == expected:
             return
@@ -53,7 +53,7 @@ class _Header:
             text = bytes(self.data[8 * _WORDS :]).rstrip(b"\0").decode(errors="ignore")
             raise CollectiveMismatch(
                 f"rank {rank}: collective #{named.sequence} is {named.call} here and {text} on "
-                f"rank {peer}; MPIDIST_DEBUG=1 shows who called what where"
+                f"rank {peer}; MPIDIST_DEBUG=1 shows each rank's call site"
             )
         raise CollectiveMismatch(
             f"rank {rank}: {named.call} (collective #{named.sequence}): expected {expected} bytes "
@@ -61,7 +61,7 @@ class _Header:
         )
 
 
-class Named(NamedTuple):
+class NamedCall(NamedTuple):
     """A call as the ranks compare it: its fingerprint, text and number."""
 
     fingerprint: int = 0
@@ -80,16 +80,16 @@ class Answers:
 
     def __init__(self, backend: Backend):
         self._backend = weakref.proxy(backend)
-        self._pending: deque[tuple[Any, _Header, int, Named]] = deque()
+        self._pending: deque[tuple[Any, _Header, int, NamedCall]] = deque()
 
-    def expect(self, peer: int, tag: int, named: Named) -> None:
+    def expect(self, peer: int, tag: int, named: NamedCall) -> None:
         """Post the receive of a greeting."""
         header = _Header()
         request = self._backend.irecv(header.data, peer, tag)
         self._pending.append((request, header, peer, named))
 
     def look(self) -> bool:
-        """Compare the greetings that have arrived; return whether few are pending.
+        """Compare the greetings that have arrived; return whether only few are still pending.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class Greeting:
         self._peers: dict[int, _Peer] = {}
         self._heads: dict[int, _Header] = {}
         self._sends: Transfer
-        self._named = Named()
+        self._named = NamedCall()
 
     def count(self, message: Message) -> None:
         """Add a message of the program to its peer's count of bytes."""
@@ -192,7 +192,7 @@ class Greeting:
         if self._named.fingerprint != fingerprint:
             for rank, head in self._heads.items():
                 head.write(fingerprint, self._peers[rank].sent, call)
-        self._named = Named(fingerprint, call, sequence)
+        self._named = NamedCall(fingerprint, call, sequence)
 
     def start(self) -> None:
         """Post the greetings of this rank and the receives of the peers' greetings."""
@@ -207,11 +207,11 @@ class Greeting:
         self._sends.start()
 
     def test(self) -> bool:
-        """Return whether this rank's greetings are sent, and few answers are pending."""
+        """Return whether this rank's greetings are sent, and only few answers are pending."""
         return self._sends.test() and self._answers.look()
 
     def heard(self, ranks: Sequence[int]) -> bool:
-        """Return whether the greetings of these peers have arrived and name this call.
+        """Return whether the greetings of `peers` have arrived and name the same call.
 
         Raises
         ------
@@ -251,7 +251,7 @@ class Greeted:
         self._posted = False
 
     def test(self) -> bool:
-        """Post the receives once they may be; return whether every message is complete."""
+        """Post the receives after comparing the greetings; return whether all is complete."""
         if not self._posted:
             if not self._greeting.heard(self._ranks):
                 return False

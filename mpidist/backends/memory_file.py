@@ -146,7 +146,7 @@ def _library() -> Any:
 
 
 def remove(made: str) -> None:
-    """Remove the file's name, on the rank that created it; its memory lives while it is mapped."""
+    """Remove the file's name, on the rank that created it; mappings of its memory stay valid."""
     path, _, name = made.partition(":")
     if name:
         os.close(int(path.rpartition("/")[2]))

@@ -116,7 +116,7 @@ class DisseminationArrival:
 
     @property
     def alike(self) -> bool:
-        """Whether all ranks mean the same operation, once all have arrived."""
+        """Whether all ranks announced the same operation; valid once all have arrived."""
         return self._most == self._least
 
 
@@ -304,7 +304,7 @@ class MpiBackend(Backend):
         return self._arrival(number).start(self.board.fingerprint(sequence))
 
     def _arrival(self, number: int) -> DisseminationArrival:
-        """Return arrival `number`: 0 serves blocking calls, the others those in the background."""
+        """Return DisseminationArrival `number`: 0 for blocking calls, others for pending ones."""
         if number not in self._arrivals:
             tag = min(self.tag_limit, 2**30) // 4 * 3 + 1 + number  # above that of the rendezvous
             self._arrivals[number] = DisseminationArrival(self.comm, tag)
@@ -322,13 +322,13 @@ class MpiBackend(Backend):
         return sub
 
     def translate(self, error: BaseException) -> BaseException:
-        """Return the error of :mod:`mpidist.errors` for an exception of MPI."""
+        """Convert an exception of MPI to one of :mod:`mpidist.errors`."""
         if not isinstance(error, MPI.Exception):
             return error
         if error.Get_error_class() == MPI.ERR_TRUNCATE:
             translated: CommunicationError = CollectiveMismatch(
                 f"rank {self.rank}: a message is longer than expected: the ranks disagree on "
-                "the array's length; MPIDIST_DEBUG=1 shows who called what where"
+                "the array's length; MPIDIST_DEBUG=1 shows each rank's call site"
             )
         else:
             translated = CommunicationError(f"rank {self.rank}: MPI reports: {error}")

@@ -44,7 +44,7 @@ def _keep(
     finalized: Callable[[], bool] = MPI.Is_finalized,
     error: type[Exception] = MPI.Exception,
 ) -> None:
-    """Keep the memory of a request without owner until it is complete, for ever if need be."""
+    """Keep the memory of a pending request that has no owner, until the request is complete."""
     if finalized():
         return
     for number, (before, _) in tuple(kept.items()):
@@ -98,7 +98,7 @@ COMPLETED = Completed()
 
 
 class MpiRequest:
-    """One pending message; its memory lives until it is complete, even without an owner."""
+    """One pending message; keeps its memory alive until the message is complete."""
 
     __slots__ = ("_request", "_data", "_rank", "_status")
 

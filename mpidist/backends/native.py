@@ -60,7 +60,7 @@ def _standard() -> str:
 
 
 def _calling(op: Op, call: Callable[[], Any]) -> None:
-    """Make a call that combines by a function, which lives as long as this action."""
+    """Run a bound call that uses the user function `op`; as an argument, `op` stays alive."""
     call()
 
 
@@ -94,7 +94,7 @@ def _library_operation(name: str, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype
 
 @lru_cache(maxsize=256)
 def _needs_arithmetic(name: str, dtype: np.dtype) -> bool:
-    """Return whether there is arithmetic before or after the library's call."""
+    """Return whether a call needs arithmetic before or after the library's call."""
     op = OPS[name]
     return is_mean(op) or accumulator(op, dtype) != dtype
 
@@ -112,7 +112,7 @@ class NativeCollectives:
         self._made: dict[tuple[int, np.dtype], MPI.Datatype] = {}  # by the function's owner
 
     def why_not(self, call: Call) -> str | None:
-        """Return why the library cannot serve a call, or None."""
+        """Return why the library cannot serve a call, or None if it can."""
         if call.count > _COUNT_LIMIT and MPI.Get_version() < (4, 0):
             return f"counts above {_COUNT_LIMIT} need MPI 4; the library is MPI {_standard()}"
         return None
@@ -182,7 +182,7 @@ class NativeCollectives:
         return self._elements[dtype]
 
     def _parts(self, data: np.ndarray | None, counts: tuple[int, ...], dtype: np.dtype) -> list:
-        """Return a buffer with counts and displacements, for the v-forms."""
+        """Return an mpi4py buffer with counts and displacements, as for ``Allgatherv``."""
         if data is None:
             return [None, 0, self._element(dtype)]
         starts = [0, *accumulate(counts)][:-1]

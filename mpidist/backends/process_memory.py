@@ -31,7 +31,7 @@ class _Span(ctypes.Structure):
 
 
 class ProcessMemory:
-    """Reads the memory of the other ranks' processes.
+    """Reads memory in the processes of the other ranks.
 
     Parameters
     ----------
@@ -66,12 +66,12 @@ class ProcessMemory:
 
 
 def process_number() -> int:
-    """Return the number of this process, as seen by itself."""
+    """Return the id of this process in its own PID namespace."""
     return os.getpid()
 
 
 def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
-    """Return a reader of all ranks' memory, once each rank has tried each other; collective.
+    """Return a reader of all ranks' memory, once every rank has read from every other; collective.
 
     Parameters
     ----------

@@ -40,11 +40,11 @@ class Side:
     window: int
 
 
-class Named(Protocol):
-    """A part of a program that compares which operation the ranks mean."""
+class OperationCheck(Protocol):
+    """A part of a program that checks that the ranks run the same operation."""
 
-    def name(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Note the operation that the next run serves."""
+    def name(self, sequence: int, operation: str, fingerprint: int) -> None:
+        """Record the operation that the next run serves."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Program:
         Whether a run is an operation with a number of its own; if not, it makes such calls itself.
     slot : int or None
         The slot of staging memory that it uses.
-    named : Named or None
+    named : OperationCheck or None
         Told which operation each run serves.
     begin : callable or None
         ``begin(give)`` starts a run in the background that the engine does not poll, as on a
@@ -97,12 +97,12 @@ class Program:
     interruptible: bool = True
     announced: bool = True
     slot: int | None = None
-    named: Named | None = None
+    named: OperationCheck | None = None
     begin: Callable[[Callable[[], Any]], Any] | None = None
     held: int = 0
 
 
 def library_call(*actions: Action, before: tuple[Action, ...] = ()) -> Program:
-    """Return the program of blocking calls of a library, made once all ranks have come."""
+    """Return the program of a library's blocking call, which starts once all ranks have arrived."""
     items: list[Round | Side] = [Round((), None, actions)]
     return Program(items, tags=[0], before=before, meets=True, interruptible=False)

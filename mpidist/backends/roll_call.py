@@ -106,7 +106,7 @@ class RollCall:
         return tuple(r for r in self.absent if reached.get(r, -1) < sequence)
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, once per operation, which operation it means by this number.
+        """Ask the next rank, once per operation, which operation it has under this number.
 
         If any two ranks differ, then two neighbours in the ring of all ranks do; neighbours on one
         node compare on their board.
@@ -116,7 +116,7 @@ class RollCall:
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the ranks known to mean another operation, each with that operation."""
+        """Return the ranks known to have another operation under this number, and which."""
         self.answer()
         return {
             rank: word.text
@@ -125,12 +125,12 @@ class RollCall:
         }
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send the ranks of other nodes this rank's meaning of operation `sequence`."""
+        """Send the ranks of other nodes this rank's own operation number `sequence`."""
         for rank in self.absent:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 
     def notify(self, sequence: int, text: str) -> None:
-        """Notify the ranks of other nodes why operation `sequence` will not complete."""
+        """Send the ranks of other nodes the reason why operation `sequence` will not complete."""
         for rank in self.absent:
             self._send(rank, _NOTICE, Word(sequence, 0, text))
 
@@ -139,7 +139,7 @@ class RollCall:
         return {r: word.text for r, word in self._notices.items() if word.sequence <= sequence}
 
     def _mine(self, sequence: int) -> Word:
-        """Return this rank's meaning of operation `sequence`, a recent one."""
+        """Return this rank's own operation number `sequence`, which must be a recent one."""
         fingerprint = self._board.fingerprint(sequence)
         return Word(sequence, fingerprint, self._board.texts.get(fingerprint, "another operation"))
 

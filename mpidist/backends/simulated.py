@@ -126,7 +126,7 @@ class SimulatedRequest:
         return self._done
 
     def _take(self, payload: bytes) -> None:
-        """Take a message, maybe while a later receive is tested: its error is for this one."""
+        """Copy a message into the array; a wrong length is raised by this request only."""
         self._done = True
         if len(payload) != self._data.nbytes:
             source, target, _ = self._key

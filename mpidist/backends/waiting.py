@@ -20,7 +20,7 @@ SLEEP_SECONDS = 200e-6
 GENTLE_SLEEP_SECONDS = 50e-6
 
 
-class _Manners(threading.local):
+class _Polling(threading.local):
     """The manner in which this thread waits.
 
     Attributes
@@ -33,7 +33,7 @@ class _Manners(threading.local):
     gentle = False
 
 
-MANNERS = _Manners()
+POLLING = _Polling()
 
 
 def spin(words: memoryview, bases: tuple[int, ...], least: int, patience: tuple[int, int]) -> bool:
@@ -87,7 +87,7 @@ def poll(
     nudge : callable, optional
         Called less often than `progress`, at first about every 20 µs.
     """
-    gentle = MANNERS.gentle
+    gentle = POLLING.gentle
     for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
         if test():
             return True

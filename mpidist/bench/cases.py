@@ -27,7 +27,7 @@ _PERIOD = 65521  # a prime: no block's length is a multiple of it
 
 
 def number_dtype(name: str) -> np.dtype:
-    """Return the dtype of a name, which must be one of numbers or bool.
+    """Return the dtype with this name, whose elements must be numbers or bool.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 
 
 def _own_part(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
-    """Return this rank's part; in place, that of the root lies inside its whole buffer."""
+    """Return this rank's part of a buffer; in place, the root's part lies in its whole buffer."""
     begin = case.root * part if case.in_place and case.rank == case.root else 0
     return memory[begin : begin + part]
 
@@ -212,7 +212,7 @@ Window = tuple[np.ndarray, np.ndarray, int]  # memory, sequence, start in the se
 
 @dataclass
 class Case:
-    """One collective of one size on one rank.
+    """The arrays and expected result of one collective of one size, on one rank.
 
     Attributes
     ----------
@@ -243,13 +243,13 @@ class Case:
     bounds: Bounds | None = None
 
     def fill(self, turn: int) -> None:
-        """Write this turn's data."""
+        """Write the input data of the current turn."""
         at = turn % TURNS
         for memory, numbers, begin in self.sources:
             np.copyto(memory, numbers[begin + at : begin + at + memory.size])
 
     def check(self, turn: int, bare: bool = False) -> bool:
-        """Return whether this turn's result is correct."""
+        """Return whether the result of the current turn is correct."""
         at = turn % TURNS
         windows = self.bare_expected if bare and self.bare_expected is not None else self.expected
         return all(

@@ -101,7 +101,7 @@ def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison
 
 
 def _rows_by_key(results: Results) -> dict[tuple, Row]:
-    """Return the rows by what is equal in a pair: ranks only if the run has several numbers."""
+    """Return the rows by pairing key, with the number of ranks only if a run has several."""
     several = results.benchmark == "scaling"
     return {
         (

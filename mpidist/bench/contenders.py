@@ -178,7 +178,7 @@ def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
 
 
 def _operation(case: Case) -> Any:
-    """Return MPI's operation; raise Unsupported if it has none for this dtype."""
+    """Return MPI's reduction operation; raise Unsupported if MPI has none for this dtype."""
     assert case.op is not None and case.x is not None
     from mpi4py import MPI
 

@@ -53,7 +53,7 @@ class DeviceCase:
 
     @property
     def taken(self) -> set[str]:
-        """The paths that serve this collective."""
+        """The available paths that serve this collective."""
         paths = self._comm.gpu.paths
         return {p.name for p in paths if p.taken and self._collective in CLASSES[p.operations]}
 
@@ -145,7 +145,7 @@ def measure_paths(
     iterations: int,
     copies: Copies,
 ) -> Results:
-    """Measure each available path; the others are refusals; collective.
+    """Measure every available path of a GPU array, and return the others as refusals; collective.
 
     The figure ``of_copies`` of a row is the time of the copies that the path cannot do without,
     divided by the measured time.
@@ -232,7 +232,7 @@ def _row(
 
 
 def _bound(collective: str, path: str, nbytes: int, ranks: int, copies: Copies) -> float | None:
-    """Return the seconds of the copies that an allreduce by a path cannot do without."""
+    """Return the time of an allreduce's unavoidable copies by `path`; None if unknown."""
     if collective != "allreduce":
         return None
     if path == "ipc":  # every rank's input is read, and every rank's result written

@@ -19,7 +19,7 @@ _REPEAT = 12
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamBandwidth:
     """The measured memory bandwidth.
 
     Attributes
@@ -86,7 +86,7 @@ def array_bytes(ranks: int, cache: int, available: int) -> int:
     return max(min(wanted, affordable), 1 << 20) // 8 * 8
 
 
-def measure_stream(comm: Communicator, nbytes: int | None = None) -> Stream:
+def measure_stream(comm: Communicator, nbytes: int | None = None) -> StreamBandwidth:
     """Measure the memory bandwidth of copies on all ranks at once; collective.
 
     Parameters
@@ -98,7 +98,7 @@ def measure_stream(comm: Communicator, nbytes: int | None = None) -> Stream:
 
     Returns
     -------
-    Stream
+    StreamBandwidth
         The same on every rank.  As in STREAM, a byte copied is one read and one written.
     """
     here = len(comm.topology.groups[0])
@@ -109,11 +109,11 @@ def measure_stream(comm: Communicator, nbytes: int | None = None) -> Stream:
     target = np.zeros_like(source)
     times = [_copy_time(comm, source, target) for _ in range(1 + _REPEAT)][1:]
     rate = 2 * source.nbytes * comm.size / min(times) / 1e9
-    return Stream(rate, source.nbytes, cache, source.nbytes * here >= CACHES * cache > 0)
+    return StreamBandwidth(rate, source.nbytes, cache, source.nbytes * here >= CACHES * cache > 0)
 
 
 def _copy_time(comm: Communicator, source: np.ndarray, target: np.ndarray) -> float:
-    """Return the seconds from the start of the first rank to the end of the last one.
+    """Return the seconds of a copy, from the start of the first rank to the end of the last one.
 
     Ranks that share cores copy one after another: the slowest rank's own time would be too short.
     Between nodes, whose clocks cannot be compared, it is the slowest rank's time.
@@ -127,7 +127,7 @@ def _copy_time(comm: Communicator, source: np.ndarray, target: np.ndarray) -> fl
 
 
 def describe_stream(header: Mapping[str, Any]) -> str:
-    """Return the memory bandwidth in words; empty if it was not measured."""
+    """Return a description of the memory bandwidth; empty if it was not measured."""
     stream = header.get("stream")
     if not stream:
         return ""

@@ -44,12 +44,12 @@ def engine_overhead() -> list[Row]:
 
 
 def rounds() -> int:
-    """Return the number of rounds of a ring allreduce of 33 ranks."""
+    """Return the number of rounds of the ring allreduce of 33 ranks."""
     return 2 * (RANKS - 1)
 
 
 def native_overhead(comm: Communicator) -> list[Row]:
-    """Measure an allreduce of 8 bytes: bare, and native without and with a deadline, in turns.
+    """Measure an allreduce of 8 bytes in turns: bare, and native without and with a deadline.
 
     Blocks of calls take turns; a figure is the median over the blocks of the slowest rank's time.
 
@@ -89,7 +89,7 @@ def native_overhead(comm: Communicator) -> list[Row]:
 
 
 def _block(call: Callable[[], Any], count: int) -> float:
-    """Return the mean seconds of a call over `count` calls."""
+    """Return the mean time of a call in seconds, over `count` calls."""
     begun = perf_counter()
     for _ in range(count):
         call()

@@ -18,7 +18,7 @@ from ..pipeline import Pipeline
 from ..pipeline.schedules import as_schedule
 from ..topology import Grid
 from .results import Results, Row, make_header
-from .training import NO_TORCH, REFERENCE, Contender, race, ranks_have
+from .training import NO_TORCH, REFERENCE, TrainingContender, race, ranks_have
 
 MICROBATCHES = 8
 WARM_STEPS = 50
@@ -63,7 +63,7 @@ AVERAGING = 0.015  # seconds to average the last stage's gradients: less than th
 REPLICA_MICROBATCHES = 4
 
 
-class Timed(Module):
+class TimedStage(Module):
     """A stage that takes a fixed time but no core, so that more ranks than cores are no slower."""
 
     saved = ()
@@ -72,12 +72,12 @@ class Timed(Module):
         self.weight = Parameter(np.zeros(1))
 
     def forward(self, x: Any) -> Any:
-        """Wait."""
+        """Sleep for the time of a forward, and return `x`."""
         sleep(SECONDS)
         return x
 
     def backward(self, grad: Any) -> Any:
-        """Wait twice as long."""
+        """Sleep for twice the time of a forward, and return `grad`."""
         sleep(2 * SECONDS)
         self.weight.accumulate(np.ones(1))
         return grad
@@ -85,7 +85,7 @@ class Timed(Module):
 
 @chained
 def slowly(bucket: Bucket) -> Iterator[Any]:
-    """Average a bucket as over a slow link."""
+    """Average a bucket after a delay that a slow link would cause."""
     sleep(AVERAGING)
     yield bucket.comm.iallreduce(bucket.flat, op="mean", out=bucket.flat)
 
@@ -99,15 +99,15 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
     """
     grid = Grid(comm, pipe=2)
     hook = slowly if grid.pipe_index else None
-    plain, after, within = Timed(), Timed(), Timed()
+    plain, after, within = TimedStage(), TimedStage(), TimedStage()
     models = [DDP(stage, grid.data, overlap="none", hook=hook) for stage in (within, after)]
     pipes = [
         Pipeline(stage, grid.pipe, REPLICA_MICROBATCHES) for stage in (models[0], after, plain)
     ]
     contenders = [
-        Contender("mpidist Pipeline of DDP", stepper(pipes[0])),
-        Contender("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),
-        Contender("not averaged", stepper(pipes[2])),
+        TrainingContender("mpidist Pipeline of DDP", stepper(pipes[0])),
+        TrainingContender("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),
+        TrainingContender("not averaged", stepper(pipes[2])),
     ]
     work = f"step of timers, 2 stages on 2 ranks each, {1e3 * AVERAGING:g} ms to average the last"
     rows = race(comm, work, contenders, rounds)

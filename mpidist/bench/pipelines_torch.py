@@ -14,7 +14,7 @@ from ..communicator.communicator import Communicator
 from ..pipeline import Pipeline
 from .pipelines import MICROBATCHES, THEIRS
 from .results import Row
-from .training import Contender, race
+from .training import TrainingContender, race
 from .training_torch import gloo
 
 SIZES = ((128, 8), (256, 16), (512, 16), (1024, 16))
@@ -76,8 +76,11 @@ def steps(comm: Communicator, rounds: int) -> list[Row]:
             own, other = (stage(width, comm.rank, comm.size) for _ in range(2))
             pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
             contenders = [
-                Contender(OURS, stepper(own, lambda x, t, p=pipe: p.step(x, t, loss), shape)),  # type: ignore[misc]
-                Contender(THEIRS, stepper(other, theirs(comm, other), shape)),
+                TrainingContender(
+                    OURS,
+                    stepper(own, lambda x, t, p=pipe: p.step(x, t, loss), shape),  # type: ignore[misc]
+                ),
+                TrainingContender(THEIRS, stepper(other, theirs(comm, other), shape)),
             ]
             count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
             work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"

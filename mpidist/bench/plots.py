@@ -37,7 +37,7 @@ def check_packages(option: str, *packages: str) -> None:
 
 
 def endings() -> list[str]:
-    """Return the endings of the files that matplotlib can write."""
+    """Return the file name extensions that matplotlib can write."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     return sorted(FigureCanvasBase.get_supported_filetypes())

@@ -61,7 +61,7 @@ def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and 95th percentile of the regrets over sizes; in the total over collectives too."""
+    """Mean and 95th percentile of the regrets over sizes; in total, over collectives too."""
 
     collective: str
     memory: str
@@ -75,7 +75,7 @@ class Summary:
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
-    """Return a summary for each collective and kind of memory, and one of all."""
+    """Return a summary for each collective and kind of memory, and one over all of them."""
     keys = dict.fromkeys((row.work, row.memory) for row in rows)
     each = [_summary(*key, [r for r in rows if (r.work, r.memory) == key]) for key in keys]
     return [*each, _summary("all", "", rows)] if rows else []
@@ -182,6 +182,6 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
 
 
 def between(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes and, between any two, the middle one on a logarithmic axis."""
+    """Return the sizes, and the middle of each two neighbours on a logarithmic axis."""
     middles = [round((low * high) ** 0.5) for low, high in zip(sizes, sizes[1:])]
     return sorted({*sizes, *middles})

@@ -34,7 +34,7 @@ _NAMES_BEFORE_2 = {"collective": "work", "algorithm": "contender", "vs_native": 
 
 @dataclass
 class Row:
-    """One contender at one piece of work.
+    """The measurement of one contender at one piece of work, such as a collective of one size.
 
     Attributes
     ----------
@@ -186,7 +186,7 @@ class Results:
 
     @classmethod
     def from_json(cls, text: str) -> Results:
-        """Return the results that :meth:`to_json` wrote, of this version or of version 1.
+        """Return the results of a text of :meth:`to_json`, of this version or of version 1.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Results:
 
 
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a file of version 1 in this version.
+    """Convert the content of a version 1 file to this version.
 
     Of the benchmarks of that version, only that of collectives had rows of the common form.
     """

@@ -25,7 +25,7 @@ from .results import BOUND_NOTE, Refusal, Results, Row, bound_percent, make_head
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and for how long.
+    """Settings of a measurement: sizes, algorithms, dtype, operation and time limits.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class Contest:
         return figures[:-1, 0].tolist()
 
     def must_end(self) -> bool:
-        """Return, on rank 0, whether the time is up."""
+        """Return, on rank 0, whether the time limit has passed."""
         return self.spent > self.settings.limit
 
     def _call(self, entry: Entrant) -> tuple[float, ...]:
@@ -267,7 +267,7 @@ class Series(Contest):
                 entry.times.append(seconds)
 
     def _agree(self, seconds: float) -> float:
-        """Return rank 0's figure on all ranks: every rank must plan the same iterations."""
+        """Return rank 0's figure on all ranks, so that all plan the same iterations."""
         return float(self.comm.broadcast(np.array([seconds]), root=0)[0])
 
 
@@ -275,14 +275,14 @@ PASSES = 3  # passes over all sizes
 LONG = 0.1  # seconds of an iteration from which warming up again is no use
 
 
-Step = Callable[[str, int], Any]
+OnStep = Callable[[str, int], Any]
 
 
 def measure(
     comm: Communicator,
     collectives: Sequence[str],
     settings: Settings,
-    on_step: Step = lambda collective, nbytes: None,
+    on_step: OnStep = lambda collective, nbytes: None,
 ) -> Results:
     """Measure collectives on all ranks; collective, with the same arguments everywhere.
 
@@ -322,7 +322,7 @@ def measure(
 
 
 def steps(collectives: Sequence[str], settings: Settings) -> int:
-    """Return how often :func:`measure` calls `on_step`."""
+    """Return how many times :func:`measure` calls `on_step`."""
     return sum(PASSES * len(_sizes(c, settings)) for c in collectives)
 
 
@@ -336,7 +336,7 @@ def measure_scaling(
     comm: Communicator,
     collectives: Sequence[str],
     settings: Settings,
-    on_step: Step = lambda collective, nbytes: None,
+    on_step: OnStep = lambda collective, nbytes: None,
 ) -> Results:
     """Measure collectives on all ranks of the first 1, 2, 4, … and all nodes; collective.
 
@@ -367,7 +367,7 @@ def measure_scaling(
 
 
 def scaling_steps(comm: Communicator, collectives: Sequence[str], settings: Settings) -> int:
-    """Return how often :func:`measure_scaling` calls `on_step`."""
+    """Return how many times :func:`measure_scaling` calls `on_step`."""
     return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
 
 
@@ -375,7 +375,7 @@ def run_benchmark(
     comm: Communicator,
     collectives: Sequence[str],
     settings: Settings,
-    on_step: Step = lambda collective, nbytes: None,
+    on_step: OnStep = lambda collective, nbytes: None,
     stream: bool | None = None,
 ) -> Results:
     """Measure collectives, with header and notes of the run; collective.
@@ -407,7 +407,7 @@ def _measure_one(
     every: list[Contender],
     settings: Settings,
     results: Results,
-    on_step: Step,
+    on_step: OnStep,
 ) -> None:
     sizes = _sizes(collective, settings)
     works = workloads(comm, collective, max(sizes), settings)

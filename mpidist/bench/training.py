@@ -26,7 +26,7 @@ NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
 
 @dataclass(frozen=True)
-class Contender:
+class TrainingContender:
     """One implementation of a step: `act` is timed, once `model` has chosen its transport."""
 
     name: str
@@ -41,7 +41,9 @@ class Contender:
             self.act()
 
 
-def take_turns(comm: Communicator, contenders: Sequence[Contender], rounds: int) -> np.ndarray:
+def take_turns(
+    comm: Communicator, contenders: Sequence[TrainingContender], rounds: int
+) -> np.ndarray:
     """Return the seconds of each contender (columns) on the slowest rank, a row for each round.
 
     The order is drawn for each round, the same on every rank.
@@ -59,7 +61,9 @@ def take_turns(comm: Communicator, contenders: Sequence[Contender], rounds: int)
     return comm.allreduce(times, op="max")
 
 
-def race(comm: Communicator, work: str, contenders: Sequence[Contender], rounds: int) -> list[Row]:
+def race(
+    comm: Communicator, work: str, contenders: Sequence[TrainingContender], rounds: int
+) -> list[Row]:
     """Measure contenders in turns; ratios refer to the first, which is ours."""
     times = take_turns(comm, contenders, rounds)
     medians = [statistics.median(column) for column in times.T.tolist()]
@@ -69,7 +73,7 @@ def race(comm: Communicator, work: str, contenders: Sequence[Contender], rounds:
     ]
 
 
-class Arrays:
+class BareArrays:
     """A module of bare arrays of given numbers of elements, with gradients."""
 
     def __init__(self, sizes: Sequence[int]):
@@ -86,7 +90,7 @@ def communication(
     comm: Communicator, rounds: int, count: int = 240, elements: int = 1000
 ) -> list[Row]:
     """Measure averaging many small gradients: in buckets, and one by one."""
-    ours, theirs = Arrays([elements] * count), Arrays([elements] * count)
+    ours, theirs = BareArrays([elements] * count), BareArrays([elements] * count)
     model = DDP(ours, comm, overlap="none")
 
     def one_by_one() -> None:
@@ -94,8 +98,8 @@ def communication(
             comm.allreduce(p.grad, op="mean", out=p.grad)
 
     contenders = [
-        Contender(OURS, model.sync_gradients),
-        Contender("one allreduce per parameter", one_by_one),
+        TrainingContender(OURS, model.sync_gradients),
+        TrainingContender("one allreduce per parameter", one_by_one),
     ]
     work = f"communication, {count} gradients of {elements} float32"
     return race(comm, work, contenders, rounds)
@@ -133,7 +137,7 @@ class Waiting(Module):
 
 
 def waiting(comm: Communicator, overlap: str) -> tuple[Callable[[], object], DDP]:
-    """Return a step of a model whose backward waits on a timer, and its wrapper."""
+    """Return a step function and the DDP of a model whose backward waits on a timer."""
     nbytes = 4 * ELEMENTS
     model = DDP(Waiting(), comm, nbytes, nbytes, overlap=overlap)
 
@@ -148,7 +152,7 @@ def waiting(comm: Communicator, overlap: str) -> tuple[Callable[[], object], DDP
 def overlaps(
     comm: Communicator, rounds: int, work: str, make: Make, autos: int = AUTOS
 ) -> list[Row]:
-    """Measure steps with each kind of overlap, and with "auto" several times, in turns.
+    """Measure training steps with each kind of overlap, and several times with "auto", in turns.
 
     Figures of a row are ``least_us``, the least time over the rounds; ``share``, the median of the
     time divided by the time without overlap in the same round; and ``hidden``,
@@ -158,9 +162,9 @@ def overlaps(
     models = {name: make(comm, name) for name in candidates(comm, "auto", 2)}
     models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}
     sizes = [bucket.starts[-1] for bucket in models["none"][1].buckets]
-    alone = DDP(Arrays(sizes), comm, 1, 1, overlap="none")
-    contenders = [Contender(name, act, model) for name, (act, model) in models.items()]
-    contenders.append(Contender(ALONE, alone.sync_gradients, alone))
+    alone = DDP(BareArrays(sizes), comm, 1, 1, overlap="none")
+    contenders = [TrainingContender(name, act, model) for name, (act, model) in models.items()]
+    contenders.append(TrainingContender(ALONE, alone.sync_gradients, alone))
     times = take_turns(comm, contenders, rounds)
     least = dict(zip((contender.name for contender in contenders), times.min(axis=0), strict=True))
     bound = min(least[ALONE], max(least["none"] - least[ALONE], 0.0))

@@ -15,7 +15,7 @@ from torch import distributed
 from ..communicator.communicator import Communicator
 from ..parallel import DDP, Stats
 from .results import Row
-from .training import OURS, Contender, race
+from .training import OURS, TrainingContender, race
 
 SAMPLES = 32  # of each rank in a step
 BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of --overlap
@@ -42,7 +42,7 @@ def stepper(
     sync: Callable[[], object] = lambda: None,
     samples: int = SAMPLES,
 ) -> Callable[[], None]:
-    """Return a function that runs one step of training."""
+    """Return a function that runs one training step."""
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     x, labels = torch.randn(samples, width), torch.randint(10, (samples,))
 
@@ -74,26 +74,28 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
     with threads(comm):
         model = DDP(net, comm)
         contenders = [
-            Contender(OURS, stepper(model, net.parameters(), width, model.sync_gradients), model),
-            Contender("no communication", stepper(bare, bare.parameters(), width)),
+            TrainingContender(
+                OURS, stepper(model, net.parameters(), width, model.sync_gradients), model
+            ),
+            TrainingContender("no communication", stepper(bare, bare.parameters(), width)),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
             return race(comm, work, contenders, rounds), model.stats()
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
-        contenders.append(Contender(name, stepper(each, each.parameters(), width, sync)))
+        contenders.append(TrainingContender(name, stepper(each, each.parameters(), width, sync)))
         with gloo(comm):
             theirs = torch.nn.parallel.DistributedDataParallel(mlp(width))
             name = "torch DDP over gloo"
-            contenders.append(Contender(name, stepper(theirs, theirs.parameters(), width)))
+            contenders.append(TrainingContender(name, stepper(theirs, theirs.parameters(), width)))
             rows = race(comm, work, contenders, rounds)
             del theirs, contenders
     return rows, model.stats()
 
 
 def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
-    """Return a step of a network whose backward computes all the time, and its wrapper."""
+    """Return a step function and the DDP of a network whose backward computes all the time."""
     net = mlp(BUSY_WIDTH)
     model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
     step = stepper(model, net.parameters(), BUSY_WIDTH, model.sync_gradients, BUSY_SAMPLES)
@@ -102,7 +104,7 @@ def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
 
 @contextmanager
 def threads(comm: Communicator) -> Iterator[None]:
-    """Divide the cores among the ranks of the node, unless OMP_NUM_THREADS is set."""
+    """Divide the cores among the node's ranks as PyTorch threads, unless OMP_NUM_THREADS is set."""
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
@@ -115,7 +117,7 @@ def threads(comm: Communicator) -> Iterator[None]:
 
 @contextmanager
 def gloo(comm: Communicator) -> Iterator[None]:
-    """Start a process group of torch.distributed over gloo."""
+    """Start PyTorch's process group over gloo, with these ranks."""
     if comm.topology.num_nodes == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     host = os.uname().nodename if comm.topology.num_nodes > 1 else "127.0.0.1"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..calls.prepare import Place
+from ..calls.prepare import Caller
 from ..communicator.communicator import Communicator
 from ..communicator.explain import example_call
 from ..errors import ConfigError
@@ -22,14 +22,14 @@ from ..operations import find_op
 from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
 from .cases import Workload
 from .contenders import Contender
-from .runner import Contest, Entrant, Settings, in_turn, no_garbage_collection
+from .runner import Contest, Entrant, OnStep, Settings, in_turn, no_garbage_collection
 
 ROOT_WEIGHT = 1 << 20  # bytes of a size that gets twice the time of an empty call
 
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """What is tuned, and for how long.
+    """Settings of a tuning run: collectives, sizes, dtype and time budget.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class TuningSettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One collective at one size in one kind of memory, and the end of its time."""
+    """One collective at one size in one kind of memory, and the time at which its race ends."""
 
     collective: str
     memory: str
@@ -89,7 +89,7 @@ class Stop:
 
 
 def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
-    """Return the kinds of memory that arrays of a collective can be in."""
+    """Return the kinds of memory that can hold the arrays of a collective."""
     possible = comm.topology.num_nodes == 1 and comm.backend.native is not None
     return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
 
@@ -230,7 +230,7 @@ class Race(Contest):
         self.complete = True  # every contender was called
 
     def must_end(self) -> bool:
-        """Return, on rank 0, whether this part of the race is over."""
+        """Return, on rank 0, whether the current heat of the race is over."""
         return self.stopped() or perf_counter() > self.until
 
     def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:
@@ -292,7 +292,7 @@ class History:
         self.nbytes, self.cycle = 1, 0.0
 
     def order(self, names: list[str], usual: str) -> list[str]:
-        """Return the names, the fastest first: if time is short, the last ones are not called."""
+        """Return the contenders' names, fastest first: if time is short, the last are skipped."""
         left = [n for n in names if n not in self.hopeless or n == usual]
         return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
 
@@ -312,8 +312,6 @@ class History:
 
 
 MARGIN = 1.03  # a choice changes only if another contender is faster by more than this factor
-
-Step = Callable[[str, int], Any]
 
 
 @dataclass
@@ -340,7 +338,7 @@ def tune(
     comm: Communicator,
     settings: TuningSettings,
     about: Mapping[str, Any],
-    on_step: Step = lambda collective, nbytes: None,
+    on_step: OnStep = lambda collective, nbytes: None,
     on_table: Callable[[TuningTable], Any] = lambda table: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Tuned:
@@ -399,7 +397,7 @@ def tune(
 
 
 def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> str:
-    """Return the usual choice, or that of the previous size, unless another is clearly faster.
+    """Return `usual` or `previous`, the smaller size's choice, unless another is clearly faster.
 
     Clearly faster is more than 3 %, and more than the medians of so few iterations, which scatter
     so much, differ by chance.  On a busy machine the usual choice therefore stays.
@@ -428,7 +426,7 @@ def uncertainty(seconds: Sequence[float]) -> float:
 
 def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:
     """Return the key of the tuning table for calls of a collective on arrays of `dtype`."""
-    call = example_call(Place(comm.rank, comm.size), collective, 8, find_op("sum"))
+    call = example_call(Caller(comm.rank, comm.size), collective, 8, find_op("sum"))
     call = replace(call, dtype=np.dtype(dtype))
     library = comm.backend.library
     return Key(library, tuple(map(len, comm.topology.groups)), kind_for(call), collective, memory)

@@ -36,7 +36,7 @@ def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
 
 
 def check_shape(shape: Any, dtype: Any, rank: int) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and dtype of an array to be made, as numpy would have them.
+    """Check the shape and dtype of an array to allocate, and return them in numpy's form.
 
     Raises
     ------
@@ -59,9 +59,10 @@ def check_shape(shape: Any, dtype: Any, rank: int) -> tuple[tuple[int, ...], np.
             f"rank {rank}: shape has {len(dims)} dimensions, numpy allows {_MOST_DIMENSIONS}"
         )
     # Numpy counts so, also where one of them is 0.
-    if math.prod(max(n, 1) for n in dims) * known.itemsize > np.iinfo(np.intp).max:
+    needed, most = math.prod(max(n, 1) for n in dims) * known.itemsize, np.iinfo(np.intp).max
+    if needed > most:
         raise InvalidArgument(
-            f"rank {rank}: shape={shape!r} of {known}: allowed are {np.iinfo(np.intp).max} bytes"
+            f"rank {rank}: shape={shape!r} of {known} needs {needed} bytes; the maximum is {most}"
         )
     return dims, known
 
@@ -106,17 +107,17 @@ def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> An
         try:
             x = np.asarray(x) if memory is None else memory
         except (ValueError, TypeError) as error:
-            raise InvalidArgument(f"rank {rank}: {argument} is no array: {error}") from None
+            raise InvalidArgument(f"rank {rank}: {argument} is not an array: {error}") from None
     if x.dtype.hasobject:
         raise UnsupportedDtype(
-            f"rank {rank}: {argument} has dtype {x.dtype}; Python objects go by send_object, "
-            "broadcast_object and allgather_object"
+            f"rank {rank}: {argument} has dtype {x.dtype}; send Python objects by send_object, "
+            "broadcast_object or allgather_object"
         )
     return x
 
 
 def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) -> Any:
-    """Return the memory of `out`, which is to be filled, as an array on it.
+    """Return an array on the memory of `out`, which must be writable.
 
     That is a :class:`~mpidist.device.array.DeviceArray` with `device`, else a numpy array.
 
@@ -131,32 +132,33 @@ def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) 
     if device:
         if not is_on_device(out):
             raise InvalidArgument(
-                f"rank {rank}: {argument} is in host memory ({_kind(out)}) and x on a GPU; use one "
-                "kind"
+                f"rank {rank}: {argument} is in host memory ({_kind(out)}) and x on a GPU; "
+                "expected both on one side"
             )
         out = describe(out, rank, argument)
     elif type(out) is not np.ndarray:
         if is_on_device(out):
             raise InvalidArgument(
-                f"rank {rank}: {argument} is a GPU array and the input is not; use one kind"
+                f"rank {rank}: {argument} is a GPU array and the input is not; expected both or "
+                "neither"
             )
         memory = exposed(out, rank, argument, fill=True)
         if memory is None:
             raise InvalidArgument(
-                f"rank {rank}: {argument} must be filled, and a {_kind(out)} cannot be: pass a "
-                "numpy array, a CPU tensor, a bytearray or other writable memory"
+                f"rank {rank}: {argument} has type {_kind(out)}, which cannot be written to; "
+                "expected a numpy array, a CPU tensor, a bytearray or other writable memory"
             )
         out = memory
     if out.dtype.hasobject:
         raise UnsupportedDtype(
-            f"rank {rank}: {argument} has dtype {out.dtype}; Python objects go by broadcast_object"
+            f"rank {rank}: {argument} has dtype {out.dtype}; use broadcast_object for objects"
         )
     if not out.flags.writeable:
-        raise InvalidArgument(f"rank {rank}: {argument} is read-only; it must be writable")
+        raise InvalidArgument(f"rank {rank}: {argument} is read-only; expected writable memory")
     if not out.flags.c_contiguous and any(n > 1 and not s for n, s in zip(out.shape, out.strides)):
         raise InvalidArgument(
             f"rank {rank}: {argument} of shape {out.shape} has strides {out.strides}: several "
-            "elements share memory, so it cannot be filled; pass a copy"
+            "elements share memory; expected an array without overlap, such as a copy"
         )
     return out
 
@@ -194,7 +196,7 @@ def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.nd
 
 
 def kind_of_memory(x: Any) -> str:
-    """Return "device", "tensor" (on the host) or "array": the kind of a new result for `x`."""
+    """Return the kind of a new result for `x`: "device", "tensor" (on the host) or "array"."""
     if type(x) is np.ndarray:
         return "array"
     return "device" if is_on_device(x) else "tensor" if is_torch(x) else "array"
@@ -203,7 +205,7 @@ def kind_of_memory(x: Any) -> str:
 def new_result(
     kind: str, shape: tuple[int, ...], dtype: np.dtype, rank: int, like: Any = None
 ) -> tuple[Any, Any]:
-    """Return a new array of a kind of memory, and the tensor on it to show to the user, or None.
+    """Return a new array of the given kind, and the tensor on it to return to the user, or None.
 
     On a GPU it is of the library of `like`, an input, if there is one.
     """
@@ -231,7 +233,7 @@ def flat(x: np.ndarray, note: str = "x") -> np.ndarray:
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype, rank: int, device: bool = False
 ) -> Any:
-    """Return the memory of `out`, which must be able to hold a result of `shape` and `dtype`."""
+    """Check that `out` can hold a result of `shape` and `dtype`; return an array on its memory."""
     out = as_output(out, rank, "out", device)
     if out.dtype != dtype:
         raise InvalidArgument(f"rank {rank}: out has dtype {out.dtype}, the result has {dtype}")
@@ -261,7 +263,7 @@ def part_of(x: Any, part: slice) -> Any:
 
 
 def same_memory(x: Any, y: Any) -> bool:
-    """Return whether two flat arrays of one dtype are the same elements in memory."""
+    """Return whether two flat arrays of equal dtype occupy exactly the same memory."""
     if type(x) is DeviceArray:
         return x.size == y.size and x.pointer == y.pointer
     return x.size == y.size and address(x) == address(y)

@@ -55,7 +55,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Place:
+class Caller:
     """Rank and size of the caller."""
 
     rank: int
@@ -142,7 +142,7 @@ class Call:
 
     @property
     def fingerprint(self) -> str:
-        """Words that must be equal on all ranks."""
+        """Text that describes the call and must be equal on all ranks."""
         op = f" op={self.op.name}" if self.op is not None else ""
         root = f" root={self.root}" if COLLECTIVES[self.collective].rooted else ""
         count = "uneven" if self.uneven_alltoall else self.count
@@ -154,6 +154,6 @@ class Call:
 
 @lru_cache(maxsize=256)
 def words_of(dtype: np.dtype) -> str:
-    """Return the words by which ranks compare a dtype (cached: numpy takes 4 µs)."""
+    """Return the text by which ranks compare dtypes (cached: numpy takes 4 µs)."""
     plain = np.dtype((np.void, dtype)) if dtype.type is np.record else dtype  # they are equal
     return str(plain)

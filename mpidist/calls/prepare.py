@@ -1,4 +1,4 @@
-"""Checking a user's arguments and making a call of them, by the contract of the collective."""
+"""Checks of a user's arguments by the collective's contract, which make a `Call` of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .arrays import (
     part_of,
     same_memory,
 )
-from .call import Call, Place, Prepared
+from .call import Call, Caller, Prepared
 
 Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
 _STAGED = (
@@ -37,7 +37,7 @@ _STAGED = (
 
 @lru_cache(maxsize=1024)
 def _share(collective: str, rank: int, size: int, root: int) -> tuple[bool, bool, bool, bool, bool]:
-    """Return a rank's part in a collective, from the blocks of the contract.
+    """Return the part that a rank plays in a collective, derived from the contract's blocks.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def _share(collective: str, rank: int, size: int, root: int) -> tuple[bool, bool
 
 def prepare(
     collective: str,
-    place: Place,
+    place: Caller,
     x: Any = None,
     out: Any = None,
     op: Any = None,
@@ -79,7 +79,7 @@ def prepare(
     ----------
     collective : str
         Name of the collective.
-    place : Place
+    place : Caller
         Rank and size of the caller.
     x, out, op, commute, root, counts
         Arguments of the communicator's method; for alltoall, `counts` has the rows that this rank
@@ -168,7 +168,7 @@ def prepare(
 
 
 def apart(call: Call, stream: int) -> Call:
-    """Return an alltoall in place as one that is not: each part is both sent and overwritten.
+    """Return an in-place alltoall with a copied input: in place, parts are sent and overwritten.
 
     The copy of its input is queued on a stream.
     """
@@ -177,20 +177,20 @@ def apart(call: Call, stream: int) -> Call:
     return replace(call, x=copy_of(call.x, stream), in_place=False)
 
 
-def _target(collective: str, x: Any, out: Any, place: Place) -> tuple[Any, Any]:
-    """Return the memory to be filled on a rank without input, and the object that exposes it."""
+def _target(collective: str, x: Any, out: Any, place: Caller) -> tuple[Any, Any]:
+    """Return the memory to fill on a rank without input, and the object that exposes it."""
     target, argument = out, "out"
     if collective == "broadcast" and out is None:
         target, argument = x, "x"
         if x is None:
             raise place.wrong(
-                "x is None: pass an array of the root's shape and dtype to be filled, or use "
-                "broadcast_object"
+                "x is None: expected an array of the root's shape and dtype to receive into; or "
+                "use broadcast_object"
             )
     elif collective == "broadcast" and x is not None:
         if is_on_device(out) and not is_on_device(x):
             raise place.wrong(
-                f"out is on a GPU and x in host memory ({type(x).__name__}); use one kind"
+                f"out is on a GPU and x in host memory ({type(x).__name__}); expected one place"
             )
         model = describe(x, place.rank) if is_on_device(x) else exposed(x, place.rank)
         if model is not None:
@@ -204,11 +204,11 @@ def _rows(
     collective: str,
     shape: tuple[int, ...],
     counts: Sequence[int] | None,
-    place: Place,
+    place: Caller,
     joins: bool,
     received: bool,
 ) -> tuple[int, ...]:
-    """Return the rows of each rank's part.
+    """Return the number of rows of each rank's part.
 
     `shape` is that of the whole; where the ranks join their parts, or it is that of the `received`
     memory, it is that of this rank's part.
@@ -239,33 +239,33 @@ def _rows(
     return rows
 
 
-def check_counts(counts: Sequence[int], place: Place) -> tuple[int, ...]:
+def check_counts(counts: Sequence[int], place: Caller) -> tuple[int, ...]:
     """Return `counts` as a tuple of one number >= 0 per rank."""
     try:
         given = tuple(counts)
         rows = tuple(map(int, given))
         exact = rows == given
     except (TypeError, ValueError):
-        raise place.wrong(f"counts={counts!r}: must be one whole number per rank") from None
+        raise place.wrong(f"counts={counts!r}: expected one whole number per rank") from None
     if not exact or len(rows) != place.size or min(rows, default=0) < 0:
         raise place.wrong(
-            f"counts={counts!r}: must be {place.size} whole numbers >= 0, the rows of each rank"
+            f"counts={counts!r}: expected {place.size} whole numbers >= 0, the rows of each rank"
         )
     return rows
 
 
-def _is_in_place(x: Any, out: Any, own: slice | None, place: Place) -> bool:
-    """Return whether flat arrays share memory; raise unless one is the other, or its `own` part."""
+def _is_in_place(x: Any, out: Any, own: slice | None, place: Caller) -> bool:
+    """Return whether a call is in place; raise InvalidArgument if input and output only overlap."""
     if not overlaps(x, out):
         return False
     longer, shorter = (out, x) if out.size >= x.size else (x, out)
     if not same_memory(longer if own is None else part_of(longer, own), shorter):
         allowed = "the same array" if own is None else "exactly this rank's part"
-        raise place.wrong(f"out overlaps x; in place is allowed only where they are {allowed}")
+        raise place.wrong(f"out overlaps x; expected separate memory, or in place {allowed}")
     return True
 
 
 def _words(what: str, shape: tuple[int, ...], least: int = 1) -> str:
-    """Return the words by which ranks compare a shape of `least` axes that are longer than 1."""
+    """Return the text by which ranks compare shapes; empty below `least` axes longer than 1."""
     axes = tuple(n for n in shape if n != 1)
     return f" {what}={axes}" if len(axes) >= least else ""

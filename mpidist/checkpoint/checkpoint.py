@@ -76,9 +76,9 @@ class Checkpoint:
         comm = comm if self._grid is None else self._grid.comm
         check_communicator(comm)
         if not isinstance(folder, (str, PathLike)):
-            raise InvalidArgument(f"rank {comm.rank}: folder={folder!r}: allowed are paths")
+            raise InvalidArgument(f"rank {comm.rank}: folder={folder!r}: expected a path")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise InvalidArgument(f"rank {comm.rank}: keep={keep!r}: allowed are whole numbers > 0")
+            raise InvalidArgument(f"rank {comm.rank}: keep={keep!r}: expected a whole number > 0")
         self.folder, self.keep, self._comm = Path(folder), keep, comm
 
     # -- saving -----------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Checkpoint:
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise InvalidArgument(
-                f"rank {self._comm.rank}: step={step!r}: allowed are whole numbers >= 0"
+                f"rank {self._comm.rank}: step={step!r}: expected a whole number >= 0"
             )
         objects, own = self._declared(per_rank, objects)
         divided = {name: self._division(value, name in own) for name, value in objects.items()}
@@ -173,7 +173,7 @@ class Checkpoint:
         names = {per_rank} if isinstance(per_rank, str) else set(per_rank)
         if not names <= set(objects):
             raise InvalidArgument(
-                f"{where}: allowed are names of what is saved, {', '.join(objects)}, and a mapping "
+                f"{where}: expected names of saved objects ({', '.join(objects)}), or a mapping "
                 "of names to objects"
             )
         return objects, names
@@ -238,20 +238,20 @@ class Checkpoint:
         rank, size = self._comm.rank, self._comm.size
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise InvalidArgument(
-                f"rank {rank}: step={step!r}: allowed are whole numbers >= 0, and None for the last"
+                f"rank {rank}: step={step!r}: expected a whole number >= 0, or None for the last"
             )
         for name, value in objects.items():
             if not callable(getattr(value, "load_state_dict", None)) and source_of(value) is None:
                 raise InvalidArgument(
-                    f"rank {rank}: load: {name} is of {type(value).__name__}: allowed are objects "
-                    "with load_state_dict() and random number generators; load() returns the "
-                    "other states"
+                    f"rank {rank}: load: {name} has type {type(value).__name__}: expected an "
+                    "object with load_state_dict(), or a random number generator; other states are "
+                    "returned by load()"
                 )
         skipped = {skip} if isinstance(skip, str) else set(skip)
         if skipped & set(objects):
             raise InvalidArgument(
                 f"rank {rank}: load: skip={skip!r}: {', '.join(sorted(skipped & set(objects)))} is "
-                "also to be loaded"
+                "also given as an object to load"
             )
         path = self._agree("load", lambda: None if rank else self._find(step))[0]
         if path is None:
@@ -263,13 +263,13 @@ class Checkpoint:
             missing = sorted({*objects, *skipped} - set(manifest.trees))
             if missing:
                 raise CheckpointError(
-                    f"{path} has no {', '.join(missing)}, but {', '.join(manifest.trees)}"
+                    f"{path} has no {', '.join(missing)}: it has {', '.join(manifest.trees)}"
                 )
             keys = {name: self._mine(name, manifest.divided.get(name)) for name in wanted}
             mine = manifest.segments()[rank::size]
             wrong = damaged(path, mine, manifest.itemsizes())
             if wrong:
-                raise CheckpointError(f"{wrong}; there are steps {self.steps()}")
+                raise CheckpointError(f"{wrong}; checkpoints exist for steps {self.steps()}")
             return keys
 
         keys = self._agree("load", check)[rank]
@@ -281,8 +281,8 @@ class Checkpoint:
                 )
                 if is_divided(state) and not getattr(value, "takes_slices", False):
                     raise InvalidArgument(
-                        f"rank {rank}: load: {name} was saved of a ZeroOptimizer, by slices, and "
-                        "is to be loaded into one (on any number of ranks), not into "
+                        f"rank {rank}: load: {name} was saved from a ZeroOptimizer in slices: load "
+                        "it into a ZeroOptimizer (on any number of ranks), not a "
                         f"{type(value).__name__}"
                     )
                 if source is None:
@@ -296,17 +296,19 @@ class Checkpoint:
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
-        """Return this rank's key in the state saved under `name`; None if it is not divided."""
+        """Return this rank's key in the state saved under `name`; None if that is not divided."""
         if divided is None:
             return None
         by, count = divided
         there = self._grid.shape[1] if by == "stage" and self._grid else self._comm.size
         said = f"{name} was saved per {by}, for {count} {by}s"
         if by == "stage" and self._grid is None:
-            raise CheckpointError(f"{said}: give a grid with as many, Checkpoint(folder, grid)")
+            raise CheckpointError(
+                f"{said}: expected Checkpoint(folder, grid), with a grid of as many"
+            )
         if count != there:
             raise CheckpointError(
-                f"{said}, and there are {there}: load(…, skip=[{name!r}]) loads the rest"
+                f"{said}, but this job has {there}: load(…, skip=[{name!r}]) loads the rest"
             )
         return self._key(by)
 
@@ -314,7 +316,7 @@ class Checkpoint:
         there = sorted(self._found())
         wanted = [path for other, _, path in there if step is None or other == step]
         if step is not None and not wanted:
-            raise CheckpointError(f"no checkpoint of step {step}: there are {self.steps()}")
+            raise CheckpointError(f"no checkpoint of step {step}: expected one of {self.steps()}")
         return wanted[-1] if wanted else None
 
     def _found(self) -> list[tuple[int, int, Path]]:
@@ -333,7 +335,7 @@ class Checkpoint:
             if other != every[0]:
                 raise CheckpointError(
                     f"rank {self._comm.rank}: {what}: rank {rank} has {other} where rank 0 has "
-                    f"{every[0]}; all must save the same"
+                    f"{every[0]}; expected the same on all ranks"
                 )
 
     def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
@@ -397,7 +399,7 @@ def _entry(leaf: Leaf, shared: bool) -> Entry:
 
 
 def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
-    """Return how the entries of an array differ between ranks; "" if they agree."""
+    """Return a description of how ranks' entries of an array differ; "" if they agree."""
     lowest = min(entries)
     dtype, shape, whole, *_ = first = entries[lowest]
     if whole and all(entry == first for entry in entries.values()):
@@ -416,8 +418,8 @@ def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
     if stop == math.prod(shape):
         return ""
     return (
-        f"{path}, of which ranks {', '.join(map(str, entries))} have parts that do not make up the "
-        "whole"
+        f"{path}: the parts on ranks {', '.join(map(str, entries))} do not add up to the whole "
+        "array"
     )
 
 

@@ -129,7 +129,7 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
     array = framework_of(part.array).as_array(on_host(part.array))
     if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.hasobject:
         raise InvalidArgument(
-            f"{path} is of {type(value).__name__}: allowed are arrays of numpy and torch, numbers, "
+            f"{path} has type {type(value).__name__}: expected arrays of numpy or torch, numbers, "
             "strings, None, lists, tuples and dicts"
         )
     if array.dtype.names:

@@ -65,7 +65,7 @@ def make_table(console: Console, *columns: str) -> Table:
 
 
 def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
-    """Print tables of results; on a terminal with colours, and without repeated first cells."""
+    """Print result tables; a terminal gets colours, and blanks for repeated first cells."""
     pretty = console.is_terminal
     for table in tables:
         shown = [
@@ -88,7 +88,7 @@ def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
 
 
 def show(console: Console, table: RenderableType) -> None:
-    """Print a table; in files without trailing blanks."""
+    """Print a table; files get no trailing blanks."""
     if console.is_terminal or console.quiet:
         console.print(table)
         return
@@ -99,7 +99,7 @@ def show(console: Console, table: RenderableType) -> None:
 
 
 def examples(*lines: str) -> str:
-    """Return the examples below the help of a command."""
+    """Return the text with examples for the end of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 

@@ -121,7 +121,7 @@ def _write_report(path: str, result: DemoResult, results: Results) -> None:
 
 
 def _live() -> Console:
-    """Return the terminal of the progress bar; a quiet console if there is none."""
+    """Return the console on which the progress bar is drawn; a quiet one without a terminal."""
     console = make_console(stderr=True)
     return console if console.is_terminal else Console(quiet=True)
 

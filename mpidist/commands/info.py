@@ -107,12 +107,12 @@ def info_command(links: bool, as_json: bool) -> None:
 
 
 def _surroundings(hosts: list[str]) -> dict[str, str]:
-    """Return lines on the allocation, and on the network between the hosts as rank 0 sees it."""
-    from ..launcher.allocation import Allocation
+    """Return text about the SLURM allocation, and the network between hosts as rank 0 sees it."""
+    from ..launcher.allocation import SlurmAllocation
     from ..launcher.connections import adapters, addresses, describe, interface_to
 
     found = {}
-    allocation = Allocation.find()
+    allocation = SlurmAllocation.find()
     if allocation is not None:
         found["SLURM"] = (
             f"job {allocation.job}, partition {allocation.partition or 'unknown'}, "

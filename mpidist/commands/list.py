@@ -72,7 +72,7 @@ def list_command(collective: str | None, as_json: bool) -> None:
 
 
 def tabulate(console: Console, rows: list[dict[str, Any]]) -> Table:
-    """Return a table of algorithms; in a narrow terminal without their costs."""
+    """Return a table of algorithms; narrow terminals get it without the costs."""
     wide = console.width >= _WIDE
     costs_of = ("rounds", "bytes per rank") if wide else ()
     table = make_table(console, "=collective", "=algorithm", *costs_of, "ordered", "summary")

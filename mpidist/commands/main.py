@@ -1,4 +1,4 @@
-"""The group of commands: every error of mpidist becomes one line and an exit code."""
+"""The group of commands, which prints an error of mpidist as one line and sets the exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT_SECONDS = 1.0
 
 
 class Main(click.Group):
-    """The group of commands: every error of mpidist becomes one line and an exit code.
+    """The group of commands; prints an error of mpidist as one line and sets the exit code.
 
     The exit code is 2 for wrong options or arguments, and 1 for failures.
     """
@@ -80,7 +80,7 @@ def report(error: MpidistError) -> int:
 
 
 def _all_failed(comm: Communicator) -> bool:
-    """Return whether all ranks reach this barrier, that is, all of them failed."""
+    """Return whether all ranks failed, which all of them reach this barrier to confirm."""
     comm.timeout = AGREE_SECONDS
     try:
         comm.barrier()

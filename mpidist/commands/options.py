@@ -1,4 +1,4 @@
-"""Types of parameters: each parses one kind of value; its errors name the expected form."""
+"""Option types: each parses one kind of value; its errors name the expected form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Count(click.IntRange):
-    """A whole number >= 1."""
+    """Option type: a whole number >= 1."""
 
     name = "n"
 
@@ -37,7 +38,7 @@ class Count(click.IntRange):
 
 
 class Seconds(click.FloatRange):
-    """Seconds, >= 0; with `positive` > 0."""
+    """Option type: a number of seconds >= 0; > 0 if `positive` is true."""
 
     name = "seconds"
 
@@ -46,10 +47,10 @@ class Seconds(click.FloatRange):
 
 
 class Parsed(click.ParamType):
-    """A value that :meth:`parse` reads; an InvalidArgument of it becomes a usage error."""
+    """Base class of option types whose :meth:`parse` raises InvalidArgument, a usage error here."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the parsed value; otherwise the error names option, value and expectation."""
+        """Return the parsed value; a usage error names option, value and expected form."""
         if not isinstance(value, str):
             return value
         try:
@@ -58,12 +59,12 @@ class Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text stands for; raise InvalidArgument if it stands for none."""
+        """Parse the text of an option; raise InvalidArgument if it is not valid."""
         raise NotImplementedError
 
 
 class Bytes(Parsed):
-    """A number of bytes: ``8``, ``64K``, ``1.5MiB``."""
+    """Option type: a number of bytes, such as ``8``, ``64K``, ``1.5MiB``."""
 
     name = "bytes"
 
@@ -79,7 +80,7 @@ class Bytes(Parsed):
 
 
 class ByteSizes(Parsed):
-    """Several numbers of bytes: ``8,64K,1M``; ``8-64M`` is 8, 32, 128, … 64M."""
+    """Option type: several numbers of bytes: ``8,64K,1M``; ``8-64M`` is 8, 32, 128, … 64M."""
 
     name = "sizes"
 
@@ -89,7 +90,7 @@ class ByteSizes(Parsed):
 
 
 class Duration(Parsed):
-    """A time: ``60``, ``60s``, ``2m`` or ``1.5h``."""
+    """Option type: a time, such as ``60``, ``60s``, ``2m`` or ``1.5h``."""
 
     name = "duration"
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -107,7 +108,7 @@ class Duration(Parsed):
 
 
 class IntegerRanges(Parsed):
-    """Whole numbers: ``5``, ``2,3,7`` or ``1-33``."""
+    """Option type: whole numbers, such as ``5``, ``2,3,7`` or ``1-33``."""
 
     name = "numbers"
 
@@ -134,7 +135,7 @@ class IntegerRanges(Parsed):
 
 
 class Names(Parsed):
-    """Names with commas between them."""
+    """Option type: names with commas between them."""
 
     name = "names"
 
@@ -148,8 +149,17 @@ class Names(Parsed):
         return names
 
 
+@contextmanager
+def naming(parameter: str) -> Iterator[None]:
+    """Raise a usage error that names `parameter`, for an InvalidArgument within the block."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise click.BadParameter(str(error), param_hint=f"'{parameter}'") from None
+
+
 class CollectiveName(Parsed):
-    """The name of a collective; an unknown one is refused with the nearest names."""
+    """Option type: the name of a collective; errors list the most similar names."""
 
     name = "collective"
 
@@ -164,7 +174,7 @@ class CollectiveName(Parsed):
 
 
 class CollectiveNames(Names):
-    """Names of collectives with commas between them."""
+    """Option type: names of collectives with commas between them."""
 
     name = "collectives"
 
@@ -177,7 +187,7 @@ class CollectiveNames(Names):
 
 
 class AlgorithmNames(Names):
-    """Names of algorithms with commas between them; unknown ones get the nearest names.
+    """Option type: names of algorithms with commas between them; errors list similar names.
 
     Parameters
     ----------
@@ -216,7 +226,7 @@ class AlgorithmNames(Names):
 
 
 class AlgorithmName(AlgorithmNames):
-    """The name of one algorithm; an unknown one gets the nearest names."""
+    """Option type: the name of one algorithm; errors list the most similar names."""
 
     name = "name"
 
@@ -227,7 +237,7 @@ class AlgorithmName(AlgorithmNames):
 
 
 class PipelineName(Parsed):
-    """A pipeline schedule: its name, or ``MODULE:FUNCTION``, a generator function."""
+    """Option type: a pipeline schedule by name, or a generator function ``MODULE:FUNCTION``."""
 
     name = "schedule"
 
@@ -245,7 +255,7 @@ class PipelineName(Parsed):
 
 
 class ActionCosts(Parsed):
-    """Times of F, I, W and of a message: ``1,1,1``, or by virtual stage ``1:2:1,1,1,0.1``."""
+    """Option type: times of F, I, W and of a message: ``1,1,1``; per stage ``1:2:1,1,1,0.1``."""
 
     name = "F,I,W[,message]"
 
@@ -264,7 +274,7 @@ class ActionCosts(Parsed):
 
 
 class Millions(Parsed):
-    """Numbers of parameters in millions: ``4,17,50``."""
+    """Option type: numbers of parameters in millions, such as ``4,17,50``."""
 
     name = "millions"
 
@@ -280,7 +290,7 @@ class Millions(Parsed):
 
 
 class DtypeName(Parsed):
-    """The name of a dtype of numpy or ml_dtypes whose elements are numbers or bool."""
+    """Option type: the name of a dtype of numpy or ml_dtypes, of numbers or bool."""
 
     name = "dtype"
 
@@ -295,7 +305,7 @@ STDOUT = "-"
 
 
 class OutputFile(Parsed):
-    """A file that can be written: refused before the work, not after it.
+    """Option type: a file to write; an unwritable one is refused before the work begins.
 
     Parameters
     ----------
@@ -323,7 +333,7 @@ class OutputFile(Parsed):
 
 
 class ReportFile(OutputFile):
-    """A file for a page or a picture; refused if a package that writes it is missing."""
+    """Option type: a page or picture to write; refused if a package that writes it is missing."""
 
     packages: tuple[str, ...] = ("matplotlib", "jinja2")
 
@@ -336,7 +346,7 @@ class ReportFile(OutputFile):
 
 
 class PlotFile(ReportFile):
-    """A picture that matplotlib can write; `endings` are the allowed ones, by default all."""
+    """Option type: a picture that matplotlib can write, by its extension."""
 
     packages = ("matplotlib",)
 

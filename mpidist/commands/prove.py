@@ -27,6 +27,7 @@ from .options import (
     check_not_given,
     is_given,
     load_option,
+    naming,
 )
 
 ALL = "all"
@@ -121,7 +122,8 @@ def prove_command(
             "algorithms of collectives",
         )
         given = any(is_given(context, p) for p in context.command.params if p.name == "ranks")
-        named = None if pipeline == (ALL,) else [PipelineName().parse(name) for name in pipeline]
+        with naming("--pipeline"):
+            named = None if pipeline == (ALL,) else list(map(PipelineName().parse, pipeline))
         sizes = ranks if given else PIPELINE_RANKS
         with progress_bar("proving") as advance:
             rows = [*pipelines.sweep(sizes, microbatches, chunks, named, _on_proof(advance))]
@@ -161,7 +163,7 @@ def spans(numbers: tuple[int, ...]) -> str:
 
 
 def as_dict(rows: Sequence[Any], seconds: float) -> dict[str, Any]:
-    """Return the rows and their totals, as JSON has them."""
+    """Return the rows and their totals as a dict, for ``--json``."""
     return {
         "proved": all(row.proved for row in rows),
         "proofs": sum(row.proofs for row in rows),
@@ -171,7 +173,9 @@ def as_dict(rows: Sequence[Any], seconds: float) -> dict[str, Any]:
     }
 
 
-def _print_pipelines(console: Console, rows: list[pipelines.Row], seconds: float) -> None:
+def _print_pipelines(
+    console: Console, rows: list[pipelines.PipelineProofRow], seconds: float
+) -> None:
     """Print a row for each schedule, the counter-examples, and the totals."""
     heads = ("=pipeline", "chunks", "ranks", "microbatches", ">proofs", ">messages")
     table = make_table(console, *heads, ">most\noutstanding", ">s", "proved")

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..errors import InvalidArgument, InvalidRank
 from ..pipeline.schedules.automatic import automatic
 from ..pipeline.schedules.simulate import Costs
-from ..schedule.registry import Groups, find
+from ..schedule.registry import Groups, algorithms, find
 from .console import examples, make_console
 from .options import (
     ActionCosts,
@@ -22,6 +22,7 @@ from .options import (
     PlotFile,
     check_not_given,
     load_option,
+    naming,
 )
 
 if TYPE_CHECKING:
@@ -140,11 +141,15 @@ def _show_algorithm(
     """Print an algorithm, or write its SVG."""
     from ..schedule import show
 
-    choice = find(collective, algorithm)
+    with naming("COLLECTIVE"):
+        algorithms(collective)
+    with naming("ALGORITHM"):
+        choice = find(collective, algorithm)
     if not 0 <= root < ranks:
-        raise InvalidRank(root, ranks, "--root ")
+        raise InvalidRank(root, ranks, "--root")
     if arity is not None:
-        choice = find(collective, f"{choice.algorithm.name}:{arity}")
+        with naming("--arity"):
+            choice = find(collective, f"{choice.algorithm.name}:{arity}")
     groups = _groups(nodes, ranks)
     draw = show.text if svg is None else show.svg
     picture = draw(collective, choice, ranks, root=root, groups=groups, segments=segments)
@@ -174,7 +179,9 @@ def _draw(
     from ..pipeline.schedules.show import picture
 
     if name != "auto":
-        return picture(PipelineName().parse(name), stages, microbatches, chunks, costs)
+        with naming("SCHEDULE"):
+            schedule = PipelineName().parse(name)
+        return picture(schedule, stages, microbatches, chunks, costs)
     made = automatic(stages, microbatches, costs or Costs(), chunks=chunks or 1)
     return picture(made, stages, microbatches, costs=costs)
 

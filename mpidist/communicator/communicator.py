@@ -17,11 +17,11 @@ import numpy as np
 
 from ..backends.base import Backend, complete
 from ..calls.arrays import as_input, kind_of_memory
-from ..calls.prepare import Place, Prepared, check_counts, prepare
+from ..calls.prepare import Caller, Prepared, check_counts, prepare
 from ..device.recognise import is_on_device
-from ..engine.agreement import check_alike
+from ..engine.agreement import check_same_call
 from ..engine.calibration import from_environment
-from ..engine.messages import Messages, PostedMessage, as_bytes
+from ..engine.messages import PointToPoint, PostedMessage, as_bytes
 from ..engine.service import Service
 from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
@@ -33,8 +33,8 @@ from ..operations import Op, find_op
 from ..schedule.registry import SYMMETRIC
 from ..selection.choose import Way, Ways, choose
 from ..selection.config import CollectiveConfig
-from ..selection.estimates import Advice, Calibration
-from ..selection.segmentation import Pipelining
+from ..selection.estimates import Calibration, Estimates
+from ..selection.segmentation import Segmentation
 from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
 from ..shared_memory import NEEDS, check_shape
 from ..topology import Topology
@@ -47,7 +47,7 @@ _NOTHING = np.empty(0, np.uint8)  # the data of a barrier
 def begun(
     collective: Callable[Concatenate[Communicator, P], Any],
 ) -> Callable[Concatenate[Communicator, P], Work]:
-    """Return the background form of a blocking collective: the same arguments, a Work at once."""
+    """Return the background form of a blocking collective: same arguments, returns a Work."""
 
     @wraps(collective)
     def begin(self: Communicator, /, *args: P.args, **kwargs: P.kwargs) -> Work:
@@ -78,7 +78,7 @@ def same_here(name: str, known: Iterable[str]) -> str:
 
 
 class _Beginning:
-    """A communicator as :func:`begun` passes it to a collective: calls begin instead of running."""
+    """Proxy of a communicator for :func:`begun`: its calls begin in the background."""
 
     __slots__ = ("_comm", "_place", "rank")
 
@@ -89,14 +89,14 @@ class _Beginning:
         return getattr(self._comm, name)
 
     def _find(self, *_: Any) -> None:
-        """Find nothing: a bound call is a blocking one."""
+        """Return None: only blocking calls are kept for repetition."""
 
     def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
         return self._comm._begin(collective, make, algorithm)
 
 
 class Communicator:
-    """A group of ranks and everything they can do together.
+    """A group of ranks, with collectives, messages and shared memory among them.
 
     Arguments follow numpy: arrays of any shape, lists and scalars; results are new arrays unless
     `out` is given; ``out=x`` is in place.  Every rank must make the same calls in the same order.
@@ -127,8 +127,8 @@ class Communicator:
         backend: Backend,
         config: CollectiveConfig | None = None,
         *,
-        segment_bytes: int = Pipelining.segment_bytes,
-        window: int = Pipelining.window,
+        segment_bytes: int = Segmentation.segment_bytes,
+        window: int = Segmentation.window,
         debug: bool | None = None,
         tuning: TuningTable | None = None,
         calibrate: bool | Calibration | None = None,
@@ -136,22 +136,22 @@ class Communicator:
         for name, value in (("segment_bytes", segment_bytes), ("window", window)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidArgument(
-                    f"rank {backend.rank}: {name}={value!r} must be a whole number >= 1"
+                    f"rank {backend.rank}: {name}={value!r}: expected a whole number >= 1"
                 )
         config = config or CollectiveConfig()
         config.check_size(backend.size, backend.rank)
-        self._backend, self._place = complete(backend), Place(backend.rank, backend.size)
-        pipelining = Pipelining(segment_bytes, window, backend.library)
+        self._backend, self._place = complete(backend), Caller(backend.rank, backend.size)
+        pipelining = Segmentation(segment_bytes, window, backend.library)
         self._service = Service(backend, config, pipelining)
         self._find = self._service.programs.find
-        self._messages = Messages(self._service)
+        self._messages = PointToPoint(self._service)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
             "window": window,
             "tuning": tuning,
         }
-        self._service.chooser.advice = self._advice(calibrate)
-        self._service.chooser.advice.tell(backend.rank)
+        self._service.chooser.estimates = self._estimates(calibrate)
+        self._service.chooser.estimates.tell(backend.rank)
         self._debug = (
             os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
         )
@@ -204,7 +204,7 @@ class Communicator:
 
     @property
     def gpu(self) -> GpuPaths:
-        """How arrays on a GPU are served; collective at its first use, and needs a GPU then."""
+        """The service of GPU arrays; its first use is collective and needs a GPU."""
         return self._gpu_for("a call with an array on a GPU")
 
     # -- collectives ----------------------------------------------------------------------------
@@ -452,7 +452,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         commute: bool | None = None,
     ) -> Any:
-        """Combine the arrays of all ranks and deal the rows of the result out.
+        """Combine the arrays of all ranks elementwise; every rank gets its part of the rows.
 
         Parameters
         ----------
@@ -667,19 +667,19 @@ class Communicator:
         return self._messages.recv(out, peer, tag, timeout)
 
     def isend(self, x: Any, peer: int, tag: int = 0) -> Work:
-        """Begin :meth:`send`; the array is not to be touched before ``wait()``."""
+        """Begin :meth:`send` in the background; do not touch the array before ``wait()``."""
         if type(x) is not np.ndarray and is_on_device(x):
             return self._gpu_messages.isend(x, peer, tag)
         return self._messages.isend(x, peer, tag)
 
     def irecv(self, out: np.ndarray, peer: int, tag: int = 0) -> Work:
-        """Begin :meth:`recv`; the array is not to be touched before ``wait()``."""
+        """Begin :meth:`recv` in the background; do not touch the array before ``wait()``."""
         if type(out) is not np.ndarray and is_on_device(out):
             return self._gpu_messages.irecv(out, peer, tag)
         return self._messages.irecv(out, peer, tag)
 
     def send_object(self, value: Any, peer: int, tag: int = 0) -> None:
-        """Send any object that can be pickled; see :meth:`send`."""
+        """Send a Python object, which must be picklable; see :meth:`send`."""
         self._messages.send_object(value, peer, tag)
 
     def recv_object(self, peer: int, tag: int = 0, timeout: float | None = UNSET) -> Any:
@@ -729,7 +729,7 @@ class Communicator:
         return self._messages.post_send(x, peer, tag, self._debug)
 
     def post_recv(self, out: Any, peer: int, tag: int = 0) -> PostedMessage:
-        """Post memory for the elements that :meth:`post_send` sends; see there.
+        """Post memory to receive the elements of a :meth:`post_send`, which documents both.
 
         Posted before the message comes, it is filled without a copy.  Messages between two ranks
         with one tag fill the posted receives in their order.
@@ -782,7 +782,7 @@ class Communicator:
 
     @contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """Guard messages that belong together: an exception leaves the communicator broken.
+        """Guard messages that belong together: an exception within leaves the communicator broken.
 
         A step left unfinished by an exception on one rank cannot be resumed: later calls raise
         CommunicatorBroken with the reason, here and on the ranks that wait for this one.
@@ -800,7 +800,7 @@ class Communicator:
             At once, if the communicator is broken already, or was freed.
         """
         if not isinstance(what, str):
-            raise self._place.wrong(f"guard: what={what!r}: expected a string")
+            raise self._place.wrong(f"guard: what={what!r}: expected a str")
         service = self._service
         service.check_usable()
         try:
@@ -865,7 +865,7 @@ class Communicator:
 
         def check() -> tuple[()]:
             if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
-                raise self._place.wrong(f"color={color!r}: must be a whole number >= 0, or None")
+                raise self._place.wrong(f"color={color!r}: expected a whole number >= 0, or None")
             return ()
 
         if self._debug:
@@ -1002,7 +1002,7 @@ class Communicator:
         memory: str = PRIVATE,
         without: Sequence[str] = (),
     ) -> tuple[Way, list[Way]]:
-        """Return the way that "auto" takes for `nbytes` of float32, and all ways.
+        """Return the choice of "auto" for `nbytes` of float32, and all other implementations.
 
         No communication: nothing is measured for it.
 
@@ -1035,7 +1035,7 @@ class Communicator:
             If this communicator cannot have arrays in symmetric memory.
         """
         if memory not in MEMORIES:
-            raise self._place.wrong(f"memory={memory!r}: allowed are {' and '.join(MEMORIES)}")
+            raise self._place.wrong(f"memory={memory!r}: expected {' or '.join(MEMORIES)}")
         call = example_call(self._place, collective, nbytes, find_op(op))
         service = self._service
         means = service.chooser.means(call)
@@ -1049,19 +1049,19 @@ class Communicator:
         for name in without:
             if name not in reasons:
                 allowed = ", ".join(reasons)
-                raise self._place.wrong(f"without={without!r}: allowed are {allowed}")
-            reasons[name] = "the caller does without it"
-        advice = service.chooser.advice
+                raise self._place.wrong(f"without={without!r}: expected some of {allowed}")
+            reasons[name] = "excluded by without="
+        estimates = service.chooser.estimates
         ways = Ways(call, replace(means, reasons=reasons))
-        chosen = choose(ways, "auto", self.config, advice)
+        chosen = choose(ways, "auto", self.config, estimates)
         if chosen.missing:
             why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"
             chosen = replace(chosen, why=why)
         every = ways.every()
-        if advice is not None:
+        if estimates is not None:
             where = PRIVATE if collective not in NEEDS else memory
-            every = [advice.predicted(call, way, where) for way in every]
-            chosen = advice.predicted(call, chosen, where)
+            every = [estimates.predicted(call, way, where) for way in every]
+            chosen = estimates.predicted(call, chosen, where)
         return chosen, every
 
     def calibrate(self) -> Calibration:
@@ -1072,7 +1072,7 @@ class Communicator:
         return self._service.calibrate()
 
     def learn(self, calibration: Calibration) -> None:
-        """Have the cost model predict with these constants from now on, for "auto" and `explain`.
+        """Set the cost model's constants, for "auto" and `explain` from now on; collective.
 
         Parameters
         ----------
@@ -1083,7 +1083,7 @@ class Communicator:
         self._service.learn(calibration)
 
     def _gpu_for(self, what: str) -> GpuService:
-        """Return the service of arrays on a GPU, created by all ranks in the first such call."""
+        """Return the service of GPU arrays, which all ranks create together in their first call."""
         if self._gpu_service is None:
             service = self._service
             self._gpu_service = service.set_up(what, lambda: GpuService(service, service.everyone))
@@ -1100,7 +1100,7 @@ class Communicator:
         hint = "" if name.startswith("_") else same_here(name, dir(self))
         raise AttributeError(f"'Communicator' object has no attribute {name!r}{hint}", name=name)
 
-    def _advice(self, calibrate: bool | Calibration | None) -> Advice:
+    def _estimates(self, calibrate: bool | Calibration | None) -> Estimates:
         known = calibrate if isinstance(calibrate, Calibration) else None
         if calibrate is None:
             calibrate = from_environment()
@@ -1108,13 +1108,13 @@ class Communicator:
         pipelining = self._service.pipelining
         table = self._options["tuning"]
         library, groups = self._backend.library, self.topology.groups
-        return Advice(library, groups, measures, known, table, pipelining)
+        return Estimates(library, groups, measures, known, table, pipelining)
 
     def _calibrated(self) -> dict[str, Any]:
         """Return the option of a sub-communicator: the constants, or whether to measure them."""
-        advice = self._service.chooser.advice
-        assert advice is not None
-        return {"calibrate": advice.calibration or advice.calibrates}
+        estimates = self._service.chooser.estimates
+        assert estimates is not None
+        return {"calibrate": estimates.calibration or estimates.calibrates}
 
     def _run(
         self,
@@ -1145,32 +1145,32 @@ class Communicator:
         algorithm: str,
         background: bool = False,
     ) -> Prepared:
-        """Check the arguments, and agree on them with the other ranks; see MPIDIST_DEBUG."""
+        """Check a call's arguments; with MPIDIST_DEBUG=1, compare them with other ranks'."""
         self._service.check_usable()
         try:
             prepared = make()
         except CommunicationError:  # from the exchange that precedes the check
             raise
         except MpidistError as error:
-            check_alike(self._service, collective, error)
+            check_same_call(self._service, collective, error)
             raise
         call, intention = prepared.call, self._service.intention
         when = " in the background" * background + " on a GPU" * call.on_device
-        check_alike(self._service, f"{call.fingerprint} algorithm={algorithm}{when}")
+        check_same_call(self._service, f"{call.fingerprint} algorithm={algorithm}{when}")
         # Arrays may be symmetric on some ranks only.
         if self._service.heap is not None and not call.on_device:
             self._agreed("", lambda: (intention(call, algorithm, background),))
         return prepared
 
     def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:
-        """Check arguments that must be the same on every rank, and that they are."""
+        """Return what `check` returns; with MPIDIST_DEBUG=1, raise on all ranks if it differs."""
         self._service.check_usable()
         try:
             found = check()
         except MpidistError as error:
-            check_alike(self._service, what, error)
+            check_same_call(self._service, what, error)
             raise
-        check_alike(self._service, f"{what} {', '.join(map(str, found))}".strip())
+        check_same_call(self._service, f"{what} {', '.join(map(str, found))}".strip())
         return found
 
     def _scattering(self, x: Any, out: Any, counts: Any, root: Any) -> Prepared:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ..calls.call import Call
-from ..calls.prepare import Place, prepare
+from ..calls.prepare import Caller, prepare
 from ..errors import UnknownName
 from ..operations import Op
 from ..schedule.contract import COLLECTIVES
 
 
-def example_call(place: Place, collective: str, nbytes: int, op: Op) -> Call:
+def example_call(place: Caller, collective: str, nbytes: int, op: Op) -> Call:
     """Return a call of about `nbytes` of float32 with arrays that take no memory."""
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)

@@ -16,7 +16,7 @@ from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.work import UNSET
 from ..errors import ConfigError, InvalidArgument, LaunchError
 from ..selection.config import CollectiveConfig, misspelt
-from ..selection.segmentation import Pipelining
+from ..selection.segmentation import Segmentation
 from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
 from ..topology import pretended_hosts
@@ -60,7 +60,7 @@ def share_tuning(
 
 
 def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return the error, the document and its name."""
+    """Read the tuning table that the user chose; return (error, JSON document, name)."""
     variable = environ.get(VARIABLE, "").strip()
     argument = f"{VARIABLE}={variable}" if variable else f"tuning={given!r}"
     if variable:
@@ -71,7 +71,7 @@ def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
         if isinstance(given, (str, os.PathLike)):
             given = TuningTable.load(given)
         if not isinstance(given, TuningTable):
-            return f"{argument}: must be a path or a TuningTable", "", ""
+            return f"{argument}: expected a path or a TuningTable", "", ""
         return "", given.to_json(), given.source
     except ConfigError as error:
         return f"{argument}: {error}", "", ""
@@ -89,8 +89,8 @@ def init(
     timeout: float | None = UNSET,
     thread_level: str = "multiple",
     comm: Any = None,
-    segment_bytes: int = Pipelining.segment_bytes,
-    window: int = Pipelining.window,
+    segment_bytes: int = Segmentation.segment_bytes,
+    window: int = Segmentation.window,
     debug: bool | None = None,
     tuning: str | os.PathLike | TuningTable | None = None,
     calibrate: bool | None = None,
@@ -128,7 +128,8 @@ def init(
         given = (config, tuning, calibrate)
         if timeout is not UNSET or any(value is not None for value in given):
             raise InvalidArgument(
-                "init: mpidist runs with other settings; set comm.timeout, or free() it"
+                "init: mpidist was started with other settings; expected none of its arguments "
+                "again: set comm.timeout, or free() the communicator"
             )
         return _default
     config = CollectiveConfig.from_environment(os.environ, config)
@@ -172,7 +173,7 @@ def started() -> Communicator | None:
 def start_mpi(thread_level: str) -> Any:
     """Import mpi4py's MPI, which starts it, and check the thread level."""
     if thread_level not in LEVELS:
-        raise InvalidArgument(f"thread_level={thread_level!r}: allowed are {', '.join(LEVELS)}")
+        raise InvalidArgument(f"thread_level={thread_level!r}: expected one of {', '.join(LEVELS)}")
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # else a warning at every shared window
     import mpi4py
 
@@ -193,15 +194,15 @@ def start_mpi(thread_level: str) -> Any:
     have = MPI.Query_thread()
     if have < levels[LEVELS.index(thread_level)]:
         raise LaunchError(
-            f"thread_level={thread_level!r} was asked for, MPI gives "
-            f"{LEVELS[levels.index(have)]!r}: ask "
-            "for that, or start mpidist before anything else starts MPI"
+            f"thread_level={thread_level!r}, but MPI provides only "
+            f"{LEVELS[levels.index(have)]!r}: pass "
+            "that, or start mpidist before anything else starts MPI"
         )
     return MPI
 
 
 def check_launch(size: int, environ: Mapping[str, str]) -> None:
-    """Raise LaunchError if the launcher reports N tasks and MPI one: silent singletons."""
+    """Raise LaunchError if the launcher started N tasks, but MPI has one rank in each."""
     if size > 1:
         return
     own = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -221,8 +222,7 @@ def check_launch(size: int, environ: Mapping[str, str]) -> None:
         cures = dict.fromkeys(cures, cures["SLURM_STEP_NUM_TASKS"])
     raise LaunchError(
         f"{name}={reported[name]} processes were started, but each is alone: MPI sees 1 rank.  "
-        f"{cures[name]}; "
-        "mpidist run -n N starts the launcher that belongs to the installed mpi4py"
+        f"{cures[name]}; mpidist run -n N starts the launcher that belongs to the installed mpi4py"
     )
 
 
@@ -245,7 +245,7 @@ def _end_together() -> None:
 
 
 def of_the_program(trace: Any) -> Any:
-    """Return a traceback without the leading frames of ``-m mpi4py``."""
+    """Return a traceback without the leading frames of ``python -m mpi4py``."""
     beside = ("<frozen runpy>", "/runpy.py", "/mpi4py/__main__.py", "/mpi4py/run.py")
     left = trace
     while left is not None and left.tb_frame.f_code.co_filename.endswith(beside):
@@ -265,7 +265,7 @@ def _leave() -> None:
 
 
 def _be_heard(board: Board) -> None:
-    """Leave the board, and wait shortly, so that ranks waiting for this one can report it."""
+    """Leave the board, then wait briefly, so that ranks waiting for this one can report it."""
     board.leave()
     until = time.monotonic() + HEARD_SECONDS
     while time.monotonic() < until and not all(map(board.has_left, board.ranks)):

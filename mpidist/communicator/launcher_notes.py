@@ -1,4 +1,4 @@
-"""Notes from a rank to its companion process of ``mpidist run``: MPI is starting, has started."""
+"""Notes from a rank to its monitor under ``mpidist run``: MPI is starting, has started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STARTING, STARTED = "starting", "started"
 
 
 def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send the state to this rank's companion process, if there is one.
+    """Send the state of MPI to this rank's monitoring process, if there is one.
 
     Parameters
     ----------

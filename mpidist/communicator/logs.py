@@ -32,9 +32,9 @@ def set_up_log(rank: int, environ: Mapping[str, str] = os.environ) -> None:
     level = environ.get(LEVEL, "").strip().lower()
     wanted = environ.get(RANKS, "").strip() or "0"
     if level and level not in LEVELS:
-        raise ConfigError(f"{LEVEL}={level!r}: allowed are {', '.join(LEVELS)}")
+        raise ConfigError(f"{LEVEL}={level!r}: expected one of {', '.join(LEVELS)}")
     if wanted != "all" and not all(part.strip().isdigit() for part in wanted.split(",")):
-        raise ConfigError(f"{RANKS}={wanted!r}: allowed are all, and ranks like 0 or 0,3")
+        raise ConfigError(f"{RANKS}={wanted!r}: expected all, or ranks such as 0 or 0,3")
     log = logging.getLogger("mpidist")
     while _handlers:
         log.removeHandler(_handlers.pop())

@@ -28,7 +28,7 @@ Sum = Callable[[np.ndarray], np.ndarray]
 
 @dataclass
 class Replica:
-    """One replica in training.
+    """One replica of the model in training.
 
     With the defaults it is the training in one process.
 
@@ -71,7 +71,7 @@ class Replica:
     accuracies: list[float] = field(default_factory=list)
 
     def run(self, epochs: int, report: Report = lambda done, loss, accuracy: None) -> float:
-        """Train for some epochs; return the seconds."""
+        """Train for some epochs; return the time in seconds."""
         begun = perf_counter()
         optimizer = SGD(self.model.parameters(), self.learning_rate, self.momentum)
         random = np.random.default_rng(self.seed)  # the same on every rank: so are the batches
@@ -286,7 +286,7 @@ def _parallel_replica(
 
 
 def _one_process(comm: Communicator, alone: Replica, epochs: int) -> float:
-    """Train on rank 0 alone; the others wait epoch by epoch, within the deadline of each."""
+    """Train on rank 0 alone; the other ranks wait for each epoch, within its deadline."""
     if comm.rank == 0:
         return alone.run(epochs, lambda done, loss, accuracy: comm.barrier())
     for _ in range(epochs):

@@ -21,7 +21,7 @@ class Flags(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """A C-contiguous array on a device: a reference to its memory, which is never read here.
+    """Reference to a C-contiguous array in device memory; the elements are never read here.
 
     It has the part of numpy's interface that preparing a call needs.
 

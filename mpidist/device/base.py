@@ -10,13 +10,13 @@ import numpy as np
 
 
 class InFlight:
-    """Keeps memory alive until its work is complete; waits for that work when deleted."""
+    """Keeps memory alive until the device work on it is complete; deletion waits for that."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Event, Any]] = []
 
     def hold(self, event: Event, memory: Any) -> None:
-        """Keep memory until an event is complete, and release memory whose event is."""
+        """Keep memory until an event is complete; release memory whose event already is."""
         self._held = [pair for pair in self._held if not pair[0].done()]
         self._held.append((event, memory))
 
@@ -36,7 +36,7 @@ class Event(Protocol):
         """Wait on the host until the event is complete, as one that was never recorded is."""
 
     def block(self, stream: int) -> None:
-        """Make all further work of a stream wait for the mark as it is now."""
+        """Make later work of a stream wait for the mark, as recorded last."""
 
     def done(self) -> bool:
         """Return whether the event is complete, without waiting."""
@@ -70,7 +70,7 @@ class Device(Protocol):
         """Return the device's name, for messages."""
 
     def identity(self) -> str:
-        """Return the device's UUID, which no other device of this host has."""
+        """Return the device's UUID, unique among the devices of this host."""
 
     def enter(self) -> None:
         """Make this the current device of this thread."""

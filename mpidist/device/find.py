@@ -11,7 +11,7 @@ from .base import Device, DeviceClass
 
 
 class _Made(threading.local):
-    """The devices of a thread: ranks may be threads, and each has streams of its own."""
+    """The devices of one thread: ranks may be threads, and each has its own streams."""
 
     def __init__(self) -> None:
         self.devices: dict[DeviceClass | None, Device] = {}  # None: CUDA's
@@ -51,12 +51,12 @@ def _device_class() -> DeviceClass:
 
 
 def visible() -> tuple[str, ...]:
-    """Return the UUIDs of the devices that this process may use, by their numbers."""
+    """Return the UUIDs of the devices that are visible to this process, by their numbers."""
     return _device_class().identities()
 
 
 def taken() -> int | None:
-    """Return the number of this process's device; None if it can still be chosen."""
+    """Return the number of this process's chosen device; None while it can still be chosen."""
     if _selected:
         return _selected[0]
     found = _made.devices.get(installed_device())

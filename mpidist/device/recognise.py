@@ -138,7 +138,7 @@ def _check_pointer(array: DeviceArray, rank: int, argument: str) -> None:
 
 
 def _dtype(given: Any, typestr: str, rank: int, argument: str) -> np.dtype:
-    """Return numpy's dtype of an array: its own `dtype`, else that of the interface.
+    """Return numpy's dtype of an array, from its `dtype`, else from the CUDA Array Interface.
 
     The interface describes dtypes that it lacks as bytes.
     """

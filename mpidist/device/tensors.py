@@ -50,7 +50,7 @@ def make_like(x: torch.Tensor) -> Callable[[tuple[int, ...], np.dtype], torch.Te
 
 
 def why_no_array(x: torch.Tensor) -> str | None:
-    """Return why a tensor's elements are not an array in memory, or None if they are."""
+    """Return why a tensor's elements are not a plain array in memory, or None if they are."""
     if x.layout is not torch.strided or x.is_nested:
         kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         return f"a {kind} tensor; pass a dense one, such as x.to_dense()"
@@ -113,5 +113,5 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by the itemsize of a
 
 
 def _is_extra(name: str) -> bool:
-    """Return whether ml_dtypes may know a dtype that numpy does not."""
+    """Return whether ml_dtypes may provide a dtype that numpy does not."""
     return name.startswith(("bfloat", "float8", "float4"))

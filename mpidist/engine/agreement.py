@@ -1,4 +1,4 @@
-"""``MPIDIST_DEBUG=1``: ranks compare each collective first, so that mismatches raise on all."""
+"""``MPIDIST_DEBUG=1``: ranks compare every collective before it runs; mismatches raise on all."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _HERE = str(Path(__file__).parents[1]) + os.sep
 
 
 def call_site() -> str:
-    """Return file and line of the innermost frame outside this package."""
+    """Return "FILE:LINE" of the innermost frame outside this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def check_alike(service: Service, what: str, error: MpidistError | None = None) -> None:
-    """Compare the collective that each rank is about to run.
+def check_same_call(service: Service, operation: str, error: MpidistError | None = None) -> None:
+    """Raise CollectiveMismatch on all ranks unless all are about to run the same collective.
 
     Parameters
     ----------
     service : Service
         The service of the communicator.
-    what : str
+    operation : str
         Description of this rank's collective: kind, op, root, count, dtype.
     error : MpidistError, optional
-        The error raised for this rank's arguments; `what` is then not compared.
+        The error raised for this rank's arguments; `operation` is then not compared.
 
     Raises
     ------
     CollectiveMismatch
         If the ranks differ or another rank raised; with a table of rank, call and call site.
     """
-    summary = f"raised {type(error).__name__}: {error}" if error is not None else what
+    summary = f"raised {type(error).__name__}: {error}" if error is not None else operation
     mine = (summary, error is not None, call_site())
     everyone = service.set_up(
-        what, lambda: service.everyone(mine), "agreement of MPIDIST_DEBUG=1", "an agreement"
+        operation, lambda: service.everyone(mine), "agreement of MPIDIST_DEBUG=1", "an agreement"
     )
     sites = tuple(site for _, _, site in everyone)
     same = len({summary for summary, _, _ in everyone}) == 1
@@ -51,13 +51,13 @@ def check_alike(service: Service, what: str, error: MpidistError | None = None) 
     if error is not None and all(failed):
         raise error
     if same and not any(failed):
-        if "in the background" in what and len(set(sites)) > 1 and sites not in _WARNED:
+        if "in the background" in operation and len(set(sites)) > 1 and sites not in _WARNED:
             _WARNED.add(sites)
             rows = ", ".join(f"rank {rank} at {site}" for rank, site in enumerate(sites))
             log.warning(
                 "rank %d: %s is begun in different places: %s; operations in the background must "
                 "be begun in the same order on every rank",
-                *(service.backend.rank, what, rows),
+                *(service.backend.rank, operation, rows),
             )
         return
     rows = "\n".join(

@@ -22,8 +22,8 @@ from .work import UNSET, Work
 log = logging.getLogger("mpidist")
 
 
-class Serving(Protocol):
-    """The service of a communicator, as far as background operations need it."""
+class BackgroundService(Protocol):
+    """The members of a communicator's service that background operations use."""
 
     backend: Backend
     programs: Programs
@@ -40,19 +40,19 @@ class Serving(Protocol):
     def describe(self, call: Call, executor: Executor, way: Way, background: bool) -> str:
         """Return the text that ranks compare for a call."""
 
-    def broke(self, error: BaseException, what: str, sequence: int) -> BaseException:
-        """Note that an operation that began did not end; return the error to be raised."""
+    def broke(self, error: BaseException, operation: str, sequence: int) -> BaseException:
+        """Mark the communicator broken by an unfinished operation; return the error to raise."""
 
     def check_usable(self) -> None:
         """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
 
     def deadline(self, timeout: Any) -> float | None:
-        """Return the moment by which a wait that begins now must end; None for never."""
+        """Return the deadline of a wait that begins now; None to wait forever."""
 
     def timed_out(
-        self, what: str, sequence: int | None, how: str, timeout: Any = UNSET
+        self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
-        """Return the report of a deadline that passed."""
+        """Return the error of a deadline that passed."""
 
 
 class Background:
@@ -64,7 +64,7 @@ class Background:
         The operations that have begun and not ended.
     """
 
-    def __init__(self, service: Serving):
+    def __init__(self, service: BackgroundService):
         self._service = service
         self.works: set[Work] = set()
         self._begun = 0
@@ -76,7 +76,7 @@ class Background:
         service, call = self._service, prepared.call
         service.check_usable()
         executor, way = service.choose(call, algorithm, True)
-        what = service.describe(call, executor, way, True)
+        operation = service.describe(call, executor, way, True)
         sequence = service.sequence + 1
         if call.on_device:
             program = executor.bind(call, way.choice, background=True)
@@ -85,24 +85,24 @@ class Background:
         try:
             program = self._program(call, algorithm, executor, way)
             if program.interruptible:
-                self._take_tags(program, what, way.name)
+                self._take_tags(program, operation, way.name)
             for action in program.before:
                 action()
-            fingerprint = service.reports.fingerprint(what, meets=False)
+            fingerprint = service.reports.fingerprint(operation, meets=False)
             service.announce(fingerprint)
-            service.reports.check_first(sequence, what, fingerprint)
+            service.reports.check_first(sequence, operation, fingerprint)
             self.sweep()
             if program.named is not None:
-                program.named.name(sequence, what, fingerprint)
+                program.named.name(sequence, operation, fingerprint)
             run = service.engine.start(program)
             if program.interruptible:
                 self._in_slot[program.tags[0]] = (run, sequence)
         except BaseException as error:
-            raise service.broke(error, what, sequence) from error.__cause__
-        return self._work(run.test, prepared.give, what, sequence, way.name)
+            raise service.broke(error, operation, sequence) from error.__cause__
+        return self._work(run.test, prepared.give, operation, sequence, way.name)
 
     def _program(self, call: Call, algorithm: str, executor: Executor, way: Way) -> Program:
-        """Return the program of a call, one that was bound before if it is not busy."""
+        """Return the program of a call: one bound earlier if it is not in use, else a new one."""
         programs = self._service.programs
         key = ("background", *key_of(call, algorithm))
         bound = programs.get(key)
@@ -123,11 +123,11 @@ class Background:
         self,
         poll: Callable[[], bool],
         give: Callable[[], Any],
-        what: str,
+        operation: str,
         sequence: int,
         how: str,
     ) -> Work:
-        """Return the user's handle; an error in the operation breaks the communicator."""
+        """Return the user's Work of a started program; an error in it breaks the communicator."""
         service = self._service
 
         def test() -> bool:
@@ -135,21 +135,21 @@ class Background:
             try:
                 return poll()
             except BaseException as error:
-                raise service.broke(error, what, sequence) from error.__cause__
+                raise service.broke(error, operation, sequence) from error.__cause__
 
         def wait(test: Callable[[], bool], timeout: Any) -> None:
             service.check_usable()
             deadline = service.deadline(timeout)
             try:
                 if not service.engine.wait(test, deadline):
-                    raise service.timed_out(what, sequence, how, timeout)
+                    raise service.timed_out(operation, sequence, how, timeout)
             except BaseException as error:
-                raise service.broke(error, what, sequence) from error.__cause__
+                raise service.broke(error, operation, sequence) from error.__cause__
 
         return Work(test, wait, give, self.works)
 
-    def _take_tags(self, program: Program, what: str, how: str) -> None:
-        """Set a program's tags, its own; every rank counts alike, so all take the same.
+    def _take_tags(self, program: Program, operation: str, how: str) -> None:
+        """Set a program's tags: a slot that no pending program uses, the same on all ranks.
 
         Before the kernel's first action: its notes are keyed by the tags.
         """
@@ -158,7 +158,7 @@ class Background:
         slot = 1 + self._begun % self._slots
         before, number = self._in_slot.get(slot, (None, 0))
         if before is not None and not service.engine.wait(before.test, service.deadline(UNSET)):
-            raise service.timed_out(what, number, how)
+            raise service.timed_out(operation, number, how)
         self._in_slot = {s: r for s, r in self._in_slot.items() if not r[0].done}
         program.tags[0] = slot
 

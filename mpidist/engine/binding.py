@@ -18,8 +18,8 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Choice, Groups
 from ..schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple, segmented
 from ..schedule.unrolled import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise, tags_of
-from ..selection.segmentation import Pipelining
-from .storage import Arena, Memory, Piece, Storage, merge, merge_rows
+from ..selection.segmentation import Segmentation
+from .storage import Memory, MessageScratch, Piece, Storage, merge, merge_rows
 
 if TYPE_CHECKING:
     from ..backends.roll_call import RollCall
@@ -48,7 +48,7 @@ def held_bytes(program: Program) -> int:
 
 
 def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
-    """Return the bytes of memory that only these keep alive, by identity."""
+    """Return the arrays that only these actions keep alive: their bytes, by identity."""
     found, ndarray = {}, np.ndarray
     for action in actions:
         for array in action.args if type(action) is partial else ():
@@ -62,7 +62,7 @@ def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
 
 
 def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
-    """Add all actions of these rounds."""
+    """Append the actions of these rounds to a list."""
     for item in items:
         if isinstance(item, Round):
             actions += item.before
@@ -73,7 +73,7 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
 
 
 class _Gone:
-    """The last round of a program with greetings: their sends are complete, the buffers free."""
+    """The last round of a program with greetings: it waits until these are sent."""
 
     __slots__ = ("start", "test")
 
@@ -83,7 +83,7 @@ class _Gone:
 
 
 class Bindable(Protocol):
-    """The part of a backend that binds the messages of a round; NCCL implements no more."""
+    """The members of a backend that binding needs: all that NCCL's backend has."""
 
     rank: int
     tag_limit: int
@@ -103,11 +103,11 @@ class CallBinder:
     ----------
     groups : tuple of tuple of int
         Which ranks share a node.
-    pipelining : Pipelining
+    pipelining : Segmentation
         Segment length and window.
     """
 
-    def __init__(self, groups: Groups, pipelining: Pipelining):
+    def __init__(self, groups: Groups, pipelining: Segmentation):
         self.groups, self.pipelining = groups, pipelining
         self._written: dict[Hashable, Written] = {}
 
@@ -155,7 +155,7 @@ class CallBinder:
         return program
 
     def _segments(self, call: Call, algorithm: Algorithm, block_count: int) -> tuple[int, int]:
-        """Return the number of pieces that each block is cut into, and of those in flight."""
+        """Return the number of segments of each block, and the number of those in flight."""
         largest = -(-call.nbytes // max(block_count, 1))
         if call.counts:
             per_rank = max(1, block_count // call.size)
@@ -216,9 +216,9 @@ class Binder:
             self._greeting = Greeting(backend.rank, absent, answers, self._slot, self._space)
 
     def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
-        """Bind a whole schedule; `finish` is done after the result is complete."""
+        """Bind a whole schedule; the actions `finish` run after the result is complete."""
         self.storage.prepare(written)
-        arena = Arena(self.memory)
+        arena = MessageScratch(self.memory)
         items, greeting = self._strand(written, arena, 0, set()), self._greeting
         if greeting is not None and greeting.bind(self._bind):
             items = [Round((greeting.start,), None, ()), *items, Round((), _Gone(greeting), ())]
@@ -236,9 +236,9 @@ class Binder:
         )
 
     def _strand(
-        self, written: Written, arena: Arena, tag: int, heard: set[int]
+        self, written: Written, arena: MessageScratch, tag: int, heard: set[int]
     ) -> list[Round | Side]:
-        """Bind one strand; `heard` are the peers with greetings compared earlier."""
+        """Bind one strand; the greetings of the peers `heard` are compared in earlier rounds."""
         items: list[Round | Side] = []
         for item in written:
             if isinstance(item, Strands):
@@ -255,7 +255,9 @@ class Binder:
                 items.append(self._round(item, arena, tag, heard))
         return items
 
-    def _round(self, steps: tuple[Step, ...], arena: Arena, tag: int, heard: set[int]) -> Round:
+    def _round(
+        self, steps: tuple[Step, ...], arena: MessageScratch, tag: int, heard: set[int]
+    ) -> Round:
         """Bind one round; sends come before receives, because they read the old contents."""
         arena.taken = 0
         if tag >= self._space:
@@ -284,7 +286,7 @@ class Binder:
         return Round(tuple(before), transfer, tuple(after))
 
     def _transfer(self, messages: Sequence[Message], heard: set[int]) -> Transfer:
-        """Bind the messages of a round; those of peers that are not `heard` wait for that."""
+        """Bind the messages of a round; receives wait for the greetings of peers not in `heard`."""
         greeting = self._greeting
         if greeting is None:
             return self._bind(messages)
@@ -317,7 +319,7 @@ class Binder:
                         raise ScheduleError("is sent or received twice in one round", block=b)
                     received.add(place)
 
-    def _send(self, step: Send, arena: Arena, tag: int, before: list[Action]) -> Message:
+    def _send(self, step: Send, arena: MessageScratch, tag: int, before: list[Action]) -> Message:
         places, read = _places(step), self.storage.read
         merged = merge([read(place) for place in places])
         if len(merged) == 1:
@@ -326,7 +328,7 @@ class Binder:
         before += [self._store(part, piece) for piece, part in _cut(packed, merged)]
         return Message(False, step.peer, self.memory.view(packed), tag)
 
-    def _recv(self, step: Recv, arena: Arena, tag: int, after: list[Action]) -> Message:
+    def _recv(self, step: Recv, arena: MessageScratch, tag: int, after: list[Action]) -> Message:
         places, write = _places(step), self.storage.write
         merged = merge([write(place) for place in places])
         if len(merged) == 1:
@@ -335,7 +337,9 @@ class Binder:
         after += [self._store(piece, part) for piece, part in _cut(packed, merged)]
         return Message(True, step.peer, self.memory.view(packed), tag)
 
-    def _reduce(self, step: Reduce, arena: Arena, tag: int, after: list[Action]) -> Message:
+    def _reduce(
+        self, step: Reduce, arena: MessageScratch, tag: int, after: list[Action]
+    ) -> Message:
         places = _places(step)
         own = [self.storage.read(place) for place in places]
         incoming = arena.take(sum(stop - start for _, start, stop in own))
@@ -367,7 +371,7 @@ class Binder:
         return [self._store(*pair) for pair in merge_rows(pairs)]
 
     def _copy_over_each_other(self, pairs: list[tuple[Piece, Piece]]) -> list[Action]:
-        """Copy blocks among each other: all are read before the first is written."""
+        """Copy between overlapping sets of blocks: all are read before the first is written."""
         lengths = [source[2] - source[1] for _, source in pairs]
         aside = [(self.memory.allocate(n), 0, n) for n in lengths]
         return [
@@ -384,7 +388,7 @@ def _places(step: Send | Recv | Reduce) -> list[tuple[str, int]]:
 
 
 def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
-    """Pair each piece with its part of a piece that holds all of them, in this order."""
+    """Split `whole` into consecutive parts as long as `pieces`; return (piece, part) pairs."""
     array, at, _ = whole
     pairs: list[tuple[Piece, Piece]] = []
     for piece in pieces:

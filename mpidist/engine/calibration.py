@@ -20,8 +20,8 @@ from ..selection.estimates import Calibration
 from ..topology import Topology
 
 
-class Group(Messenger, Protocol):
-    """A communicator, as far as measurements need it."""
+class MeasuredGroup(Messenger, Protocol):
+    """The members of a communicator that measurements use."""
 
     size: int
 
@@ -30,16 +30,16 @@ class Group(Messenger, Protocol):
         """The ranks of each node."""
 
     def broadcast(self, x: Any, root: int) -> Any:
-        """Bring the root's array to every rank."""
+        """Broadcast the root's array to every rank."""
 
     def allreduce(self, x: Any, op: str) -> Any:
-        """Combine the arrays of all ranks."""
+        """Combine the arrays of all ranks; every rank gets the result."""
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order."""
 
 
-def calibrate(comm: Group, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
+def calibrate(comm: MeasuredGroup, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
     """Measure α, β and γ by ping-pong between rank 0 and every other rank; collective.
 
     Parameters
@@ -104,7 +104,7 @@ def pairs_of(groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
     return inside + every
 
 
-def measure_links(comm: Group) -> tuple[list[LinkSpeed], Calibration]:
+def measure_links(comm: MeasuredGroup) -> tuple[list[LinkSpeed], Calibration]:
     """Measure the links of a communicator; collective.
 
     Returns
@@ -133,7 +133,7 @@ def _middle(links: list[LinkSpeed]) -> tuple[float, float]:
     return median([link.alpha for link in links]), median([link.beta for link in links])
 
 
-def _speed(comm: Group, first: int, second: int) -> tuple[float, float]:
+def _speed(comm: MeasuredGroup, first: int, second: int) -> tuple[float, float]:
     """Return α and β between two ranks, on every rank."""
     small = _there_and_back(comm, first, second, SMALL)
     large = _there_and_back(comm, first, second, LARGE)
@@ -142,8 +142,8 @@ def _speed(comm: Group, first: int, second: int) -> tuple[float, float]:
     return alpha, beta
 
 
-def _there_and_back(comm: Group, first: int, second: int, nbytes: int) -> float:
-    """Return the seconds of a message one way; valid on rank `first` only."""
+def _there_and_back(comm: MeasuredGroup, first: int, second: int, nbytes: int) -> float:
+    """Return the one-way time of a message, in seconds; valid on rank `first` only."""
     comm.barrier()
     if comm.rank not in (first, second):
         return 0.0
@@ -178,12 +178,12 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
     """
     text = environ.get(VARIABLE, "").strip()
     if text not in ("", "0", "1"):
-        raise ConfigError(f"{VARIABLE}={text!r}: allowed are 0 and 1")
+        raise ConfigError(f"{VARIABLE}={text!r}: expected 0 or 1")
     return text == "1" if text else None
 
 
 def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) -> Calibration:
-    """Measure between rank 0, another rank of its node and one of another node; collective.
+    """Measure α, β and γ: from rank 0 to another rank of its node and of another node; collective.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def _rates(
 def _ping_pong(
     backend: Backend, peer: int, nbytes: int, share: float, deadline: float | None
 ) -> float:
-    """Return the seconds one way; the first byte of rank 0's message marks the last trip."""
+    """Return the one-way time in seconds; rank 0 marks the last trip in a message's first byte."""
     if backend.rank not in (0, peer):
         return 0.0
     data = np.zeros(nbytes, np.uint8)
@@ -253,7 +253,7 @@ def _ping_pong(
 
 
 def _spread(backend: Backend, figures: np.ndarray, deadline: float | None) -> None:
-    """Send rank 0's figures to all ranks."""
+    """Broadcast rank 0's measurements to all ranks."""
     if backend.rank:
         _move(backend, backend.irecv, figures, 0, deadline)
         return
@@ -271,6 +271,6 @@ def _move(
     request = post(data, peer, _TAG)
     if not backend.wait(request.test, deadline):  # type: ignore[attr-defined]
         raise CollectiveTimeout(
-            f"rank {backend.rank}: the calibration's message with rank {peer} has not come",
+            f"rank {backend.rank}: no calibration message exchanged with rank {peer} in time",
             collective="calibrate",
         )

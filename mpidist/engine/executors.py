@@ -14,7 +14,7 @@ from ..backends.executor import Executor
 from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
 from ..schedule.registry import Choice, Groups, reserve
-from ..selection.segmentation import Pipelining
+from ..selection.segmentation import Segmentation
 from ..shared_memory.heap import Heap
 from ..shared_memory.in_place import Symmetric
 from ..shared_memory.single_copy import SingleCopy
@@ -27,17 +27,17 @@ _REPORT_SECONDS = 1.0  # for ranks of other nodes to report a mismatch
 
 
 class Host(Protocol):
-    """The service of a communicator, as far as executors of host arrays need it."""
+    """The members of a communicator's service that executors of host arrays use."""
 
     backend: Backend
     reports: Reports
     heap: Heap | None
     groups: Groups
-    pipelining: Pipelining
+    pipelining: Segmentation
     arity: int
 
 
-class Native(Executor):
+class NativeExecutor(Executor):
     """The backend's own collectives.
 
     In the background between nodes, a call starts once all ranks have announced the same one.  On
@@ -51,7 +51,7 @@ class Native(Executor):
         self._waiting: deque[_Compared] = deque()  # to be started in order, the same on every rank
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return why the library cannot serve the call; None if it can."""
+        """Return why the library cannot serve the call, or None if it can."""
         native = self._backend.native
         if native is None:
             return f"the {self._backend.name} backend has no collectives of its own"
@@ -95,19 +95,19 @@ class _Compared:
         assert backend.roll_call is not None  # there are other nodes
         self._backend, self._roll_call = backend, backend.roll_call
         self._reports, self._call, self._waiting = reports, call, waiting
-        self._sequence, self._what, self._fingerprint = 0, "", 0
+        self._sequence, self._operation, self._fingerprint = 0, "", 0
         self._arrival: PendingArrival
         self._started = False
         self._until: float | None = None  # when the others have reported their calls, or will not
 
-    def name(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Begin to compare the operations of the ranks."""
-        self._sequence, self._what, self._fingerprint = sequence, what, fingerprint
+    def name(self, sequence: int, operation: str, fingerprint: int) -> None:
+        """Set the operation of the next run, and begin to compare it with the other ranks'."""
+        self._sequence, self._operation, self._fingerprint = sequence, operation, fingerprint
         self._started, self._until = False, None
         self._arrival = self._backend.begin_arrival(sequence)
 
     def start(self) -> None:
-        """Queue behind the calls begun earlier."""
+        """Queue the call behind those begun earlier."""
         self._waiting.append(self)
 
     def arrived(self) -> bool:
@@ -115,12 +115,12 @@ class _Compared:
         return self._arrival.test()
 
     def start_call(self) -> None:
-        """Start the call; if the ranks' calls differ, report this rank's to the others."""
+        """Start the call; if the ranks' calls differ, report this rank's call to the others."""
         if self._arrival.alike:
             self._call.start()
             self._started = True
             return
-        self._roll_call.tell(self._sequence, self._fingerprint, self._what)
+        self._roll_call.tell(self._sequence, self._fingerprint, self._operation)
         self._until = time.monotonic() + _REPORT_SECONDS
 
     def test(self) -> bool:
@@ -130,11 +130,11 @@ class _Compared:
         if self._until is not None:
             other = self._roll_call.different(self._sequence, self._fingerprint)
             if other or time.monotonic() > self._until:
-                raise self._reports.mismatch(self._sequence, self._what, other)
+                raise self._reports.mismatch(self._sequence, self._operation, other)
         return self._started and self._call.test()
 
 
-class Messages(Executor):
+class MessagesExecutor(Executor):
     """Any registered algorithm, over the backend's messages.
 
     The first use of an array posts its messages one by one; a repeated call has persistent
@@ -148,7 +148,7 @@ class Messages(Executor):
         self._binder = CallBinder(host.groups, host.pipelining)
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return the reason: this executor is chosen by the name of an algorithm."""
+        """Return a reason for every call: this executor is chosen only by an algorithm's name."""
         return "it runs the algorithm that the call names, such as ring"
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
@@ -172,11 +172,11 @@ class Messages(Executor):
         return self._binder.program(self._backend, memory, call, choice, arity, persistent)
 
 
-EXECUTORS: list[Any] = [Native, Symmetric, Staged, SingleCopy, Messages]
+EXECUTORS: list[Any] = [NativeExecutor, Symmetric, Staged, SingleCopy, MessagesExecutor]
 """The executors of host arrays, in the order in which ``explain`` lists them.
 
 Each is made from the service of a communicator, see :class:`Host`.
 """
 for _executor in EXECUTORS:
-    if _executor is not Messages:
+    if _executor is not MessagesExecutor:
         reserve(_executor.name)

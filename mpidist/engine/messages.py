@@ -1,4 +1,4 @@
-"""Point-to-point messages and Python objects, over the tags that collectives do not use.
+"""Point-to-point messages and Python objects, in a range of tags that collectives do not use.
 
 A user's message begins with a short header message: dtype, shape and number of bytes.  Up to 8 KiB
 the header carries the elements; larger ones follow with a tag of their own, received only after the
@@ -22,7 +22,7 @@ import numpy as np
 from ..backends.base import SHORT_BYTES, AllOf, ShortRequest, pieces
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
-from ..calls.prepare import Place
+from ..calls.prepare import Caller
 from ..errors import CollectiveMismatch, InvalidArgument, MessageMismatch
 from .run import Engine
 from .service import Service
@@ -51,7 +51,7 @@ class Form(NamedTuple):
     head: bytes
 
 
-class Messages:
+class PointToPoint:
     """Sends and receives of one communicator.
 
     The tags between those of the collectives and of set-up are divided into four ranges: arrays,
@@ -65,7 +65,7 @@ class Messages:
 
     def __init__(self, service: Service):
         self.service, self.backend = service, service.backend
-        self.place = Place(self.backend.rank, self.backend.size)
+        self.place = Caller(self.backend.rank, self.backend.size)
         limit = min(self.backend.tag_limit, 2**30)
         first, end = limit // 2, limit // 4 * 3
         self.width = width = min(USER_TAGS, (end - first) // 4)
@@ -73,13 +73,13 @@ class Messages:
         self._base = {"array": first, "object": first + width, "posted": self._posted}
         self._following, self._followed = first + 3 * width, 0
         self._forms: dict[tuple[np.dtype, tuple[int, ...]], Form] = {}
-        self._arrivals = Arrivals(service.engine)
+        self._arrivals = PendingReceives(service.engine)
 
     def _tag(self, kind: str, tag: Any) -> int:
         if isinstance(tag, bool) or not isinstance(tag, (int, np.integer)):
-            raise self.place.wrong(f"tag={tag!r}: must be a whole number")
+            raise self.place.wrong(f"tag={tag!r}: expected a whole number")
         if not 0 <= tag < self.width:
-            raise self.place.wrong(f"tag={tag}: allowed are 0 … {self.width - 1}")
+            raise self.place.wrong(f"tag={tag}: expected 0 … {self.width - 1}")
         return self._base[kind] + int(tag)
 
     # -- arrays -----------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Messages:
         kind: str = "array",
         readable: bool = True,
     ) -> Callable[[], bool]:
-        """Post the send; return the function that polls it."""
+        """Post a send; return the function that polls it."""
         wire = self._tag(kind, tag)
         self.service.check_usable()
         self.service.background.sweep()
@@ -149,21 +149,21 @@ class Messages:
     def begin_receive(
         self, room: Room, form: Form, peer: int, tag: Any, end: Callable[[], Any]
     ) -> Work:
-        """Begin to receive a message of the given `form` into `room`.
+        """Begin to receive a message of the given `form` into `room`, its destination.
 
         `end` is called after its arrival and returns the result.
         """
         wire = self._tag("array", tag)
         self.service.check_usable()
         first = self.backend.irecv_short(peer, wire)
-        arrival = Arrival(self._take(first, room, form, peer, tag))
+        arrival = PendingReceive(self._take(first, room, form, peer, tag))
         self._arrivals.add(arrival)
         return self._work(arrival.came, _RECV, peer, end)
 
     def _receive(
         self, room: Room, form: Form | None, peer: int, tag: int, wire: int, timeout: Any
     ) -> None:
-        """Receive a message of the given `form` (None: of any) into `room`."""
+        """Receive a message of the given `form` (None: any form) into `room`, its destination."""
         self.service.check_usable()
         first = self.backend.irecv_short(peer, wire)
         self._wait(first.test, _RECV, peer, timeout)
@@ -171,7 +171,9 @@ class Messages:
             room.store(first.content, len(form.head), form.nbytes)
             first.release()
         else:
-            self._wait(Arrival(self._take(first, room, form, peer, tag)).came, _RECV, peer, timeout)
+            self._wait(
+                PendingReceive(self._take(first, room, form, peer, tag)).came, _RECV, peer, timeout
+            )
 
     def _input(self, x: Any) -> np.ndarray:
         """Return the array to send."""
@@ -184,7 +186,7 @@ class Messages:
         return as_output(out, self.place.rank)
 
     def form(self, dtype: np.dtype, shape: tuple[int, ...]) -> Form:
-        """Return the form that sender and receiver compare; axes of length 1 are left out."""
+        """Return the dtype, shape (without axes of length 1) and size that both sides compare."""
         form = self._forms.get((dtype, shape))
         if form is None:
             nbytes = dtype.itemsize
@@ -200,7 +202,7 @@ class Messages:
     def _take(
         self, first: ShortRequest, room: Room, form: Form | None, peer: int, tag: int
     ) -> Iterator[None]:
-        """Receive a message; yield while a part of it is missing."""
+        """Receive a message; a generator that yields while a part is missing."""
         while not first.test():
             yield
         content = first.content
@@ -238,7 +240,7 @@ class Messages:
         sent, expected = text.decode(), form.text.decode()
         return MessageMismatch(
             f"rank {self.place.rank}: rank {peer} sent {sent} ({nbytes} bytes) with tag {tag}, "
-            f"out has {expected} ({form.nbytes} bytes): dtype and shape must be equal (but for "
+            f"out has {expected} ({form.nbytes} bytes): expected equal dtype and shape (except "
             "axes of length 1); the message was dropped",
             sender=peer,
             tag=int(tag),
@@ -254,11 +256,11 @@ class Messages:
         return peer
 
     def _work(
-        self, test: Callable[[], bool], what: Callable[[Any], str], peer: int, end: Callable
+        self, test: Callable[[], bool], describe: Callable[[Any], str], peer: int, end: Callable
     ) -> Work:
         def wait(test: Callable[[], bool], timeout: Any) -> None:
             self.service.check_usable()
-            self._wait(test, what, peer, timeout)
+            self._wait(test, describe, peer, timeout)
 
         def translated() -> bool:
             try:
@@ -271,13 +273,13 @@ class Messages:
     def _wait(
         self,
         test: Callable[[], bool],
-        what: Callable[[Any], str],
+        describe: Callable[[Any], str],
         subject: Any,
         timeout: Any = UNSET,
     ) -> None:
         """Wait within the deadline; past it the communicator is broken, and the memory is kept.
 
-        ``what(subject)`` describes the messages for the report.
+        ``describe(subject)`` describes the messages for the report.
         """
         service = self.service
         try:
@@ -286,7 +288,7 @@ class Messages:
         except Exception as error:
             raise self.backend.translate(error) from error.__cause__
         keep(test)
-        described = what(subject)
+        described = describe(subject)
         late = service.timed_out(described, None, "", timeout)
         service.broken = f"the communicator is broken since {described} timed out: {late}"
         raise late
@@ -305,7 +307,7 @@ class Messages:
         return PostedMessage(self, test, False, data, peer, tag)
 
     def post_recv(self, out: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
-        """Post memory for the elements that :meth:`post_send` sends, `checked` as there."""
+        """Post memory to receive the elements of a :meth:`post_send`, with the same `checked`."""
         data, wire = out, self._wire(peer, tag)
         if type(out) is not np.ndarray or out.ndim != 1 or not out.flags.carray:
             data = self._contiguous(as_output(out, self.place.rank), "out")
@@ -314,7 +316,7 @@ class Messages:
         if checked:
             first, room = self.backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
             form = self.form(_BYTE, (data.nbytes,))
-            arrival = Arrival(self._take(first, room, form, peer, tag))
+            arrival = PendingReceive(self._take(first, room, form, peer, tag))
             self._arrivals.add(arrival)
             test = arrival.came
         else:
@@ -322,7 +324,7 @@ class Messages:
         return PostedMessage(self, test, True, data, peer, tag)
 
     def _wire(self, peer: Any, tag: Any) -> int:
-        """Return the backend's tag of a posted message, if all is as it must be."""
+        """Check peer and tag of a posted message, and return the backend's tag."""
         if (
             type(tag) is not int
             or type(peer) is not int
@@ -337,11 +339,11 @@ class Messages:
         return self._posted + tag
 
     def _contiguous(self, data: np.ndarray, argument: str) -> np.ndarray:
-        """Return an array as a flat one on the same memory."""
+        """Return a flat view of an array, which must be C-contiguous."""
         if not data.flags.c_contiguous:
             raise self.place.wrong(
-                f"{argument} of shape {data.shape} has strides {data.strides}: allowed is "
-                "C-contiguous memory, for a posted message is not copied"
+                f"{argument} of shape {data.shape} has strides {data.strides}: expected "
+                "C-contiguous memory, because a posted message is not copied"
             )
         return data.reshape(-1)
 
@@ -353,13 +355,15 @@ class Messages:
     ) -> None:
         """Wait until all posted messages have moved, with one deadline."""
         if what is not None and not callable(what) and not (isinstance(what, str) and what.strip()):
-            raise self.place.wrong(f"what={what!r}: allowed are None, texts, and functions of none")
+            raise self.place.wrong(
+                f"what={what!r}: expected None, a str, or a function without arguments"
+            )
         every, left = list(messages), []
         for message in every:
             if type(message) is not PostedMessage or message.owner is not self:
                 raise self.place.wrong(
-                    f"messages has {message!r}: allowed are what post_send and post_recv of this "
-                    "communicator returned"
+                    f"messages has {message!r}: expected results of post_send and post_recv of "
+                    "this communicator"
                 )
             if not message.ended():
                 left.append(message)
@@ -377,7 +381,7 @@ class Messages:
             message.test()
 
     def translated(self, error: Exception, message: PostedMessage) -> BaseException:
-        """Return the error of a posted message with its rank, peer and tag."""
+        """Return the error of a posted message, with its rank, peer and tag added."""
         ours = self.backend.translate(error)
         if not isinstance(ours, CollectiveMismatch):
             return ours
@@ -403,7 +407,7 @@ class Messages:
 
 
 def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
-    """Describe the awaited posted messages, by the user's own text if there is one."""
+    """Describe the posted messages that a wait is for, by the user's text if there is one."""
     if what is not None:
         return what if isinstance(what, str) else what()
     others = f", and {len(left) - 1} more" if len(left) > 1 else ""
@@ -427,7 +431,7 @@ class PostedMessage:
 
     def __init__(
         self,
-        owner: Messages,
+        owner: PointToPoint,
         test: Callable[[], bool],
         incoming: bool,
         data: np.ndarray,
@@ -498,7 +502,7 @@ class PostedMessage:
 
 
 class Room(Protocol):
-    """The destination of a message."""
+    """Destination of a received message."""
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
         """Store a whole message: `nbytes` bytes of `content` from byte `start` on."""
@@ -507,11 +511,11 @@ class Room(Protocol):
         """Return flat memory to receive the message into."""
 
     def filled(self) -> None:
-        """Store the message received into that memory."""
+        """Complete the destination after a message was received into :meth:`memory`."""
 
 
 class HostRoom:
-    """A user's array, contiguous or not."""
+    """Destination of a message in a user's host array, contiguous or not."""
 
     __slots__ = ("_out", "_data")
 
@@ -531,13 +535,13 @@ class HostRoom:
         return self._data
 
     def filled(self) -> None:
-        """Copy from scratch memory."""
+        """Copy the message from scratch memory, if it was received there."""
         if not self._out.flags.c_contiguous:
             self._out[...] = self._data.reshape(self._out.shape)
 
 
 class ObjectRoom:
-    """Memory for a pickled object, of the message's length.
+    """Destination of a pickled object: memory of the message's length.
 
     Attributes
     ----------
@@ -558,10 +562,10 @@ class ObjectRoom:
         return made
 
     def filled(self) -> None:
-        """Do nothing: the memory is kept."""
+        """Do nothing: the memory is the object itself."""
 
 
-class Arrival:
+class PendingReceive:
     """A pending receive; every wait polls it, but its error is raised only in its own wait.
 
     Attributes
@@ -594,7 +598,7 @@ class Arrival:
         return self.done
 
 
-class Arrivals:
+class PendingReceives:
     """Pending receives of a communicator, polled in every wait.
 
     A long message arrives in two steps: its sender may wait for the second one while this rank
@@ -603,10 +607,10 @@ class Arrivals:
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._pending: deque[Arrival] = deque()
+        self._pending: deque[PendingReceive] = deque()
         self._attended = False
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, arrival: PendingReceive) -> None:
         """Poll this receive in every wait until its message has arrived."""
         pending = self._pending
         for _ in range(min(2, len(pending))):  # drops completed receives
@@ -638,7 +642,7 @@ class Arrivals:
 
 
 def _head(nbytes: int, follows: int, text: bytes) -> bytes:
-    """Return a header, padded so that the elements begin at a multiple of 16 bytes."""
+    """Return a message's header, padded so that the elements begin at a multiple of 16 bytes."""
     head = _HEAD.pack(nbytes, follows, len(text)) + text
     return head + b" " * (-len(head) % 16)
 

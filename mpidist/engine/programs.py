@@ -22,10 +22,10 @@ NOTED = 1 << 14  # calls that are remembered without being kept, about 300 bytes
 CALL_BYTES = 6 << 10  # of a bound call itself
 _LOOKS = 8  # bound calls that are looked at to make room for one
 
-Key = tuple[Hashable, ...]
+CallKey = tuple[Hashable, ...]
 
 
-def key_of(call: Call, algorithm: str) -> Key:
+def key_of(call: Call, algorithm: str) -> CallKey:
     """Return the key of a call: everything that its program depends on, with its addresses."""
     x, out, op = call.x, call.out, call.op
     at = _at(x)
@@ -82,7 +82,7 @@ def _function_of(call: Call) -> Callable[[Any, Any], Any] | None:
 
 
 def to_keep(call: Call) -> Call:
-    """Return the call that a kept program is bound to: it does not keep a user's function alive.
+    """Return a copy of a call to keep: it does not keep a user's function alive.
 
     Whoever makes the call has the function; when it dies, the program is dropped.
     """
@@ -94,7 +94,7 @@ def to_keep(call: Call) -> Call:
 
 
 class _Weak(weakref.ref):
-    """A part of a key that is equal to an object, and does not keep it alive."""
+    """A part of a key that equals an object without keeping it alive."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ class _Weak(weakref.ref):
 
 
 class Bound:
-    """A call bound to memory.
+    """A call bound to memory, ready to be served again.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class Bound:
         self.repeated: dict[Hashable, Repeated] = {}
 
     def serve(self, call: Call) -> None:
-        """Serve a call, by way of this one's own arrays where it has any."""
+        """Serve a call, through this program's own arrays if it has any."""
         assert self.run is not None
         if self.x is not None:
             self.x[...] = call.x
@@ -162,7 +162,7 @@ class Bound:
 
 
 class Repeated:
-    """A bound call, found by the very objects that the user passed.
+    """A bound call, found by the identity of the objects that the user passed.
 
     It refers to the arrays weakly, which also keeps numpy from resizing them: an address that was
     right once stays right as long as the array lives.
@@ -191,8 +191,8 @@ class Repeated:
         self.out_flags = None if out is None else out.flags.num
 
 
-class Clock(Protocol):
-    """Counts the operations of a communicator.
+class OperationCounter(Protocol):
+    """Counts the operations of a communicator; the cache of programs measures age by it.
 
     Attributes
     ----------
@@ -220,7 +220,7 @@ class Programs:
 
     Parameters
     ----------
-    clock : Clock
+    clock : OperationCounter
         Counts the operations.
     limit : int, optional
         Bytes.  The last one that is kept may go beyond, as its bytes are known only once it is
@@ -234,7 +234,7 @@ class Programs:
         Bytes held by all.
     """
 
-    def __init__(self, clock: Clock, limit: int = LIMIT):
+    def __init__(self, clock: OperationCounter, limit: int = LIMIT):
         self.limit, self.nbytes, self._clock = limit, 0, clock
         self.entries: OrderedDict[Hashable, Bound] = OrderedDict()
         self._repeated: dict[Hashable, Repeated] = {}
@@ -243,7 +243,7 @@ class Programs:
     # -- looking up -----------------------------------------------------------------------------
 
     def find(self, key: Hashable, x: Any, out: Any) -> Repeated | None:
-        """Return the bound call of these arguments, if it was made before with these very arrays.
+        """Return the bound call of these arguments, if it was made before with these same objects.
 
         Parameters
         ----------
@@ -288,8 +288,8 @@ class Programs:
         bound.used = self._clock.sequence
         return bound
 
-    def repeat(self, key: Key, call: Call, bound: Bound, x: Any, out: Any) -> None:
-        """Have a bound call found by the user's own arrays from now on, if they are its memory.
+    def repeat(self, key: CallKey, call: Call, bound: Bound, x: Any, out: Any) -> None:
+        """Make a bound call found by the user's own arrays from now on, if they are its memory.
 
         At the second use of an array: views may be made anew for every call.
 
@@ -327,7 +327,7 @@ class Programs:
     # -- keeping --------------------------------------------------------------------------------
 
     def last_use(self, key: Hashable, *things: Any) -> int | None:
-        """Return when a call that is not kept was made last, or None; note that it is made now.
+        """Record a use of a call that is not kept; return the number of its previous use, or None.
 
         Parameters
         ----------
@@ -355,12 +355,12 @@ class Programs:
         return before[0]
 
     def _forget_half(self) -> None:
-        """Forget the calls whose arrays are dead, and at least the older half."""
+        """Forget recorded uses of calls: those with dead arrays, and at least the older half."""
         noted = list(self._noted.items())[NOTED // 2 :]
         self._noted = {m: n for m, n in noted if all(ref() is not None for ref in n[1])}
 
     def make_room(self, since: int | None, nbytes: int = 0) -> bool:
-        """Return whether a call that was last made at `since` may be kept; drop others for room.
+        """Drop other calls to make room; return whether one last used at `since` may be kept.
 
         Parameters
         ----------
@@ -383,7 +383,7 @@ class Programs:
         return True
 
     def keep(self, key: Hashable, bound: Bound, owners: Sequence[Any] = ()) -> None:
-        """Keep a bound call, in the place of one with the same key, until an owner dies."""
+        """Keep a bound call until one of its owners dies; it replaces one with the same key."""
 
         def forget(_: weakref.ref) -> None:
             self.drop(key)
@@ -405,7 +405,7 @@ class Programs:
                 self._repeated.pop(found, None)
 
     def clear(self) -> None:
-        """Drop every bound call and forget every other."""
+        """Drop every bound call and every recorded use."""
         self.entries.clear()
         self._repeated.clear()
         self._noted.clear()

@@ -24,8 +24,8 @@ Held = Callable[[], tuple[object, ...]]
 """Returns the memory to keep if an operation does not end: messages may still be stored there."""
 
 
-class Serving(Protocol):
-    """The service of a communicator, as far as a repeated call needs it."""
+class RepeatedService(Protocol):
+    """The members of a communicator's service that repeated calls use."""
 
     backend: Backend
     reports: Reports
@@ -40,48 +40,48 @@ class Serving(Protocol):
         """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
 
     def deadline(self) -> float | None:
-        """Return the moment by which a wait that begins now must end; None for never."""
+        """Return the deadline of a wait that begins now; None to wait forever."""
 
     def guard(self) -> None:
-        """Have the watchdog look at this communicator."""
+        """Register this communicator with the watchdog."""
 
-    def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
+    def arrive(self, sequence: int, operation: str, deadline: float | None) -> None:
         """Wait until all ranks have reached operation number `sequence`."""
 
-    def take_slot(self, slot: int, sequence: int, what: str, how: str) -> None:
-        """Wait until a staging slot may be written again, and take it."""
+    def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
+        """Wait until a staging slot may be overwritten, and take it."""
 
-    def execute(self, program: Program, what: str, sequence: int, how: str) -> None:
+    def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
         """Run the items of a program that has been announced, blocking."""
 
     def broke(
-        self, error: BaseException, what: str, sequence: int, *memory: object
+        self, error: BaseException, operation: str, sequence: int, *memory: object
     ) -> BaseException:
-        """Note that an operation that began did not end; return the error to be raised."""
+        """Mark the communicator broken by an unfinished operation; return the error to raise."""
 
-    def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
-        """Return the report of a deadline that passed."""
+    def timed_out(self, operation: str, sequence: int | None, how: str) -> Exception:
+        """Return the error of a deadline that passed."""
 
 
 def repeated(
-    service: Serving,
+    service: RepeatedService,
     call: Call,
     executor: Executor,
     way: Way,
-    what: str,
+    operation: str,
     owners: Sequence[Any] | None = None,
 ) -> Bound:
-    """Bind a call for repetition.
+    """Bind a call for repetition: the result serves the call again with few checks.
 
     Parameters
     ----------
-    service : Serving
+    service : RepeatedService
         The service of the communicator.
     call : Call
         The call.
     executor, way : Executor, Way
         The executor and the way of the call.
-    what : str
+    operation : str
         The operation, as the ranks compare and report it.
     owners : sequence of object, optional
         Objects kept alive while it runs; by default the bound call has arrays of its own.
@@ -98,16 +98,16 @@ def repeated(
         return programs, own, *(ref() for ref in watched)
 
     if not first.meets:
-        run = _run_messages(service, what, way.name, first, held)
+        run = _run_messages(service, operation, way.name, first, held)
     elif first.interruptible:
-        run = _run_kernels(service, what, way.name, programs, held)
+        run = _run_kernels(service, operation, way.name, programs, held)
     else:
-        run = _run_library(service, what, first, held)
+        run = _run_library(service, operation, first, held)
     return Bound(programs, run, own)
 
 
 def with_own_arrays(call: Call) -> Call:
-    """Return a call like this one with arrays of its own: a broadcast has one, others two."""
+    """Return a copy of a call with new arrays: one for a broadcast, two for other collectives."""
     out = None if call.out is None else np.empty(call.out.size, call.dtype)
     x = None if call.x is None else np.empty(call.x.size, call.dtype)
     if call.collective == "broadcast":
@@ -115,9 +115,9 @@ def with_own_arrays(call: Call) -> Call:
     return replace(call, x=x, out=out, in_place=call.collective == "broadcast")
 
 
-def _run_library(service: Serving, what: str, program: Program, held: Held) -> Run:
-    """Return the run of a library's call, which starts once all ranks have arrived."""
-    arrive = arrival_runner(service, what)
+def _run_library(service: RepeatedService, operation: str, program: Program, held: Held) -> Run:
+    """Return a function that runs a library's call, which starts once all ranks have arrived."""
+    arrive = arrival_runner(service, operation)
     (item,) = program.items
     assert isinstance(item, Round)
     actions = item.after
@@ -134,15 +134,17 @@ def _run_library(service: Serving, what: str, program: Program, held: Held) -> R
                 action()
             service.inside = 0
         except BaseException as error:
-            raise service.broke(error, what, sequence, *held()) from error.__cause__
+            raise service.broke(error, operation, sequence, *held()) from error.__cause__
 
     return run
 
 
-def _run_messages(service: Serving, what: str, how: str, program: Program, held: Held) -> Run:
-    """Return a run of an algorithm over messages."""
+def _run_messages(
+    service: RepeatedService, operation: str, how: str, program: Program, held: Held
+) -> Run:
+    """Return a function that runs an algorithm over messages."""
     announce, reports = service.backend.board.announce, service.reports
-    fingerprint = reports.fingerprint(what, meets=False)
+    fingerprint = reports.fingerprint(operation, meets=False)
 
     def run() -> None:
         if service.broken is not None:
@@ -150,20 +152,20 @@ def _run_messages(service: Serving, what: str, how: str, program: Program, held:
         service.sequence = sequence = service.sequence + 1
         try:
             announce(sequence, fingerprint)
-            reports.check_first(sequence, what, fingerprint)
-            service.execute(program, what, sequence, how)
-            reports.check_same(sequence, what, fingerprint)
+            reports.check_first(sequence, operation, fingerprint)
+            service.execute(program, operation, sequence, how)
+            reports.check_same(sequence, operation, fingerprint)
         except BaseException as error:
-            raise service.broke(error, what, sequence, *held()) from error.__cause__
+            raise service.broke(error, operation, sequence, *held()) from error.__cause__
 
     return run
 
 
 def _run_kernels(
-    service: Serving, what: str, how: str, programs: Sequence[Program], held: Held
+    service: RepeatedService, operation: str, how: str, programs: Sequence[Program], held: Held
 ) -> Run:
-    """Return a run of a kernel in shared memory; of several, one for each slot, in turn."""
-    bodies = [(program.slot, kernel_runner(service, what, how, program)) for program in programs]
+    """Return a function that runs a shared-memory kernel; programs, one per slot, take turns."""
+    bodies = [(p.slot, kernel_runner(service, operation, how, p)) for p in programs]
     turns = len(programs)
 
     def run() -> None:
@@ -173,10 +175,10 @@ def _run_kernels(
         try:
             slot, serve = bodies[sequence % turns]
             if slot is not None:
-                service.take_slot(slot, sequence, what, how)
+                service.take_slot(slot, sequence, operation, how)
             serve(sequence)
             service.met = sequence
         except BaseException as error:
-            raise service.broke(error, what, sequence, *held()) from error.__cause__
+            raise service.broke(error, operation, sequence, *held()) from error.__cause__
 
     return run

@@ -36,22 +36,22 @@ class Reports:
         self._roll_call = backend.roll_call
         self._prints: dict[tuple[str, bool], int] = {}
 
-    def fingerprint(self, what: str, meets: bool = True) -> int:
+    def fingerprint(self, operation: str, meets: bool = True) -> int:
         """Return the number of an operation on the arrival board, made from its description.
 
         It is odd if the operation `meets`: all ranks arrive before any work.
         """
-        number = self._prints.get((what, meets))
+        number = self._prints.get((operation, meets))
         if number is None:
             if len(self._prints) >= _PRINTS:
                 self._prints.clear()
                 self._backend.board.texts.clear()
-            number = self._prints[what, meets] = zlib.crc32(what.encode()) * 2 + meets
-            self._backend.board.texts[number] = what
+            number = self._prints[operation, meets] = zlib.crc32(operation.encode()) * 2 + meets
+            self._backend.board.texts[number] = operation
         return number
 
     def alarm(self) -> None:
-        """Raise, during a long wait, if a rank has left or is in another operation."""
+        """Raise, during a long wait, if a rank has left or runs another operation."""
         sequence, board, rank = self._current(), self._backend.board, self._backend.rank
         left = board.left(sequence)
         if left:
@@ -63,13 +63,13 @@ class Reports:
                 f"rank {rank}: collective #{sequence} cannot complete: rank "
                 f"{', '.join(map(str, gone))} has left in the middle of it"
             )
-        what = board.texts.get(board.fingerprint(sequence))
-        if sequence and what is not None:
-            self.check_same(sequence, what, board.fingerprint(sequence))
-            self._check_elsewhere(sequence, what)
+        operation = board.texts.get(board.fingerprint(sequence))
+        if sequence and operation is not None:
+            self.check_same(sequence, operation, board.fingerprint(sequence))
+            self._check_elsewhere(sequence, operation)
 
-    def _check_elsewhere(self, sequence: int, what: str) -> None:
-        """Raise if a rank of another node has reported another operation; ask one of them."""
+    def _check_elsewhere(self, sequence: int, operation: str) -> None:
+        """Ask a rank of another node; raise if it runs another operation."""
         roll_call = self._roll_call
         if roll_call is None:
             return
@@ -77,20 +77,20 @@ class Reports:
         roll_call.ask(sequence)
         for rank, notice in roll_call.notices(sequence).items():
             raise CollectiveMismatch(
-                f"rank {self._backend.rank}: {what} (collective #{sequence}) cannot complete: "
+                f"rank {self._backend.rank}: {operation} (collective #{sequence}) cannot complete: "
                 f"rank {rank} reports: {notice}"
             )
         other = roll_call.different(sequence, self._backend.board.fingerprint(sequence))
         if other:
-            raise self.mismatch(sequence, what, other)
+            raise self.mismatch(sequence, operation, other)
 
-    def mismatch(self, sequence: int, what: str, other: dict[int, str]) -> CollectiveMismatch:
-        """Return the error for ranks in another operation, with a description of theirs."""
+    def mismatch(self, sequence: int, operation: str, other: dict[int, str]) -> CollectiveMismatch:
+        """Return the error for ranks that run another operation, with a description of theirs."""
         others = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
         others = others or "another on a rank of another node"
         return CollectiveMismatch(
-            f"rank {self._backend.rank}: collective #{sequence} is {what} here and {others}; "
-            "MPIDIST_DEBUG=1 shows the call sites"
+            f"rank {self._backend.rank}: collective #{sequence} is {operation} here and {others}; "
+            "MPIDIST_DEBUG=1 shows each rank's call site"
         )
 
     def notify(self, sequence: int, error: BaseException) -> None:
@@ -98,7 +98,7 @@ class Reports:
         if self._roll_call is not None and isinstance(error, CollectiveMismatch):
             self._roll_call.notify(sequence, str(error))
 
-    def check_first(self, sequence: int, what: str, fingerprint: int) -> None:
+    def check_first(self, sequence: int, operation: str, fingerprint: int) -> None:
         """Raise as :meth:`check_same` does, after the announcement and before the first message.
 
         At least one of two mismatched ranks sees the other's announcement, and sends nothing: Open
@@ -106,15 +106,17 @@ class Reports:
         longer.
         """
         fence()
-        self.check_same(sequence, what, fingerprint)
+        self.check_same(sequence, operation, fingerprint)
 
-    def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
+    def check_same(self, sequence: int, operation: str, fingerprint: int) -> None:
         """Raise CollectiveMismatch if a rank of this node has announced another operation."""
         other = self._backend.board.different(sequence, fingerprint)
         if other:
-            raise self.mismatch(sequence, what, dict.fromkeys(other, "another"))
+            raise self.mismatch(sequence, operation, dict.fromkeys(other, "another"))
 
-    def check_arrived(self, sequence: int, what: str, everyone: Callable[[str], list[str]]) -> None:
+    def check_arrived(
+        self, sequence: int, operation: str, everyone: Callable[[str], list[str]]
+    ) -> None:
         """Raise CollectiveMismatch if the ranks, all arrived, have announced different operations.
 
         If each of the operations waits for all ranks first, no work was done and every rank sees
@@ -129,14 +131,21 @@ class Reports:
         if alike and not other:
             return
         if not all(board.fingerprint(sequence, rank) % 2 for rank in other):
-            self.check_same(sequence, what, fingerprint)
-        texts = dict(enumerate(everyone(what)))
-        error = self.mismatch(sequence, what, {r: t for r, t in texts.items() if t != what})
+            self.check_same(sequence, operation, fingerprint)
+        texts = dict(enumerate(everyone(operation)))
+        error = self.mismatch(
+            sequence, operation, {r: t for r, t in texts.items() if t != operation}
+        )
         error.harmless = True
         raise error
 
     def timed_out(
-        self, what: str, sequence: int | None, how: str, seconds: float | None, ask: bool = True
+        self,
+        operation: str,
+        sequence: int | None,
+        how: str,
+        seconds: float | None,
+        ask: bool = True,
     ) -> CollectiveTimeout:
         """Return the error of a deadline that passed, `seconds` after its wait began.
 
@@ -160,8 +169,8 @@ class Reports:
         within = f"{seconds} s" if seconds is not None else "its deadline"
         number = f" (collective #{sequence}, {how})" if sequence is not None else ""
         return CollectiveTimeout(
-            f"rank {rank}: {what}{number} not finished within {within}: {reason}",
-            collective=what.split()[0],
+            f"rank {rank}: {operation}{number} not finished within {within}: {reason}",
+            collective=operation.split()[0],
             sequence=sequence,
             missing=missing,
         )

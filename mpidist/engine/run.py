@@ -14,18 +14,18 @@ from ..backends.program import Program, Round, Side
 ALARM_SECONDS = (0.1, 0.5)  # of waiting before the first alarm; between alarms
 
 
-class Pending(Protocol):
+class PendingOperation(Protocol):
     """An operation in the background."""
 
     @property
     def done(self) -> bool:
-        """Whether it is known to have ended."""
+        """Whether the operation is known to have ended."""
 
     def test(self) -> bool:
-        """Poll; return whether it has ended; raise errors of the communicator."""
+        """Poll; return whether the operation has ended; raise its communicator's errors."""
 
     def ended(self) -> bool:
-        """Poll; return whether it has ended or failed."""
+        """Poll; return whether the operation has ended or failed."""
 
 
 class _PendingEngines(threading.local):
@@ -54,16 +54,16 @@ class Engine:
 
     Attributes
     ----------
-    active : list of Pending
+    active : list of PendingOperation
         The pending operations in the background, in the order of their start.
     """
 
     def __init__(self, backend: Backend, alarm: Callable[[], object] | None = None):
         self.backend, self.alarm = backend, alarm
-        self.active: list[Pending] = []
+        self.active: list[PendingOperation] = []
 
     def run(self, program: Program, deadline: float | None) -> bool:
-        """Run to the end; False if the deadline passed first.
+        """Run a program to its end; return False if the deadline passed first.
 
         Rounds in a row are run here without a generator: that costs a third less per round.
         """
@@ -87,7 +87,7 @@ class Engine:
         return True
 
     def start(self, program: Program) -> Run:
-        """Begin to run in the background."""
+        """Begin to run a program in the background."""
         run = Run(program)
         # Finished operations are dropped here too: a caller that never waits never polls them.
         self.active = [other for other in self.active if not other.done]
@@ -95,19 +95,19 @@ class Engine:
         run.test()
         return run
 
-    def attend(self, pending: Pending) -> None:
-        """Poll an operation in every wait from now on, until it has ended."""
+    def attend(self, pending: PendingOperation) -> None:
+        """Poll an operation in every wait until it has ended."""
         self.active.append(pending)
         if self not in _pending.engines:
             _pending.engines.append(self)
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait for `test` and poll pending operations; False if the deadline passed first."""
+        """Wait for `test`, and poll pending operations; return False past the deadline."""
         wait = self.backend.wait
         return self.patiently(lambda until: wait(test, until, self.background()), deadline)
 
     def patiently(self, wait: Callable[[float | None], bool], deadline: float | None) -> bool:
-        """Call ``wait(until)`` with ever later times up to `deadline`, and the alarm between."""
+        """Call ``wait(until)`` with growing times up to `deadline`, and the alarm in between."""
         if self.alarm is None:
             return wait(deadline)
         until = time.monotonic() + ALARM_SECONDS[0]
@@ -123,7 +123,7 @@ class Engine:
         return self.progress if _pending.engines else None
 
     def progress(self) -> None:
-        """Poll pending operations of all communicators; an error is raised by its own engine."""
+        """Poll pending operations of all communicators; each engine raises its own errors."""
         for engine in tuple(_pending.engines):
             if engine is self:
                 self.active = [run for run in self.active if not run.test()]
@@ -198,7 +198,7 @@ def _strand(items: list[Round | Side]) -> Iterator[None]:
 
 
 def _side(side: Side) -> Iterator[None]:
-    """Run strands side by side; strand k + window starts when strand k has ended."""
+    """Run strands concurrently; strand k + window starts when strand k has ended."""
     window = side.window
     slots: list[tuple[int, Iterator[None]] | None] = [
         (k, _strand(side.strands[k])) for k in range(min(window, len(side.strands)))

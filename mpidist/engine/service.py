@@ -21,15 +21,15 @@ from ..errors import (
 from ..selection.choose import Chooser, Way
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
-from ..selection.segmentation import Pipelining
+from ..selection.segmentation import Segmentation
 from ..shared_memory.compile import unbound_arrival
 from ..shared_memory.heap import Heap
 from ..topology import Topology
 from . import rendezvous
 from .background import Background
 from .calibration import calibrate_shortly
-from .executors import EXECUTORS, Native
-from .programs import Bound, Key, Programs, key_of, owners_of
+from .executors import EXECUTORS, NativeExecutor
+from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, with_own_arrays
 from .reports import Reports
 from .run import Engine
@@ -40,7 +40,7 @@ Choose = Callable[[Call, str, bool], tuple[Executor, Way]]
 
 
 class Service:
-    """Serves the calls of one communicator: numbers, deadlines, and whether it is broken.
+    """Serves the calls of one communicator: numbers them, keeps deadlines and the broken state.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Service:
         The executors of host arrays, in order of listing.
     """
 
-    def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Pipelining):
+    def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Segmentation):
         self.backend, self.config, self.pipelining = backend, config, pipelining
         self.timeout: float | None = config.timeout
         self.topology = Topology.from_hosts(backend.rank, list(backend.hosts), {})
@@ -71,7 +71,7 @@ class Service:
         self.engine = Engine(backend, alarm)
 
         self.executors: list[Executor] = [make(self) for make in EXECUTORS]
-        self._native = next(e for e in self.executors if isinstance(e, Native))
+        self._native = next(e for e in self.executors if isinstance(e, NativeExecutor))
         self.chooser = Chooser(self.executors, config, self.groups, backend.vendor, backend.crowded)
         self.on_gpu: Choose | None = None  # the executors of arrays on a GPU, once there is one
         self.programs = Programs(self)
@@ -85,27 +85,27 @@ class Service:
         self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.background = Background(self)
 
-    def calibrate(self, what: str = "calibrate") -> Calibration:
-        """Measure the cost model's constants now; collective.  Choices by them are made anew.
+    def calibrate(self, operation: str = "calibrate") -> Calibration:
+        """Measure the cost model's constants now, and drop the choices made before; collective.
 
-        `what` is the call that needs them.
+        `operation` is the call that needs them.
         """
         backend, groups = self.backend, self.topology.groups
-        found = self.set_up(what, lambda: calibrate_shortly(backend, groups, self.deadline()))
+        found = self.set_up(operation, lambda: calibrate_shortly(backend, groups, self.deadline()))
         self.learn(found)
         return found
 
     def learn(self, calibration: Calibration) -> None:
-        """Set the cost model's constants, the same on every rank; choices are made anew."""
-        if self.chooser.advice is not None:
-            self.chooser.advice.learn(calibration)
+        """Set the cost model's constants, equal on all ranks, and drop the choices made before."""
+        if self.chooser.estimates is not None:
+            self.chooser.estimates.learn(calibration)
         self.chooser.forget()
         self.programs.clear()
 
     # -- choosing -------------------------------------------------------------------------------
 
     def choose(self, call: Call, algorithm: str, background: bool = False) -> tuple[Executor, Way]:
-        """Choose how to serve a call, and make the executor ready.
+        """Choose the executor and algorithm of a call, and make the executor ready.
 
         A blocking call calibrates first, if its choice needs that: only there do all ranks meet.
         """
@@ -124,10 +124,10 @@ class Service:
 
     def describe(self, call: Call, executor: Executor, way: Way, background: bool = False) -> str:
         """Return the text that ranks compare for a call: fingerprint, executor, place in memory."""
-        what, agreed = call.fingerprint, executor.agreed(call, way.choice)
+        operation, agreed = call.fingerprint, executor.agreed(call, way.choice)
         if agreed:
-            what = f"{what} {agreed}"
-        return f"{what} in the background" if background else what
+            operation = f"{operation} {agreed}"
+        return f"{operation} in the background" if background else operation
 
     def intention(self, call: Call, algorithm: str, background: bool) -> str:
         """Return the text of :meth:`describe` for a call that is not served yet."""
@@ -142,7 +142,7 @@ class Service:
         algorithm: str,
         *,
         purpose: str = "",
-        key: Key | None = None,
+        key: CallKey | None = None,
         x: Any = None,
         out: Any = None,
     ) -> Any:
@@ -173,9 +173,9 @@ class Service:
             if bound is None:
                 bound = self._of_kind(call, executor, way)
             if bound is None:
-                what = purpose + self.describe(call, executor, way)
+                operation = purpose + self.describe(call, executor, way)
                 turn = (self.sequence + 1) % executor.turns
-                self.run(executor.bind(call, way.choice, turn=turn), what, way.name, prepared)
+                self.run(executor.bind(call, way.choice, turn=turn), operation, way.name, prepared)
                 return prepared.give()
         bound.serve(call)
         result = prepared.give()
@@ -198,7 +198,7 @@ class Service:
         return bound
 
     def _of_kind(self, call: Call, executor: Executor, way: Way) -> Bound | None:
-        """Return a bound call with arrays of its own for calls of one kind, or None."""
+        """Return a bound call with its own arrays, shared by calls of one kind, or None."""
         kind = executor.kind(call)
         if kind is None:
             return None
@@ -209,19 +209,19 @@ class Service:
             since = programs.last_use(key)
             if since is None or not programs.make_room(since, nbytes):
                 return None
-            what = self.describe(call, executor, way)
-            bound = repeated(self, with_own_arrays(call), executor, way, what)
+            operation = self.describe(call, executor, way)
+            bound = repeated(self, with_own_arrays(call), executor, way, operation)
             programs.keep(key, bound)
         return bound
 
-    def run(self, program: Program, what: str, how: str, *memory: object) -> None:
+    def run(self, program: Program, operation: str, how: str, *memory: object) -> None:
         """Run a program as the next operation, blocking.
 
         Parameters
         ----------
         program : Program
             The program.
-        what : str
+        operation : str
             The operation, as the ranks compare and report it.
         how : str
             The executor or algorithm, for reports.
@@ -237,42 +237,42 @@ class Service:
         self.sequence = sequence = self.sequence + 1
         try:
             if program.slot is not None:
-                self.take_slot(program.slot, sequence, what, how)
+                self.take_slot(program.slot, sequence, operation, how)
             for action in program.before:
                 action()
-            fingerprint = reports.fingerprint(what, meets)
+            fingerprint = reports.fingerprint(operation, meets)
             if meets:
                 meet = self._meet or self._make_meet()
-                meet(sequence, fingerprint, what)
+                meet(sequence, fingerprint, operation)
             else:
                 self.backend.board.announce(sequence, fingerprint)
-                reports.check_first(sequence, what, fingerprint)
-            self.execute(program, what, sequence, how)
+                reports.check_first(sequence, operation, fingerprint)
+            self.execute(program, operation, sequence, how)
             if not meets:
-                reports.check_same(sequence, what, fingerprint)
+                reports.check_same(sequence, operation, fingerprint)
         except BaseException as error:
-            raise self.broke(error, what, sequence, program, *memory) from error.__cause__
+            raise self.broke(error, operation, sequence, program, *memory) from error.__cause__
 
     def _make_meet(self) -> Callable[[int, int, str], None]:
         self._meet = meet = unbound_arrival(self)
         return meet
 
-    def take_slot(self, slot: int, sequence: int, what: str, how: str) -> None:
-        """Wait until every rank has done with the last use of a staging slot, and take it."""
+    def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
+        """Wait until every rank is done with the last use of a staging slot, and take the slot."""
         last, reached = self._slot_used[slot], self.backend.board.all_reached
         late = last and last >= self.met and not reached(last + 1)
         if late and not self.engine.wait(lambda: reached(last + 1), self.deadline()):
-            raise self.timed_out(what, last + 1, how)
+            raise self.timed_out(operation, last + 1, how)
         self._slot_used[slot] = sequence
 
-    def execute(self, program: Program, what: str, sequence: int, how: str) -> None:
+    def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
         """Run the items of a program that has been announced, blocking."""
         program.tags[0] = 0
         if program.named is not None:
-            program.named.name(sequence, what, self.backend.board.fingerprint(sequence))
+            program.named.name(sequence, operation, self.backend.board.fingerprint(sequence))
         if program.interruptible:
             if not self.engine.run(program, self.deadline()):
-                raise self.timed_out(what, sequence, how)
+                raise self.timed_out(operation, sequence, how)
             return
         if not self._guarded:
             self.guard()
@@ -283,11 +283,11 @@ class Service:
     # -- deadlines ------------------------------------------------------------------------------
 
     def deadline(self, timeout: Any = UNSET) -> float | None:
-        """Return the moment by which a wait that begins now must end; None for never."""
+        """Return the deadline of a wait that begins now; None to wait forever."""
         seconds = self.timeout if timeout is UNSET else timeout
         if seconds is not None and not isinstance(seconds, (int, float)):
             raise InvalidArgument(
-                f"rank {self.backend.rank}: timeout={seconds!r}: allowed are seconds, or None"
+                f"rank {self.backend.rank}: timeout={seconds!r}: expected seconds, or None"
             )
         return None if seconds is None else time.monotonic() + seconds
 
@@ -304,7 +304,11 @@ class Service:
             self._guarded = True
 
     def arrive(
-        self, sequence: int, what: str, deadline: float | None, how: str = "waiting for all to come"
+        self,
+        sequence: int,
+        operation: str,
+        deadline: float | None,
+        how: str = "waiting for all ranks",
     ) -> None:
         """Wait until all ranks have arrived: a native call cannot be interrupted later.
 
@@ -314,8 +318,8 @@ class Service:
         if not self.engine.patiently(
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
         ) or not self.start_natives(deadline):
-            raise self.timed_out(what, sequence, how)
-        self.reports.check_arrived(sequence, what, self.everyone)
+            raise self.timed_out(operation, sequence, how)
+        self.reports.check_arrived(sequence, operation, self.everyone)
         self.met = sequence
 
     def start_natives(self, deadline: float | None) -> bool:
@@ -325,49 +329,49 @@ class Service:
         """
         return self._native.advance() or self.engine.wait(self._native.advance, deadline)
 
-    def meet(self, what: str, act: Callable[[], Any]) -> Any:
+    def meet(self, operation: str, act: Callable[[], Any]) -> Any:
         """Run an uninterruptible collective action, such as a split, once all ranks have arrived.
 
         Backends without calls of a library underneath keep deadlines themselves.
         """
         self.check_usable()
         found: list[Any] = []
-        self.run(library_call(lambda: found.append(act())), what, what)
+        self.run(library_call(lambda: found.append(act())), operation, operation)
         return found[0]
 
     # -- set-up ---------------------------------------------------------------------------------
 
     def set_up(
-        self, what: str, act: Callable[[], Any], how: str = "set-up", same: str | None = None
+        self, operation: str, act: Callable[[], Any], how: str = "set-up", same: str | None = None
     ) -> Any:
         """Run the collective set-up of a call, by :meth:`everyone`, once all ranks have arrived.
 
         Parameters
         ----------
-        what : str
+        operation : str
             The user's call, for reports.
         act : callable
             The set-up; its errors are the same on every rank, except communication errors.
         how : str
             Name of the set-up, for reports.
         same : str, optional
-            Text that the ranks compare instead of `what`.
+            Text that the ranks compare instead of `operation`.
         """
         self.check_usable()
         meets = self.backend.native is not None  # other backends keep deadlines themselves
         sequence, before = 0, self._setting_up
         if meets:
-            sequence = self.announce(self.reports.fingerprint(same or what))
-        self._setting_up = (what, sequence)
+            sequence = self.announce(self.reports.fingerprint(same or operation))
+        self._setting_up = (operation, sequence)
         try:
             if meets:
-                self.arrive(sequence, what, self.deadline(), how)
+                self.arrive(sequence, operation, self.deadline(), how)
             return act()
         except BaseException as error:
             alike = isinstance(error, MpidistError) and not isinstance(error, CommunicationError)
             if alike or isinstance(error, MemoryError):
                 raise
-            raise self.broke(error, what, sequence) from error.__cause__
+            raise self.broke(error, operation, sequence) from error.__cause__
         finally:
             self._setting_up = before
 
@@ -376,20 +380,20 @@ class Service:
 
         Past the deadline the report names the call that needs it, never this exchange.
         """
-        deadline, (what, sequence) = self.deadline(), self._setting_up
+        deadline, (operation, sequence) = self.deadline(), self._setting_up
 
         def wait(test: Callable[[], bool]) -> None:
             if not self.engine.wait(test, deadline):
-                raise self.timed_out(what, sequence or None, "set-up")
+                raise self.timed_out(operation, sequence or None, "set-up")
 
         return rendezvous.everyone(self.backend, value, wait)
 
     def timed_out(
-        self, what: str, sequence: int | None, how: str, timeout: Any = UNSET
+        self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
         """Return the error of a deadline that passed."""
         seconds = self.timeout if timeout is UNSET else timeout
-        return self.reports.timed_out(what, sequence, how, seconds)
+        return self.reports.timed_out(operation, sequence, how, seconds)
 
     def check_usable(self) -> None:
         """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
@@ -397,7 +401,7 @@ class Service:
             raise CommunicatorBroken(f"rank {self.backend.rank}: {self.broken}")
 
     def broke(
-        self, error: BaseException, what: str, sequence: int, *memory: object
+        self, error: BaseException, operation: str, sequence: int, *memory: object
     ) -> BaseException:
         """Mark the communicator broken by an unfinished operation; return the error to raise.
 
@@ -412,7 +416,7 @@ class Service:
         error = self.backend.translate(error)
         self.reports.notify(sequence, error)
         self.broken = (
-            f"the communicator is broken since {what} (collective #{sequence}) ended with "
+            f"the communicator is broken since {operation} (collective #{sequence}) ended with "
             f"{type(error).__name__}: {error}; create a new one"
         )
         return error

@@ -22,7 +22,7 @@ Piece = tuple[Any, int, int]  # elements start … stop of a flat array
 
 
 class Memory(Protocol):
-    """The memory of a program: the operations that differ between the host and a GPU.
+    """The operations of a program's memory that differ between the host and a GPU.
 
     Arrays are flat and contiguous.  An action does its work at once, or queues it on a stream: in
     both cases actions take effect in the order in which they are called.
@@ -42,7 +42,7 @@ class Memory(Protocol):
         """Return scratch memory of `count` elements; it lives as long as a program refers to it."""
 
     def view(self, piece: Piece) -> Any:
-        """Return the elements of a piece."""
+        """Return the elements of a piece as an array."""
 
     def address(self, piece: Piece) -> int:
         """Return the address of a piece that is not empty."""
@@ -51,14 +51,14 @@ class Memory(Protocol):
         """Return the action that copies `source` to `target`, which has its length."""
 
     def combine(self, op: Op, left: Any, right: Any, target: Any) -> Action:
-        """Return the action that stores left ∘ right in `target`, which may be one of them."""
+        """Return the action that stores left ∘ right in `target`, which may be an operand."""
 
     def divide(self, source: Any, target: Any, divisor: int) -> Action:
         """Return the action that stores the quotient in `target`, which may be `source`."""
 
 
 class HostMemory:
-    """Arrays of numpy; see :class:`Memory`."""
+    """Memory of numpy arrays; see :class:`Memory`."""
 
     def __init__(self, dtype: np.dtype):
         self.dtype = dtype
@@ -68,12 +68,12 @@ class HostMemory:
         return view_at(address(data), data.size, data.dtype)
 
     def allocate(self, count: int) -> np.ndarray:
-        """Return new memory."""
+        """Return a new, uninitialised array."""
         return np.empty(count, self.dtype)
 
     @staticmethod
     def view(piece: Piece) -> np.ndarray:
-        """Return a slice."""
+        """Return the elements of a piece as a slice of its array."""
         return piece[0][piece[1] : piece[2]]
 
     def address(self, piece: Piece) -> int:
@@ -84,12 +84,12 @@ class HostMemory:
 
     @staticmethod
     def combine(op: Op, left: np.ndarray, right: np.ndarray, target: np.ndarray) -> Action:
-        """Return the call of the operation's own function."""
+        """Return a call of the reduction operation's own function."""
         return partial(op.function if op.builtin else op.combine, left, right, out=target)
 
     @staticmethod
     def divide(source: np.ndarray, target: np.ndarray, divisor: int) -> Action:
-        """Return the call of numpy's division, of half precision in float32."""
+        """Return a call of numpy's division; half precision is divided in float32."""
         if is_half(source.dtype):
             return partial(divide_half, source, divisor, target)
         return partial(np.true_divide, source, np.asarray(divisor, source.dtype), target)
@@ -143,23 +143,26 @@ class Storage:
         buffer, block = place
         lengths = self.lengths.outgoing  # tmp is cut like out, as the prover has it
         if buffer == "in" or not 0 <= block < len(lengths):
-            raise ScheduleError(f"{buffer!r} has no such block to be written", block=block)
+            raise ScheduleError(f"{buffer!r} has no block {block} to write", block=block)
         return lengths[block]
 
     def read(self, place: tuple[str, int]) -> Piece:
-        """Return the memory that holds a block now."""
+        """Return the memory that currently holds a block."""
         piece = self.where.get(place)
         if piece is None:
-            raise ScheduleError(f"{place[0]!r} holds no such block to be read", block=place[1])
+            raise ScheduleError(
+                f"block {place[1]} of {place[0]!r} is read before anything was stored there",
+                block=place[1],
+            )
         return piece
 
     def write(self, place: tuple[str, int]) -> Piece:
-        """Return the memory to write a block to; reads use it from now on."""
+        """Return the memory to write a block to; later reads use it."""
         piece = self.where[place] = self._homes[place]
         return piece
 
     def finish(self) -> list[Action]:
-        """Return the copies of result blocks that the schedule left elsewhere, as in the input."""
+        """Return actions that copy result blocks left elsewhere, such as in the input."""
         memory = self.memory
         actions: list[Action] = []
         pairs = []
@@ -220,14 +223,14 @@ def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
 
 
 @dataclass(slots=True)
-class Arena:
+class MessageScratch:
     """Scratch memory of one strand for the messages of a round; each round reuses it."""
 
     memory: Memory
     buffers: list[Any] = field(default_factory=list)
     taken: int = 0
     elements: int = 0
-    slots: dict[int, Arena] = field(default_factory=dict)
+    slots: dict[int, MessageScratch] = field(default_factory=dict)
 
     def take(self, n: int) -> Piece:
         """Return a piece of `n` elements that no other message of this round uses."""
@@ -240,10 +243,10 @@ class Arena:
             self.elements += n + 1
         return self.buffers[index], 0, n
 
-    def slot(self, k: int) -> Arena:
+    def slot(self, k: int) -> MessageScratch:
         """Return the arena of the strands that run in slot `k` of the window."""
-        return self.slots.setdefault(k, Arena(self.memory))
+        return self.slots.setdefault(k, MessageScratch(self.memory))
 
     def total(self) -> int:
-        """Return the number of elements held, those of the slots included."""
+        """Return the number of scratch elements held, including those of the slots."""
         return self.elements + sum(a.total() for a in self.slots.values())

@@ -19,7 +19,7 @@ _TICK = 1.0  # seconds between polls, at most a quarter of the shortest deadline
 
 
 class Watched(Protocol):
-    """The service of a communicator, as far as the watchdog needs it.
+    """The members of a communicator's service that the watchdog uses.
 
     Attributes
     ----------
@@ -86,9 +86,9 @@ class Watchdog:
     def _end(self, service: Watched, sequence: int, timeout: float) -> None:
         # The thread that is in the call may be the only one that may call MPI.
         threads, board = service.backend.threads, service.backend.board
-        what = board.texts.get(board.fingerprint(sequence), "a native call")
+        operation = board.texts.get(board.fingerprint(sequence), "a native call")
         error = service.reports.timed_out(
-            what, sequence, "native, which cannot be interrupted", timeout, ask=threads
+            operation, sequence, "native, which cannot be interrupted", timeout, ask=threads
         )
         sys.stderr.write(f"{error}; the job ends\n")
         sys.stderr.flush()

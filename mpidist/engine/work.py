@@ -22,12 +22,12 @@ for _memory in (_pending, _lost):
 
 
 def keep(memory: object) -> None:
-    """Keep memory for the rest of the job: of an operation that failed, and cannot be cancelled."""
+    """Keep the memory of a failed operation that cannot be cancelled, for the rest of the job."""
     _lost.append(memory)
 
 
 class Work:
-    """An operation that was begun and not yet waited for.
+    """Handle of an operation that runs in the background.
 
     Attributes
     ----------
@@ -52,12 +52,12 @@ class Work:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended; asking makes progress."""
+        """Whether the operation has ended; reading it polls."""
         return self.test()
 
     @property
     def result(self) -> Any:
-        """The result; RuntimeError while it is not done."""
+        """The result; raises RuntimeError while the operation is pending."""
         if not self._done:
             raise RuntimeError("the operation is still pending: call wait()")
         return self._result
@@ -80,7 +80,7 @@ class Work:
             raise
 
     def wait(self, timeout: float | None = UNSET) -> Any:
-        """Wait for the end and return the result.
+        """Wait until the operation has ended, and return its result.
 
         Parameters
         ----------

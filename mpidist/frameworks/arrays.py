@@ -98,7 +98,12 @@ class Arrays:
         p.grad[...] = 0
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback with :class:`mpidist.nn.Parameter`; None for other parameters."""
+        """Register a callback on a :class:`mpidist.nn.Parameter`; None for other parameters.
+
+        Returns the function that removes it.
+
+        Returns the function that removes it.
+        """
         hooks = getattr(p, "hooks", None)
         if hooks is None:
             return None
@@ -114,15 +119,15 @@ class Arrays:
         return None
 
     def is_elementwise(self, optimizer: Any) -> bool:
-        """Return whether a type is one of the optimizers of :mod:`mpidist.nn`."""
+        """Return whether an optimizer class updates each element by itself, as mpidist.nn's do."""
         return optimizer in (SGD, Adam)
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Return the state that a :class:`mpidist.nn.optim.Optimizer` has of a parameter."""
+        """Return a parameter's state in a :class:`mpidist.nn.optim.Optimizer`."""
         return optimizer.state_of(p)
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
-        """Replace the optimizer's parameters by those of the only group."""
+        """Replace the optimizer's parameters by those of the first, only group."""
         optimizer.parameters = list(groups[0])
         optimizer.state.clear()
 

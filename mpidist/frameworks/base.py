@@ -1,4 +1,4 @@
-"""The library that a model is written in: the table of adapters, and what a framework offers."""
+"""The interface of a framework, the library that a model is written in; the table of adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def find_dtype(name: str) -> np.dtype:
-    """Return the dtype of a name: one of numpy or of ml_dtypes.
+    """Return the dtype with this name, of numpy or of ml_dtypes.
 
     Raises
     ------
@@ -105,7 +105,7 @@ Remove = Callable[[], object]
 
 
 class Framework(Protocol):
-    """The parameters, gradients, hooks and optimizers of one library.
+    """Adapter of one library: its parameters, gradients, hooks and optimizers.
 
     Every library's parameters have ``data`` and ``grad``; the rest differs, and is here.
     """
@@ -147,13 +147,13 @@ class Framework(Protocol):
         """Return a parameter whose data and gradient are views of two flat arrays."""
 
     def stream(self, p: Any) -> int | None:
-        """Return the stream that the library queues work of `p` on now; None in host memory."""
+        """Return the stream that the library currently uses for `p`; None in host memory."""
 
     def from_device(self, array: Any, p: Any) -> Any:
         """Return an array of bytes on a GPU as one of this library, with the dtype of `p`."""
 
     def place(self, value: Any, p: Any) -> Any:
-        """Return an array of a loaded state in the memory of `p`: on its GPU, or the host."""
+        """Return an array of a loaded state, copied to the memory of `p`: its GPU or the host."""
 
     def copy(self, view: Any, gradient: Any) -> None:
         """Copy a gradient, which may be sparse or have a graph, into a view."""
@@ -162,16 +162,26 @@ class Framework(Protocol):
         """Fill the gradient of a parameter with zeros, in place."""
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback for each addition to ``p.grad``; None if the library has none."""
+        """Register a callback for each addition to ``p.grad``; None if the library has no hook.
+
+        Returns the function that removes it.
+
+        Returns the function that removes it.
+        """
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback before each forward; None if the caller of forward must do it."""
+        """Register a callback that precedes each forward; None if the DDP's own forward calls it.
+
+        Returns the function that removes it.
+
+        Returns the function that removes it.
+        """
 
     def is_elementwise(self, optimizer: Any) -> bool:
-        """Return whether a type of optimizer is known to update every element by itself."""
+        """Return whether an optimizer class is known to update each element independently."""
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Return the optimizer's state of a parameter, which may be changed."""
+        """Return the optimizer's state of a parameter; changes to it take effect."""
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
         """Replace the parameters of an optimizer, by groups, and clear its state."""

@@ -1,4 +1,4 @@
-"""Sources of random numbers: each rank has its own, and their states go into checkpoints."""
+"""Random number generators: each rank has its own, and their states go into checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAIRS = (("getstate", "setstate"), ("get_state", "set_state"), ("get_rng_state",
 
 
 class Source:
-    """A source of random numbers, with the methods that all sources here have.
+    """A random number generator, with the methods that all generators have here.
 
     Parameters
     ----------
@@ -25,13 +25,13 @@ class Source:
         self._names = next((pair for pair in PAIRS if all(hasattr(source, x) for x in pair)), None)
 
     def get_state(self) -> Any:
-        """Return the state."""
+        """Return the generator's state."""
         if self._names is None:
             return self._source.bit_generator.state
         return getattr(self._source, self._names[0])()
 
     def set_state(self, state: Any) -> None:
-        """Go back to a state."""
+        """Restore a state of :meth:`get_state`."""
         if self._names is None:
             self._source.bit_generator.state = state
         else:
@@ -39,7 +39,7 @@ class Source:
 
 
 def source_of(x: Any) -> Source | None:
-    """Return the source of random numbers that an object is; None if it is none."""
+    """Return an object wrapped as a :class:`Source`; None if it is no random number generator."""
     if hasattr(x, "state_dict"):
         return None
     pairs = any(all(hasattr(x, name) for name in pair) for pair in PAIRS)

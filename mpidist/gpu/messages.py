@@ -17,7 +17,7 @@ from ..device.array import DeviceArray
 from ..device.base import Device, InFlight
 from ..device.find import find_device
 from ..device.recognise import describe
-from ..engine.messages import Messages
+from ..engine.messages import PointToPoint
 from ..engine.work import Work
 from .paths import table, taken, this_rank
 
@@ -110,7 +110,7 @@ class GpuMessages:
     through host memory, or have its array on the host.
     """
 
-    def __init__(self, messages: Messages):
+    def __init__(self, messages: PointToPoint):
         backend = messages.backend
         self._messages, self._rank = messages, backend.rank
         self.device = find_device(self._rank)

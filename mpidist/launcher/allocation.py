@@ -21,7 +21,7 @@ _GROUP = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 @dataclass(frozen=True)
-class Allocation:
+class SlurmAllocation:
     """The resources that SLURM granted to a job.
 
     Attributes
@@ -55,7 +55,7 @@ class Allocation:
     parts: int = 1
 
     @classmethod
-    def find(cls, environ: Mapping[str, str] = os.environ) -> Allocation | None:
+    def find(cls, environ: Mapping[str, str] = os.environ) -> SlurmAllocation | None:
         """Return the allocation of this process; None outside an allocation."""
         job = environ.get("SLURM_JOB_ID", "")
         cpus = per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
@@ -111,7 +111,7 @@ REQUEUED_WITHIN = 60.0  # seconds that scontrol requeue may take
 ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it requeues
 
 
-def threads_per_core(allocation: Allocation) -> int:
+def threads_per_core(allocation: SlurmAllocation) -> int:
     """Return the number of SLURM's CPUs in a core; 1 if SLURM does not answer."""
     node = os.environ.get("SLURMD_NODENAME") or allocation.node_list
     threads = 1
@@ -130,8 +130,10 @@ def kill_wait() -> float:
     return float(found[1]) if found else KILL_WAIT
 
 
-def whole_job(allocation: Allocation, environ: Mapping[str, str] = os.environ) -> Allocation:
-    """Return the allocation with the tasks of the whole job, in a shell of ``srun --pty`` too.
+def whole_job(
+    allocation: SlurmAllocation, environ: Mapping[str, str] = os.environ
+) -> SlurmAllocation:
+    """Return the allocation with all tasks of the job, even inside a shell of ``srun --pty``.
 
     There the environment has only the one task of the shell.
     """
@@ -170,7 +172,7 @@ def _scontrol(*arguments: str) -> str:
         return ""
 
 
-def requeue(allocation: Allocation, most: int) -> None:
+def requeue(allocation: SlurmAllocation, most: int) -> None:
     """Have SLURM put this job back into its queue; SLURM ends the job, and starts it again later.
 
     It does not return: a batch script that ends by itself meanwhile would count as failed, and not
@@ -178,7 +180,7 @@ def requeue(allocation: Allocation, most: int) -> None:
 
     Parameters
     ----------
-    allocation : Allocation
+    allocation : SlurmAllocation
         The allocation of the job; of an array only this job is requeued.
     most : int
         How often the job may be requeued.

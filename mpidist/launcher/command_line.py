@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import InvalidArgument, LaunchError
-from .allocation import Allocation, cores, in_step, threads_per_core
+from .allocation import SlurmAllocation, cores, in_step, threads_per_core
 from .mpi import AS_ROOT, OPEN_MPI, YIELD, environment_for, find_launcher, folder_of
 from .slurm import place, slurm_command
 
@@ -56,7 +56,7 @@ def local_launch(vendor: str, ranks: int) -> Launch:
 def slurm_launch(
     vendor: str,
     plugin: str | None,
-    allocation: Allocation,
+    allocation: SlurmAllocation,
     ranks: int | None,
     per_node: int | None,
 ) -> Launch:
@@ -136,7 +136,7 @@ def rank_command(program: Sequence[str], modules_too: bool = False) -> list[str]
 
 
 def count_options(arguments: Sequence[str]) -> int:
-    """Return the number of words that are options of Python itself, before the script."""
+    """Return how many words before the script are options of Python itself."""
     count = 0
     while count < len(arguments) and re.fullmatch("-[^mc].*", arguments[count]):
         if re.fullmatch("-[^WX-][a-zA-Z]*[mc]", arguments[count]):  # -Om module

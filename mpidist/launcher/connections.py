@@ -44,7 +44,7 @@ def address_of(interface: str) -> str:
 
 
 def addresses() -> list[str]:
-    """Return the addresses of this host for other hosts, those of IPv4 first."""
+    """Return the addresses at which other hosts reach this one, IPv4 first."""
     found = [address_of(name) for _, name in socket.if_nameindex() if name != "lo"]
     return [address for address in found if address] + addresses_v6()
 
@@ -60,7 +60,7 @@ def addresses_v6(table: Path = Path("/proc/net/if_inet6")) -> list[str]:
 
 
 def interface_to(host: str) -> str:
-    """Return the interface by which messages to `host` leave; an empty string if unknown."""
+    """Return the network interface for messages to `host`; an empty string if unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             any_socket.connect((host, 9))  # sends nothing: the kernel chooses the route
@@ -100,7 +100,7 @@ LOST = "lost"
 
 
 @dataclass
-class Rank:
+class RankState:
     """The state of a rank: its host, its MPI, and its status once it has ended."""
 
     number: int
@@ -134,11 +134,11 @@ class Rank:
 
 @dataclass
 class Connection:
-    """The connection of one rank."""
+    """The connection to the monitor of one rank."""
 
     socket: socket.socket
     text: bytes = b""
-    rank: Rank | None = None
+    rank: RankState | None = None
 
 
 @dataclass
@@ -154,8 +154,8 @@ class Connections:
     """
 
     ranks: int
-    ended: Callable[[Rank], None]
-    known: dict[int, Rank] = field(default_factory=dict)
+    ended: Callable[[RankState], None]
+    known: dict[int, RankState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         raise_file_limit(self.ranks)
@@ -215,7 +215,7 @@ class Connections:
             for text in texts:
                 self._handle(connection, json.loads(text))
             if len(connection.text) > MAX_LINE:
-                raise ValueError("longer than any report")
+                raise ValueError(f"line exceeds {MAX_LINE} characters: not a report")
         except (ValueError, KeyError, TypeError, AttributeError):
             data = b""  # not a rank, a port scan perhaps: close the connection
         if not data:
@@ -226,11 +226,11 @@ class Connections:
                 self._end(connection.rank, LOST)
 
     def _handle(self, connection: Connection, report: dict[str, Any]) -> None:
-        """Handle a report: the first has secret, rank and host, the others MPI or status."""
+        """Handle a report: the first has secret, rank and host; later ones have MPI or status."""
         if connection.rank is None:
             if report.get("secret") != self.secret:
-                raise ValueError("not a process of this job")
-            rank = Rank(report["rank"], report["host"])
+                raise ValueError("the first report has a wrong secret: not a process of this job")
+            rank = RankState(report["rank"], report["host"])
             connection.rank = self.known[rank.number] = rank
             for number in self._sent:
                 _send(connection, number)
@@ -239,7 +239,7 @@ class Connections:
         elif "status" in report:
             self._end(connection.rank, report["status"])
 
-    def _end(self, rank: Rank, status: int | str) -> None:
+    def _end(self, rank: RankState, status: int | str) -> None:
         rank.status = status
         self.ended(rank)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import InvalidArgument, LaunchError
-from .allocation import Allocation, cores, in_step, kill_wait, requeue, whole_job
+from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
 from .command_line import Launch, exec_launcher, local_launch, rank_command, slurm_launch
-from .mpi import MPICH, TERMINAL, Library, find_library, launched_rank, read_knobs, say
+from .mpi import MPICH, TERMINAL, MpiLibrary, find_library, launched_rank, read_knobs, say
 from .slurm import choose_launcher
-from .watch import MPI_WITHIN, TO_RANKS, Signals, Watch
+from .watch import MPI_WITHIN, TO_RANKS, JobWatch, Signals
 
 REQUEUES = 20  # by default
 OF_A_STEP = ("PMI_", "PMI2_", "PMIX_", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND")
@@ -61,7 +61,7 @@ class JobOptions:
     watch: bool | None = None
     start_timeout: float | None = None
 
-    def check(self, allocation: Allocation | None) -> None:
+    def check(self, allocation: SlurmAllocation | None) -> None:
         """Raise InvalidArgument for options that have no effect here, or are missing."""
         in_allocation = {
             "--ranks-per-node": self.ranks_per_node is not None,
@@ -141,7 +141,7 @@ def run_job(
         Announce the command only.
     """
     check_not_nested(os.environ)
-    allocation = Allocation.find()
+    allocation = SlurmAllocation.find()
     if allocation is not None:
         allocation = whole_job(allocation)
     options.check(allocation)
@@ -173,7 +173,9 @@ def run_job(
     return status
 
 
-def make_launch(library: Library, allocation: Allocation | None, options: JobOptions) -> Launch:
+def make_launch(
+    library: MpiLibrary, allocation: SlurmAllocation | None, options: JobOptions
+) -> Launch:
     """Return the launch of this MPI library, on this machine or in the allocation."""
     if allocation is None:
         launch = local_launch(library.vendor, options.ranks or cores())
@@ -190,7 +192,7 @@ def make_launch(library: Library, allocation: Allocation | None, options: JobOpt
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """How the ranks are monitored; see :class:`~mpidist.launcher.watch.Watch`."""
+    """How the ranks are monitored; see :class:`~mpidist.launcher.watch.JobWatch`."""
 
     label: bool
     log_dir: str | None
@@ -204,7 +206,7 @@ def start_twice(
     watch: WatchOptions | None,
     instead: Callable[[], Launch] | None,
 ) -> int:
-    """Start the launcher; if MPI did not start under SLURM's pmi2, start another one instead."""
+    """Start the launcher; if MPI does not start under SLURM's pmi2, try another launcher."""
     status, begun = start(launch, arguments, watch)
     if status and not begun and PMI2 in launch.launcher:
         say(f"no rank came through MPI_Init under srun {PMI2}")
@@ -233,7 +235,7 @@ def start(launch: Launch, arguments: list[str], watch: WatchOptions | None) -> t
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
     if watch is None:
         exec_launcher([*launch.launcher, *arguments], environ)
-    guard = Watch(
+    guard = JobWatch(
         launch.ranks,
         watch.label,
         watch.log_dir and os.path.abspath(watch.log_dir),

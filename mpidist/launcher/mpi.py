@@ -66,7 +66,7 @@ LOADED_WITHIN, ANSWERED_WITHIN = 120.0, 30.0  # seconds; a library may be on a s
 
 
 @dataclass(frozen=True)
-class Library:
+class MpiLibrary:
     """The MPI library that mpi4py loads.
 
     Attributes
@@ -81,7 +81,7 @@ class Library:
     about: str = ""
 
 
-def find_library() -> Library:
+def find_library() -> MpiLibrary:
     """Return the MPI library that mpi4py loads, found in a process of its own.
 
     Raises
@@ -96,7 +96,7 @@ def find_library() -> Library:
         reason = next((line for line in lines if line.startswith("RuntimeError: ")), lines[-1])
         raise LaunchError(f"mpi4py cannot load an MPI library: {reason}; {INSTALL}")
     # Some versions of mpi4py take Cray's for MPICH.
-    return Library(CRAY if "CRAY MPICH" in about else vendor, about)
+    return MpiLibrary(CRAY if "CRAY MPICH" in about else vendor, about)
 
 
 def find_launcher(vendor: str) -> str:
@@ -127,7 +127,7 @@ def find_launcher(vendor: str) -> str:
 
 
 def launcher_vendor(path: str) -> str:
-    """Return the vendor of an mpiexec, named as that of the library."""
+    """Return the vendor of an mpiexec, in the spelling of :attr:`MpiLibrary.vendor`."""
     try:
         done = run_for_output([path, "--version"], ANSWERED_WITHIN)
     except LaunchError:
@@ -162,7 +162,7 @@ def environment_for(
 
 
 def folder_of(path: Path) -> str:
-    """Return the folder of a relative path, with a hint in a job, where it is often unexpected."""
+    """Return the folder of a relative path as text; in a job, with a hint on its origin."""
     if path.is_absolute():
         return "/"
     job = " (a job starts in the folder where sbatch was called: call it where this path starts)"

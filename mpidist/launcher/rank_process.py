@@ -80,18 +80,18 @@ class RankProcess:
                     self.connection = None
 
     def read_notes(self) -> None:
-        """Forward the notes of the program on its MPI, as long as it runs."""
+        """Forward the program's notes about MPI, as long as it runs."""
         while select.select([self.notes], (), ())[0]:
             self.forward_notes()
 
     def forward_notes(self) -> None:
-        """Forward the notes that have come."""
+        """Forward the notes of the program that have arrived."""
         with self.reading, contextlib.suppress(BlockingIOError):
             while note := self.notes.recv(64, socket.MSG_DONTWAIT):
                 self.report(mpi=note.decode(errors="replace"))
 
     def receive_signals(self) -> None:
-        """Pass signals of ``mpidist run`` on; end the program when the connection ends."""
+        """Forward signals of ``mpidist run``; end the program when the connection ends."""
         try:
             assert self.connection is not None
             for text in self.connection.makefile():
@@ -119,7 +119,7 @@ class RankProcess:
         return self.child is not None and self.child.poll() is None
 
     def send_when_handled(self, number: int) -> None:
-        """Send a signal to the processes of the program with a handler, as soon as there is one.
+        """Send a signal to the program's processes with a handler, waiting until there is one.
 
         It would kill a program that has just started, and a shell around it.
         """
@@ -252,7 +252,7 @@ def join(threads: list[threading.Thread], seconds: float) -> None:
 
 
 def end_rest(leader: int) -> None:
-    """End the processes that a program has left in its group, as srun does with a task.
+    """End the processes that a program left behind in its group, as srun does with a task.
 
     Some end by themselves in a moment, such as a ``tee`` that a shell writes to.
     """

@@ -8,14 +8,14 @@ import shutil
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument, LaunchError
-from .allocation import Allocation
+from .allocation import SlurmAllocation
 from .mpi import (
     ANSWERED_WITHIN,
     CRAY,
     INTEL,
     MPICH,
     OPEN_MPI,
-    Library,
+    MpiLibrary,
     find_launcher,
     run_for_output,
 )
@@ -24,7 +24,7 @@ LAUNCHERS = ("auto", "srun", "mpiexec")
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankLayout:
     """The layout of ranks on nodes.
 
     Attributes
@@ -57,13 +57,13 @@ class Placement:
 
 
 def place(
-    allocation: Allocation, ranks: int | None, per_node: int | None, threads: int = 1
-) -> Placement:
-    """Return the layout of ranks: as SLURM placed the tasks, otherwise node after node.
+    allocation: SlurmAllocation, ranks: int | None, per_node: int | None, threads: int = 1
+) -> RankLayout:
+    """Return the layout of ranks: as SLURM placed its tasks, otherwise filled node by node.
 
     Parameters
     ----------
-    allocation : Allocation
+    allocation : SlurmAllocation
         Allocation of the job.
     ranks, per_node : int or None
         Number of ranks, and of ranks on a node, if the user gave them.
@@ -110,8 +110,8 @@ def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
 
 
 def _placed(
-    allocation: Allocation, layout: tuple[int, ...], threads: int, as_slurm: bool = True
-) -> Placement:
+    allocation: SlurmAllocation, layout: tuple[int, ...], threads: int, as_slurm: bool = True
+) -> RankLayout:
     cpus = allocation.cpus_per_task or 1
     if not as_slurm:  # the ranks share the CPUs that the tasks would have had
         cpus = max(1, min(cpus, *(c // n for n, c in zip(layout, allocation.cpus))))
@@ -120,7 +120,7 @@ def _placed(
     by_threads = threads > 1 and any(
         n * cores > there // threads for n, there in zip(layout, allocation.cpus)
     )
-    return Placement(
+    return RankLayout(
         sum(layout),
         len(layout),
         max(layout),
@@ -133,7 +133,7 @@ def _placed(
     )
 
 
-def plugins_for(library: Library) -> tuple[str, ...]:
+def plugins_for(library: MpiLibrary) -> tuple[str, ...]:
     """Return the plugins of srun that this library can start with, best first.
 
     With any other it starts singletons.  An MPICH tells its configure options itself.
@@ -144,12 +144,12 @@ def plugins_for(library: Library) -> tuple[str, ...]:
     return known.get(library.vendor, ())
 
 
-def choose_launcher(library: Library, launcher: str, plugin: str | None) -> str | None:
+def choose_launcher(library: MpiLibrary, launcher: str, plugin: str | None) -> str | None:
     """Return the plugin of srun that starts this MPI; None if its own mpiexec does.
 
     Parameters
     ----------
-    library : Library
+    library : MpiLibrary
         The MPI library that mpi4py loads.
     launcher : {"auto", "srun", "mpiexec"}
         The user's launcher.
@@ -193,7 +193,7 @@ def choose_launcher(library: Library, launcher: str, plugin: str | None) -> str 
 
 
 def _first(wanted: tuple[str, ...], offered: list[str]) -> str | None:
-    """Return the best plugin on offer; pmix_v4 is a pmix."""
+    """Return the best plugin on offer; ``pmix_v4`` counts as ``pmix``."""
     fitting = ((w, o) for w in wanted for o in offered if o.split("_v")[0] == w)
     return next((offer for _, offer in fitting), None)
 
@@ -207,7 +207,7 @@ def srun_plugins() -> list[str]:
     return re.findall(r"\b(?:none|pmi2|pmix\w*|cray_shasta|openmpi)\b", done.stdout + done.stderr)
 
 
-def slurm_command(vendor: str, plugin: str | None, placed: Placement) -> list[str]:
+def slurm_command(vendor: str, plugin: str | None, placed: RankLayout) -> list[str]:
     """Return the launcher and its arguments, without the program."""
     if plugin is not None:
         return _srun(plugin, placed)
@@ -220,7 +220,7 @@ def slurm_command(vendor: str, plugin: str | None, placed: Placement) -> list[st
     return [*launcher, *(["-ppn", str(placed.per_node)] * (not placed.uneven)), *bound]
 
 
-def _mapped(placed: Placement) -> list[str]:
+def _mapped(placed: RankLayout) -> list[str]:
     """Return the options of Open MPI's mpirun."""
     share, bind = (placed.cores, "core") if not placed.by_threads else (placed.cpus, "hwthread")
     how = f":PE={share}" * (share > 1) + ":HWTCPUS" * placed.by_threads
@@ -229,7 +229,7 @@ def _mapped(placed: Placement) -> list[str]:
     return ["--map-by", f"{by}{how}", "--bind-to", "none" if placed.oversubscribed else bind]
 
 
-def _srun(plugin: str, placed: Placement) -> list[str]:
+def _srun(plugin: str, placed: RankLayout) -> list[str]:
     """Return the command of srun, under which a failed rank ends the step.
 
     The environment is passed on even if the job was submitted with ``--export=NONE``.  Ranks fill

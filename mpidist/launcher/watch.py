@@ -15,7 +15,7 @@ from typing import Any
 
 from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import LaunchError
-from .connections import LOST, SECRET, Connections, Rank
+from .connections import LOST, SECRET, Connections, RankState
 from .mpi import say
 from .processes import end_processes
 
@@ -79,7 +79,7 @@ MPI_WITHIN = 120.0  # seconds that MPI_Init may take after the last rank has ent
 
 
 @dataclass
-class Watch:
+class JobWatch:
     """Runs a launcher, and monitors its ranks.
 
     Parameters
@@ -104,7 +104,7 @@ class Watch:
     kill_wait: float | None = None
     signals: Signals = field(default_factory=Signals)
     start_timeout: float = MPI_WITHIN
-    ended: list[Rank] = field(default_factory=list)  # in the order of their ends
+    ended: list[RankState] = field(default_factory=list)  # in the order of their ends
 
     def __post_init__(self) -> None:
         self.connections = Connections(self.ranks, self._end)
@@ -164,7 +164,7 @@ class Watch:
     # -- signals, and jobs that do not end by themselves ------------------------------------------
 
     def _pass(self, number: int) -> None:
-        """Pass a signal on, unless the terminal has sent it to the launcher too (Ctrl-C)."""
+        """Forward a signal to the ranks or the launcher; a Ctrl-C that both got is not sent."""
         if number in TO_RANKS:
             self.connections.send(number)
             return
@@ -177,7 +177,7 @@ class Watch:
             self._step = min(STEP, self.kill_wait / 10)
 
     def _end_if_stuck(self) -> None:
-        """End the job, step by step, if the launcher does not after a rank failed."""
+        """End the job, step by step, if the launcher has not ended it after a rank failed."""
         if self._failed_since is None:
             return
         if time.monotonic() > self._failed_since + CAUSE_WITHIN:
@@ -207,7 +207,7 @@ class Watch:
         self._steps += 1
 
     def _report_missing(self, begun: float) -> None:
-        """Report once that ranks are missing; their node, or SLURM, may be slow."""
+        """Log once how many ranks have not connected; a node, or SLURM, may be slow."""
         if self._reported_missing or time.monotonic() < begun + STARTED_WITHIN:
             return
         self._reported_missing = True
@@ -241,7 +241,7 @@ class Watch:
 
     # -- the exit code ----------------------------------------------------------------------------
 
-    def _end(self, rank: Rank) -> None:
+    def _end(self, rank: RankState) -> None:
         self.ended.append(rank)
         if not rank.succeeded:
             self._failed_since = self._failed_since or time.monotonic()
@@ -251,18 +251,18 @@ class Watch:
             self._succeeded_since = time.monotonic()
 
     def _report(self) -> None:
-        """Report the first failed rank, once; one with a status rather than a lost one."""
+        """Report the first failed rank, once; a rank with an exit status goes before a lost one."""
         failed = self._failed()
         if failed and not self._reported:
             self._reported = True
             say(str(failed[0]))
 
-    def _failed(self) -> list[Rank]:
+    def _failed(self) -> list[RankState]:
         failed = [rank for rank in self.ended if not rank.succeeded]
         return sorted(failed, key=lambda rank: rank.status == LOST)
 
     def _verdict(self, status: int) -> int:
-        """Return the exit code: that of the first failed rank, if there is one."""
+        """Return the exit code of the job: that of the first failed rank, if there is one."""
         if self._stuck_at_start:
             return 1
         self._report()
@@ -291,5 +291,5 @@ class Watch:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return the first of these ranks as text."""
+    """Return the first ranks as a comma-separated list, with an ellipsis if there are more."""
     return ", ".join(map(str, numbers[:8])) + ", …" * (len(numbers) > 8)

@@ -135,7 +135,7 @@ class Module:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all parameters by name."""
+        """Return copies of all parameters, by name."""
         return {name: p.data.copy() for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,11 +182,11 @@ class Identity(Module):
     saved = ()
 
     def forward(self, x: Any) -> Any:
-        """Return `x`."""
+        """Return the input `x`."""
         return x
 
     def backward(self, grad: Any) -> Any:
-        """Return `grad`."""
+        """Return the gradient `grad`."""
         return grad
 
 

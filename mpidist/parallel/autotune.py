@@ -1,4 +1,4 @@
-"""The first steps of a DDP: the order of gradients is observed, and transports are timed."""
+"""The first steps of a DDP: observes the order of gradients, and times the transports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WINS = 0.75  # and be faster in this share of the rounds
 
 
 class Trial:
-    """Training steps that are made with several transports in turn, and timed.
+    """Training steps with several transports in turn, to time them.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Trial:
 
     @property
     def current(self) -> str:
-        """Name of the transport for the next step."""
+        """Name of the transport to use in the next step."""
         return self._names[len(self._seconds) % len(self._names)]
 
     @property
@@ -48,11 +48,11 @@ class Trial:
         return len(self._seconds) >= ROUNDS * len(self._names)
 
     def note(self, seconds: float) -> None:
-        """Note the time of a step."""
+        """Record the time of a step."""
         self._seconds.append(seconds)
 
     def decide(self, comm: Communicator) -> tuple[str, dict[str, float]]:
-        """Return the best transport, and the time of a step with each; collective.
+        """Return the fastest transport, and the time of a step with each; collective.
 
         A step takes as long as on its slowest rank; a time is the median over the steps.
         """
@@ -69,7 +69,7 @@ class Trial:
 def candidates(
     comm: Communicator, overlap: str, buckets: int, on_device: bool = False
 ) -> list[str]:
-    """Return the names of the transports to be tried for a value of `overlap`.
+    """Return the names of the transports to try, for a value of `overlap`.
 
     For gradients on a GPU there is only one: the host's clock cannot time their transports.
 
@@ -106,7 +106,7 @@ OBSERVED_SYNCS = 3  # syncs without any callback after which no order of gradien
 
 
 class Autotune:
-    """Observes and times the first steps, then leaves the best buckets and transport in place.
+    """Observes and times the first steps, then sets the best buckets and transport.
 
     Parameters
     ----------
@@ -140,16 +140,16 @@ class Autotune:
 
     @property
     def observed(self) -> bool:
-        """Whether the order of gradients is known, or will never be."""
+        """Whether the order of gradients is known, or will not be observed any more."""
         return not self._left
 
     def ready(self, index: int) -> None:
-        """Note an addition to the gradient of parameter `index`."""
+        """Record an addition to the gradient of parameter `index`."""
         if self._left:
             self._order.setdefault(index)
 
     def after_step(self, seconds: float, fixed: bool) -> str | None:
-        """Take the time of a step; return the transport of the next, if it changes; collective.
+        """Record the time of a step; return the next step's transport if it changes; collective.
 
         If `fixed`, parameters stay in their buckets.
         """
@@ -170,7 +170,7 @@ class Autotune:
         return best if self._trial is None else self._trial.current
 
     def _observe(self, fixed: bool) -> None:
-        """Regroup by rank 0's order of gradients, and count what completes each bucket."""
+        """Regroup parameters by rank 0's order, and count the additions that complete a bucket."""
         self._left -= 1
         order = self._comm.broadcast_object(list(self._order))
         if not order:

@@ -15,7 +15,7 @@ from ..frameworks.base import Framework
 
 
 class BucketStreams:
-    """The GPU streams of one bucket: where gradients are computed, sent and read.
+    """The GPU streams that compute, send and read the gradients of one bucket.
 
     The host waits for none of them.  Where all are one stream, as in most models, no event is
     recorded: an addition to a gradient costs one entry in a set.
@@ -33,11 +33,11 @@ class BucketStreams:
         self._sending: int | None = None
 
     def note(self) -> None:
-        """Note that the current stream adds to a gradient of the bucket."""
+        """Record that the current stream adds to a gradient of the bucket."""
         self._computing.add(self._stream())
 
     def before_send(self) -> None:
-        """Have the current stream, on which the bucket is sent, wait for the gradients."""
+        """Make the current stream, which sends the bucket, wait for the gradients."""
         here = self._stream()
         for stream in self._computing - {here}:
             self._event.record(stream)
@@ -46,7 +46,7 @@ class BucketStreams:
         self._sending = here
 
     def after_wait(self) -> None:
-        """Have the current stream, on which gradients are read, wait for the received bucket."""
+        """Make the current stream, which reads the gradients, wait for the received bucket."""
         here = self._stream()
         if self._sending is not None and self._sending != here:
             self._event.record(self._sending)
@@ -56,7 +56,7 @@ class BucketStreams:
 
 @dataclass
 class Shard:
-    """The part of a bucket whose mean this rank computes, in place of the whole (ZeRO).
+    """The part of a bucket whose mean this rank receives, instead of the whole (ZeRO).
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Bucket:
 
     @property
     def flat(self) -> Any:
-        """The buffer."""
+        """The flat buffer that holds all gradients of the bucket."""
         if self._flat is None:
             self._make()
         return self._flat
@@ -163,13 +163,13 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffer in bytes."""
+        """Size of the flat buffer in bytes."""
         return int(self.flat.nbytes)
 
     # -- gradients and the buffer -----------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Move existing gradients into the buffer; allocates it, on all ranks together."""
+        """Allocate the flat buffer and move existing gradients into it; collective."""
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is not None and tuple(p.grad.shape) == tuple(view.shape):
                 self.framework.copy(view, p.grad)
@@ -211,7 +211,7 @@ class Bucket:
             self.parameters[k].grad = None
 
     def collect(self) -> None:
-        """Bring all gradients into the buffer, zeros for those that are None; then it can be sent.
+        """Copy all gradients into the buffer before it is sent; missing ones become zeros.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class Bucket:
             )
 
     def check_received(self) -> None:
-        """Check that every gradient is still its view, after the bucket was received.
+        """Check after the exchange that every gradient is still its view of the buffer.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class Bucket:
     # -- readiness --------------------------------------------------------------------------------
 
     def expect(self, counts: Sequence[int] | None) -> None:
-        """Set the number of additions to each gradient in a step; None if it is not known."""
+        """Set the number of additions to each gradient in a step; None if it is unknown."""
         self.expected = None if counts is None else list(counts)
         self._missing = sum(self.expected or ())
 
@@ -293,11 +293,11 @@ class Bucket:
 
     @property
     def complete(self) -> bool:
-        """Whether every gradient is final in this step; False if that is not known."""
+        """Whether every gradient is final in this step; False if that is unknown."""
         return self.expected is not None and self._missing == 0
 
     def reset(self) -> None:
-        """Begin the next step."""
+        """Reset the counts of additions for the next step."""
         self.lent.clear()
         self.seen, self.added = self.added, [0] * len(self.parameters)
         self._missing = sum(self.expected or ())

@@ -1,4 +1,4 @@
-"""Parameters into buckets: which ones share a bucket, its memory and its pinned algorithm."""
+"""The division of parameters into buckets, with the buckets' memory and pinned algorithms."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def choose_algorithms(
 
 
 def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
-    """Return a flat array in symmetric memory, or None where there is none; collective."""
+    """Return a flat array in symmetric memory, or None if that is unavailable; collective."""
     try:
         return comm.empty(count, dtype)
     except Unsupported:
@@ -150,7 +150,7 @@ def release(bucket: Bucket) -> None:
 
 
 def has_mean(dtype: Any) -> bool:
-    """Return whether the mean of numbers of a dtype, of numpy or torch, has the same dtype."""
+    """Return whether the mean of a dtype's numbers (numpy or torch) has the same dtype."""
     if isinstance(dtype, np.dtype):
         return dtype.kind in "fc" or dtype.name == "bfloat16"
     return bool(dtype.is_floating_point or dtype.is_complex)
@@ -160,7 +160,7 @@ Layout = list[tuple[int, ...]]
 
 
 class Grouping:
-    """All trainable parameters of a model, in buckets.
+    """All trainable parameters of a model, divided into buckets.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class Grouping:
     def make(
         self, comm: Communicator, layout: Layout, algorithms: Sequence[str] | None = None
     ) -> tuple[Bucket, ...]:
-        """Put the parameters into buckets; gradients keep their values; collective.
+        """Divide the parameters into buckets; gradients keep their values; collective.
 
         Parameters
         ----------
@@ -277,7 +277,7 @@ class Grouping:
 
     @property
     def copies(self) -> int:
-        """Number of gradients that had to be copied into their buckets so far."""
+        """Number of gradients that were copied into their buckets so far."""
         return self._copies + sum(bucket.copies for bucket in self.buckets)
 
     @property
@@ -290,7 +290,7 @@ class Grouping:
         return [list(bucket.names) for bucket in self.buckets]
 
     def layout_of(self, names: Sequence[Sequence[str]]) -> Layout | None:
-        """Return the layout whose buckets have these parameters; None if the model has others."""
+        """Return the layout with these names in its buckets; None if the model has others."""
         number = {name: index for index, (name, _) in enumerate(self.named)}
         flat = [name for bucket in names for name in bucket]
         if sorted(flat) != sorted(number):

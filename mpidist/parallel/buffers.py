@@ -1,4 +1,4 @@
-"""Equal replicas: the first broadcast, the buffers after each step, and how ranks differ."""
+"""Equal replicas: the initial broadcast, buffers after each step, and differences of ranks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class BufferSync:
 
     @property
     def algorithms(self) -> dict[str, str]:
-        """Algorithm of the mean, by the name of the buffers' dtype."""
+        """Pinned algorithms of the buffers' means, by the name of the dtype."""
         return {str(flat.dtype): algorithm for flat, _, algorithm in self._groups if algorithm}
 
     @algorithms.setter
@@ -149,7 +149,7 @@ def _empty_like(array: Any, count: int) -> Any:
 
 
 def _algorithm(comm: Communicator, flat: Any, on_device: bool) -> str:
-    """Return the algorithm of the mean of buffers, the same in every step; collective."""
+    """Return the algorithm for the mean of buffers, the same in every step; collective."""
     if on_device:
         return choose_on_device(comm, comm, flat, "auto", "allreduce")
     return choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")[0]

@@ -60,7 +60,7 @@ def check_alike(
             if others[name] != value:
                 raise InvalidArgument(
                     f"{what}: rank {rank} has {name}={others[name]} where rank 0 has {value}; "
-                    "arguments must be the same on all ranks"
+                    "expected the same arguments on all ranks"
                 )
     for rank, layout in enumerate(layouts):
         for other, first in zip_longest(layout, layouts[0], fillvalue="nothing"):
@@ -88,7 +88,7 @@ _owners: WeakSet[Ownership] = WeakSet()
 
 
 class Ownership:
-    """The parameters of one wrapper, from :meth:`begin` until it is closed or dropped.
+    """The parameters that one wrapper owns, from :meth:`begin` until it is closed or deleted.
 
     Two wrappers of one parameter would both send its gradient, each from a buffer of its own.
 
@@ -103,7 +103,7 @@ class Ownership:
         self._parameters = [p for _, p in named]  # while one is alive its id is not used again
 
     def why_not(self, rank: int) -> str:
-        """Return which parameters another wrapper has; an empty string if it has none.
+        """Return which parameters belong to another wrapper; an empty string if none does.
 
         A dropped wrapper may be alive on some ranks only, until the garbage collector finds it, so
         this rank's answer is to be exchanged.
@@ -122,12 +122,12 @@ class Ownership:
         return [name for i, name in self._names.items() if any(i in names for names in others)]
 
     def begin(self) -> None:
-        """Register as the owner; last, as a traceback may keep a wrapper that failed."""
+        """Register as owner of the parameters; called last, as a failed wrapper may stay alive."""
         with _lock:
             _owners.add(self)
 
     def end(self) -> None:
-        """Give up the parameters."""
+        """Release the parameters."""
         with _lock:
             _owners.discard(self)
 
@@ -165,7 +165,7 @@ def check_used(comm: Communicator, names: Sequence[str], touched: np.ndarray) ->
 
 
 class ParameterGuard:
-    """Checks that the module's parameters, and which are trained, are those that were wrapped.
+    """Checks that the module has the parameters it was wrapped with, and trains the same.
 
     A parameter that is unfrozen later would get each rank's own gradient.  One that is frozen later
     would get zeros, with which an optimizer's momentum and weight decay still move it.  One that
@@ -195,13 +195,13 @@ class ParameterGuard:
         self._note()
 
     def _note(self) -> None:
-        """Note which objects are registered, and keep them alive, so that ids are not reused."""
+        """Record the registered objects, and keep them alive, so that ids are not reused."""
         self._registries = self._framework.registries(self._module)
         self._objects = [list(registry.values()) for registry in self._registries]
         self._object_ids = [list(map(id, objects)) for objects in self._objects]
 
     def check(self, rank: int) -> None:
-        """Check the parameters.
+        """Raise if the module's parameters, or the trained ones, have changed.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class ParameterGuard:
         changed += [name for name, p in self.frozen if getattr(p, "requires_grad", False)]
         if changed:
             raise InvalidArgument(
-                f"rank {rank}: requires_grad of {', '.join(changed)} is not what it was when the "
+                f"rank {rank}: requires_grad of {', '.join(changed)} has changed since the "
                 "module was wrapped; close() this DDP and make another one"
             )
 
@@ -225,8 +225,8 @@ class ParameterGuard:
         lost = len(self._ids) - (len(now) - len(new))
         if new or lost:
             raise InvalidArgument(
-                f"rank {rank}: since the module was wrapped {', '.join(new) or 'no parameter'} "
-                f"came to it and {lost} went, as load_state_dict(assign=True) and new layers do; "
+                f"rank {rank}: since the module was wrapped, {', '.join(new) or 'no parameter'} "
+                f"was added and {lost} removed, as by load_state_dict(assign=True) or new layers; "
                 "close() this DDP and make another one"
             )
         self._note()

@@ -199,7 +199,7 @@ class DDP(NotCopyable):
                 self.framework.clear(p)
 
     def train(self, mode: bool = True) -> DDP:
-        """Switch the module to training, or (False) to evaluation."""
+        """Set the module to training mode, or (False) to evaluation."""
         if mode:
             self.module.train()
         else:
@@ -207,12 +207,12 @@ class DDP(NotCopyable):
         return self
 
     def eval(self) -> DDP:
-        """Switch the module to evaluation."""
+        """Set the module to evaluation mode."""
         return self.train(False)
 
     @property
     def training(self) -> bool:
-        """Whether the module is in training."""
+        """Whether the module is in training mode."""
         return self.module.training
 
     # -- gradients --------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class DDP(NotCopyable):
         self._after_sync()
 
     def _after_sync(self) -> None:
-        """Apply the options about buffers, unused parameters and replicas."""
+        """Apply the options for buffers, unused parameters and the check of replicas."""
         touched = self.reducer.take_touched()
         self._syncs += 1
         if self.buffer_sync.communicates:
@@ -287,7 +287,7 @@ class DDP(NotCopyable):
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, in the order in which a backward pass completes them."""
+        """The buckets, in the order in which a backward pass completes their gradients."""
         return self.reducer.grouping.buckets
 
     @property
@@ -296,7 +296,7 @@ class DDP(NotCopyable):
         return self.reducer.high_water
 
     def stats(self) -> Stats:
-        """Return where the time of the steps went: compute, exposed and hidden communication."""
+        """Return the time of the steps so far: compute, exposed and hidden communication."""
         return self.reducer.stats()
 
     # -- replicas ---------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class DDP(NotCopyable):
         return find_unlike(self.comm, self._values())
 
     def _values(self) -> list[tuple[str, Any]]:
-        """Return names and values of all parameters, frozen ones included."""
+        """Return names and values of all parameters, including frozen ones."""
         named = [*self.reducer.grouping.named, *self._guard.frozen]
         return [(name, self.framework.values(p)) for name, p in named]
 
@@ -352,7 +352,7 @@ class DDP(NotCopyable):
     # -- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the module's state, and how gradients are sent: a resumed run has the same bits.
+        """Return the module's state, and what a resumed run needs to have the same bits.
 
         The state of a communication hook is that of this rank; a :class:`Checkpoint` saves the
         states of all ranks.
@@ -387,7 +387,7 @@ class DDP(NotCopyable):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, in place; collective.
+        """Load a state of :meth:`state_dict`, in place; collective.
 
         On another number of ranks algorithms are chosen anew, and the state of a hook is refused.
 
@@ -398,8 +398,8 @@ class DDP(NotCopyable):
         """
         if not is_state(state):
             raise InvalidArgument(
-                f"rank {self.comm.rank}: state is not one that state_dict() of a DDP gave; that of "
-                "a module goes to model.module.load_state_dict()"
+                f"rank {self.comm.rank}: state is not the result of state_dict() of a DDP; load "
+                "that of a module by model.module.load_state_dict()"
             )
         sending, hook = state["sending"], state.get("hook", {})
         same_size = sending["ranks"] == self.comm.size
@@ -407,7 +407,7 @@ class DDP(NotCopyable):
         if hook and restore is not None and not same_size:
             raise InvalidArgument(
                 f"rank {self.comm.rank}: the state has residuals of a communication hook on "
-                f"{sending['ranks']} ranks, and there are {self.comm.size}: expected as many, or a "
+                f"{sending['ranks']} ranks, this job has {self.comm.size}: expected as many, or a "
                 "state without its entry 'hook', for residuals that begin at zero"
             )
         own = state.get("buffers", {}).get(self.comm.rank, {}) if same_size else {}
@@ -421,20 +421,24 @@ class DDP(NotCopyable):
             if same_size:
                 self.buffer_sync.algorithms = sending.get("buffers", {})
         if hook and restore is None and self.comm.rank == 0:
-            log.warning("the state of a communication hook is not used: there is no such hook now")
+            log.warning(
+                "the saved state of a communication hook is ignored: this DDP has no such hook"
+            )
         elif hook and restore is not None:
             self._restore_hook(restore, hook)
 
     def _restore_hook(self, restore: Callable[..., Any], states: Mapping[int, Any]) -> None:
-        """Have the hook take over the state that it saved on this rank."""
+        """Restore the state that the communication hook saved on this rank."""
         rank = self.comm.rank
         if rank not in states:
-            log.warning("rank %d: the state has no state of this rank's communication hook", rank)
+            log.warning(
+                "rank %d: the loaded state has no entry for this rank's communication hook", rank
+            )
             return
         if len(states[rank]) != len(self.buckets):
             raise InvalidArgument(
-                f"rank {rank}: the state of the hook is for {len(states[rank])} buckets, there are "
-                f"{len(self.buckets)}"
+                f"rank {rank}: the state of the hook is for {len(states[rank])} buckets, this DDP "
+                f"has {len(self.buckets)}"
             )
         restore(self.buckets, states[rank])
 
@@ -478,6 +482,6 @@ def _check_arguments(module: Any, rank: int, hook: Any, options: Mapping[str, An
         )
     if isinstance(module, DDP) or not callable(getattr(module, "parameters", None)):
         raise InvalidArgument(
-            f"rank {rank}: module is of {type(module).__name__}: expected a module of PyTorch or "
-            "mpidist.nn, or another object with parameters(), not wrapped yet"
+            f"rank {rank}: module has type {type(module).__name__}: expected a module of PyTorch "
+            "or mpidist.nn, or another object with parameters(), not wrapped yet"
         )

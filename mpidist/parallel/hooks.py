@@ -31,7 +31,7 @@ RESIDUAL = "residual"
 
 
 class Feedback:
-    """Base class of hooks with error feedback: the state of each bucket, from step to step.
+    """Base class of hooks with error feedback, which keep a state for each bucket.
 
     A bucket's state is freed with the bucket.
 
@@ -50,18 +50,18 @@ class Feedback:
         self._states: WeakKeyDictionary[Bucket, dict[str, Any]] = WeakKeyDictionary()
 
     def state(self, bucket: Bucket) -> dict[str, Any]:
-        """Return the state of a bucket, which may be changed."""
+        """Return the state of a bucket; changes to it are kept."""
         return self._states.setdefault(bucket, {})
 
     def residual(self, bucket: Bucket) -> np.ndarray:
-        """Return the part of the gradients that was not sent in earlier steps, at first zeros."""
+        """Return the gradients' parts that were not sent in earlier steps; zeros at first."""
         state = self.state(bucket)
         if RESIDUAL not in state:
             state[RESIDUAL] = np.zeros_like(bucket.flat)
         return state[RESIDUAL]
 
     def drop_lost(self, bucket: Bucket) -> None:
-        """Zero the elements of the residual that are not finite, lest they return in every step."""
+        """Zero non-finite elements of the residual, so that they do not return in every step."""
         residual = self.residual(bucket)
         lost = ~np.isfinite(residual)
         if lost.any():
@@ -76,7 +76,7 @@ class Feedback:
             )
 
     def scratch(self, name: str, bucket: Bucket, count: int, dtype: Any) -> np.ndarray:
-        """Return memory for a message in place of a bucket, kept from step to step."""
+        """Return memory for a bucket's compressed message, kept from step to step."""
         state = self.state(bucket)
         if name not in state:
             symmetric = allocate(bucket.comm, count, dtype)
@@ -84,7 +84,7 @@ class Feedback:
         return state[name]
 
     def move(self, before: Sequence[Bucket], after: Sequence[Bucket]) -> None:
-        """Move the residuals of parameters that are in other buckets now."""
+        """Move the residuals of parameters that have changed their bucket."""
         residuals = {
             name: self.state(bucket)[RESIDUAL][start:stop]
             for bucket in before
@@ -103,7 +103,7 @@ class Feedback:
         return [{name: state[name] for name in names if name in state} for state in states]
 
     def restore(self, buckets: Sequence[Bucket], state: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the state that :meth:`save` returned on this rank.
+        """Restore the state that :meth:`save` returned on this rank.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Compress(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send a bucket."""
+        """Start to send a bucket, and return its Work."""
         self.refuse_complex(bucket)
         flat = bucket.flat
         packed = self.scratch("packed", bucket, flat.size, self._dtype)
@@ -176,7 +176,7 @@ class TopK(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send a bucket."""
+        """Start to send a bucket, and return its Work."""
         flat, residual = bucket.flat, self.residual(bucket)
         if flat.size == 0:
             return
@@ -222,7 +222,7 @@ class PowerSGD(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send a bucket."""
+        """Start to send a bucket, and return its Work."""
         self.refuse_complex(bucket)
         state, flat = self.state(bucket), bucket.flat
         matrices, whole = self._split(bucket)
@@ -256,14 +256,14 @@ class PowerSGD(Feedback):
             flat[a:b] = mean
 
     def _join(self, name: str, bucket: Bucket, arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
-        """Concatenate arrays, in memory for a message."""
+        """Concatenate arrays into the memory of a message."""
         count = sum(array.size for array in arrays)
         joined = self.scratch(name, bucket, count, dtype)
         np.concatenate([np.empty(0, dtype), *(a.reshape(-1) for a in arrays)], out=joined)
         return joined
 
     def _split(self, bucket: Bucket) -> tuple[list[Any], list[Any]]:
-        """Return (start, stop, shape) of matrices, and (start, stop) of gradients sent whole."""
+        """Return (start, stop, shape) of each matrix, and (start, stop) of gradients sent whole."""
         matrices, whole = [], []
         for a, b, shape in zip(bucket.starts, bucket.starts[1:], bucket.shapes):
             rows = shape[0] if shape else 1
@@ -275,7 +275,7 @@ class PowerSGD(Feedback):
         return matrices, whole
 
     def _first(self, bucket: Bucket, matrices: list[Any]) -> list[np.ndarray]:
-        """Return random right factors for the first step."""
+        """Return random right factors, for the first step."""
         random = np.random.default_rng((self.seed, bucket.index))
         return [random.standard_normal((columns, self.rank)) for _, _, (_, columns) in matrices]
 

@@ -17,7 +17,7 @@ log = logging.getLogger("mpidist")
 
 
 class Join:
-    """The steps of ranks with uneven inputs, in a block ``with model.join(optimizer):``.
+    """Uneven inputs: the steps within a block ``with model.join(optimizer):``.
 
     A rank that leaves the block takes part in the steps of the others, with zero gradients, until
     all ranks have left it.  Means are over all ranks all the time: scale a loss as for a batch that
@@ -55,12 +55,13 @@ class Join:
         lacking = [name for name in ("step", "zero_grad") if not hasattr(optimizer, name)]
         if optimizer is not None and lacking:
             raise InvalidArgument(
-                f"rank {rank}: join(): optimizer is of {type(optimizer).__name__}, "
+                f"rank {rank}: join(): optimizer has type {type(optimizer).__name__}, "
                 f"which has no {' and no '.join(lacking)}"
             )
         if optimizer is None and model.reducer.divided:
             raise InvalidArgument(
-                f"rank {rank}: join() needs the ZeroOptimizer: its steps are collective"
+                f"rank {rank}: join() needs the optimizer argument: step() of a ZeroOptimizer is "
+                "collective, so pass the ZeroOptimizer to join()"
             )
         self._model, self._optimizer, self._early = model, optimizer, early
         self._comm = model.comm
@@ -74,11 +75,11 @@ class Join:
         return self._optimizer is not None
 
     def announce_step(self) -> None:
-        """Tell the other ranks, at the begin of a step, that this one has not finished."""
+        """Announce to the other ranks, as a step begins, that this rank has not finished."""
         self._exchange(True)
 
     def _exchange(self, active: bool) -> bool:
-        """Exchange which ranks have not finished; return whether there are any."""
+        """Exchange which ranks have not finished; return whether any has not."""
         flags = self._comm.allgather(np.array([active], np.uint8))
         if not flags.any():
             return False
@@ -122,7 +123,7 @@ class Join:
         if unlike:
             raise InvalidArgument(
                 f"rank {self._comm.rank}: join(): parameters differ from those of rank 0: "
-                f"{describe_unlike(unlike)}: a finished rank has called step() and zero_grad() of "
-                "the optimizer only, not clip_gradients(), for instance; pass an object whose "
-                "step() does all of a step"
+                f"{describe_unlike(unlike)}. A rank that has run out of data calls only the "
+                "optimizer's step() and zero_grad(); pass join() an object whose step() does the "
+                "whole update, including e.g. clip_gradients()"
             )

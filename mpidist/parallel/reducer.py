@@ -90,7 +90,7 @@ class Reducer:
         return self._transports[name]
 
     def _listen(self) -> list[Any]:
-        """Register a callback for additions to each gradient."""
+        """Register a callback for additions to every gradient."""
         listen, added = self.grouping.framework.on_gradient, WeakHook(self.added)
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 
@@ -105,7 +105,7 @@ class Reducer:
     # -- a step ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Give parameters without a gradient the zeroed views of their buckets, before forward."""
+        """Make gradients that are None zeroed views of their buckets, before forward."""
         self.clock.begin()
         if self.active and not self.pending:
             bare = [bucket.attach() for bucket in self.grouping.buckets]
@@ -118,7 +118,7 @@ class Reducer:
                 )
 
     def added(self, index: int) -> None:
-        """Note an addition to the gradient of parameter `index`, and send complete buckets."""
+        """Record an addition to the gradient of parameter `index`, and send complete buckets."""
         self.touched[index] = 1
         b, k = self.grouping.where[index]
         buckets = self.grouping.buckets
@@ -143,7 +143,7 @@ class Reducer:
         self.clock.within(perf_counter() - began)
 
     def _open(self) -> None:
-        """Call ``before_first_send`` if nothing was sent in this step."""
+        """Call ``before_first_send`` unless something was already sent in this step."""
         if not self._opened:
             self._opened = True
             if self.before_first_send is not None:
@@ -193,7 +193,7 @@ class Reducer:
             raise
 
     def _note_set(self) -> None:
-        """Note gradients that were set by hand, for which no callback was called."""
+        """Record gradients that were set by hand, for which no callback was called."""
         for i in np.flatnonzero(self.touched == 0).tolist():
             b, k = self.grouping.where[i]
             bucket = self.grouping.buckets[b]
@@ -246,7 +246,7 @@ class Reducer:
     def regroup(
         self, layout: Layout, algorithms: Sequence[str] | None = None, observed: bool = True
     ) -> None:
-        """Change the buckets, finally if they are those of an observed order; collective.
+        """Change the buckets, for the last time if the order was observed; collective.
 
         Raises
         ------
@@ -266,11 +266,11 @@ class Reducer:
 
     @property
     def divided(self) -> bool:
-        """Whether a sync gives each rank the mean of its shard only."""
+        """Whether a sync leaves each rank with the mean of its shard only (ZeRO)."""
         return any(bucket.shard is not None for bucket in self.grouping.buckets)
 
     def fix(self, on_regroup: Callable[[], object]) -> None:
-        """Keep these buckets, with gradients in them, until :meth:`regroup` calls `on_regroup`."""
+        """Keep these buckets, with their gradients, until :meth:`regroup` calls `on_regroup`."""
         self.fixed = self.active = True
         self._on_regroup = on_regroup
 
@@ -279,12 +279,12 @@ class Reducer:
         self.touched[:] = self._unused == "error"
 
     def take_touched(self) -> np.ndarray:
-        """Return which gradients this rank has added to since the last sync, and reset that."""
+        """Return and reset which gradients this rank has added to since the last sync."""
         touched, self.touched = self.touched, np.zeros_like(self.touched)
         return touched
 
     def stats(self) -> Stats:
-        """Return where the time of the steps went."""
+        """Return the time of the steps so far: compute, exposed and hidden communication."""
         clock, steps = self.clock, max(self.clock.steps, 1)
         return Stats(
             steps=clock.steps,

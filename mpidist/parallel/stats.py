@@ -54,7 +54,7 @@ class Stats:
 
 
 class Clock:
-    """Times the parts of each step, and adds them up."""
+    """Times the parts of each training step, and sums them."""
 
     def __init__(self) -> None:
         self.steps, self.compute, self.exposed = 0, 0.0, 0.0
@@ -65,7 +65,7 @@ class Clock:
         self._sync_began = 0.0
 
     def begin(self) -> None:
-        """Note the begin of a step, at its first forward."""
+        """Record the beginning of a step, at its first forward."""
         if self._began is None:
             self._began = perf_counter()
 
@@ -74,11 +74,11 @@ class Clock:
         self._within += seconds
 
     def sync_begins(self) -> None:
-        """Note the end of backward."""
+        """Record the end of backward."""
         self._sync_began = perf_counter()
 
     def end(self, spans: Spans) -> None:
-        """Note the end of a step, and add up its parts; `spans` is emptied."""
+        """Record the end of a step, and sum its parts; `spans` is emptied."""
         now = perf_counter()
         began = self._sync_began if self._began is None else self._began
         exposed = now - self._sync_began + self._within
@@ -94,7 +94,7 @@ class Clock:
 
 
 def _covered(spans: Spans) -> float:
-    """Return the time that is covered by at least one span."""
+    """Return the total time covered by at least one span."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

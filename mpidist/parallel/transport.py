@@ -1,4 +1,4 @@
-"""Transports: how a bucket is sent, blocking, polled during backward, or in a thread."""
+"""Transports of buckets: blocking, polled during backward, or in a thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol
 
-from ..backends.waiting import MANNERS
+from ..backends.waiting import POLLING
 from ..errors import CommunicationError, InvalidArgument
 from .bucket import Bucket
 
@@ -30,7 +30,7 @@ Hook = Callable[[Bucket], Any]
 
 
 class Chain:
-    """A Work made of several that follow each other, with computation between them.
+    """A Work of several consecutive ones, with computation between them.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Chain:
         return self._done
 
     def poll(self) -> bool:
-        """Make progress with the pending step, and start no other; return whether all are complete.
+        """Poll the pending step, without starting the next; return whether all are complete.
 
         Ranks poll at different moments, while collectives must start in the same order on all.
         """
@@ -81,7 +81,7 @@ def chained(steps: Callable[..., Iterator[Any]]) -> Callable[..., Chain]:
 
 
 class Done:
-    """A complete operation."""
+    """A pending operation that is already complete."""
 
     def test(self) -> bool:
         """Return True."""
@@ -99,7 +99,7 @@ Spans = list[tuple[float, float]]
 
 
 def average(bucket: Bucket) -> Any:
-    """Start the exact mean of a bucket over the ranks, or of the rank's shard; return its Work."""
+    """Start the mean of a bucket over the ranks, or of this rank's shard; return its Work."""
     flat, shard = bucket.flat, bucket.shard
     if shard is None:
         return bucket.comm.iallreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
@@ -109,7 +109,7 @@ def average(bucket: Bucket) -> Any:
 
 
 def start(hook: Hook, bucket: Bucket) -> Any:
-    """Call a hook; return its Work, or raise InvalidArgument if it returned something else."""
+    """Call a communication hook; return its Work, or raise InvalidArgument if it is none."""
     work = hook(bucket)
     if not callable(getattr(work, "wait", None)) or not callable(getattr(work, "test", None)):
         raise InvalidArgument(
@@ -120,7 +120,7 @@ def start(hook: Hook, bucket: Bucket) -> Any:
 
 
 class Transport(Protocol):
-    """How buckets are sent.
+    """A way to send buckets.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Transport(Protocol):
 
 
 class Blocking:
-    """One bucket after another, within ``sync_gradients()``: nothing is hidden, nothing disturbed.
+    """Sends one bucket after another within ``sync_gradients()``, hidden by no computation.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class Blocking:
 
 
 class Polls:
-    """In the background, polled each time another gradient is ready.
+    """Sends buckets in the background, polled each time another gradient is ready.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ class Polls:
 
 
 class _Polled:
-    """A pending bucket, of which start and end are noted."""
+    """A pending bucket, whose start and end are recorded."""
 
     def __init__(self, work: Any, spans: Spans):
         self._work, self._spans, self._began = work, spans, perf_counter()
@@ -229,7 +229,7 @@ class _Polled:
 
 
 class Thread:
-    """Blocking, one bucket after another, in a thread that is alone on its communicator.
+    """Sends one bucket after another in a thread with a communicator of its own.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ class _Job:
 
 
 def _serve(queue: SimpleQueue, blocking: Blocking) -> None:
-    MANNERS.gentle = True
+    POLLING.gentle = True
     while (job := queue.get()) is not None:
         try:
             blocking.send(job.bucket)

@@ -1,4 +1,4 @@
-"""ZeRO-1: each rank optimizes, and keeps the optimizer's state of, its shard of the parameters."""
+"""ZeRO-1: each rank updates its shard of the parameters, and has that shard's optimizer state."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .ddp import DDP
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Consecutive elements of a parameter: the part of it in this rank's shard of a bucket.
+class ShardPiece:
+    """Consecutive elements of a parameter: its part in this rank's shard of a bucket.
 
     Attributes
     ----------
@@ -48,17 +48,17 @@ class Piece:
     shape: tuple[int, ...]
 
     def is_like(self, value: Any) -> bool:
-        """Return whether an entry of the optimizer's state has a number for each element."""
+        """Return whether an entry of the optimizer's state has one number for each element."""
         return tuple(getattr(value, "shape", ())) == (self.stop - self.start,)
 
     def read(self, value: Any) -> Any:
-        """Return the piece's elements of an array in a checkpoint; other values unchanged."""
+        """Return the piece's elements of an array in a checkpoint; other values as they are."""
         read = getattr(value, "read", None)
         return value if read is None else read(self.start, self.stop)
 
 
 class ZeroOptimizer(NotCopyable):
-    """An optimizer whose state is divided among the ranks.
+    """An optimizer whose state is divided among the ranks (ZeRO-1).
 
     Each bucket of the model is divided into one shard per rank.  Gradients are reduced and
     scattered, each rank's optimizer updates its shards, and the parameters are gathered: as many
@@ -116,27 +116,27 @@ class ZeroOptimizer(NotCopyable):
     ):
         if not callable(optimizer) or not isinstance(model, DDP):
             raise InvalidArgument(
-                f"optimizer={optimizer!r}, model of {type(model).__name__}: expected a type of "
-                "optimizers, and a DDP"
+                f"optimizer={optimizer!r}, model of type {type(model).__name__}: expected an "
+                "optimizer class, and a DDP"
             )
         self._model, self._reducer = model, model.reducer
         self._comm = self._reducer.comm
         rank = self._comm.rank
         if self._reducer.clock.steps:
             raise InvalidArgument(
-                f"rank {rank}: the model has made {self._reducer.clock.steps} steps; a "
-                "ZeroOptimizer is to be made before the first"
+                f"rank {rank}: the model has made {self._reducer.clock.steps} steps; "
+                "create a ZeroOptimizer before the first"
             )
         if not model.buckets:
-            raise InvalidArgument(f"rank {rank}: the model has no parameters to be trained")
+            raise InvalidArgument(f"rank {rank}: the model has no trainable parameters")
         if self._reducer.hook is not None:
-            raise Unsupported(f"rank {rank}: a model with a communication hook cannot scatter")
+            raise Unsupported(f"rank {rank}: the model has a communication hook: expected none")
         inner = optimizer.func if isinstance(optimizer, partial) else optimizer
         if not elementwise and not model.framework.is_elementwise(inner):
             raise Unsupported(
                 f"rank {rank}: ZeroOptimizer: {getattr(inner, '__name__', inner)} is not known to "
                 "update each element of a parameter by itself, as SGD and Adam do; pass "
-                "elementwise=True if it does: it is given flat pieces of parameters"
+                "elementwise=True if it does, since it gets flat pieces of parameters"
             )
         self._groups = self._check_groups(groups)
         self._divide()
@@ -159,11 +159,13 @@ class ZeroOptimizer(NotCopyable):
             for p in group["params"]:
                 if id(p) in seen:
                     name = known[id(p)]
-                    raise InvalidArgument(f"{where}[{number}] has {name}, which is in groups twice")
+                    raise InvalidArgument(
+                        f"{where}[{number}] has {name}, which is in the groups twice"
+                    )
                 if id(p) not in known:
                     raise InvalidArgument(
-                        f"{where}[{number}] has params that are not among the model's: expected "
-                        "lists of those"
+                        f"{where}[{number}] has params that do not belong to the model: expected "
+                        "only the model's"
                     )
                 seen.add(id(p))
         return copies
@@ -185,7 +187,7 @@ class ZeroOptimizer(NotCopyable):
         self._gathers = grouping.choose(nbytes, "allgather")
         self._shards: list[Shard] = []
         self._values: list[Any] = []  # the parameters of each bucket, flat
-        self._pieces: list[Piece] = []
+        self._pieces: list[ShardPiece] = []
         for bucket, algorithm in zip(buckets, scatters, strict=True):
             cut = blocks(bucket.starts[-1], comm.size)
             mine = slice(cut[comm.rank].start, cut[comm.rank].stop)
@@ -201,7 +203,7 @@ class ZeroOptimizer(NotCopyable):
             self._pieces += _cut(bucket, shard.mine, values)
 
     def _regroup(self) -> None:
-        """Divide the new buckets, which come from a checkpoint."""
+        """Divide the new buckets, which a checkpoint has brought, into shards."""
         self._divide()
         self._model.framework.set_parameters(self.optimizer, self._group_pieces())
 
@@ -217,7 +219,7 @@ class ZeroOptimizer(NotCopyable):
         ]
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ShardPiece]:
         """The pieces of parameters that this rank optimizes."""
         return self._pieces
 
@@ -271,20 +273,21 @@ class ZeroOptimizer(NotCopyable):
         return {"options": options, "state": state, "sending": sending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load this rank's part of a state from a checkpoint, of any number of ranks; collective.
+        """Load this rank's part of a state, saved on any number of ranks; collective.
 
         Raises
         ------
         InvalidArgument
             If it is not the state of a ZeroOptimizer with as many groups.
         """
-        where = f"rank {self._comm.rank}: state is not one that a checkpoint has of a ZeroOptimizer"
+        where = f"rank {self._comm.rank}: state is not that of a ZeroOptimizer in a checkpoint"
         if not is_divided(state):
-            raise InvalidArgument(f"{where}; what an undivided optimizer saved goes to one")
+            raise InvalidArgument(f"{where}; load the state of an undivided optimizer into one")
         groups = getattr(self.optimizer, "param_groups", [])
         if len(groups) != len(state["options"]):
             raise InvalidArgument(
-                f"{where} with {len(groups)} groups of parameters: it has {len(state['options'])}"
+                f"{where} with {len(groups)} groups of parameters, but of one with "
+                f"{len(state['options'])}"
             )
         self._load_sending(state.get("sending"))
         framework = self._model.framework
@@ -298,7 +301,7 @@ class ZeroOptimizer(NotCopyable):
             group.update(options)
 
     def _load_sending(self, sending: Mapping[str, Any] | None) -> None:
-        """Take over buckets and algorithms of the saved run, for the same bits."""
+        """Adopt the buckets and algorithms of the saved run, for results with the same bits."""
         if sending is None:
             return
         grouping = self._reducer.grouping
@@ -313,8 +316,8 @@ class ZeroOptimizer(NotCopyable):
                 shard.algorithm = algorithm
 
 
-def _cut(bucket: Bucket, mine: slice, values: Any) -> list[Piece]:
-    """Return the pieces of a bucket's parameters that are in a slice of it."""
+def _cut(bucket: Bucket, mine: slice, values: Any) -> list[ShardPiece]:
+    """Return the pieces of a bucket's parameters that lie in a slice of the bucket."""
     pieces = []
     for i, (name, p) in enumerate(zip(bucket.names, bucket.parameters, strict=True)):
         begin = bucket.starts[i]
@@ -322,5 +325,5 @@ def _cut(bucket: Bucket, mine: slice, values: Any) -> list[Piece]:
         if start < stop:
             flat = bucket.framework.flat_parameter(values, bucket.flat, start, stop)
             shape = bucket.shapes[i]
-            pieces.append(Piece(name, p, flat, flat.grad, start - begin, stop - begin, shape))
+            pieces.append(ShardPiece(name, p, flat, flat.grad, start - begin, stop - begin, shape))
     return pieces

@@ -27,7 +27,7 @@ _dtype = cache(find_dtype)
 
 @cache
 def _kind(dtype: np.dtype) -> tuple[str, bool]:
-    """Return the name, which numpy is slow to make, and whether gradients are wanted."""
+    """Return a dtype's name (cached: numpy is slow to make it), and whether it has gradients."""
     name = dtype.name
     if dtype.type.__module__ == "ml_dtypes":
         return name, "float" in name
@@ -55,13 +55,13 @@ class ArrayTensors(DevicePlace):
     """
 
     def form(self, x: Any) -> TensorForm:
-        """Return the form; floating and complex arrays want gradients."""
+        """Return dtype name, shape, and whether a gradient is needed (float, complex dtypes)."""
         name, wants = _kind(x.dtype)
         on_gpu = type(x) is not np.ndarray and is_on_device(x)
         return name + MARK if on_gpu else name, x.shape, wants
 
     def array(self, x: Any) -> np.ndarray:
-        """Return the elements; copied if they are not contiguous."""
+        """Return the elements as a flat array; a copy if they are not contiguous."""
         if _on_gpu(x):
             return self.tensor_messages.outgoing(_contiguous(x))
         x = _in_host_memory(x)
@@ -78,11 +78,11 @@ class ArrayTensors(DevicePlace):
         return np.array(x, _native(x.dtype), order="C").reshape(-1)
 
     def result(self, x: Any) -> Any:
-        """Return a copy, for the same reason."""
+        """Return a copy: a layer may write every output into the same memory."""
         return x.copy() if hasattr(x, "copy") else x
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Return an array."""
+        """Return an uninitialised flat array, to receive into."""
         name, on_gpu = self.place(dtype)
         known = _dtype(name)
         if on_gpu:
@@ -92,7 +92,7 @@ class ArrayTensors(DevicePlace):
         return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
-        """Return the array in its shape."""
+        """Return a received array in its shape."""
         name, on_gpu = self.place(form[0])
         if not on_gpu:
             return array.reshape(form[1])
@@ -113,7 +113,7 @@ def _native(dtype: np.dtype) -> np.dtype:
 def _in_host_memory(x: Any) -> Any:
     if not isinstance(x, (np.ndarray, np.generic)):
         raise Unsupported(
-            f"a stage of numpy returned a {type(x).__module__}.{type(x).__name__}: expected arrays "
+            f"a numpy stage returned a {type(x).__module__}.{type(x).__name__}: expected arrays "
             "of numpy, or arrays on a GPU"
         )
     return x
@@ -179,7 +179,7 @@ class ArraySaved(SavedActivations):
 
 
 class ArrayStage:
-    """A chunk of the model with an explicit backward (see :class:`~.stage.Stage`)."""
+    """Stage with an explicit backward, not autograd (see :class:`~.stage.Stage`)."""
 
     differentiates = None
 
@@ -187,8 +187,8 @@ class ArrayStage:
         for method in ("forward", "backward", "parameters"):
             if not callable(getattr(module, method, None)):
                 raise InvalidArgument(
-                    f"{where} is of {type(module).__name__} and has no {method}(): expected a "
-                    "module of PyTorch or mpidist.nn, or an object with forward(x), "
+                    f"{where} has type {type(module).__name__}, which has no {method}(): expected "
+                    "a module of PyTorch or mpidist.nn, or an object with forward(x), "
                     "backward(grad) and parameters()"
                 )
         self.module, self._checkpoint = module, checkpoint
@@ -248,7 +248,7 @@ class ArrayStage:
         return value, saved
 
     def finish(self, saved: ArraySaved, tree: Tree, outputs: list[Any]) -> None:
-        """Take note of structure and dtypes of the output: gradients have the same."""
+        """Record structure and dtypes of the output: its gradient has the same."""
         saved.output_tree = tree
         saved.outputs = [(x.shape, x.dtype, _on_gpu(x)) for x in outputs]
         if not any(has_gradient(x.dtype) for x in outputs) and list(self.module.parameters()):
@@ -284,7 +284,7 @@ class ArrayStage:
             self._take()
 
     def _gradient(self, saved: ArraySaved, grads: list[Any] | None) -> Any:
-        """Return the gradient of the output, with zeros where none came."""
+        """Return the gradient of the output, with zeros where none was received."""
         if grads is None:
             grad, saved.grad = saved.grad, None
             return grad
@@ -292,7 +292,7 @@ class ArrayStage:
         return unflatten(saved.output_tree, whole, plain=False)
 
     def _of_inputs(self, saved: ArraySaved, found: Any) -> list[Any]:
-        """Return a gradient, or None, for each input."""
+        """Return a gradient, or None, for each input tensor."""
         if saved.tree is None:
             return []
         name = type(self.module).__name__

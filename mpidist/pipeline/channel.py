@@ -34,7 +34,7 @@ class Receipt(NamedTuple):
 
 
 class Channel:
-    """Sends values to other ranks, and receives theirs.
+    """Sends values to stages on other ranks, and receives theirs.
 
     The receiver must know dtypes and shapes before it can post memory.  They are announced once
     for each tag; from then on only the elements are sent, into receives that wait already::
@@ -74,7 +74,7 @@ class Channel:
         self.messages = self.nbytes = self.announced = 0
 
     def tag(self, message: Message) -> int:
-        """Return the tag that only this message of a step has."""
+        """Return the tag of a message, unique within a step."""
         kind = KINDS.index(message.kind)
         return (message.stage * 2 + kind) * self._microbatches + message.microbatch
 
@@ -138,7 +138,7 @@ class Channel:
         return TensorMessage(receipt.metadata, receipt.arrays)
 
     def _wait(self, receipt: Receipt, message: Message) -> bool:
-        """Wait for posted receives; return False if the sender has announced other shapes."""
+        """Wait for posted receives; return False if the sender announced other shapes."""
         try:
             self._comm.wait_all(receipt.messages, partial(describe, message))
         except CollectiveMismatch:
@@ -163,13 +163,13 @@ class Channel:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait until everything has been sent."""
+        """Wait until all sends of the step are complete."""
         self._comm.wait_all(self._pending, "pipeline: sends at the end of a step")
         self._pending.clear()
 
 
 def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
-    """Return the parts of an array that a message can have: usually all of it."""
+    """Split an array into parts that fit a message; usually it is a single part."""
     return (array,) if array.nbytes <= MAX_MESSAGE_BYTES else pieces(array)
 
 

@@ -1,4 +1,4 @@
-"""Executor: runs the actions of a rank; at the end of a step all ranks agree on its outcome."""
+"""Executor of a pipeline: runs a rank's actions; all ranks agree on the outcome of each step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .plan import Measuring, Plan, Task, Tasks, check_equal, tasks_of
 from .replicas import Replicas, Tied
 from .schedules import Costs, Span
 from .stage import SavedActivations, Stage
-from .stats import Clock, LastStep, PipelineStats
+from .stats import LastStep, PipelineStats, StepTimes
 from .values import ONE_TENSOR, Metadata, TensorMessage, Tensors, Tree, flatten, unflatten
 
 
 @dataclass
 class Batch:
-    """The input of a run, and its outcome.
+    """The input of one run of a pipeline, and its outcome.
 
     Attributes
     ----------
@@ -52,8 +52,8 @@ class Batch:
     outputs: dict[int, Any] = field(default_factory=dict)
 
 
-class Executor:
-    """Runs the stages of one rank.
+class PipelineExecutor:
+    """Runs the stages of one rank, action by action.
 
     Rank 1 of 3 with 4 microbatches, by the schedule "1f1b".  Each action waits for one message
     (a: activation from rank 0, g: gradient from rank 2) and sends one; as soon as a message has
@@ -114,7 +114,7 @@ class Executor:
         # Times: of the present part, of all parts of the step, of all steps.
         self._spans: list[Span] = []
         self._parts: list[list[Span]] = []
-        self._seconds, self._clock = 0.0, Clock()
+        self._seconds, self._clock = 0.0, StepTimes()
         self._costs: Costs | None = None
         self.last = LastStep(self.plan, (), 0, self.plan.peaks[comm.rank])
         self._sums = np.zeros(2)  # over the ranks: the loss, and the number of failures
@@ -122,7 +122,7 @@ class Executor:
     # -- steps and their halves -------------------------------------------------------------------
 
     def step(self, batch: Batch) -> float:
-        """Run a step and return the loss; collective."""
+        """Run a training step and return the loss; collective."""
         began = self._begin(self.plan.peaks[self._comm.rank])
         self._run("step", batch)
         return self._finish(batch, began)
@@ -136,14 +136,14 @@ class Executor:
         self._end_part(began)
 
     def backward(self, batch: Batch) -> None:
-        """Run the backward half; collective."""
+        """Run the backward half of a step, after :meth:`forward`; collective."""
         began = perf_counter()
         self._spans = []
         self._run("backward", batch)
         self._finish(None, began)
 
     def _begin(self, predicted: int) -> float:
-        """Begin a step; forget what a forward saved for a backward that never came."""
+        """Begin a step; drop activations of a forward that no backward followed."""
         began = perf_counter()
         self._saved.clear()
         self._handed.clear()
@@ -152,7 +152,7 @@ class Executor:
         return began
 
     def _run(self, what: str, batch: Batch) -> None:
-        """Run all tasks; sends may be pending afterwards."""
+        """Run all tasks of the rank; sends may still be pending afterwards."""
         tasks = self._tasks.get(what) or self._prepare(what)
         with self._guard(what):
             if what != "forward":
@@ -299,7 +299,7 @@ class Executor:
         self._seconds += perf_counter() - began
 
     def _sync(self) -> MpidistError | None:
-        """Average and add up gradients; return an error that only this rank may have."""
+        """Average and add up gradients; return an error, which other ranks may not have."""
         problem: MpidistError | None = None
         for sync in (self._replicas.sync, self._tied.sync):  # both: other ranks wait in them
             try:
@@ -318,7 +318,7 @@ class Executor:
         return problem
 
     def _agree(self, loss: float, problem: MpidistError | None) -> float:
-        """Return the loss of the only rank that has it; collective.
+        """Return the loss, which only one rank has, on every rank; collective.
 
         Raises
         ------
@@ -340,14 +340,14 @@ class Executor:
         raise error
 
     def _measure(self, measuring: Measuring) -> None:
-        """Record a step of ``schedule="auto"``; take the new plan after the last of them."""
+        """Record a step of ``schedule="auto"``; switch to the new plan after the last of them."""
         found = measuring.note(self._spans)
         if found is not None:
             (self.plan, self._costs), self._measuring = found, None
             self._tasks.clear()
 
     def stats(self) -> PipelineStats:
-        """Return the measurements so far."""
+        """Return this rank's measurements of the steps so far."""
         clock, last, channel = self._clock, self.last, self._channel
         return PipelineStats(
             steps=clock.steps,
@@ -367,7 +367,7 @@ class Executor:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """Leave the pipeline broken after an error within the context."""
+        """Mark the pipeline broken if an error leaves the context."""
         with self._comm.guard(f"pipeline {what}"):
             try:
                 yield
@@ -377,10 +377,10 @@ class Executor:
 
 
 _ACTIONS: dict[str, Callable[..., TensorMessage | None]] = {
-    "F": Executor._forward,
-    "B": Executor._backward,
-    "I": Executor._backward_input,
-    "W": Executor._backward_weight,
+    "F": PipelineExecutor._forward,
+    "B": PipelineExecutor._backward,
+    "I": PipelineExecutor._backward_input,
+    "W": PipelineExecutor._backward_weight,
 }
 
 

@@ -21,7 +21,7 @@ REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
 
 
 def declared(function: Any, name: str) -> Any:
-    """Return what a loss function declares: an attribute, a partial's keyword, or a default."""
+    """Return what a loss function declares by a name: attribute, partial's keyword, or default."""
     if isinstance(function, partial):
         return function.keywords.get(name, declared(function.func, name))
     if hasattr(function, name):
@@ -71,7 +71,7 @@ def is_sum(function: Any, reduction: Any, rank: int) -> bool:
 
 
 class MicrobatchLoss:
-    """A microbatch's part of the loss.
+    """The part of a batch's loss that one microbatch contributes.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class BatchLoss:
         self.total = sum(self.counts)
 
     def _find_counts(self, losses: Any) -> None:
-        """Take the divisors of the means from the library, if it knows the function."""
+        """Set the divisors of the means, if the library knows the loss function."""
         known = None
         if losses is not None and is_tensor(self._targets[0]):
             known = losses.known(self._function)
@@ -195,7 +195,7 @@ class BatchLoss:
             )
 
     def of(self, microbatch: int, rows: int) -> MicrobatchLoss:
-        """Return the loss of a microbatch that has `rows` rows."""
+        """Return the loss of one microbatch, which has `rows` rows."""
         own = self._rows[microbatch]
         if rows != own:
             raise InvalidArgument(

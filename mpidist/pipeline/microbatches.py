@@ -10,7 +10,7 @@ from .values import Tree, flatten, select, unflatten
 
 
 class Microbatches(NamedTuple):
-    """A batch in parts; the tensors share memory with the batch.
+    """A batch split into microbatches; the tensors share memory with the batch.
 
     Attributes
     ----------
@@ -32,14 +32,14 @@ class Microbatches(NamedTuple):
 
 
 def bounds(rows: int, count: int) -> list[tuple[int, int]]:
-    """Return where each of `count` microbatches begins and ends; the last takes the remainder."""
+    """Return the (start, stop) rows of all `count` microbatches; the last takes the remainder."""
     each = rows // count
     starts = [k * each for k in range(count)]
     return list(zip(starts, [*starts[1:], rows]))
 
 
 def cut(value: Any, count: int, rank: int, argument: str) -> Microbatches:
-    """Cut a batch.
+    """Split a batch into `count` microbatches along its first dimension.
 
     Parameters
     ----------
@@ -87,13 +87,13 @@ class OutputForm(NamedTuple):
 
 
 def form_of(output: Any) -> OutputForm:
-    """Return structure and shapes of an output."""
+    """Return the structure of an output, and the shapes of its tensors."""
     tree, tensors = flatten(output)
     return OutputForm(tree, tuple([tuple(t.shape) for t in tensors]))
 
 
 def cut_gradients(grad: Any, outputs: Sequence[OutputForm], rank: int) -> list[list[Any]]:
-    """Return the gradients of the outputs of each microbatch, tensors or None, in their order.
+    """Split the gradients of the outputs into lists of tensors or None, one for each microbatch.
 
     Parameters
     ----------

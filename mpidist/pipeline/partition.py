@@ -145,7 +145,7 @@ def measure(
 
 
 def _recording(layer: Any) -> AbstractContextManager[Any]:
-    """Return a context in which the library of a layer records graphs, if it ever does."""
+    """Return a context in which a layer's library records graphs, if the library has autograd."""
     return sys.modules["torch"].enable_grad() if library(layer) == "torch" else nullcontext()
 
 

@@ -17,7 +17,7 @@ from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument
 from ..nn import Module
 from ..parallel.ddp import DDP
-from .executor import Batch, Executor
+from .executor import Batch, PipelineExecutor
 from .loss import BatchLoss
 from .microbatches import OutputForm, cut, cut_gradients, form_of
 from .partition import Partition
@@ -41,12 +41,12 @@ class Arguments:
     placement: str | None
 
     def check(self, rank: int) -> None:
-        """Raise InvalidArgument for an argument that no pipeline can have."""
+        """Raise InvalidArgument for an argument that is invalid in every pipeline."""
         where, given = f"rank {rank}: Pipeline", self.num_microbatches
         schedule, checkpoint = self.schedule, self.checkpoint
         if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
             raise InvalidArgument(
-                f"{where}: num_microbatches must be > 0, a whole number, not {given!r}"
+                f"{where}: num_microbatches={given!r}: expected a whole number > 0"
             )
         if not isinstance(checkpoint, bool):
             raise InvalidArgument(f"{where}: checkpoint={checkpoint!r}: expected True or False")
@@ -79,7 +79,7 @@ class Arguments:
         )
 
     def plan(self, comm: Communicator, stages: Sequence[Stage]) -> Plan | Measuring:
-        """Prove the schedule, or begin to measure for one; collective."""
+        """Prove the schedule, or start measuring to compute one; collective."""
         numbers = self.num_microbatches, len(stages)
         if self.schedule == "auto":
             splits = any(stage.splits for stage in stages)
@@ -229,7 +229,7 @@ class Pipeline:
         check_communicator(comm)
         if comm.size < 2:
             raise InvalidArgument(
-                f"rank {comm.rank}: Pipeline: comm has size {comm.size}: the size must be >= 2"
+                f"rank {comm.rank}: Pipeline: comm has size {comm.size}: expected >= 2"
             )
         arguments = Arguments(num_microbatches, schedule, checkpoint, max_live, placement)
 
@@ -250,7 +250,7 @@ class Pipeline:
         self.num_microbatches = int(num_microbatches)
         plan = arguments.plan(own, self._stages)
         self._tied = Tied(own, {} if tied is None else tied)
-        self._executor = Executor(
+        self._executor = PipelineExecutor(
             own, plan, self._stages, self._replicas, self._tied, self.num_microbatches
         )
         self._outputs: list[OutputForm] = []
@@ -424,7 +424,7 @@ class Pipeline:
     # -- about it -----------------------------------------------------------------------------
 
     def stats(self) -> PipelineStats:
-        """Return times, live activations and messages so far."""
+        """Return this rank's measurements: times, live activations and messages so far."""
         return self._executor.stats()
 
     def trace(self, path: str | Path) -> Trace:

@@ -79,7 +79,7 @@ def make_plan(
 def plan_of(
     name: str, placement: Placement, parts: Sequence[Sequence[Action]], microbatches: int
 ) -> Plan:
-    """Derive the steps from actions, one list for each rank, and prove that they can run."""
+    """Derive the steps from given actions, one list for each rank, and prove that they can run."""
     steps = attach(parts, placement)
     proof = prove_parts(name, steps, placement, microbatches)
     return Plan(name, placement, steps, proof.peak)
@@ -128,7 +128,7 @@ def check_equal(comm: Communicator, **settings: Any) -> None:
             if value != everyone[0][name]:
                 raise InvalidArgument(
                     f"Pipeline: rank {rank} has {name} {value!r} where rank 0 has "
-                    f"{everyone[0][name]!r}: they must be the same on every rank"
+                    f"{everyone[0][name]!r}: expected the same on every rank"
                 )
 
 
@@ -184,7 +184,7 @@ class Task:
     completes: bool = False
 
     def explain(self, error: Exception) -> None:
-        """Add rank, stage and action to an error: its cause may lie in another stage."""
+        """Add rank, stage and action to an error, whose cause may lie in another stage."""
         text = str(error)
         if type(error) not in (InvalidArgument, Unsupported, UnsupportedDtype):
             if hasattr(error, "add_note"):  # Python 3.11
@@ -275,7 +275,7 @@ STEPS = 4
 
 
 class Measuring:
-    """The steps of ``schedule="auto"`` in which the stages are measured; collective to make.
+    """The steps of ``schedule="auto"`` in which the stages are measured; created collectively.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ class Measuring:
         self._seconds: dict[tuple[int, str], list[float]] = {}
 
     def _compute(self, costs: Costs) -> Plan:
-        """Compute the plan on rank 0 for all: ranks may have registered different schedules."""
+        """Compute the plan on rank 0 for all ranks, which may have registered other schedules."""
         size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
         where = self._cap, chunks, self._placement, self._splits
 

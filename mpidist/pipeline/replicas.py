@@ -50,17 +50,17 @@ class Replicas:
 
     @property
     def divided(self) -> bool:
-        """Whether a rank gets the mean of its slices only (ZeRO)."""
+        """Whether each rank gets only its slices of the mean (ZeRO)."""
         return any(ddp.reducer.divided for ddp in self._wrapped.values())
 
     def pause(self) -> None:
-        """Add up gradients without sending them, until :meth:`resume`."""
+        """Add up gradients locally, without sending them, until :meth:`resume`."""
         for chunk, ddp in self._wrapped.items():
             self._paused[chunk] = ExitStack()
             self._paused[chunk].enter_context(ddp.no_sync())
 
     def resume(self, chunk: int) -> None:
-        """Send the gradients of a chunk as the next backward completes them."""
+        """Send the gradients of a chunk from now on, as the next backward completes them."""
         paused = self._paused.pop(chunk, None)
         if paused is not None:
             paused.close()
@@ -83,7 +83,7 @@ class Replicas:
 
 
 class Tied:
-    """The tied parameters of one rank; collective to make.
+    """The tied parameters of one rank; created collectively.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class Tied:
                 self._begin_equal(name, part)
 
     def _begin_equal(self, name: str, part: Communicator) -> None:
-        """Copy the values of the lowest rank's first parameter to all others."""
+        """Copy the value of the lowest rank's first parameter to all that share its name."""
         first, *others = self._parameters[name]
         part.broadcast(values := _array(first.data), 0, out=values)
         for p in others:
@@ -140,7 +140,7 @@ class Tied:
         self.copies += others if part.rank == 0 else [first, *others]
 
     def begin(self) -> None:
-        """Set aside the gradients of earlier steps, which are added up already."""
+        """Set aside the gradients of earlier steps, which are summed already."""
         for name in self._comms:
             for k, p in enumerate(self._parameters[name]):
                 if p.grad is not None:
@@ -175,13 +175,13 @@ class Tied:
 
 
 def _listed(given: Any) -> list[Any]:
-    """List the parameters of a name; an object that two chunks hold counts once."""
+    """List the parameters tied under one name; one that two chunks share counts once."""
     several = given if isinstance(given, (list, tuple)) else [given]
     return list({id(p): p for p in several}.values())
 
 
 def _described(given: Any) -> tuple[dict[str, list[str]], str]:
-    """Return dtypes and shapes by name, and the reason if an argument is invalid."""
+    """Return dtypes and shapes of tied parameters by name, and the error if they are invalid."""
     found: dict[str, list[str]] = {}
     names: dict[int, str] = {}
     if not isinstance(given, Mapping):
@@ -216,7 +216,7 @@ def _described(given: Any) -> tuple[dict[str, list[str]], str]:
 
 
 def _array(x: Any) -> Any:
-    """Return a numpy array on the memory of a tensor; a tensor on a GPU as it is."""
+    """Return a numpy array on the memory of a tensor; for a tensor on a GPU, the tensor."""
     return x if library(x) is None else framework_of(x).values(x)
 
 
@@ -238,7 +238,7 @@ def clip(
     tied: Tied,
     max_norm: float,
 ) -> float:
-    """Scale the gradients of all stages; return their norm before; collective.
+    """Scale the gradients of all stages to a norm; return their norm before; collective.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from .values import Tensors, Tree
 
 
 class SavedActivations:
-    """What a chunk keeps of one microbatch, from its forward to the end of its backward.
+    """Activations that a chunk keeps of one microbatch, from forward to the end of backward.
 
     Each library's stage derives its own.  The executor counts these objects, and not what the
     schedule says: `peak_live` of the stats is their number.
@@ -38,7 +38,7 @@ MARK = "@gpu"
 
 
 class DevicePlace:
-    """The place of a stage's tensors: that of its parameters; without any, that of the sender's.
+    """The device of a stage's tensors: its parameters', or without parameters the sender's.
 
     Attributes
     ----------
@@ -55,11 +55,11 @@ class DevicePlace:
 
     @cached_property
     def tensor_messages(self) -> TensorMessages:
-        """The copies between GPU and messages."""
+        """Copies of tensors between a GPU and messages."""
         return TensorMessages(self.direct())
 
     def place(self, dtype: str) -> tuple[str, bool]:
-        """Return a dtype without its mark, and whether this stage has the tensor on a GPU."""
+        """Return a dtype's name without its GPU mark, and whether the tensor is on a GPU here."""
         marked = dtype.endswith(MARK)
         name = dtype[: -len(MARK)] if marked else dtype
         return name, marked if self.on_gpu is None else self.on_gpu
@@ -78,7 +78,7 @@ class Stage(Protocol):
 
     @property
     def splits(self) -> bool:
-        """Whether backward has two halves; otherwise the first half is all of it."""
+        """Whether backward has two halves; otherwise the first half does everything."""
 
     @property
     def tensors(self) -> Tensors:
@@ -90,7 +90,7 @@ class Stage(Protocol):
 
     @property
     def differentiates(self) -> bool | None:
-        """Whether the library records a graph now; None without autograd."""
+        """Whether the library currently records a graph; None without autograd."""
 
     def forward(
         self,
@@ -120,7 +120,7 @@ class Stage(Protocol):
         """
 
     def finish(self, saved: Any, tree: Tree, outputs: list[Any]) -> None:
-        """Take note of the output's tensors, for which gradients will come."""
+        """Record the output's tensors, whose gradients backward will be given."""
 
     def backward(self, saved: Any, grads: list[Any] | None) -> list[Any]:
         """Compute all gradients: B.

@@ -24,7 +24,7 @@ States = list[tuple[Source, Any]]
 
 
 def random_states(module: Any = None) -> States:
-    """Return the states of Python's, numpy's and PyTorch's generators, and of a module's own.
+    """Return the states of Python's, numpy's, PyTorch's, and a module's own generators.
 
     A module's own are generators of numpy that its layers have as attributes.
     """
@@ -41,7 +41,7 @@ def random_states(module: Any = None) -> States:
 
 @contextmanager
 def restored(states: States) -> Iterator[None]:
-    """Set generators to earlier states within the context, and back to their own at its end."""
+    """Set random number generators to earlier states, within the context only."""
     now = [(source, source.get_state()) for source, _ in states]
     for source, state in states:
         source.set_state(state)
@@ -71,7 +71,7 @@ def layers_of(module: Any) -> int | None:
 def deal(
     saved: Mapping[int, Mapping[str, Any]], layers: Sequence[int | None], rank: int
 ) -> list[Any]:
-    """Return the state of each present stage, from those that were saved.
+    """Distribute saved states of stages over the present stages, which may be cut differently.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def deal(
         raise InvalidArgument(
             f"rank {rank}: the state is of a pipeline of {len(before)} stages with "
             f"{_shown(before)} layers, this one has {len(layers)} with {_shown(layers)}: expected "
-            "as many stages, or stages that all are a Sequential, with as many layers in all"
+            "the same number of stages, or only Sequential stages with as many layers in total"
         )
     found: list[Any] = [{} for _ in now]
     stops = list(accumulate(now))
@@ -109,7 +109,7 @@ def deal(
 
 
 def _counted(layers: Sequence[int | None]) -> list[int] | None:
-    """Return the numbers of layers; None if one is not known."""
+    """Return the numbers of layers; None if any is unknown."""
     known = [count for count in layers if count is not None]
     return known if len(known) == len(layers) else None
 
@@ -119,12 +119,12 @@ def _shown(layers: Sequence[int | None]) -> str:
 
 
 def module_state(state: Any) -> Any:
-    """Return the state of the module itself, from that of a DDP around it."""
+    """Return a module's own state, given its state or that of a DDP around it."""
     return state["module"] if is_state(state) else state
 
 
 def load_stage(module: Any, state: Any) -> None:
-    """Load a state into a stage; each may be of a DDP, or not."""
+    """Load a state into a stage; each of the two may be wrapped in a DDP."""
     if isinstance(module, DDP) and is_state(state):
         module.load_state_dict(state)
         return

@@ -77,15 +77,15 @@ class LastStep(NamedTuple):
     predicted: int
 
 
-class Clock:
-    """Sums of the times of steps."""
+class StepTimes:
+    """Sums of the measured times of steps."""
 
     def __init__(self) -> None:
         self.steps, self.seconds, self.busy, self.span = 0, 0.0, 0.0, 0.0
         self.bubble = 0.0
 
     def note(self, parts: Sequence[Sequence[Span]], seconds: float) -> None:
-        """Add a step: its spans, as one part or as those of forward() and of backward()."""
+        """Add the spans of a step, in one part, or in the parts of forward() and backward()."""
         busy = sum([end - begin for part in parts for _, begin, end in part])
         whole = sum([part[-1].end - part[0].begin for part in parts])
         self.steps += 1

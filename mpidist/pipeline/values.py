@@ -1,4 +1,4 @@
-"""Nested values: flattened to their tensors, described as messages, and rebuilt."""
+"""Nested values: flattened to their tensors, described for messages, and rebuilt."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _build(tree: Tree, tensors: Iterator[Any], plain: bool) -> Any:
 
 
 def select(tree: Tree, value: Any, what: str = "the value") -> list[Any]:
-    """List the tensor, or None, that `value` has in the place of each tensor of `tree`.
+    """List the tensor, or None, that `value` has in place of each tensor of `tree`.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def _count(tree: Tree) -> int:
 
 
 def caller_of(function: Callable[..., Any], module: Any) -> Callable[[Any], Any]:
-    """Return a function of one value that calls the forward `function` of a stage with it.
+    """Return a function of one value, which it unpacks into arguments of a stage's forward.
 
     A tuple becomes the arguments, a dict the keyword arguments.  A Sequential takes a single
     argument: its layers pass on any value, and must do so wherever the model is cut.
@@ -164,7 +164,7 @@ TensorForm = tuple[str, tuple[int, ...], bool]
 
 
 class Metadata(NamedTuple):
-    """The description of a value without its elements; two ranks agree on it once for an edge.
+    """The description of a value without its elements, sent once for each edge between stages.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ class Metadata(NamedTuple):
 
 
 class TensorMessage(NamedTuple):
-    """A value as it is sent from one stage to another.
+    """A value in the form in which one stage sends it to another.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ class Tensors(Protocol):
     """Conversion between the tensors of one library and the arrays of messages."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return dtype, shape and whether the gradient with respect to `x` is wanted."""
+        """Return dtype name, shape, and whether a gradient with respect to `x` is needed."""
 
     def array(self, x: Any) -> np.ndarray:
         """Return the elements as a flat array, which shares memory where possible."""
@@ -209,7 +209,7 @@ class Tensors(Protocol):
         """Return a flat copy of the elements: a layer may reuse the memory of `x`."""
 
     def result(self, x: Any) -> Any:
-        """Return an output of the last stage in a form that the user may keep."""
+        """Return an output of the last stage as a tensor that the user may keep."""
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
         """Return a flat array to receive into."""

@@ -56,7 +56,7 @@ class Contract:
         return size if self.per_rank else 1
 
     def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
-        """Return a key for the length of a block's place.
+        """Return a key of a block's length: two places with equal keys hold equally many elements.
 
         Two places certainly hold equally many elements only if their keys are equal.
         """

@@ -59,7 +59,7 @@ class Cost:
     proof: Proof
 
 
-class Timed(Machine):
+class TimedMachine(Machine):
     """The prover's machine with times: a message takes the seconds of the model to arrive."""
 
     def cost(
@@ -212,9 +212,9 @@ def cost(
         groups=groups,
         segments=segments,
         window=window,
-        machine=Timed,
+        machine=TimedMachine,
     )
-    assert isinstance(machine, Timed)
+    assert isinstance(machine, TimedMachine)
     pieces = [
         piece.stop - piece.start
         for block in blocks(nbytes, max(machine.count // segments, 1))

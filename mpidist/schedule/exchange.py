@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .memory import Memory
+from .memory import SymbolicMemory
 from .rounds import STEPS, Copy, Recv, Reduce, Send, Step
-from .strand import Place, Strand
+from .strand import BlockPlace, Strand
 
-Key = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
+MessageKey = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
 
 
 @dataclass(eq=False, slots=True)
@@ -32,17 +32,17 @@ class Exchange:
     ----------
     size : int
         Number of ranks.
-    memory : Memory
+    memory : SymbolicMemory
         The buffers of all ranks.
     move : callable
         Called with each matching :class:`Posted` send and receive.
     """
 
-    def __init__(self, size: int, memory: Memory, move: Callable[[Posted, Posted], None]):
+    def __init__(self, size: int, memory: SymbolicMemory, move: Callable[[Posted, Posted], None]):
         self.size, self.memory, self.move = size, memory, move
         self.sent, self.blocks_sent = [0] * size, [0] * size
-        self._sends: dict[Key, deque[Posted]] = {}
-        self._receives: dict[Key, deque[Posted]] = {}
+        self._sends: dict[MessageKey, deque[Posted]] = {}
+        self._receives: dict[MessageKey, deque[Posted]] = {}
 
     def post(self, strand: Strand) -> None:
         """Post every message of a strand's round; a message with a posted match moves at once."""
@@ -84,7 +84,7 @@ class Exchange:
             )
         self.move(send, receive)
 
-    def _places(self, strand: Strand, step: Step) -> list[Place]:
+    def _places(self, strand: Strand, step: Step) -> list[BlockPlace]:
         if not isinstance(step, STEPS):
             raise strand.error(f"{step!r} is not a step, a round or a Parallel")
         assert not isinstance(step, Copy)
@@ -96,11 +96,11 @@ class Exchange:
         return self.memory.places(strand, step.buffer, step.blocks)
 
     def _check_clashes(self, strand: Strand, posted: list[Posted]) -> None:
-        """Raise if a round receives into a block that it also sends, reduces or receives."""
-        overwritten: set[Place] = set()
+        """Raise if a round receives into a block that it also sends, reduces or receives again."""
+        overwritten: set[BlockPlace] = set()
         for item in posted:
             if isinstance(item.step, Recv):
-                places: list[Place] = item.content
+                places: list[BlockPlace] = item.content
                 expected = len(overwritten) + len(places)
                 overwritten.update(places)
                 if len(overwritten) < expected:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from ..errors import ScheduleError
 from .contract import Contract
 from .exchange import Exchange, Posted
-from .memory import Memory
+from .memory import SymbolicMemory
 from .rounds import Copy, Parallel, Reduce, Schedule, Send, block_tuple, steps_of
-from .strand import Place, Strand
+from .strand import BlockPlace, Strand
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Machine:
         self.size = size = len(self.parts)
         if contract.per_rank and (count < size or count % size):
             raise ScheduleError(f"{contract.name} needs a multiple of {size} blocks, not {count}")
-        self.memory = Memory(contract, size, root, count, equal_blocks)
+        self.memory = SymbolicMemory(contract, size, root, count, equal_blocks)
         self.exchange = Exchange(size, self.memory, self._move)
         self.ready: deque[Strand] = deque()
         self.live: set[Strand] = set()
@@ -137,7 +137,7 @@ class Machine:
         self.ready.append(strand)
 
     def _drain(self) -> None:
-        """Advance strands until none is ready."""
+        """Advance all strands that are ready, until every strand waits."""
         while self.ready:
             self._advance(self.ready.popleft())
 
@@ -162,7 +162,7 @@ class Machine:
         self._end(strand)
 
     def _open(self, parent: Strand, item: Parallel) -> bool:
-        touched: dict[Place, tuple[int, bool]] = {}
+        touched: dict[BlockPlace, tuple[int, bool]] = {}
         children = [
             Strand(parent.rank, iter(s), (*parent.path, k), parent, touched, parent.clock)
             for k, s in enumerate(item.strands)
@@ -234,7 +234,7 @@ class Machine:
                 self._wake(strand)
 
     def _wake(self, strand: Strand) -> None:
-        """Make a strand ready, since all its messages have moved."""
+        """Make a strand ready, after all messages of its round have moved."""
         self.ready.append(strand)
 
     def _check_nothing_left(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from ..errors import ScheduleError
 from .contract import Contract
 from .rounds import BUFFERS, Blocks, block_tuple
-from .strand import Place, Strand
+from .strand import BlockPlace, Strand
 from .terms import Terms
 
 
-class Memory:
-    """The value of every block of every rank, from the contract's start state to its end state."""
+class SymbolicMemory:
+    """The symbolic value of every block of every rank, from the contract's start state on."""
 
     def __init__(self, contract: Contract, size: int, root: int, count: int, equal_blocks: bool):
         self.contract, self.size, self.root, self.count = contract, size, root, count
@@ -23,17 +23,17 @@ class Memory:
             buffers[contract.input_buffer] = {b: self.terms.leaf(rank, b) for b in start}
             self.values.append(buffers)
         # The round in which each place was last written.
-        self.written: list[dict[Place, int]] = [{} for _ in range(size)]
+        self.written: list[dict[BlockPlace, int]] = [{} for _ in range(size)]
         self._transposed = contract.name == "alltoall"
         self._equal = equal_blocks
 
-    def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[Place]:
+    def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[BlockPlace]:
         """Return the places that a step names."""
         if buffer not in BUFFERS:
             raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(BUFFERS)}")
         return [(buffer, b) for b in block_tuple(spec)]
 
-    def read(self, strand: Strand, places: list[Place]) -> list[int]:
+    def read(self, strand: Strand, places: list[BlockPlace]) -> list[int]:
         """Return the values at these places."""
         buffers = self.values[strand.rank]
         values = []
@@ -47,7 +47,7 @@ class Memory:
             values.append(value)
         return values
 
-    def write(self, strand: Strand, place: Place, value: int) -> None:
+    def write(self, strand: Strand, place: BlockPlace, value: int) -> None:
         """Write a value to a place; raise if it is not writable, or may have another length."""
         buffer, block = place
         rank = strand.rank
@@ -62,7 +62,7 @@ class Memory:
         self.values[rank][buffer][block] = value
         self.written[rank][place] = strand.number
 
-    def reduce(self, strand: Strand, peer: int, place: Place, value: int) -> None:
+    def reduce(self, strand: Strand, peer: int, place: BlockPlace, value: int) -> None:
         """Combine a value received from `peer` into a place, the lower rank's operand first."""
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
@@ -73,7 +73,7 @@ class Memory:
             raise strand.error(str(error), place[1]) from None
         self.write(strand, place, combined)
 
-    def _check_length(self, strand: Strand, place: Place, value: int) -> None:
+    def _check_length(self, strand: Strand, place: BlockPlace, value: int) -> None:
         buffer, block = place
         origin, datum = self.terms.datum(value)
         if self._transposed:
@@ -86,7 +86,7 @@ class Memory:
             raise strand.error(message, block)
 
     def check_end(self, rounds: list[int]) -> tuple[tuple[int, int] | None, bool]:
-        """Check the end state of the contract; `rounds` is the number of rounds of each rank.
+        """Check every rank's final memory against the contract; `rounds` is by rank.
 
         Returns
         -------

@@ -118,7 +118,7 @@ def read(
 
 
 def _order(move: Move) -> tuple:
-    """Return the sort key: time, then distance, so that pictures of similar rounds look alike."""
+    """Return the sort key of messages and copies: time, then distance."""
     distance = abs(move.target - move.source)
     return move.time, move.strand, move.kind == "copy", distance, move.source, move.send_index
 

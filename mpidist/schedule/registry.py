@@ -44,7 +44,7 @@ def check_name(name: object, kind: str, reserved: Container[str]) -> None:
 
 
 def check_made(made: object, label: str, items: str, rank: int) -> None:
-    """Raise ScheduleError if a function returned no iterable, as one without yield does."""
+    """Raise ScheduleError if a function returned nothing iterable, as one without yield does."""
     if not isinstance(made, Iterable):
         raise ScheduleError(f"{label} returned {made!r}; it must yield its {items}", rank=rank)
 
@@ -124,7 +124,7 @@ class Algorithm(Registered):
         return self._ask(self.blocks, size, groups)
 
     def _ask(self, function: Callable[..., Any], size: int, groups: Groups | None) -> Any:
-        """Return the result of a declared function, wrapped by :func:`_asking`."""
+        """Call a declared function with the parameters that it takes."""
         known = {"groups": _groups(groups, size), "local": self.local, "across": self.across}
         return function(size, known)
 
@@ -287,8 +287,8 @@ def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
     local, slash, across = levels.partition("/")
     if not local or not across or "/" in across:
         raise InvalidArgument(
-            f"{found.collective} algorithm {name!r}: expected two algorithms, such as "
-            f"{found.name}/{found.local}/{found.across}"
+            f"{found.collective} algorithm {name!r}: expected {found.name}/LOCAL/ACROSS, "
+            f"for example {found.name}/{found.local}/{found.across}"
         )
     return replace(found, name=name, local=local, across=across)
 
@@ -323,7 +323,7 @@ def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any
 
 
 def _groups(groups: Iterable[Iterable[int]] | None, size: int) -> Groups:
-    """Return the groups as tuples; by default all ranks are one group."""
+    """Return groups of ranks as tuples; by default all ranks are one group."""
     return (tuple(range(size)),) if groups is None else tuple(tuple(g) for g in groups)
 
 
@@ -358,7 +358,7 @@ def documented_costs(doc: str) -> tuple[str, str]:
 
 
 def requirement(algorithm: Algorithm) -> str | None:
-    """Return the reason of the first size, or of uneven nodes, that an algorithm cannot serve."""
+    """Return a size, or uneven nodes, that an algorithm cannot serve, and why; or None."""
     for size in _SIZES:
         reason = algorithm.unsupported(size)
         if reason:

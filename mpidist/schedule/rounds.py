@@ -140,7 +140,7 @@ def parallel(*schedules: Schedule, window: int | None = None) -> Parallel:
 def on(
     group: Sequence[int], schedule: Schedule, blocks: Callable[[int], Blocks] | None = None
 ) -> Iterator[Round]:
-    """Yield a schedule for ranks ``0 … len(group) - 1``, renumbered for the ranks of `group`.
+    """Yield a schedule for ranks ``0 … len(group) - 1``, renumbered for the ranks in `group`.
 
     Parameters
     ----------

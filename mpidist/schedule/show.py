@@ -66,7 +66,7 @@ def draw(reading: Reading) -> str:
 
 
 def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
-    """Return a lane for each move of one time, so that moves do not cross within a lane."""
+    """Return a lane for each message of one time, so that no messages in a lane cross."""
     taken: list[list[tuple[float, float]]] = []
     lanes = []
     copying: int | None = None

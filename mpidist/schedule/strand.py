@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import ScheduleError
 from .rounds import Round, Step
 
-Place = tuple[str, int]  # buffer and block
+BlockPlace = tuple[str, int]  # buffer and block
 
 
 @dataclass(eq=False, slots=True)
@@ -38,16 +38,16 @@ class Strand:
     rounds: Iterator[Round]
     path: tuple[int, ...] = ()
     parent: Strand | None = None
-    siblings: dict[Place, tuple[int, bool]] | None = None
+    siblings: dict[BlockPlace, tuple[int, bool]] | None = None
     clock: int = 0
     number: int = 0
     pending: int = 0
     steps: tuple[Step, ...] = ()
-    received: dict[int, tuple[list[Place], list[int]]] = field(default_factory=dict)
+    received: dict[int, tuple[list[BlockPlace], list[int]]] = field(default_factory=dict)
     waiting: dict[int, Strand] = field(default_factory=dict)
 
-    def touch(self, place: Place, write: bool) -> None:
-        """Record the use of a place; raise if one strand writes it and a sibling uses it."""
+    def touch(self, place: BlockPlace, write: bool) -> None:
+        """Record the use of a block; raise if one strand writes it and a concurrent one uses it."""
         level: Strand | None = self
         while level is not None and level.siblings is not None:
             index = level.path[-1]

@@ -22,7 +22,7 @@ _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every 
 
 
 @dataclass(frozen=True)
-class Task:
+class ProofTask:
     """The proofs of one algorithm and size for some roots, with all arities and groupings."""
 
     collective: str
@@ -37,7 +37,7 @@ class Task:
 class Result:
     """The result of a task."""
 
-    task: Task
+    task: ProofTask
     proofs: int
     messages: int
     seconds: float
@@ -58,7 +58,7 @@ def groupings(size: int) -> list[Groups]:
     return list(dict.fromkeys(tuple(group for group in way if group) for way in ways))
 
 
-def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[Task]:
+def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[ProofTask]:
     """Yield the proofs of one size as tasks of about equal length."""
     roots = range(size) if algorithm.contract.rooted else range(1)
     arities = arities if "arity" in algorithm.uses else arities[:1]
@@ -66,10 +66,10 @@ def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Itera
     step = max(1, 1024 // (size * len(arities)))
     for start in range(0, len(roots), step):
         part = roots[start : start + step]
-        yield Task(algorithm.collective, algorithm.name, module, size, part, arities)
+        yield ProofTask(algorithm.collective, algorithm.name, module, size, part, arities)
 
 
-def results_of(tasks: list[Task], jobs: int | None) -> Iterator[Result]:
+def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
     """Yield the results of all tasks, from other processes if these can import the algorithms."""
     jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
     work = sum(task.size * len(task.roots) * len(task.arities) for task in tasks)
@@ -81,7 +81,7 @@ def results_of(tasks: list[Task], jobs: int | None) -> Iterator[Result]:
     context = multiprocessing.get_context("spawn")  # never fork: MPI may be initialised
     with ProcessPoolExecutor(jobs, context) as pool:
         try:
-            futures: dict[Future, list[Task]] = {
+            futures: dict[Future, list[ProofTask]] = {
                 pool.submit(_prove_batch, batch): batch for batch in _batches(shared)
             }
             yield from (_prove_all(task) for task in tasks if task in others)
@@ -92,7 +92,7 @@ def results_of(tasks: list[Task], jobs: int | None) -> Iterator[Result]:
             raise
 
 
-def _collected(future: Future, batch: list[Task]) -> Iterator[Result]:
+def _collected(future: Future, batch: list[ProofTask]) -> Iterator[Result]:
     """Yield the results of a batch; prove it here if the other process could not."""
     try:
         yield from future.result()
@@ -100,7 +100,7 @@ def _collected(future: Future, batch: list[Task]) -> Iterator[Result]:
         yield from map(_prove_all, batch)
 
 
-def _importable(task: Task) -> bool:
+def _importable(task: ProofTask) -> bool:
     """Return whether another process gets this algorithm by importing its module."""
     module = sys.modules.get(task.module)
     if module is None or task.module == "__main__" or getattr(module, "__spec__", None) is None:
@@ -109,9 +109,9 @@ def _importable(task: Task) -> bool:
     return getattr(module, function.__qualname__, None) is function
 
 
-def _batches(tasks: list[Task]) -> Iterator[list[Task]]:
+def _batches(tasks: list[ProofTask]) -> Iterator[list[ProofTask]]:
     """Yield batches of small tasks, so that passing them to processes costs little."""
-    batch: list[Task] = []
+    batch: list[ProofTask] = []
     weight = 0
     for task in tasks:
         batch.append(task)
@@ -123,7 +123,7 @@ def _batches(tasks: list[Task]) -> Iterator[list[Task]]:
         yield batch
 
 
-def _prove_batch(batch: list[Task]) -> list[Result]:
+def _prove_batch(batch: list[ProofTask]) -> list[Result]:
     """Return the results of a batch, in another process that must import the algorithms first."""
     importlib.import_module(f"{__package__.rpartition('.')[0]}.algorithms")
     for module in {task.module for task in batch}:
@@ -134,7 +134,7 @@ def _prove_batch(batch: list[Task]) -> list[Result]:
     return [_prove_all(task) for task in batch]
 
 
-def _prove_all(task: Task) -> Result:
+def _prove_all(task: ProofTask) -> Result:
     """Return the result of a task; an error in a generator counts as a counter-example."""
     begin = time.perf_counter()
     algorithm = find(task.collective, task.name).algorithm
@@ -156,8 +156,8 @@ def _prove_all(task: Task) -> Result:
     return Result(task, proofs, messages, time.perf_counter() - begin, fault)
 
 
-def _pairs(task: Task, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
-    """Yield pairs of root and grouping to prove.
+def _pairs(task: ProofTask, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
+    """Yield the pairs (root, grouping of ranks) to prove.
 
     With many ranks, the first, middle and last root are proved with all groupings, the others with
     nodes of two, or of one if the ranks are odd and the nodes must be equal.

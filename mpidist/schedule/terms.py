@@ -54,15 +54,15 @@ class Terms:
         return new
 
     def datum(self, value: int) -> tuple[int, int]:
-        """Return the first contributing rank, and the block."""
+        """Return the first contributing rank of a value, and its block."""
         return self._low[value], self._block[value]
 
     def in_order(self, value: int) -> bool:
-        """Return whether the contributions are in rank order."""
+        """Return whether a value combines contributions in rank order."""
         return self._sorted[value]
 
     def fault(self, value: int, block: int, expected: tuple[int, int] | None) -> str | None:
-        """Return the fault of a result, or None if it is right.
+        """Return a description of the error in a computed result, or None if it is correct.
 
         Without `expected` (rank, block), the right result is `block` of all ranks combined.
         """

@@ -1,4 +1,4 @@
-"""Materialised schedules of one rank, and the lengths of their blocks; still without buffers."""
+"""Schedules of one rank as lists, and the lengths of their blocks; no memory is bound yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Written = list["tuple[Step, ...] | Strands"]
 
 
 def tags_of(limit: int) -> tuple[int, int]:
-    """Return the number of tags of one operation, and the number of background operations' slots.
+    """Return the number of tags per operation, and how many can be pending in the background.
 
     Slot 0 belongs to blocking calls.  The collectives have the lower half of a backend's tags.
 
@@ -48,7 +48,7 @@ def materialise(schedule: Schedule) -> Written:
         if isinstance(item, Parallel):
             strands = [materialise(s) for s in item.strands]
             if len(strands) >= TAGS_PER_LEVEL:
-                raise ScheduleError(f"parallel has {len(strands)} strands; allowed are 255")
+                raise ScheduleError(f"parallel has {len(strands)} strands; expected at most 255")
             written.append(Strands(strands, item.window or max(len(strands), 1)))
         else:
             written.append(steps_of(item))

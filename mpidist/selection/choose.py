@@ -1,4 +1,4 @@
-"""The choice of the way to serve a call, by the caller, the configuration, tuning and rules."""
+"""The choice of executor and algorithm, by the call, the configuration, tuning and rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..schedule.registry import (
     find,
 )
 from .config import CollectiveConfig
-from .estimates import Advice, memory_of
+from .estimates import Estimates, memory_of
 from .rules import (
     STAGING_BYTES,
     WITH_NATIVE,
@@ -43,8 +43,8 @@ alternate from launch to launch, because their bits may differ.
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Two ways to serve a call between nodes.
+class TwoLevelCandidates:
+    """The competing algorithms of a call across nodes: one on two levels, others on one.
 
     Attributes
     ----------
@@ -62,10 +62,10 @@ class Contest:
     prior: bool
 
 
-def contest(
+def two_level_candidates(
     call: Call, groups: Groups, crowded: bool, able: Callable[[str], Choice | None]
-) -> Contest | None:
-    """Return the two competing ways between nodes; None if there is no choice.
+) -> TwoLevelCandidates | None:
+    """Return the best two-level algorithm and the flat alternatives; None unless both exist.
 
     ``able(name)`` returns an algorithm if it can serve the call.
     """
@@ -84,24 +84,24 @@ def contest(
     if not two or not flat:
         return None
     prior = any(r.name == two[0].name and r.holds(call.nbytes, *where) for r in levels)
-    return Contest(two[0], flat, prior)
+    return TwoLevelCandidates(two[0], flat, prior)
 
 
 def by_links(
-    call: Call, found: Contest, native: bool, advice: Advice
+    call: Call, found: TwoLevelCandidates, native: bool, estimates: Estimates
 ) -> tuple[Choice | None, str] | None:
-    """Return the choice by the measured links, which is equal on all ranks like the constants.
+    """Return the choice by the measured links, which are the same on all ranks.
 
     Parameters
     ----------
     call : Call
         The call.
-    found : Contest
+    found : TwoLevelCandidates
         The competing ways.
     native : bool
         Whether the library can serve the call.  Its time is that of the best flat algorithm after a
         barrier, because a native call with a deadline first waits until all ranks have arrived.
-    advice : Advice
+    estimates : Estimates
         The cost model.
 
     Returns
@@ -112,19 +112,19 @@ def by_links(
         The reason, with the times.
     """
     flats = found.flat if native else found.flat[:1]
-    times = advice.between_nodes(call.collective, [found.two, *flats], call.nbytes)
+    times = estimates.between_nodes(call.collective, [found.two, *flats], call.nbytes)
     if times is None:
         return None
     two, (flat, best) = times[0], min(zip(times[1:], flats), key=lambda pair: pair[0])
     flat_name = f"{NATIVE} (as {best.name})" if native else best.name
     if native and found.prior and call.collective != "barrier":
         meeting = find("barrier", WITHOUT_NATIVE["barrier"][0].name)
-        flat += (advice.between_nodes("barrier", [meeting], 0) or [0.0])[0]
+        flat += (estimates.between_nodes("barrier", [meeting], 0) or [0.0])[0]
     takes_two = two * AHEAD <= flat if found.prior else two <= AHEAD * flat
     pair = [f"{found.two.name} {_time(two)}", f"{flat_name} {_time(flat)}"]
     why = f"cost model with the measured links: {', '.join(pair if takes_two else pair[::-1])}"
-    if advice.scaled_down:
-        why += f" ({advice.scaled_down})"
+    if estimates.scaled_down:
+        why += f" ({estimates.scaled_down})"
     return (found.two if takes_two else None if native else best), why
 
 
@@ -137,7 +137,7 @@ _ANY = float("inf")
 
 @dataclass(frozen=True)
 class Way:
-    """One way to serve a call.
+    """One implementation that can serve a call: an executor, or an algorithm over messages.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ _ASKED = "the call asks for it"
 
 
 class Reasons(Mapping[str, "str | None"]):
-    """For each executor, why it cannot serve a call, or None; each is asked when it is named."""
+    """Each executor's reason not to serve a call, or None; asked when it is first looked up."""
 
     def __init__(self, executors: Mapping[str, Executor], call: Call, background: bool):
         self._executors, self._call, self._background = executors, call, background
@@ -191,7 +191,7 @@ class Reasons(Mapping[str, "str | None"]):
 
 @dataclass(frozen=True)
 class Means:
-    """The executors' reasons for one call, and the facts that rules depend on.
+    """The executors' reasons not to serve one call, and the facts that rules depend on.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class Means:
 
 
 class Chooser:
-    """Chooses how to serve the calls of a communicator, once for all calls that are alike.
+    """Chooses how to serve the calls of a communicator, once for all similar calls.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ class Chooser:
 
     Attributes
     ----------
-    advice : Advice or None
+    estimates : Estimates or None
         The tuning table and the cost model.
     """
 
@@ -250,7 +250,7 @@ class Chooser:
         self._summaries = {e.name: e.summary for e in self._executors.values()}
         usual = Executor.depends_on
         self._depend = [e.depends_on for e in executors if type(e).depends_on is not usual]
-        self.advice: Advice | None = None
+        self.estimates: Estimates | None = None
         self._ways: dict[Hashable, Way] = {}
 
     def forget(self) -> None:
@@ -258,7 +258,7 @@ class Chooser:
         self._ways.clear()
 
     def executor(self, way: Way) -> Executor:
-        """Return the executor that serves a call this way."""
+        """Return the executor that serves a call by the chosen implementation."""
         return self._messages if way.choice is not None else self._executors[way.name]
 
     def way(
@@ -268,7 +268,7 @@ class Chooser:
         background: bool = False,
         calibrate: Callable[[str], object] | None = None,
     ) -> Way:
-        """Return the way to serve a call, from the cache or by :func:`choose`.
+        """Return the implementation for a call, from the cache or by :func:`choose`.
 
         It is equal on all ranks, because it depends only on facts that they share.
         ``calibrate(what)``, if given, measures the missing constants of the cost model; `what` is
@@ -298,10 +298,10 @@ class Chooser:
         way = self._ways.get(key)
         if way is None:
             ways = Ways(call, self.means(call, background))
-            way = choose(ways, algorithm, self.config, self.advice)
+            way = choose(ways, algorithm, self.config, self.estimates)
             if way.missing and calibrate is not None:
                 calibrate(call.fingerprint)  # drops all choices made without the constants
-                way = choose(ways, algorithm, self.config, self.advice)
+                way = choose(ways, algorithm, self.config, self.estimates)
             if len(self._ways) > 4096:
                 self._ways.clear()
             self._ways[key] = way
@@ -314,7 +314,7 @@ class Chooser:
 
 
 class Ways:
-    """The ways to serve one call; each is looked up and checked once, when it is named.
+    """The implementations of one call; each is looked up and checked once, when it is named.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ class Ways:
         self._choices: dict[str, Choice] = {}
 
     def why_not(self, name: str) -> str | None:
-        """Return why a way cannot serve the call, or None if it can.
+        """Return why the implementation `name` cannot serve the call, or None if it can.
 
         Raises
         ------
@@ -349,15 +349,15 @@ class Ways:
         return reason
 
     def can(self, name: str) -> bool:
-        """Return whether a way can serve the call."""
+        """Return whether the implementation `name` can serve the call."""
         return self.why_not(name) is None
 
     def algorithm(self, name: str) -> Choice | None:
-        """Return an algorithm if it can serve the call, else None."""
+        """Return the algorithm `name` if it can serve the call, else None."""
         return self._choices[name] if self.can(name) else None
 
     def taken(self, name: str, why: str) -> Way:
-        """Return a way that can serve the call as the chosen one, or raise Unsupported."""
+        """Return the implementation `name` as chosen; raise Unsupported if it cannot serve."""
         reason = self.why_not(name)
         if reason is not None:
             raise self.unsupported(name, reason)
@@ -365,7 +365,7 @@ class Ways:
         return Way(name if choice is None else choice.name, choice, why)
 
     def every(self) -> list[Way]:
-        """Return every way with whether it can serve the call, and why not: for ``explain``."""
+        """Return every implementation, and why it cannot serve the call, for ``explain``."""
         return list(self._each())
 
     def _each(self) -> Iterator[Way]:
@@ -379,14 +379,14 @@ class Ways:
             yield Way(algorithm.name, choice, reason or algorithm.summary, reason is None)
 
     def first(self, why: str) -> Way:
-        """Return the first way that can serve the call, or raise Unsupported."""
+        """Return the first implementation that can serve the call, or raise Unsupported."""
         for way in self._each():
             if way.can:
                 return replace(way, why=why)
         raise self.unsupported("auto", "no registered algorithm can serve this call")
 
     def unsupported(self, name: str, reason: str) -> Unsupported:
-        """Return the error that names the ways that can serve the call."""
+        """Return the error that names the implementations that can serve the call."""
         able = ", ".join(way.name for way in self._each() if way.can)
         call = self.call
         return Unsupported(
@@ -410,9 +410,9 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
 
 
 def choose(
-    ways: Ways, algorithm: str, config: CollectiveConfig, advice: Advice | None = None
+    ways: Ways, algorithm: str, config: CollectiveConfig, estimates: Estimates | None = None
 ) -> Way:
-    """Return the way to serve a call.
+    """Choose the implementation of a call.
 
     Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
     table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
@@ -426,7 +426,7 @@ def choose(
         The call's ``algorithm=``.
     config : CollectiveConfig
         The user's settings.
-    advice : Advice, optional
+    estimates : Estimates, optional
         The tuning table and the cost model.
 
     Returns
@@ -449,60 +449,64 @@ def choose(
     asked = config.asked(call.collective, ways.nbytes, call.size, commutes)
     if asked is not None:
         return ways.taken(asked, "the configuration asks for it")
-    tuned, without = _tuned(ways, advice)
+    tuned, without = _tuned(ways, estimates)
     if tuned is not None:
         return tuned
-    way = _untuned(ways, advice)
+    way = _untuned(ways, estimates)
     return replace(way, why=f"{way.why}; {without}") if without else way
 
 
-def _tuned(ways: Ways, advice: Advice | None) -> tuple[Way | None, str]:
-    """Return the way that the tuning table names, if it can serve; else None and why not."""
+def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
+    """Return the implementation in the tuning table, if it can serve; else None and the reason."""
     call = ways.call
-    if advice is None or advice.table is None:
+    if estimates is None or estimates.table is None:
         return None, ""
-    entry, without = advice.entry(
+    entry, without = estimates.entry(
         call, memory_of(call.collective != "barrier" and ways.can(SYMMETRIC))
     )
     if entry is None:
         return None, without
     name, first, above = entry.at(ways.nbytes)
-    table = f"tuning table {advice.table.source}"
+    table = f"tuning table {estimates.table.source}"
     try:
         reason = ways.why_not(name)
     except UnknownName:
-        reason = "there is no such way"
+        reason = "that is not registered"
     if reason is not None:
         return None, f"the {table} names {name}, but {reason}"
     upto = "on" if above == _ANY else f"to below {_size(above)}"
     return ways.taken(name, f"{table}: {name} from {_size(first)} {upto}"), ""
 
 
-def _untuned(ways: Ways, advice: Advice | None) -> Way:
-    """Return the way by the measured links, else by the cost model, else by the shipped rules."""
+def _untuned(ways: Ways, estimates: Estimates | None) -> Way:
+    """Return the implementation by measured links, else by cost model, else by shipped rules."""
     shared = _by_shared_memory(ways)
-    fastest, missing = (None, ()) if advice is None else _predicted(ways, advice, shared is None)
+    fastest, missing = (
+        (None, ()) if estimates is None else _predicted(ways, estimates, shared is None)
+    )
     way = fastest or shared or _by_rules(ways)
     return replace(way, missing=missing) if missing else way
 
 
-def _predicted(ways: Ways, advice: Advice, by_messages: bool) -> tuple[Way | None, tuple[str, ...]]:
-    """Return the fastest way by the calibration; else None, and the constants that are missing.
+def _predicted(
+    ways: Ways, estimates: Estimates, by_messages: bool
+) -> tuple[Way | None, tuple[str, ...]]:
+    """Return the fastest implementation by the cost model; else None and missing constants.
 
     Links are compared only if no shared memory serves the call (`by_messages`).
     """
-    call, means, missing = ways.call, ways.means, advice.missing
-    if advice.model is None and not missing:
+    call, means, missing = ways.call, ways.means, estimates.missing
+    if estimates.model is None and not missing:
         return None, ()
     between = None
-    if by_messages and means.groups == advice.groups:
-        between = contest(call, means.groups, means.crowded, ways.algorithm)
-    linked = None if between is None else by_links(call, between, ways.can(NATIVE), advice)
+    if by_messages and means.groups == estimates.groups:
+        between = two_level_candidates(call, means.groups, means.crowded, ways.algorithm)
+    linked = None if between is None else by_links(call, between, ways.can(NATIVE), estimates)
     if linked is not None:
         choice, why = linked
         return ways.taken(NATIVE if choice is None else choice.name, why), ()
     rivals = _rivals(ways)
-    fastest = advice.cheapest(call, rivals)
+    fastest = estimates.cheapest(call, rivals)
     if fastest is not None:
         choice, why = fastest
         return ways.taken(choice.name, why), ()
@@ -510,7 +514,7 @@ def _predicted(ways: Ways, advice: Advice, by_messages: bool) -> tuple[Way | Non
 
 
 def _rivals(ways: Ways) -> list[Choice]:
-    """Return the algorithms among which the calibrated cost model decides.
+    """Return the algorithms from which the calibrated cost model chooses.
 
     If native cannot serve the call, these are the rules' algorithms that can.
     """
@@ -525,7 +529,7 @@ def _rivals(ways: Ways) -> list[Choice]:
 
 
 def _by_shared_memory(ways: Ways) -> Way | None:
-    """Return the way through memory that the ranks share, if the rules name one."""
+    """Return the implementation in shared memory that the rules name, if any."""
     call, means, nbytes = ways.call, ways.means, ways.nbytes
     crowd = ", with more ranks than cores" if means.crowded else ""
     least = WITH_SYMMETRIC[call.collective][means.crowded]
@@ -545,7 +549,7 @@ def _by_shared_memory(ways: Ways) -> Way | None:
 
 
 def _by_rules(ways: Ways) -> Way:
-    """Return the way of the shipped rules for calls that shared memory does not serve."""
+    """Return the implementation of the shipped rules, for calls not served by shared memory."""
     call, means = ways.call, ways.means
     native = ways.can(NATIVE)
     if native and call.collective not in WITH_NATIVE:

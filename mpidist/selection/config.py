@@ -76,7 +76,7 @@ class Steering:
         return self.num_nodes is not None
 
     def select_allreduce(self, nbytes: int, size: int) -> Strategy:
-        """Return the allreduce strategy for a buffer, by the rule of pmetal-distributed.
+        """Return the allreduce strategy for a number of bytes, by pmetal-distributed's rule.
 
         Parameters
         ----------
@@ -336,7 +336,7 @@ class CollectiveConfig(Steering):
 
     @classmethod
     def from_json(cls, text: str) -> CollectiveConfig:
-        """Return the configuration of a text of :meth:`to_json`; ConfigError for other texts."""
+        """Return the configuration of a text of :meth:`to_json`; ConfigError for other text."""
         try:
             values = json.loads(text)
         except ValueError as error:
@@ -387,7 +387,7 @@ _OF_TESTS = tuple(ENVIRONMENT_PREFIX + name for name in ("TEST_", "STRESS_", "MP
 
 
 def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a sentence for each variable ``MPIDIST_…`` that is not read."""
+    """Return a warning for each variable ``MPIDIST_…`` in the environment that is not read."""
     found = []
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_OF_TESTS):
@@ -399,7 +399,7 @@ def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _read(name: str, text: str) -> Any:
-    """Return the value of a field for the text of its environment variable."""
+    """Parse the text of a field's environment variable."""
     if text.lower() in ("none", "forever") and name != "tree_arity":
         return None
     if name not in ("num_devices", "num_nodes", "tree_threshold_bytes", "tree_arity", "timeout"):

@@ -13,7 +13,7 @@ from ..measure import format_size
 from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, cost
 from ..schedule.registry import Choice, Groups
-from .segmentation import Pipelining
+from .segmentation import Segmentation
 from .tuning import PRIVATE, SYMMETRIC, Key, TuningEntry, TuningTable, kind_for
 
 MOST_RANKS = 16  # above, simulating a schedule takes too long for a call to wait
@@ -43,11 +43,11 @@ class Model:
         The constants of the cost model.
     groups : tuple of tuple of int
         The ranks of each node.
-    pipelining : Pipelining
+    pipelining : Segmentation
         The segmentation of long blocks, as in a real run.
     """
 
-    def __init__(self, calibration: Calibration, groups: Groups, pipelining: Pipelining):
+    def __init__(self, calibration: Calibration, groups: Groups, pipelining: Segmentation):
         self.calibration, self.groups = calibration, groups
         self._size = sum(map(len, groups))
         self.small = groups if self._size <= MOST_RANKS else scaled_down(groups)
@@ -123,11 +123,11 @@ log = logging.getLogger("mpidist")
 
 TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
 
-_USUAL = Pipelining()
+_USUAL = Segmentation()
 
 
-class Advice:
-    """Estimates for the selection; equal on all ranks, because they share all the data.
+class Estimates:
+    """Estimates of a communicator's times, equal on all ranks, which have the same data.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class Advice:
         The constants, if they are known.
     tuning : TuningTable, optional
         The tuning table, which may be for other communicators.
-    pipelining : Pipelining
+    pipelining : Segmentation
         The segmentation of long blocks.
     """
 
@@ -152,7 +152,7 @@ class Advice:
         calibrates: bool = False,
         calibration: Calibration | None = None,
         tuning: TuningTable | None = None,
-        pipelining: Pipelining = _USUAL,
+        pipelining: Segmentation = _USUAL,
     ):
         self.library, self.groups, self.table = library, groups, tuning
         self.ranks_per_node = tuple(map(len, groups))
@@ -174,7 +174,7 @@ class Advice:
         return self.calibrates and self.calibration is None
 
     def tell(self, rank: int) -> None:
-        """Log on rank 0, once per table, that the table does not apply to this communicator."""
+        """Log on rank 0, once per table, that the tuning table does not apply here."""
         if self.table is None or self.table.told:
             return
         self.table.told = True  # sub-communicators share the table, which need not apply to them
@@ -225,7 +225,7 @@ class Advice:
         return best, f"cost model: {best.name} {seconds * 1e6:.3g} µs, {', '.join(others)}"
 
     def modelled(self, call: Call, choice: Choice) -> float | None:
-        """Return the cost model's time in seconds, or None."""
+        """Return the time in seconds by the cost model, or None without constants."""
         if self.model is None or call.uneven_alltoall:
             return None
         return self.model.seconds(call.collective, choice, call.nbytes)
@@ -249,7 +249,7 @@ class Advice:
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
 
     def predicted(self, call: Call, way: Any, memory: str) -> Any:
-        """Return a way with its measured or predicted time, if that is known."""
+        """Return an implementation with its measured or predicted time added, if known."""
         entry, _ = self.entry(call, memory)
         if not way.can:
             return way
@@ -268,5 +268,5 @@ class Advice:
 
 
 def memory_of(symmetric: bool) -> str:
-    """Return the kind of memory, as in tuning tables."""
+    """Return the kind of memory of a call's arrays, as named in tuning tables."""
     return SYMMETRIC if symmetric else PRIVATE

@@ -12,7 +12,7 @@ MPICH = "MPICH"  # the vendor's name in mpi4py
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: choose `name` below so many bytes of the whole buffer, for some ranks and nodes."""
+    """A rule: choose `name` below a number of bytes, for some numbers of ranks and nodes."""
 
     below: float
     name: str
@@ -28,7 +28,7 @@ class Rule:
         return (self.several_nodes or self.two_nodes) and self.name != NATIVE
 
     def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
-        """Return whether the rule applies to such a call."""
+        """Return whether the rule applies to a call of these bytes, ranks and nodes."""
         small = nbytes < self.below or self.below == float("inf")
         if (self.one_node and nodes > 1) or (self.several_nodes and nodes == 1):
             return False

@@ -13,8 +13,8 @@ _BETWEEN_NODES = (128 << 10, 256 << 10)  # bytes of a segment, at least and at m
 
 
 @dataclass(frozen=True)
-class Pipelining:
-    """The pipelining of long blocks in segments.
+class Segmentation:
+    """The settings by which long blocks are cut into segments that are sent in a pipeline.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Pipelining:
     def of(
         self, algorithm: Algorithm, size: int, nodes: int, blocks: int, largest: int
     ) -> tuple[int, int]:
-        """Return the number of segments of each block, and the window.
+        """Return the number of segments of each block, and the number of segments in flight.
 
         Algorithms with a block per rank are not segmented, except for blocks too long for one
         message: their rounds overlap already (ring, 4 MB, 2 ranks: whole 0.60 ms, in segments

@@ -1,4 +1,4 @@
-"""The tuning table: the way (executor or algorithm) measured fastest, by call and bytes."""
+"""The tuning table: the implementation measured fastest, by call and bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Key:
 
 @dataclass(frozen=True)
 class TuningEntry:
-    """The fastest ways for one key by number of bytes, and the measured times.
+    """The fastest implementations for one key by number of bytes, with measured times.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class TuningEntry:
 
     @classmethod
     def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
-        """Return the entry for ways that were chosen at some sizes.
+        """Return an entry made from the implementations chosen at some sizes.
 
         Between two sizes with different ways the bound is where their times, interpolated on
         logarithmic axes, cross; it is in the middle if one way was not measured at both sizes.
@@ -92,7 +92,7 @@ class TuningEntry:
         return cls(key, tuple(choose), times)
 
     def at(self, nbytes: int) -> tuple[str, int, float]:
-        """Return the way for `nbytes`, and the lower and upper bound of its range in bytes.
+        """Return the implementation for `nbytes`, and the range of bytes for which it is chosen.
 
         Beyond the smallest and largest measured size, the way is that of the nearest one.
         """
@@ -101,9 +101,9 @@ class TuningEntry:
         return self.choose[index][1], self.choose[index][0], above
 
     def seconds(self, way: str, nbytes: int) -> float | None:
-        """Return the time of a way, interpolated on logarithmic axes.
+        """Return the time of an implementation, interpolated on logarithmic axes.
 
-        None outside of the sizes at which this way was measured.
+        None outside of the sizes at which it was measured.
         """
         known = sorted((size, times[way]) for size, times in self.times.items() if way in times)
         for size, seconds in known:

@@ -36,7 +36,7 @@ def can_halve() -> bool:
 
 @cache
 def root_finder() -> Callable[[Any], Any]:
-    """Return a function that returns the place in the graph where backward from a tensor begins.
+    """Return a function that finds the graph node at which backward from a tensor begins.
 
     It is an edge of the graph, which does not keep the tensor alive, if edges keep the graph alive
     (also that of a function in Python); otherwise the tensor itself.
@@ -54,7 +54,7 @@ def _edge(root: Any) -> Any:
 
 
 class Halves:
-    """One backward through a graph, in two halves.
+    """Backward through one graph, in two halves.
 
     The first half runs only on the paths from outputs to inputs.  At each node of these paths that
     also leads to parameters it keeps the incoming gradients; the second half begins there::
@@ -121,7 +121,7 @@ class Halves:
         self._share(border)
 
     def _share(self, border: dict[Node, list[Any]]) -> None:
-        """Leave to the second half the parameters to which exactly one node leads."""
+        """Leave to the second half the parameters that exactly one node leads to."""
         counts: dict[int, int] = {}
         for parameters in border.values():
             for p in parameters:
@@ -135,7 +135,7 @@ class Halves:
         self._early = list(early.values())
 
     def inputs(self) -> None:
-        """Add to the gradients of the inputs, and of parameters that cannot wait."""
+        """Add to the gradients of the inputs, and of parameters that must come with them."""
         if not self.divisible:
             torch.autograd.backward(self._roots, self._grads)
             self._roots, self._grads, self._inputs = [], [], []

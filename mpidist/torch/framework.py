@@ -1,4 +1,4 @@
-"""Modules of PyTorch: their gradients are views of buffers that numpy and MPI see as well."""
+"""Modules of PyTorch: their gradients are views of buffers that numpy and MPI share."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _array(x: torch.Tensor) -> Any:
-    """Return an array for a communicator: of numpy, or the tensor itself if it is on a GPU."""
+    """Return an array for a communicator: a NumPy array, or the tensor itself if it is on a GPU."""
     return x.detach() if is_there(x) else as_array(x)
 
 
@@ -84,7 +84,7 @@ class Torch:
         return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
     def why_not(self, module: Any) -> str:
-        """Refuse modules of TorchScript, which do not call hooks before forward."""
+        """Return why a module cannot be wrapped (TorchScript ignores hooks); empty if it can."""
         if not isinstance(module, torch.jit.ScriptModule):
             return ""
         return (
@@ -98,11 +98,11 @@ class Torch:
         return [name for name, x in every if torch.nn.parameter.is_lazy(x)]
 
     def registries(self, module: Any) -> list[Any]:
-        """Return the dicts of parameters and submodules of every module inside."""
+        """Return the dicts of parameters and submodules of the module and all its submodules."""
         return [place for m in module.modules() for place in (m._parameters, m._modules)]
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """Return names and buffers: tensors if they are on a GPU, else arrays of numpy."""
+        """Return names and buffers: tensors on a GPU as they are, else NumPy arrays."""
         return [(name, _array(b)) for name, b in module.named_buffers() if b is not None]
 
     def as_array(self, x: Any) -> np.ndarray:
@@ -122,7 +122,7 @@ class Torch:
         return f"{p.dtype} on {p.device.type}" if is_there(p) else str(p.dtype)
 
     def zeros(self, p: Any, count: int) -> Any:
-        """Return an array of numpy, or a tensor on the GPU of `p`."""
+        """Return a flat array of zeros: a NumPy array, or a tensor on the GPU of `p`."""
         if is_there(p):
             return torch.zeros(count, dtype=p.dtype, device=p.device)
         return np.zeros(count, as_array(p).dtype)
@@ -161,7 +161,7 @@ class Torch:
         view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
 
     def clear(self, p: Any) -> None:
-        """Fill the gradient with zeros; it loses its graph, if it has one."""
+        """Fill the gradient with zeros, and detach it from its graph."""
         if p.grad.requires_grad:
             p.grad = p.grad.detach()
         p.grad.zero_()
@@ -175,11 +175,11 @@ class Torch:
         return module.register_forward_pre_hook(partial(_ignoring, act)).remove
 
     def is_elementwise(self, optimizer: Any) -> bool:
-        """Return whether a type is one of PyTorch's optimizers in :data:`ELEMENTWISE`."""
+        """Return whether an optimizer class is one of PyTorch's in :data:`ELEMENTWISE`."""
         return optimizer in [getattr(torch.optim, name) for name in ELEMENTWISE]
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Return the optimizer's own dict of a parameter."""
+        """Return the dict that the optimizer itself keeps of a parameter."""
         return optimizer.state[p]
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
@@ -190,7 +190,7 @@ class Torch:
 
 
 def _ignoring(act: Callable[[], object], *_: Any) -> None:
-    """Call `act` without the hook's arguments; a hook that returns None changes nothing."""
+    """Call `act` without a hook's arguments, and return None: the hook changes no tensor."""
     act()
 
 

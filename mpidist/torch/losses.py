@@ -1,4 +1,4 @@
-"""PyTorch's losses that ignore targets, or weight classes: the divisor of their means."""
+"""PyTorch's losses that ignore targets or weight classes, with the divisor of their means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
 
 @dataclass(frozen=True)
 class Known:
-    """A loss function whose mean goes over the targets that count.
+    """A loss function of PyTorch, with the number of targets that its mean divides by.
 
     Attributes
     ----------

@@ -34,7 +34,7 @@ _EXPECTED = f"expected one of {', '.join(_DTYPES)}"
 
 
 def separate(given: Sequence[Any]) -> list[Any]:
-    """Return a microbatch's tensors with version counters of their own, on the same memory.
+    """Return tensors on a microbatch's memory that have version counters of their own.
 
     All views of a batch share one version counter: a microbatch that is changed in place would
     invalidate what autograd saved of the others.  Tensors that have a graph, or share memory, are
@@ -57,7 +57,7 @@ class TorchTensors(DevicePlace):
     """Tensors of PyTorch (see :class:`~mpidist.pipeline.values.Tensors`)."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return the form; tensors that require a gradient want one."""
+        """Return dtype name, shape, and whether a gradient is needed (if `x` requires one)."""
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
@@ -66,7 +66,7 @@ class TorchTensors(DevicePlace):
         return name, tuple(x.shape), x.requires_grad
 
     def array(self, x: Any) -> np.ndarray:
-        """Return the elements; copied if they are not contiguous."""
+        """Return the elements as a flat array; a copy if they are not contiguous."""
         x = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if framework.is_there(x):
             return self.tensor_messages.outgoing(x)
@@ -83,7 +83,7 @@ class TorchTensors(DevicePlace):
         return x
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Return an array; bfloat16 is received as integers of two bytes."""
+        """Return an uninitialised flat array to receive into; two-byte integers for bfloat16."""
         name, on_gpu = self.place(dtype)
         if name not in _DTYPES:
             raise UnsupportedDtype(f"an array of {name} for a stage of PyTorch: {_EXPECTED}")
@@ -95,7 +95,7 @@ class TorchTensors(DevicePlace):
         return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
-        """Return a tensor on this memory, which requires a gradient if the form says so."""
+        """Return a tensor on a received array, which requires a gradient if the form says so."""
         dtype, shape, wants = form
         name, on_gpu = self.place(dtype)
         if on_gpu:
@@ -112,7 +112,7 @@ class TorchTensors(DevicePlace):
 
 
 class TorchSaved(SavedActivations):
-    """Saved activations in PyTorch: the graph, by the places where its backward begins.
+    """Saved activations in PyTorch: the graph, by the nodes where its backward begins.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class TorchStage:
 
     @property
     def differentiates(self) -> bool:
-        """Whether PyTorch records a graph now."""
+        """Whether PyTorch currently records a graph."""
         return torch.is_grad_enabled()
 
     def forward(
@@ -200,7 +200,7 @@ class TorchStage:
     def _checkpointed(
         self, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
     ) -> Any:
-        """Run forward and keep only its input."""
+        """Run forward and keep only its input, from which backward recomputes the rest."""
         buffers, states, runs = self._buffers_now(), random_states(self.module), 0
 
         def run(*_: Any) -> Any:
@@ -226,7 +226,7 @@ class TorchStage:
         return now
 
     def _call_with(self, buffers: dict[str, Any]) -> Call:
-        """Return a call of the module that reads, and changes, copies of these buffers."""
+        """Return a call of the module that reads and writes copies of the given buffers."""
         if not buffers:
             return self._call
         copies = {name: values.clone() for name, values in buffers.items()}
@@ -237,7 +237,7 @@ class TorchStage:
         return caller_of(forward, self.module)
 
     def finish(self, saved: TorchSaved, tree: Tree, outputs: list[Any]) -> None:
-        """Keep the places of the graph where gradients come in."""
+        """Record the graph nodes at which the gradients of the output enter."""
         saved.roots = [self._root_of(x) if x.requires_grad else None for x in outputs]
 
     def backward(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
@@ -293,7 +293,7 @@ def stage(module: Any, caller: Any, where: str, checkpoint: bool = False) -> Tor
     """Return the stage of a module."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument(
-            f"{where} is of {type(module).__name__}: expected a module of PyTorch or mpidist.nn, "
-            "or an object with forward(x), backward(grad) and parameters()"
+            f"{where} has type {type(module).__name__}: expected a module of PyTorch or "
+            "mpidist.nn, or an object with forward(x), backward(grad) and parameters()"
         )
     return TorchStage(module, caller, checkpoint)

@@ -141,7 +141,7 @@ def test_a_part_says_what_it_cannot_serve():
 
 @pytest.mark.parametrize("levels", ["direct", "direct/", "/ring", "direct/ring/ring"])
 def test_two_levels_must_be_named(levels):
-    with pytest.raises(InvalidArgument, match="two algorithms, such as hierarchical/direct/ring"):
+    with pytest.raises(InvalidArgument, match="expected hierarchical/LOCAL/ACROSS"):
         find("allreduce", f"hierarchical/{levels}")
 
 

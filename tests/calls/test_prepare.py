@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpidist.calls.call import Place
+from mpidist.calls.call import Caller
 from mpidist.calls.prepare import prepare
 from mpidist.device.find import find_device
 from mpidist.errors import InvalidArgument
@@ -44,7 +44,7 @@ def arguments(collective, root):
 def test_prepare_follows_the_contract(collective, rank, root, array):
     brings, gets = blocks(collective, rank, root)
     x, out = array((2 * len(brings), 5)) if brings else None, array((2 * len(gets), 5))
-    prepared = prepare(collective, Place(rank, SIZE), x, out, **arguments(collective, root))
+    prepared = prepare(collective, Caller(rank, SIZE), x, out, **arguments(collective, root))
     call = prepared.call
     for flat, part in ((call.x, brings), (call.out, gets)):
         assert (0 if flat is None else flat.size) == 10 * len(part)
@@ -58,7 +58,7 @@ def test_prepare_follows_the_contract(collective, rank, root, array):
 def test_in_place(collective, rank, array):
     brings, gets = blocks(collective, rank, rank)
     whole = array((2 * SIZE, 5))
-    place, more = Place(rank, SIZE), arguments(collective, rank)
+    place, more = Caller(rank, SIZE), arguments(collective, rank)
     x, out = (whole[2 * b.start : 2 * b.stop] for b in (brings, gets))
     prepared = prepare(collective, place, x, out, **more)
     staged = collective in ("reduce_scatter", "alltoall") and array is np.ones
@@ -76,18 +76,18 @@ def test_in_place(collective, rank, array):
 def test_a_receiver_needs_one_shape_and_dtype(array):
     for out, words in ((array(4, "f4"), "dtype float32.*float64"), (array(5), r"\(5,\).*\(4,\)")):
         with pytest.raises(InvalidArgument, match=f"rank 1: out has .*{words}"):
-            prepare("broadcast", Place(1, SIZE), array(4), out)
+            prepare("broadcast", Caller(1, SIZE), array(4), out)
 
 
 def test_amounts_are_computed_anew_with_a_part():
-    call = prepare("allreduce", Place(0, SIZE), np.ones(12), op="sum").call
+    call = prepare("allreduce", Caller(0, SIZE), np.ones(12), op="sum").call
     part = replace(call, x=call.x[:3], out=call.out[:3])
     assert (call.count, call.nbytes) == (12, 96) and (part.count, part.nbytes) == (3, 24)
 
 
 def test_python_calls():
     """Preparing a plain array takes few calls of ours, for it is done for each new array."""
-    x, place, seen = np.ones(512), Place(0, SIZE), []
+    x, place, seen = np.ones(512), Caller(0, SIZE), []
 
     def count(frame, event, _):
         if event == "call":

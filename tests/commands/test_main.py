@@ -289,11 +289,14 @@ def test_launched_rank():
     ("arguments", "told"),
     [
         ("list reduze", "did you mean 'reduce'"),
-        ("show allreduce rign", "did you mean 'ring'"),
+        ("show allreduce rign", "ALGORITHM … 'rign' … did you mean 'ring'"),
+        ("show allredcue ring", "COLLECTIVE … 'allredcue' … did you mean 'allreduce'"),
+        ("show 1f1", "SCHEDULE … '1f1' … 1f1b"),
+        ("prove --pipeline 1f1", "--pipeline … '1f1' … 1f1b"),
         ("show allreduce tree:1", "arity '1': expected a number >= 2"),
         ("show allreduce ring --ranks 0", "--ranks … 0 is not … x>=1"),
-        ("show reduce tree --ranks 4 --root 4", "allowed are 0 … 3"),
-        ("show allreduce ring --arity 3", "has no arity"),
+        ("show reduce tree --ranks 4 --root 4", "--root=4 is not a rank: expected 0 … 3"),
+        ("show allreduce ring --arity 3", "--arity … has no arity"),
         (
             "show allreduce ring --svg /no/such/folder/x.svg",
             "--svg … /no/such/folder/x.svg … an existing folder",

@@ -9,7 +9,7 @@ from mpidist.engine.binding import CallBinder
 from mpidist.engine.storage import HostMemory
 from mpidist.operations import OPS
 from mpidist.schedule import COLLECTIVES, algorithms, find, prove
-from mpidist.selection.segmentation import Pipelining
+from mpidist.selection.segmentation import Segmentation
 
 N = 1 << 12  # elements of the whole buffer
 
@@ -27,7 +27,7 @@ def program_bytes(collective, name, size, rank, root=0):
     dtype = np.dtype(np.float32)
     call = Call(collective, rank, size, root, dtype, x, out, op, counts, counts)
     groups = (tuple(range(size)),)
-    binder, memory = CallBinder(groups, Pipelining(1 << 30)), HostMemory(call.dtype)
+    binder, memory = CallBinder(groups, Segmentation(1 << 30)), HostMemory(call.dtype)
     return binder.program(
         NullBackend(size, rank), memory, call, find(collective, name), 2
     ).scratch_bytes

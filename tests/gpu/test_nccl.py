@@ -232,7 +232,7 @@ def test_what_is_refused():
         with pytest.raises(InvalidArgument, match="send has dtype float64, recv has int64"):
             calls.nccl_reduce_scatter(x, device.array(np.arange(2)), backend)
         for root in (2, -1, True, 0.0, None, "0"):
-            words = f"root={root!r} is not a rank: allowed are 0 … 1"
+            words = f"root={root!r} is not a rank: expected 0 … 1"
             with pytest.raises(InvalidArgument, match=words):
                 calls.nccl_broadcast(x, backend, root)
         for op in (None, ["sum"], np.add):

@@ -5,9 +5,9 @@ import pytest
 from mpidist.engine.calibration import pairs_of
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.launcher import allocation, command_line, slurm
-from mpidist.launcher.allocation import Allocation, per_node
+from mpidist.launcher.allocation import SlurmAllocation, per_node
 from mpidist.launcher.job import check_log_dir, check_not_nested, own_environment
-from mpidist.launcher.mpi import Library, read_knobs
+from mpidist.launcher.mpi import MpiLibrary, read_knobs
 from mpidist.launcher.slurm import choose_launcher, place, slurm_command
 
 JOB = {
@@ -26,7 +26,7 @@ def test_numbers_by_node():
 
 
 def test_outside_of_an_allocation():
-    assert Allocation.find({}) is None
+    assert SlurmAllocation.find({}) is None
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,22 @@ def test_outside_of_an_allocation():
     ],
 )
 def test_ranks_fill_node_after_node(ranks, each, expected):
-    placed = place(Allocation.find(JOB), ranks, each)
+    placed = place(SlurmAllocation.find(JOB), ranks, each)
     assert (placed.ranks, placed.nodes, placed.per_node, placed.oversubscribed) == expected
 
 
 def test_what_does_not_fit():
-    found = Allocation.find(JOB)
+    found = SlurmAllocation.find(JOB)
     with pytest.raises(InvalidArgument, match=r"needs 5 nodes; job 7 has 2: n\[1-2\]"):
         place(found, 9, 2)
     tasks = {k: v for k, v in JOB.items() if k != "SLURM_NTASKS"}
     with pytest.raises(InvalidArgument, match="-n is missing: job 7"):
-        place(Allocation.find(tasks), None, None)
+        place(SlurmAllocation.find(tasks), None, None)
 
 
 def test_lines(monkeypatch):
     monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
-    threads = Allocation.find({**JOB, "SLURM_CPUS_PER_TASK": "2"})
+    threads = SlurmAllocation.find({**JOB, "SLURM_CPUS_PER_TASK": "2"})
     srun = slurm_command("Open MPI", "pmix", place(threads, None, None))
     assert srun[:3] == ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
     assert "--cpus-per-task=2" in srun and "--cpu-bind=cores" in srun
@@ -76,7 +76,7 @@ UNEVEN = {**JOB, "SLURM_TASKS_PER_NODE": "1,3", "SLURM_JOB_CPUS_PER_NODE": "1,3"
 def test_the_layout_of_slurm_is_kept(monkeypatch):
     """One task on the first node, three on the second; with -n or --ranks-per-node as asked."""
     monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
-    found = Allocation.find(UNEVEN)
+    found = SlurmAllocation.find(UNEVEN)
     placed = place(found, None, None)
     assert (placed.ranks, placed.nodes, placed.uneven, placed.oversubscribed) == (4, 2, True, False)
     fewer = place(found, 3, None)  # one and two
@@ -93,7 +93,7 @@ def test_the_layout_of_slurm_is_kept(monkeypatch):
 def test_hardware_threads_are_not_cores(monkeypatch):
     """Four CPUs a node are two cores of two threads each: four ranks share them."""
     monkeypatch.setattr(slurm, "find_launcher", lambda vendor: "mpiexec")
-    found = Allocation.find(JOB)
+    found = SlurmAllocation.find(JOB)
     four = place(found, None, 4, threads=2)
     assert (
         four.by_threads
@@ -104,7 +104,7 @@ def test_hardware_threads_are_not_cores(monkeypatch):
     shared = ["--map-by", "ppr:4:node:HWTCPUS:oversubscribe", "--bind-to", "hwthread"]
     assert slurm_command("Open MPI", None, four)[3:] == shared
     assert slurm_command("MPICH", None, four)[-1] == "hwthread:1"
-    two = place(Allocation.find({**JOB, "SLURM_CPUS_PER_TASK": "2"}), None, 2, threads=2)
+    two = place(SlurmAllocation.find({**JOB, "SLURM_CPUS_PER_TASK": "2"}), None, 2, threads=2)
     assert (two.cpus, two.cores, two.by_threads) == (2, 1, False)
     assert "--cpus-per-task=2" in slurm_command("Open MPI", "pmix", two)
     assert ":PE" not in " ".join(slurm_command("Open MPI", None, two))
@@ -120,12 +120,12 @@ def test_hardware_threads_are_not_cores(monkeypatch):
 )
 def test_what_slurm_counts(monkeypatch, node, threads):
     monkeypatch.setattr(allocation, "_scontrol", lambda *_: node)
-    assert allocation.threads_per_core(Allocation.find(JOB)) == threads
+    assert allocation.threads_per_core(SlurmAllocation.find(JOB)) == threads
     assert allocation.kill_wait() == allocation.KILL_WAIT
 
 
 def test_a_heterogeneous_job_is_refused():
-    parts = Allocation.find({**JOB, "SLURM_HET_SIZE": "2"})
+    parts = SlurmAllocation.find({**JOB, "SLURM_HET_SIZE": "2"})
     with pytest.raises(LaunchError, match="job 7 is heterogeneous, in 2 parts"):
         command_line.slurm_launch("MPICH", "pmi2", parts, None, None)
 
@@ -134,14 +134,14 @@ def test_the_environment_goes_along(monkeypatch):
     """As of sbatch --export=NONE, which every srun of the job would inherit."""
     monkeypatch.setattr(command_line, "threads_per_core", lambda _: 1)
     monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
-    found = command_line.slurm_launch("MPICH", "pmi2", Allocation.find(JOB), None, None)
+    found = command_line.slurm_launch("MPICH", "pmi2", SlurmAllocation.find(JOB), None, None)
     assert found.settings["SLURM_EXPORT_ENV"] == "ALL"
 
 
 def test_requeues_have_a_bound(monkeypatch):
     """A job of an array is queued again alone, and not for ever."""
     array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "4"}
-    found, asked = Allocation.find({**JOB, **array}), []
+    found, asked = SlurmAllocation.find({**JOB, **array}), []
 
     def ask(command, seconds):
         asked.append(command)
@@ -159,7 +159,7 @@ def test_requeues_have_a_bound(monkeypatch):
     with pytest.raises(LaunchError, match="no SLURM here"):
         allocation.requeue(found, 1)
     array["SLURM_ARRAY_JOB_ID"] = "5"  # its other jobs have numbers of their own, and so has a job
-    assert Allocation.find({**JOB, **array}).job == "7"  # that was submitted from one of them
+    assert SlurmAllocation.find({**JOB, **array}).job == "7"  # that was submitted from one of them
 
 
 PTY = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
@@ -200,7 +200,7 @@ def test_shell_of_one_task_starts_the_job(monkeypatch, said, tasks):
     monkeypatch.setattr(allocation, "_scontrol", lambda *_: f"JobId=7 {said}")
     own = {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "5"}
     environ = {**JOB, **PTY, **own, "SLURM_JOB_CPUS_PER_NODE": "2,1"}
-    found = Allocation.find(environ)
+    found = SlurmAllocation.find(environ)
     assert found.tasks == (1,) and allocation.whole_job(found, environ).tasks == tasks
     assert allocation.whole_job(found, JOB) == found
     monkeypatch.setattr(command_line, "threads_per_core", lambda _: 1)
@@ -230,28 +230,28 @@ def test_shell_of_one_task_starts_the_job(monkeypatch, said, tasks):
 def test_silent_singletons_are_refused(monkeypatch, vendor, launcher, plugin, offered, told):
     monkeypatch.setattr(slurm, "srun_plugins", lambda: offered)
     with pytest.raises(LaunchError, match=told):
-        choose_launcher(Library(vendor), launcher, plugin)
+        choose_launcher(MpiLibrary(vendor), launcher, plugin)
 
 
 def test_other_libraries_are_not_refused(monkeypatch):
     """How an MPICH was configured, and whose it is, decides what it can be started by."""
     monkeypatch.setattr(slurm, "srun_plugins", lambda: ["cray_shasta", "pmi2", "pmix_v4"])
-    with_pmix = Library("MPICH", "MPICH configure: --with-pmix=/usr --with-pm=none")
+    with_pmix = MpiLibrary("MPICH", "MPICH configure: --with-pmix=/usr --with-pm=none")
     assert choose_launcher(with_pmix, "auto", None) == "pmix_v4"
     assert choose_launcher(with_pmix, "auto", "pmi2") == "pmi2"
-    assert choose_launcher(Library("Cray MPICH"), "auto", None) == "cray_shasta"
+    assert choose_launcher(MpiLibrary("Cray MPICH"), "auto", None) == "cray_shasta"
     monkeypatch.setenv("I_MPI_PMI_LIBRARY", "/usr/lib/libpmi2.so")
-    assert choose_launcher(Library("Intel MPI"), "srun", None) == "pmi2"
-    assert choose_launcher(Library("Intel MPI"), "auto", None) is None
+    assert choose_launcher(MpiLibrary("Intel MPI"), "srun", None) == "pmi2"
+    assert choose_launcher(MpiLibrary("Intel MPI"), "auto", None) is None
 
 
 def test_srun_where_it_can_start_this_mpi(monkeypatch):
     monkeypatch.setattr(slurm, "srun_plugins", lambda: ["none", "pmi2", "pmix_v4"])
-    assert choose_launcher(Library("Open MPI"), "auto", None) == "pmix_v4"
-    assert choose_launcher(Library("MPICH"), "auto", None) == "pmi2"
-    assert choose_launcher(Library("MPICH"), "mpiexec", None) is None
+    assert choose_launcher(MpiLibrary("Open MPI"), "auto", None) == "pmix_v4"
+    assert choose_launcher(MpiLibrary("MPICH"), "auto", None) == "pmi2"
+    assert choose_launcher(MpiLibrary("MPICH"), "mpiexec", None) is None
     monkeypatch.setattr(slurm, "srun_plugins", lambda: ["none"])
-    assert choose_launcher(Library("MPICH"), "auto", None) is None
+    assert choose_launcher(MpiLibrary("MPICH"), "auto", None) is None
 
 
 def test_knobs(tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ from mpidist.commands.run import run_command
 from mpidist.errors import LaunchError
 from mpidist.launcher import job as running
 from mpidist.launcher import watch as watching
-from mpidist.launcher.connections import Rank, addresses_v6, raise_file_limit
-from mpidist.launcher.watch import Signals, Watch
+from mpidist.launcher.connections import RankState, addresses_v6, raise_file_limit
+from mpidist.launcher.watch import JobWatch, Signals
 from tests.support import processes
 from tests.support.processes import environment, run
 
@@ -46,7 +46,7 @@ def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
 def test_the_watch_does_not_listen_to_strangers(said):
     """A port scan must not end a job: the one rank ends well after it."""
-    watch = Watch(1)
+    watch = JobWatch(1)
     port = watch.connections._listener.getsockname()[1]
 
     def visit():
@@ -65,7 +65,7 @@ def test_the_watch_does_not_listen_to_strangers(said):
 def test_full_disk_ends_the_log_only(tmp_path):
     os.symlink("/dev/full", tmp_path / "rank-00000.log")
     program = "for k in range(3000): print('a line that does not fit', k)"
-    watch = Watch(1, logs=str(tmp_path))
+    watch = JobWatch(1, logs=str(tmp_path))
     assert watch.run(watch.command(python(program)), RANK) == 0
 
 
@@ -83,7 +83,7 @@ def test_early_signal(tmp_path):
 
     The shell around the program has none, and is not ended by it.
     """
-    watch, program = Watch(1), tmp_path / "late.py"
+    watch, program = JobWatch(1), tmp_path / "late.py"
     program.write_text(LATE)
     watch.connections.send(signal.SIGUSR1)
     shell = ["sh", "-c", f"{sys.executable} {program}; exit $?"]
@@ -110,7 +110,7 @@ def test_children_of_a_shell_are_ended(tmp_path, monkeypatch, left, last, does, 
     """
     number = tmp_path / "number"
     program = f"{left} & echo $! > {number}.part; mv {number}.part {number}; {last}"
-    watch, begun = Watch(1, label=True), time.monotonic()
+    watch, begun = JobWatch(1, label=True), time.monotonic()
     words = watch.command(["sh", "-c", program])
     assert watch.run(["sh", "-c", f'"$@" & {does.format(number)}', "sh", *words], RANK) in codes
     assert time.monotonic() - begun < 40
@@ -136,8 +136,8 @@ print(f"heard {count}", flush=True)
 """
 WATCHED = """
 import os, sys
-from mpidist.launcher.watch import Watch
-Watch(0).run(sys.argv[1:], os.environ)
+from mpidist.launcher.watch import JobWatch
+JobWatch(0).run(sys.argv[1:], os.environ)
 """
 
 
@@ -159,14 +159,14 @@ def test_control_c_reaches_the_launcher_once():
 
 def test_signal_is_passed_on():
     """Not of a terminal: the launcher has not got it, and is sent it."""
-    watch = Watch(0)
+    watch = JobWatch(0)
     assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 20"], environment()) == 143
 
 
 def test_a_launcher_that_does_not_end(monkeypatch, capfd):
     """All ranks finished well, so this is no failure; but nobody waits for it for ever."""
     monkeypatch.setattr(watching, "ENDS_WITHIN", 0.2)
-    watch = Watch(1)
+    watch = JobWatch(1)
     words = watch.command(["true"])
     assert watch.run(["sh", "-c", '"$@"; exec sleep 60', "sh", *words], RANK) == 0
     assert "all ranks succeeded 0.2 s ago: ending the launcher" in capfd.readouterr().err
@@ -174,7 +174,7 @@ def test_a_launcher_that_does_not_end(monkeypatch, capfd):
 
 def test_before_slurm_kills_all(monkeypatch):
     """After SIGTERM the steps to the end fit into the time that is left."""
-    watch = Watch(0, kill_wait=2.0)
+    watch = JobWatch(0, kill_wait=2.0)
     begun = time.monotonic()
     deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 60 & wait; sleep 60"]
     assert watch.run(deaf, environment()) == 137
@@ -208,14 +208,14 @@ sys.exit(sys.argv[1] != "through")
 def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, told):
     """As MPICH under SLURM's pmi2, now and then; a rank that is late is waited for."""
     monkeypatch.setattr(watching, "LAST_REPORTS", 0.5)
-    watch = Watch(ranks, start_timeout=0.2)
+    watch = JobWatch(ranks, start_timeout=0.2)
     words = watch.command([sys.executable, "-c", INIT, how])
     assert watch.run(words, RANK) == status
     assert watch.never_started == never and told in capfd.readouterr().err
 
 
 def test_real_time_signals_have_no_name():
-    assert str(Rank(3, "n2", -40)) == "rank 3 on n2 was killed by signal 40"
+    assert str(RankState(3, "n2", -40)) == "rank 3 on n2 was killed by signal 40"
 
 
 def test_more_ranks_than_files():
@@ -241,7 +241,7 @@ def test_addresses_beyond_the_link(tmp_path):
 
 
 def test_token_is_not_in_the_command():
-    watch = Watch(1)
+    watch = JobWatch(1)
     assert watch.connections.secret not in " ".join(watch.command(["true"]))
     assert (
         watch.run(
@@ -294,7 +294,7 @@ def test_no_bars_are_drawn_through_a_pipe(monkeypatch, label, logs, drawn):
             seen.append(int(environ["MPIDIST_TERMINAL"]) > 0)
             return 0
 
-    monkeypatch.setattr(running, "Watch", Guard)
+    monkeypatch.setattr(running, "JobWatch", Guard)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     launch = running.Launch(1, ["mpiexec"], {}, False)
     watching = running.WatchOptions(bool(label), logs, Signals())

@@ -4,7 +4,7 @@ import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.schedule import algorithms, find, prove
-from mpidist.selection.segmentation import Pipelining
+from mpidist.selection.segmentation import Segmentation
 
 
 @pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label.replace(" ", "-"))
@@ -34,7 +34,7 @@ def test_segments_follow_each_other_along_a_chain(segments):
 def test_how_blocks_are_cut():
     tree, ring = (find("allreduce", name).algorithm for name in ("binomial", "ring"))
     lanes = find("allreduce", "hierarchical").algorithm
-    cut = Pipelining(1 << 20, 4)
+    cut = Segmentation(1 << 20, 4)
     assert cut.of(tree, 4, 1, 1, 4 << 20) == (4, 4)
     assert cut.of(tree, 4, 1, 1, (4 << 20) + 1) == (5, 4)
     assert cut.of(ring, 4, 1, 4, 4 << 20) == (1, 4), "a block per rank stays whole"
@@ -43,8 +43,8 @@ def test_how_blocks_are_cut():
     assert cut.of(lanes, 4, 2, 2, 512 << 10) == (4, 8), "with at least four"
     assert cut.of(lanes, 4, 2, 4, 128 << 10) == (1, 8), "if these are not too short"
     assert cut.of(lanes, 4, 1, 4, 4 << 20) == (1, 4), "but not on one node"
-    assert Pipelining(64 << 10, 1).of(lanes, 4, 2, 4, 4 << 20) == (64, 2)
-    mpich = Pipelining(library="MPICH 5.0.2")
+    assert Segmentation(64 << 10, 1).of(lanes, 4, 2, 4, 4 << 20) == (64, 2)
+    mpich = Segmentation(library="MPICH 5.0.2")
     assert mpich.of(lanes, 4, 2, 4, 4 << 20) == (16, 3), "which has more to do for each"
     parts = find("allreduce", "hierarchical/direct/recursive_doubling").algorithm
     assert mpich.of(parts, 4, 2, 2, 512 << 10) == (4, 3), "whatever its parts are"

@@ -16,8 +16,8 @@ from mpidist.schedule.cost import cost
 from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
 from mpidist.selection.choose import Means, Ways, choose, why_not
-from mpidist.selection.estimates import MOST_RANKS, Advice, Calibration, Model
-from mpidist.selection.segmentation import Pipelining
+from mpidist.selection.estimates import MOST_RANKS, Calibration, Estimates, Model
+from mpidist.selection.segmentation import Segmentation
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable, kind_for
 
 KEY = Key("simulated", (4,), "float", "allreduce", "private")
@@ -40,7 +40,7 @@ def call_for(count, op="sum", dtype="float32", size=4, collective="allreduce"):
 
 
 def advised(tuning, groups=((0, 1, 2, 3),), **more):
-    return Advice("simulated", groups, tuning=tuning, **more)
+    return Estimates("simulated", groups, tuning=tuning, **more)
 
 
 def means_of(groups=((0, 1, 2, 3),), native=None, symmetric="no array is symmetric", **more):
@@ -300,14 +300,14 @@ def test_measured_links_decide_between_nodes(groups):
 
 
 def test_predicted_times():
-    model = Model(KNOWN, ((0, 1, 2, 3),), Pipelining())
+    model = Model(KNOWN, ((0, 1, 2, 3),), Segmentation())
     ring = find("allreduce", "ring")
     exact = cost("allreduce", ring, 4, 1 << 16, alpha=1e-5, beta=1e-9, gamma=1e-10).seconds
     assert model.seconds("allreduce", ring, 65_000) == exact, "rounded to a power of two"
     assert model.seconds("barrier", find("barrier", "dissemination"), 0) == pytest.approx(2e-5)
-    many = Model(KNOWN, (tuple(range(MOST_RANKS + 1)),), Pipelining())
+    many = Model(KNOWN, (tuple(range(MOST_RANKS + 1)),), Segmentation())
     assert many.seconds("allreduce", ring, 8) is None
-    apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), Pipelining())
+    apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), Segmentation())
     assert apart.seconds("allreduce", ring, 8) > 1e-3
 
 
@@ -361,7 +361,7 @@ def test_the_variable():
     assert from_environment({}) is None
     assert from_environment({"MPIDIST_CALIBRATE": "0"}) is False
     assert from_environment({"MPIDIST_CALIBRATE": "1"}) is True
-    with pytest.raises(ConfigError, match="MPIDIST_CALIBRATE='no': allowed are 0 and 1"):
+    with pytest.raises(ConfigError, match="MPIDIST_CALIBRATE='no': expected 0 or 1"):
         from_environment({"MPIDIST_CALIBRATE": "no"})
 
 
@@ -416,9 +416,9 @@ def test_each_algorithm_is_asked_once(collective, tuned, native, groups, calibra
     monkeypatch.setattr(selection, "find", find_counted)
     key = Key("simulated", tuple(map(len, groups)), "float", collective, "private")
     tuning = tuned and table({64: tuned}, key=key)
-    advice = advised(tuning, groups, calibrates=True, calibration=calibration)
+    estimates = advised(tuning, groups, calibrates=True, calibration=calibration)
     ways = Ways(call_for(16, collective=collective), means_of(groups, native))
-    way = choose(ways, "auto", CollectiveConfig(), advice)
+    way = choose(ways, "auto", CollectiveConfig(), estimates)
     assert way.can
     every = ways.every()
     assert len(every) == len({w.name for w in every})
@@ -461,7 +461,7 @@ def test_first_call_asks_executors_once():
 
         chooser.means = counted
         comm.allreduce(np.ones(2, "float32"))
-        assert not chooser.advice.uncalibrated
+        assert not chooser.estimates.uncalibrated
         return asked.count("allreduce"), comm.explain("allreduce", 8)[0].missing
 
     assert run_simulated(2, run, calibrate=True) == [(1, ())] * 2
@@ -474,4 +474,4 @@ def test_impossible_levels_fall_back_to_the_rules():
     call = call_for(16, None, collective="broadcast")
     way = chosen(tuning, call, means=means_of())
     assert way.name == "native"
-    assert way.why.endswith("names hierarchical/direct/ring, but there is no such way")
+    assert way.why.endswith("names hierarchical/direct/ring, but that is not registered")

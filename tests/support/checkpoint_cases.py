@@ -612,7 +612,7 @@ def parts_must_make_up_the_whole(comm, folder):
         part = Part(np.arange(float(count)), start, (10 * comm.size,))
         if comm.size == 1 and count == 10:
             continue
-        with pytest.raises(CheckpointError, match=r"\bx, .*ranks? 0.* parts "):
+        with pytest.raises(CheckpointError, match=r"\bx: .*parts on ranks? 0"):
             checkpoint.save(1, x=part)
     checkpoint.save(1, x=Part(np.arange(10.0) + comm.rank, 10 * comm.rank, (10 * comm.size,)))
     found = checkpoint.load()["x"].reshape(comm.size, 10)

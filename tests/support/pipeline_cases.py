@@ -396,7 +396,7 @@ def unlike_arguments(comm, kit):
             mpidist.Pipeline(stage, comm, **{"num_microbatches": 2, **given})
 
     for name, value, told in (
-        ("num_microbatches", 0, "rank 0: Pipeline: num_microbatches .*> 0"),
+        ("num_microbatches", 0, "rank 0: Pipeline: num_microbatches=0: .*> 0"),
         ("stage", 3, r"rank 0: chunk 0 .*\bint\b"),
         ("schedule", 3, "schedule"),
     ):

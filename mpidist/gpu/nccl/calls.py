@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...calls.call import Place
+from ...calls.call import Caller
 from ...device.array import DeviceArray
 from ...device.recognise import describe
 from ...errors import InvalidArgument
@@ -126,4 +126,4 @@ def _op(op: str, backend: NcclBackend) -> str:
 
 
 def _root(root: int, backend: NcclBackend) -> int:
-    return Place(backend.rank, backend.size).check_root(root)
+    return Caller(backend.rank, backend.size).check_root(root)

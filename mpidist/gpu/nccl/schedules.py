@@ -28,7 +28,7 @@ from ...operations import Op
 from ...schedule.registry import RESERVED, Algorithm, Choice, Groups
 from ...schedule.rounds import Copy, Send, Step
 from ...schedule.unrolled import Strands, Written, materialise
-from ...selection.segmentation import Pipelining
+from ...selection.segmentation import Segmentation
 from ..executor import GpuExecutor
 from .backend import NcclBackend
 from .collectives import NcclCollectives
@@ -198,7 +198,7 @@ class StreamBackend:
         return MessageGroup(self._backend, messages, self._stream)
 
 
-class WholeBlocks(Pipelining):
+class WholeBlocks(Segmentation):
     """Blocks without segments: on one stream segments would not overlap."""
 
     def of(

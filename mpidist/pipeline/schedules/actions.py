@@ -84,7 +84,7 @@ KINDS: dict[str, type[F] | type[B] | type[I] | type[W]] = {"F": F, "B": B, "I": 
 
 
 def written(action: Action) -> str:
-    """Return an action as a schedule writes it: ``F(3)``, ``B(0, chunk=1)``."""
+    """Return an action as schedules write it: ``F(3)``, ``B(0, chunk=1)``."""
     chunk = f", chunk={action.chunk}" if action.chunk else ""
     return f"{action.kind}({action.microbatch}{chunk})"
 

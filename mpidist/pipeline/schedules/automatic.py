@@ -18,7 +18,7 @@ from .walk import check
 
 
 @dataclass(frozen=True)
-class Rule:
+class PlannerRule:
     """The rule by which a free rank chooses its next action.
 
     Attributes
@@ -52,7 +52,7 @@ class Planner:
         Largest number of live activations on each rank, ≥ its number of chunks.
     splits : bool
         Whether backward has halves; otherwise it is B.
-    rule : Rule
+    rule : PlannerRule
         The rule by which a free rank chooses.
     """
 
@@ -63,7 +63,7 @@ class Planner:
         costs: Costs,
         caps: Sequence[int],
         splits: bool,
-        rule: Rule,
+        rule: PlannerRule,
     ):
         self.placement, self.microbatches = placement, microbatches
         self.caps, self.rule = caps, rule
@@ -87,7 +87,7 @@ class Planner:
         return self.orders
 
     def _choose(self, now: float, rank: int) -> None:
-        """Begin the most urgent action that can begin, unless waiting pays."""
+        """Begin the most urgent action that can begin, unless waiting for another is faster."""
         soonest = float("inf")
         # Later chunks first: nearer to the loss, they free memory sooner.
         for kind, chunk in product(self.rule.order, reversed(range(self.placement.chunks))):
@@ -148,7 +148,7 @@ class Planner:
 
 
 RULES = tuple(
-    Rule(order, patience, lead)
+    PlannerRule(order, patience, lead)
     for order, patience, lead in product(("IFW", "FIW"), (1.0, 0.5, 0.0), (None, 1))
 )
 """The rules that :func:`automatic` tries."""
@@ -217,7 +217,7 @@ def automatic(
 
 
 def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
-    """Return each rank's cap, from one number for all, one for each, or None.
+    """Return the cap of each rank, from one number for all ranks, one for each, or None.
 
     Raises
     ------
@@ -261,7 +261,7 @@ def _candidates(
 
 
 def _schedule(parts: list[list[Action]], place: Placement, microbatches: int) -> PipelineSchedule:
-    """Return computed orders as a schedule."""
+    """Return precomputed actions as a schedule."""
 
     def requires(size: int, number: int, chunks: int) -> str | None:
         if (size, number) == (place.ranks, microbatches):

@@ -70,7 +70,7 @@ class Sheet:
 
 
 def sheet(title: str, panels: Sequence[Panel]) -> Sheet:
-    """Lay out timelines one under the other, on one scale of time.
+    """Lay out timelines one under the other, on a common time scale.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
 
 
 def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> float:
-    """Lay out one timeline from `y` down; return where it ends."""
+    """Lay out one timeline from height `y` on; return the height at which it ends."""
     line = panel.timeline
     room = 7 * len(str(line.microbatches - 1)) + 3  # a number in every box, or in none
     if panel.heading:

@@ -32,12 +32,12 @@ class Message(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Whether it stays on its rank: passed in memory, and never sent."""
+        """Whether the message stays on its rank, where it is passed in memory and never sent."""
         return self.source == self.target
 
     @property
     def edge(self) -> tuple[int, int, int, str]:
-        """The edge from stage to stage; messages of one edge are matched by their order."""
+        """The pair of stages that the message connects; messages of a pair match by their order."""
         return self.source, self.target, self.stage, self.kind
 
 
@@ -93,7 +93,7 @@ def derive(
 
 
 class Derived(NamedTuple):
-    """A schedule for given numbers, with its steps.
+    """A schedule for given numbers of ranks, microbatches and chunks, with its steps.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ def derived(
 
 
 def attach(parts: Sequence[Sequence[Action]], placement: Placement) -> tuple[list[Step], ...]:
-    """Return the steps of actions, one list for each rank: derive their messages."""
+    """Return the steps of given actions, one list for each rank, with their messages."""
     owners = [placement.owner(stage)[0] for stage in range(placement.stages)]
     last = placement.stages - 1
 

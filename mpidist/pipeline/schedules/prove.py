@@ -14,7 +14,7 @@ from .walk import check, peak_live, walk
 
 @dataclass(frozen=True)
 class PipelineProof:
-    """Proved facts about a pipeline schedule, for any times of actions and messages.
+    """Proved facts about a pipeline schedule, whatever actions and messages take.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class PipelineProof:
 
 
 class Outstanding:
-    """Bounds on the messages that are sent and not yet used, for any times.
+    """Upper bounds on the number of messages that are sent and not yet used.
 
     A message may be on its way when its target begins step i, unless its sender had to wait for
     step i or a later one.  So each message has a life in steps of its target: from the last step
@@ -76,7 +76,7 @@ class Outstanding:
         return sum(map(len, self._lives.values()))
 
     def see(self, rank: int, index: int, step: Step) -> None:
-        """Record a step; steps come in an order in which they can run."""
+        """Count the messages of a step; steps come in an order in which they can run."""
         clock = self._clock[rank]
         message = step.receive
         if message is not None and not message.local:
@@ -100,7 +100,7 @@ class Outstanding:
 
 
 def _most(lives: Iterable[tuple[int, int]]) -> int:
-    """Return the largest number of lives (first and last step included) that share a step."""
+    """Return the largest number of lifetimes (first and last step included) that share a step."""
     lives = list(lives)
     begins = sorted(first for first, _ in lives)
     most = 0

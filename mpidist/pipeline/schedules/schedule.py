@@ -18,7 +18,7 @@ _KNOWN = frozenset(KINDS.values())
 
 @dataclass(frozen=True)
 class ActionCheck:
-    """Checks the actions that the generator of one rank yields.
+    """Checks that a generator of actions, for one rank, yields valid ones and ends.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class ActionCheck:
     splits: bool | None
 
     def of(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
-        """List the actions of a generator that ends, and yields actions of this pipeline only.
+        """List the actions of a generator; raise if it does not end, or yields others.
 
         Repeated actions are left to the prover, whose error names the first one.
 
@@ -77,7 +77,7 @@ class ActionCheck:
         return None
 
     def _usual(self) -> str:
-        """Return the largest number of actions that makes sense, in words."""
+        """Return a description of the largest plausible number of actions."""
         chunks = self.placement.chunks
         of = f" in {chunks} chunks" if chunks > 1 else ""
         return f"twice F, I and W of each of {self.microbatches} microbatches{of}"
@@ -126,7 +126,7 @@ class PipelineSchedule(Registered):
 
     @property
     def any_chunks(self) -> bool:
-        """Whether it serves any number of chunks per rank."""
+        """Whether the schedule serves any number of chunks per rank."""
         return "chunks" in inspect.signature(self.function).parameters
 
     def count_chunks(self, chunks: int | None = None) -> int:
@@ -151,12 +151,12 @@ class PipelineSchedule(Registered):
         return chunks
 
     def place(self, size: int, chunks: int | None = None) -> Placement:
-        """Return which of `size` ranks holds which virtual stage."""
+        """Return the placement of the virtual stages on `size` ranks."""
         check_count(size, "size")
         return Placement(size, self.count_chunks(chunks), self.placement)
 
     def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:
-        """Return the reason why it cannot serve these numbers, or None if it can."""
+        """Return why the schedule cannot serve these numbers, or None if it can."""
         if self.requires is None:
             return None
         return self.requires(size, microbatches, self.count_chunks(chunks))
@@ -186,7 +186,7 @@ class PipelineSchedule(Registered):
 
 
 def check_count(value: object, name: str) -> None:
-    """Raise InvalidArgument if `value` is not a whole number ≥ 1."""
+    """Raise InvalidArgument if an argument is not a whole number ≥ 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise InvalidArgument(f"{name}={value!r}: expected a whole number >= 1")
 
@@ -238,7 +238,7 @@ def schedules() -> list[PipelineSchedule]:
 
 
 def find_schedule(name: str) -> PipelineSchedule:
-    """Return the schedule of a name.
+    """Return the schedule registered under a name.
 
     Raises
     ------
@@ -251,7 +251,7 @@ def find_schedule(name: str) -> PipelineSchedule:
 
 
 def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule:
-    """Return a schedule, from its name, a schedule or a generator function.
+    """Return the schedule that a name, a schedule or a generator function stands for.
 
     A function that is not registered has as many chunks as the default of its keyword ``chunks``,
     or 1 without one, placed as a loop.
@@ -284,7 +284,7 @@ def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule
 
 
 def _signature(function: Callable) -> inspect.Signature:
-    """Return a generator's signature; raise InvalidArgument if it takes other arguments."""
+    """Return a generator function's signature; raise InvalidArgument for a wrong one."""
     try:
         signature = inspect.signature(function)
         signature.bind(0, 1, 1)
@@ -297,12 +297,12 @@ def _signature(function: Callable) -> inspect.Signature:
 
 
 def unregister_schedule(name: str) -> None:
-    """Remove a schedule from the registry, for example that of a test."""
+    """Remove a schedule from the registry, for example one that a test registered."""
     _registry.pop(name, None)
 
 
 def describe(schedule: PipelineSchedule) -> dict[str, Any]:
-    """Return the declarations of a schedule, as in JSON listings."""
+    """Return the declarations of a schedule, in the form of JSON listings."""
     return {
         "schedule": schedule.name,
         "chunks": schedule.chunks,

@@ -15,7 +15,7 @@ from .schedule import PipelineSchedule
 from .simulate import Costs, Span, Timeline, Times, as_costs, run
 from .trace import Trace
 
-Piece = tuple[str, str]
+TextPiece = tuple[str, str]
 """Characters, and the kind of the action that they draw; an empty kind between actions."""
 FINEST = 4  # most slots of the shortest action; beyond, times are rounded to columns
 COARSE = 160  # most columns of a figure whose times are rounded
@@ -44,7 +44,7 @@ def figure(timeline: Timeline, columns: int | None = None, end: float | None = N
 
 def pieces(
     timeline: Timeline, columns: int | None = None, end: float | None = None
-) -> list[list[Piece]]:
+) -> list[list[TextPiece]]:
     """Return the lines of :func:`figure` in pieces with their kinds, to colour them."""
     heads = [f"rank {rank}" for rank in range(len(timeline.spans))]
     margin = max(map(len, heads)) + 2
@@ -61,7 +61,7 @@ def pieces(
         idle = "."
     lines = []
     for head, part in zip(heads, timeline.spans):
-        line: list[Piece] = [(head.ljust(margin), "")]
+        line: list[TextPiece] = [(head.ljust(margin), "")]
         line += _rank(part, timeline, per_time, idle, round(whole * per_time))
         lines.append(line)
     return lines
@@ -74,7 +74,7 @@ def label(action: Action, timeline: Timeline) -> str:
 
 
 def _slot(timeline: Timeline) -> Fraction | None:
-    """Return the longest time of which all begins and ends are multiples; None if too short."""
+    """Return the longest time unit that divides all begins and ends; None if it is too short."""
     slot = Fraction(0)
     for part in timeline.spans:
         for span in part:
@@ -100,9 +100,9 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
 
 def _rank(
     part: Sequence[Span], timeline: Timeline, per_time: float, idle: str, width: int
-) -> list[Piece]:
+) -> list[TextPiece]:
     """Return the pieces of one rank's line."""
-    line: list[Piece] = []
+    line: list[TextPiece] = []
     at = 0
     begins = [round((span.begin - timeline.begin) * per_time) for span in part]
     for (action, begin, end), start, following in zip(part, begins, [*begins[1:], width]):
@@ -122,7 +122,7 @@ def _rank(
 
 
 def _idle(idle: str, first: int, last: int) -> str:
-    """Return the characters for waiting, aligned with the slots of the whole figure."""
+    """Return the characters for idle time, aligned with the slots of the whole figure."""
     return "".join(idle[k % len(idle)] for k in range(first, last))
 
 
@@ -138,9 +138,9 @@ class Picture:
         lines = ("".join(text for text, _ in line) for line in self.lines(columns))
         return "\n".join(line.rstrip() for line in lines)
 
-    def lines(self, columns: int | None = None) -> list[list[Piece]]:
+    def lines(self, columns: int | None = None) -> list[list[TextPiece]]:
         """Return the lines of :meth:`text` in pieces with their kinds, to colour them."""
-        lines: list[list[Piece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
+        lines: list[list[TextPiece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
         whole = max(panel.timeline.makespan for panel in self.panels)
         for panel in self.panels:
             lines.append([])
@@ -233,7 +233,7 @@ def svg(
 
 
 def describe(line: Timeline) -> str:
-    """Return name, ranks and microbatches of a timeline in words."""
+    """Return the name, ranks and microbatches of a timeline as text."""
     ranks, chunks, count = line.placement.ranks, line.placement.chunks, line.microbatches
     of = f", {chunks} chunks each" if chunks > 1 else ""
     return (
@@ -263,15 +263,15 @@ def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
     )
 
 
-def _left_out(line: Timeline, drawn: Sequence[Sequence[Piece]]) -> list[str]:
-    """Return a note on the number of actions without a column of their own, if there are any."""
+def _left_out(line: Timeline, drawn: Sequence[Sequence[TextPiece]]) -> list[str]:
+    """Return a note on actions too short for a column of their own; empty if there are none."""
     spans = [span for part in line.spans for span in part if span.end > span.begin]
     missing = len(spans) - sum(bool(kind) for row in drawn for _, kind in row)
     return [f"{missing} actions are too short to be drawn here: see --png or --svg"] * (missing > 0)
 
 
 def outstanding(proof: PipelineProof) -> str:
-    """Return the bounds on messages in a line."""
+    """Return the bounds on messages as a line of text."""
     return (
         f"{proof.messages} messages; outstanding at most, to each rank: "
         f"{_numbers(proof.outstanding)}; on one edge: {proof.outstanding_edge}"
@@ -279,7 +279,7 @@ def outstanding(proof: PipelineProof) -> str:
 
 
 def _words(costs: Costs) -> str:
-    """Return costs in words."""
+    """Return costs as text."""
 
     def write(time: Times) -> str:
         if isinstance(time, float):

@@ -72,7 +72,7 @@ class Costs:
 
 
 def as_costs(costs: Costs | Sequence[Times] | None) -> Costs:
-    """Return Costs, from Costs, (F, I, W[, message]) or None: 1 for each action."""
+    """Return Costs, given Costs, (F, I, W[, message]) or None: 1 for each action."""
     if costs is None:
         return Costs()
     if isinstance(costs, Costs):
@@ -159,7 +159,7 @@ def simulate(
     chunks: int | None = None,
     costs: Costs | Sequence[Times] | None = None,
 ) -> Timeline:
-    """Return the time of each action, begun as soon as its rank is free and its message there.
+    """Return the time of each action, begun as soon as its rank is free and its message arrived.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def simulate(
 def run(
     parts: Sequence[Sequence[Step]], placement: Placement, costs: Costs
 ) -> tuple[tuple[Span, ...], ...]:
-    """Return the spans of steps that are known to be complete; see :func:`simulate`."""
+    """Return the time spans of steps that are known to be complete; see :func:`simulate`."""
     table = costs.table(placement.stages)
     times = [
         {

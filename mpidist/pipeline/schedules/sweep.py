@@ -15,8 +15,8 @@ CHUNKS = (1, 2, 3)  # by default, of schedules that serve any number
 
 
 @dataclass
-class Row:
-    """What was proved of one schedule.
+class PipelineProofRow:
+    """The results of proving one schedule.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ def sweep(
     chunks: Sequence[int] | None = None,
     named: Sequence[PipelineSchedule | Callable] | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
-) -> list[Row]:
+) -> list[PipelineProofRow]:
     """Prove schedules for all combinations of these numbers.
 
     Parameters
@@ -83,7 +83,7 @@ def sweep(
     if chunks is not None and named is not None:
         for schedule in found:
             _check_chunks(schedule, chunks)
-    rows: list[Row] = []
+    rows: list[PipelineProofRow] = []
     for schedule in found:
         progress(len(rows), len(found), schedule.name)
         rows.append(_prove_one(schedule, ranks, microbatches, CHUNKS if chunks is None else chunks))
@@ -105,9 +105,11 @@ def _prove_one(
     ranks: Sequence[int],
     microbatches: Sequence[int],
     chunks: Sequence[int],
-) -> Row:
+) -> PipelineProofRow:
     """Prove one schedule, up to the first counter-example."""
-    row = Row(schedule.name, tuple(chunks) if schedule.any_chunks else (schedule.chunks,))
+    row = PipelineProofRow(
+        schedule.name, tuple(chunks) if schedule.any_chunks else (schedule.chunks,)
+    )
     begun = perf_counter()
     sizes, counts = set(), set()
     for size, count, chunk in product(ranks, microbatches, row.chunks):

@@ -35,7 +35,7 @@ class Trace:
     peak: tuple[int, ...]
 
     def predict(self, costs: Costs | None = None) -> Timeline:
-        """Simulate the run's own order of actions, with its costs or others.
+        """Simulate the run's own order of actions, with its measured or with other costs.
 
         Raises
         ------
@@ -103,12 +103,12 @@ def read(path: str | Path) -> Trace:
 
 
 def _build(data: dict[str, Any]) -> Trace:
-    """Return the trace of a JSON object; raise ValueError, KeyError or TypeError if it is none."""
+    """Build a trace from a JSON object; raise ValueError, KeyError or TypeError for others."""
     if data["placement"] not in SHAPES:
         raise ValueError(f"placement {data['placement']!r}: expected {', '.join(SHAPES)}")
     counts = [data[name] for name in ("stages", "chunks", "microbatches")]
     if not all(type(count) is int and count > 0 for count in counts):
-        raise ValueError("stages, chunks and microbatches must be whole numbers >= 1")
+        raise ValueError("stages, chunks, microbatches: expected whole numbers >= 1")
     ranks, chunks, microbatches = counts
     parts: list[list[Span]] = [[] for _ in range(ranks)]
     for rank, kind, chunk, microbatch, begin, end in data["spans"]:

@@ -25,7 +25,7 @@ def peak_live(actions: Iterable[Action]) -> int:
 
 
 def walk(parts: Sequence[Sequence[Step]], placement: Placement) -> Iterator[tuple[int, int, Step]]:
-    """Walk through the steps of all ranks: each after those before it and after its message.
+    """Walk through the steps of all ranks: each after its predecessors and after its message.
 
     Sends do not block and receives are posted: a step waits for its own message only.  The time is
     proportional to the number of steps.
@@ -68,7 +68,7 @@ def _deadlock(
     at: list[int],
     needs: dict[int, Message],
 ) -> ScheduleError:
-    """Return the error that names the circle: each rank, its step and the message it waits for."""
+    """Return the error that names the cycle: each rank, its step and the message it waits for."""
     rank = min(needs)
     seen: list[int] = []
     while rank in needs and rank not in seen:
@@ -134,7 +134,7 @@ def check(parts: Sequence[Sequence[Step]], placement: Placement, microbatches: i
 
 
 def _misplaced(action: Action, at: dict[Action, int]) -> str | None:
-    """Return the fault of an action after those in `at`; None if there is none."""
+    """Return why an action cannot follow those in `at`; None if it can."""
     if action in at:
         return f"{action} is done again: step {at[action]} did it"
     microbatch, chunk, kind = action

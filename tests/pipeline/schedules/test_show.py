@@ -170,7 +170,7 @@ def test_a_trace_that_is_wrong(tmp_path):
     spans = good["spans"]
     for change, message in (
         ({"format": "else"}, "its format is not"),
-        ({"stages": 0}, "must be whole numbers >= 1"),
+        ({"stages": 0}, "expected whole numbers >= 1"),
         ({"placement": "w"}, "placement 'w': expected loop, v"),
         ({"spans": [[9, "F", 0, 0, 0, 1]]}, "no such rank, chunk or microbatch"),
         ({"spans": [[0, "X", 0, 0, 0, 1]]}, "expected F, B, I or W, with begin <= end"),
