@@ -487,6 +487,26 @@ def test_tags_of_operations(limit):
         assert tags[k] and not any(tags[k] & other for other in others)
 
 
+def test_more_pending_operations_than_tags():
+    """One that begins waits for that which has its tags, or takes the other's messages."""
+    begun = threading.Event()
+
+    def body(comm):
+        if comm.rank:
+            begun.wait(0.3)  # rank 0 is ahead by as many operations as it may begin
+        works = []
+        for k in range(40):
+            works.append(comm.iallreduce(np.full(300, float(k)), algorithm="ring"))
+        begun.set()
+        return [set(work.wait().tolist()) for work in works]
+
+    backends = SimulatedBackend.create_group(3)
+    for backend in backends:
+        backend.tag_limit = 32767  # 8 at a time
+    for found in run_group(backends, lambda b: body(Communicator(b)), 60):
+        assert found == [{3.0 * k} for k in range(40)]
+
+
 def test_too_many_tags_for_strands():
     """Three levels of strands would run into the tags of operations in the background."""
 

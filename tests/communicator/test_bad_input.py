@@ -1,10 +1,11 @@
 """Bad input under MPI: a clear error, no hang, and the next call is right."""
 
+import numpy as np
 import pytest
 
 from mpidist import Op
 from mpidist.communicator.simulation import run_simulated
-from mpidist.errors import InvalidArgument
+from mpidist.errors import CollectiveMismatch, InvalidArgument
 from tests.support.jobs import each_mpi, job, said
 
 
@@ -125,3 +126,16 @@ def test_a_misspelt_variable_is_named_once(python):
     finished = job(python, 2, "longer", "ring", MPIDIST_TIMEUOT="3")
     assert finished.output.count("MPIDIST_TIMEUOT=3 has no effect") == 1, finished.output
     assert "did you mean MPIDIST_TIMEOUT?" in finished.output
+
+
+def test_unequal_tables_of_alltoall():
+    """Also where they differ in what two other ranks send each other."""
+
+    def job(comm):
+        counts = np.ones((3, 3), int)
+        assert comm.alltoall(np.full(3, comm.rank), counts=counts).tolist() == [0, 1, 2]
+        counts[1, 2] += comm.rank == 0
+        comm.alltoall(np.zeros(3), counts=counts)
+
+    with pytest.raises(CollectiveMismatch, match="table="):
+        run_simulated(3, job)
