@@ -18,6 +18,7 @@ from .waiting import spin
 _WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
 _PID, _LEFT = 1, 2  # word 0 is the sequence number
 PRINTS, HISTORY = 4, 4  # words 4 … 7 are the fingerprints of the last four operations
+_GIVEN_UP = -1  # instead of a fingerprint: arrivals in compiled code compare nothing else
 
 
 STORES_KEEP_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
@@ -79,6 +80,15 @@ class Board:
         self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
         self.words[self._at] = sequence
 
+    def give_up(self, sequence: int) -> None:
+        """Announce that this rank has given up operation number `sequence`, past its deadline."""
+        if 0 <= self.words[self._at] - sequence < HISTORY:
+            self.words[self._at + PRINTS + sequence % HISTORY] = _GIVEN_UP
+
+    def given_up(self, sequence: int, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return those of `ranks` that have given up operation number `sequence`."""
+        return tuple(r for r in ranks if self.fingerprint(sequence, r) == _GIVEN_UP)
+
     def fingerprint(self, sequence: int, rank: int | None = None) -> int:
         """Return the fingerprint that a rank announced for operation `sequence`, a recent one."""
         base = self._at if rank is None else rank * _WIDTH
@@ -107,6 +117,7 @@ class Board:
     def different(self, sequence: int, fingerprint: int) -> tuple[int, ...]:
         """Return the ranks whose operation number `sequence` has another fingerprint.
 
+        A rank that has given up the operation is one of them.
         Only the last `HISTORY` operations are known.  Other ranks write meanwhile, first the
         fingerprint and then the number.  So a fingerprint counts only if the number had been
         reached before it was read, and if afterwards the rank is not so far ahead that it may be

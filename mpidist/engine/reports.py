@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..backends.base import Backend
 from ..backends.board import HISTORY, fence
 from ..backends.greeting import answers_of
-from ..errors import CollectiveMismatch, CollectiveTimeout, RankFailed
+from ..errors import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken, RankFailed
 
 _PRINTS = 4096  # kept texts; they contain offsets of arrays, so their number is unbounded
 
@@ -94,8 +94,14 @@ class Reports:
         )
 
     def notify(self, sequence: int, error: BaseException) -> None:
-        """Notify ranks of other nodes that a mismatched operation will not complete."""
-        if self._roll_call is not None and isinstance(error, CollectiveMismatch):
+        """Notify other ranks that an operation will not complete.
+
+        After a passed deadline, the ranks of this node that have not arrived: in a native call they
+        would hang.  After a mismatch, those of other nodes: those of this node compare themselves.
+        """
+        if isinstance(error, CollectiveTimeout) and error.sequence is not None:
+            self._backend.board.give_up(error.sequence)
+        elif self._roll_call is not None and isinstance(error, CollectiveMismatch):
             self._roll_call.notify(sequence, str(error))
 
     def check_first(self, sequence: int, operation: str, fingerprint: int) -> None:
@@ -106,18 +112,34 @@ class Reports:
         longer.
         """
         fence()
-        self.check_same(sequence, operation, fingerprint)
+        other = self._backend.board.different(sequence, fingerprint)
+        if other:
+            self._check_given_up(sequence, operation, other)
+            self.check_same(sequence, operation, fingerprint)
 
     def check_same(self, sequence: int, operation: str, fingerprint: int) -> None:
         """Raise CollectiveMismatch if a rank of this node has announced another operation."""
-        other = self._backend.board.different(sequence, fingerprint)
-        if other:
-            raise self.mismatch(sequence, operation, dict.fromkeys(other, "another"))
+        board = self._backend.board
+        other = board.different(sequence, fingerprint)
+        unlike = set(other) - set(board.given_up(sequence, other)) if other else ()
+        if unlike:
+            raise self.mismatch(sequence, operation, dict.fromkeys(sorted(unlike), "another"))
+
+    def _check_given_up(self, sequence: int, operation: str, ranks: Sequence[int]) -> None:
+        """Raise CommunicatorBroken if one of `ranks` has given up the operation."""
+        given_up = self._backend.board.given_up(sequence, ranks)
+        if given_up:
+            raise CommunicatorBroken(
+                f"rank {self._backend.rank}: {operation} (collective #{sequence}) cannot complete: "
+                f"{_timed_out(given_up)}, so the communicator is broken"
+            )
 
     def check_arrived(
         self, sequence: int, operation: str, everyone: Callable[[str], list[str]]
     ) -> None:
         """Raise CollectiveMismatch if the ranks, all arrived, have announced different operations.
+
+        Or CommunicatorBroken if one has given up the operation, and will not take part in it.
 
         If each of the operations waits for all ranks first, no work was done and every rank sees
         the mismatch: the ranks exchange the descriptions, and the communicator stays usable.
@@ -130,6 +152,7 @@ class Reports:
             answers_of(self._backend).look()
         if alike and not other:
             return
+        self._check_given_up(sequence, operation, other)
         if not all(board.fingerprint(sequence, rank) % 2 for rank in other):
             self.check_same(sequence, operation, fingerprint)
         texts = dict(enumerate(everyone(operation)))
@@ -154,16 +177,19 @@ class Reports:
         board, rank = self._backend.board, self._backend.rank
         missing: tuple[int, ...] = ()
         other: tuple[int, ...] = ()
+        given_up: tuple[int, ...] = ()
         if sequence is not None:
             missing = self._backend.missing(sequence) if ask else board.missing(sequence)
             if board.reached(rank) - sequence < HISTORY:
                 other = board.different(sequence, board.fingerprint(sequence))
+                given_up = board.given_up(sequence, other)
         if missing:
             reason = "; ".join(board.describe(r) for r in missing)
-        elif other:
-            reason = f"rank {', '.join(map(str, other))} is in another operation"
+        elif len(other) > len(given_up):
+            unlike = sorted(set(other) - set(given_up))
+            reason = f"rank {', '.join(map(str, unlike))} is in another operation"
         elif sequence is not None:
-            reason = f"all ranks have arrived: {self._inside()}"
+            reason = f"all ranks have arrived: {self._inside(given_up)}"
         else:
             reason = "the message has not come"
         within = f"{seconds} s" if seconds is not None else "its deadline"
@@ -175,10 +201,17 @@ class Reports:
             missing=missing,
         )
 
-    def _inside(self) -> str:
-        """Return the known state of ranks that hang inside an operation."""
+    def _inside(self, given_up: Sequence[int]) -> str:
+        """Return the known state of ranks that hang inside an operation, or have given it up."""
         behind = self._behind()
         reasons = list(self._backend.board.unwell())
         if behind:
             reasons.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
+        if given_up:
+            reasons.append(_timed_out(given_up))
         return "; ".join(reasons) or "a message was lost, or a rank hangs inside the operation"
+
+
+def _timed_out(ranks: Sequence[int]) -> str:
+    """Return the state of ranks that have given up an operation."""
+    return f"rank {', '.join(map(str, ranks))} has timed out in it"

@@ -408,7 +408,8 @@ class Service:
         An error that every rank sees before any work is done leaves the communicator usable.
         `memory` is kept, as messages may still be stored there.
         """
-        if isinstance(error, CommunicatorBroken) or getattr(error, "harmless", False):
+        known = self.broken is not None and isinstance(error, CommunicatorBroken)
+        if known or getattr(error, "harmless", False):
             return error
         self.inside = 0
         self.engine.abandon()

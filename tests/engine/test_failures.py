@@ -50,6 +50,13 @@ def test_a_rank_that_never_comes(python, algorithm):
 
 
 @each_mpi
+@pytest.mark.parametrize("algorithm", ["native", "ring", "symmetric", "staged", "single_copy"])
+def test_a_rank_that_comes_too_late(python, algorithm):
+    finished = job(python, 3, "comes_too_late", algorithm)
+    assert said(finished, "all named") == [0, 1, 2], finished.output
+
+
+@each_mpi
 def test_missing_rank_of_another_node(python):
     """Its place on the board cannot be seen: it is asked, and does not answer."""
     finished = job(python, 3, "never_comes", "ring", MPIDIST_RANKS_PER_NODE="1")

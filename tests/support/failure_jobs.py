@@ -402,6 +402,41 @@ def never_comes(algorithm):
     waits_in_vain(comm, algorithm)
 
 
+def comes_too_late(algorithm):
+    """After the others' deadline: the late rank hears of it at once, and enters no call of MPI."""
+    comm = start(timeout=HANG)
+    late, forms = comm.size - 1, ("first", "bound", "background", "split")
+    forms = forms[:2] if algorithm in ("staged", "single_copy") else forms
+    for form in forms:
+        made = comm.split(0)
+        x = made.empty(20_000) if algorithm == "symmetric" else np.ones(20_000)
+        allreduce = made.iallreduce if form == "background" else made.allreduce
+        for _ in range(0 if form == "first" else 4):
+            wait(allreduce(x, out=x, op="max", algorithm=algorithm))
+
+        def call(made=made, x=x, allreduce=allreduce, form=form):
+            if form == "split":
+                made.split(0)
+            wait(allreduce(x, out=x, op="max", algorithm=algorithm))
+
+        if comm.rank == late:
+            comm.barrier()
+            others = ", ".join(map(str, range(late)))
+            words = (f"rank {late}: ", f"cannot complete: rank {others} has timed out in it")
+            expect(
+                CommunicatorBroken, call, *words, "split" if form == "split" else "allreduce op=max"
+            )
+        else:
+            made.timeout = DEADLINE
+            error = expect(CollectiveTimeout, call, f"rank {late} not arrived")
+            assert error.missing == (late,)
+            comm.barrier()
+        expect(CommunicatorBroken, made.barrier, "broken since")
+        say(comm, f"named {form}")
+    say(comm, "all named")
+    stay(range(comm.size), "all named")
+
+
 def never_comes_to_a_split():
     comm = start()
     if comm.rank == 1:
