@@ -305,7 +305,7 @@ class Communicator:
         ndarray or None
             On the root `out`, or a new array; None elsewhere.
         """
-        key = ("reduce", id(x), id(out), op, algorithm, root, commute)
+        key = ("reduce", id(x), id(out), op, algorithm, root, root.__class__, commute)
         bound = self._find(key, x, out)
         if bound is not None:
             bound.run()
@@ -345,7 +345,7 @@ class Communicator:
         ndarray
             `out`, else `x` itself, filled.
         """
-        key = ("broadcast", id(x), id(out), algorithm, root)
+        key = ("broadcast", id(x), id(out), algorithm, root, root.__class__)
         bound = self._find(key, x, out)
         if bound is not None:
             bound.run()
@@ -428,7 +428,9 @@ class Communicator:
         ndarray or None
             On the root `out`, or a new array; None elsewhere.
         """
-        key = ("gather", id(x), id(out), algorithm, root) if counts is None else None
+        key = None
+        if counts is None:
+            key = ("gather", id(x), id(out), algorithm, root, root.__class__)
         bound = self._find(key, x, out)
         if bound is not None:
             bound.run()
@@ -526,7 +528,9 @@ class Communicator:
             `out`, or a new array of shape (n, …), or (counts[r], …).
         """
         mine = x if self.rank == root else out
-        key = ("scatter", id(mine), id(out), algorithm, root) if counts is None else None
+        key = None
+        if counts is None:
+            key = ("scatter", id(mine), id(out), algorithm, root, root.__class__)
         bound = self._find(key, mine, out)
         if bound is not None:
             bound.run()

@@ -26,7 +26,7 @@ CallKey = tuple[Hashable, ...]
 
 
 def key_of(call: Call, algorithm: str) -> CallKey:
-    """Return the key of a call: everything that its program depends on, with its addresses."""
+    """Return the key of a call: all that its program and fingerprint depend on, with addresses."""
     x, out, op = call.x, call.out, call.op
     at = _at(x)
     return (
@@ -37,6 +37,8 @@ def key_of(call: Call, algorithm: str) -> CallKey:
         call.root,
         call.counts,
         call.out_counts,
+        call.even,
+        call.agreed,
         at,
         at if out is x else _at(out),
     )
@@ -257,7 +259,8 @@ class Programs:
         except TypeError:  # an argument that cannot be hashed; the checks report it
             return None
         # In one function, for a call of another is a tenth of the time.  Dtype and flags of an
-        # array can be changed.
+        # array can be changed.  So can its shape, which is not compared: the result is the same,
+        # and to compare the shapes of matrices takes 5 to 11 % of a short call.
         if (
             found is None
             or found.x() is not x
@@ -320,7 +323,7 @@ class Programs:
             bound.repeated.pop(key, None)
 
         if _function_of(call) is not None:  # the key must not keep the function, or its Op, alive
-            plain = (type(None), str, int)
+            plain = (type(None), str, int, type)
             key = tuple([part if isinstance(part, plain) else _Weak(part, forget) for part in key])
         self._repeated[key] = bound.repeated[key] = Repeated(bound, x, out, forget)
 

@@ -202,7 +202,7 @@ class Service:
         kind = executor.kind(call)
         if kind is None:
             return None
-        programs, key = self.programs, (executor.name, kind)
+        programs, key = self.programs, (executor.name, kind, call.even, call.agreed)
         bound = programs.get(key)
         if bound is None:
             nbytes = sum(data.nbytes for data in (call.x, call.out) if data is not None)

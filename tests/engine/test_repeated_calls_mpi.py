@@ -12,6 +12,7 @@ import pytest
 import mpidist
 from mpidist.backends.mpi import MpiBackend
 from mpidist.communicator.communicator import Communicator
+from mpidist.errors import CollectiveMismatch, InvalidRank
 from mpidist.selection.config import CollectiveConfig
 from mpidist.shared_memory import compile, compiled, rooted
 
@@ -220,3 +221,36 @@ def test_no_array_is_kept_alive(comm, way, times):
         del x, out, short, long, given
         gc.collect()
         assert not any(array() is not None for array in alive), collective
+
+
+@pytest.mark.parametrize("wrong", (bool, float))
+@pytest.mark.parametrize("collective", ("broadcast", "reduce", "gather", "scatter"))
+def test_a_wrong_root_is_refused_after_an_equal_right_one(comm, collective, wrong):
+    """As in a first call, though True == 1 == 1.0."""
+    p, root = comm.size, min(1, comm.size - 1)
+    x, out = np.ones(5 * p if collective == "scatter" else 5), np.empty(5)
+    out = np.empty(5 * p) if collective == "gather" else out
+    more = {} if collective == "broadcast" else {"out": out}
+    call = partial(getattr(comm, collective), x, **more)
+    for _ in range(4):
+        call(root=root)
+    with pytest.raises(InvalidRank, match=f"rank {comm.rank}: root={wrong(root)} is not a rank"):
+        call(root=wrong(root))
+    call(root=root)
+
+
+@pytest.mark.parametrize("way", ("native", "staged", "symmetric"))
+@pytest.mark.parametrize("form", ("same memory", "new memory"))
+def test_shapes_are_compared_in_repeated_calls(comm, way, form):
+    """Views made anew of memory that was bound, and arrays of a kind that was."""
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    x = [make(comm, 24, way, float) for _ in range(5 if form == "new memory" else 1)]
+    for k in range(4):
+        x[k % len(x)][:] = comm.rank
+        view = x[k % len(x)].reshape(4, 6)
+        assert (comm.allreduce(view, "max", view, way) == comm.size - 1).all()
+    other = x[-1].reshape(6, 4) if comm.rank == 0 else x[-1].reshape(4, 6)
+    with pytest.raises(CollectiveMismatch, match=r"shape=\(6, 4\)"):
+        comm.allreduce(other, "max", other, way)
+    assert comm.allreduce(1) == comm.size

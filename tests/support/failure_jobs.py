@@ -227,6 +227,11 @@ def unlike(algorithm, form):
     rooted = "linear" if algorithm == "ring" else algorithm
     other = "recursive_doubling" if algorithm == "ring" else "ring"
     named = os.environ["MPIDIST_RANKS_PER_NODE"] == "1"  # the board has no room for words
+
+    def matrix(turned):
+        """A view that is made anew for each call."""
+        return x.reshape((4, 2) if turned else (2, 4))
+
     cases = {
         "op=max": lambda f: f("allreduce")(x, "max" if r == 1 else "sum", algorithm=algorithm),
         "int64": lambda f: f("allreduce")(x.view("i8") if r == 1 else x, algorithm=algorithm),
@@ -234,6 +239,7 @@ def unlike(algorithm, form):
         "allgather": lambda f: f("allgather" if r == 1 else "allreduce")(x, algorithm=algorithm),
         " 9 x": lambda f: f("allreduce")(np.ones(9 if r == 1 else 8), algorithm=algorithm),
         " 3 x": lambda f: f("allreduce")(np.ones(3 if r == 1 else 90_000), algorithm=algorithm),
+        "shape=": lambda f: f("allreduce")(matrix(r == 1), "max", matrix(r == 1), algorithm),
         "by r": lambda f: f("allreduce")(x, algorithm=other if r == 1 else algorithm),
     }
     for name, case in cases.items():
@@ -242,6 +248,7 @@ def unlike(algorithm, form):
         def call(case=case, made=made):
             for _ in range(3 if form == "bound" else 0):
                 assert (made.allreduce(x, out=x, op="max", algorithm=algorithm) > 0).all()
+                made.allreduce(matrix(False), "max", matrix(False), algorithm)
             wait(case(lambda f: getattr(made, f"i{f}" if form == "background" else f)))
             made.allreduce(np.ones(5), algorithm=algorithm)
 
