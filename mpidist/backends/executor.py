@@ -64,7 +64,7 @@ class Executor:
         return ""
 
     def kind(self, call: Call) -> Hashable:
-        """Return the key of calls that may share a program by copies through its arrays, or None.
+        """Return the key of calls that may share one program with its own arrays; None if none may.
 
         For calls whose arrays are copied in less time than a program is bound.
         """

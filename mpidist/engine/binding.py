@@ -73,7 +73,7 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
 
 
 class _Gone:
-    """The last round of a program with greetings: it waits until these are sent."""
+    """The last round of a program with greetings: it waits until the greetings are sent."""
 
     __slots__ = ("start", "test")
 

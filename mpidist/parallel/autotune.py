@@ -90,8 +90,8 @@ def candidates(
         )
     if on_device and overlap == "thread":
         raise Unsupported(
-            f"rank {comm.rank}: overlap='thread': the gradients are on a GPU, in the order of this "
-            "thread's streams: expected 'auto', 'none' or 'polls'"
+            f"rank {comm.rank}: overlap='thread': the gradients are on a GPU, whose streams belong "
+            "to the calling thread: expected 'auto', 'none' or 'polls'"
         )
     if overlap != "auto":
         return [overlap]

@@ -286,7 +286,7 @@ class Bucket:
                 f"rank {self.comm.rank}: the gradient of {self.names[k]} was added to "
                 f"{self.added[k]} times since the last sync_gradients(), {self.expected[k]} are "
                 "allowed, as in the first step; put all backward passes but the last of a step "
-                "into no_sync(), and call sync_gradients() in a step that is given up as well"
+                "into no_sync(), and call sync_gradients() also in a step that is given up"
             )
         self._missing -= 1
         return self.complete

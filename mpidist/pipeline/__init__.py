@@ -4,6 +4,9 @@ import sys
 
 from .partition import Partition, partition
 from .pipeline import Pipeline
+
+# From here on the attribute `schedules` is the function of that name; modules of the folder are
+# imported as in ``from mpidist.pipeline.schedules.show import text``.
 from .schedules import (
     Action,
     B,

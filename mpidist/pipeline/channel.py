@@ -134,7 +134,7 @@ class Channel:
             receipt = self._post(metadata, message.source, tag, tensors)
             self._received[tag] = metadata
             if not self._wait(receipt, message):
-                raise CollectiveMismatch(f"{describe(message)} has not the size announced for it")
+                raise CollectiveMismatch(f"{describe(message)} does not have the announced size")
         return TensorMessage(receipt.metadata, receipt.arrays)
 
     def _wait(self, receipt: Receipt, message: Message) -> bool:

@@ -380,7 +380,7 @@ class Pipeline:
     """True: from a checkpoint it reads only the stages of this rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of this rank's stages by number; a Checkpoint stores those of all."""
+        """Return the states of this rank's stages, by number; a Checkpoint saves all ranks'."""
         return self._state(lambda module: module.state_dict())
 
     def checkpoint_state(self) -> dict[str, Any]:

@@ -73,8 +73,8 @@ def shard_loader(
     known = type(data.sampler).__name__ in ("SequentialSampler", "RandomSampler")
     if data.batch_size is None or not known:
         raise Unsupported(
-            f"rank {comm.rank}: the loader has a {type(data.sampler).__name__} or makes its own "
-            "batches: shard the data set, or divide that sampler"
+            f"rank {comm.rank}: the loader has a {type(data.sampler).__name__} or a batch sampler "
+            "of its own: shard the data set, or divide that sampler"
         )
     if len(data.sampler) != len(data.dataset) or getattr(data.sampler, "replacement", False):
         raise Unsupported(

@@ -89,7 +89,7 @@ def _groups(microbatches: int, size: int) -> list[range]:
 
 
 def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator[Action]:
-    """Yield I `lead` steps per later stage after F, and W `lead` times p-1 steps after F."""
+    """Yield F, I and W: I follows F by `lead` steps per later stage, W by `lead` * (p-1)."""
     delay = lead * (size - 1)
     for step in range(microbatches + delay):
         turns = ((F, step), (I, step - lead * (size - 1 - rank)), (W, step - delay))
