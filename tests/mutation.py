@@ -11,20 +11,294 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+import numpy as np
+
 import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.errors import MpidistError, ScheduleError
+from mpidist.backends.simulated import SimulatedBackend
+from mpidist.engine.binding import Binder
+from mpidist.engine.run import Run
+from mpidist.engine.storage import HostMemory, Storage
+from mpidist.errors import DeadlockError, MpidistError, ScheduleError
+from mpidist.operations import Op
 from mpidist.schedule import Algorithm, algorithms
+from mpidist.schedule.contract import Contract
 from mpidist.schedule.machine import Machine
-from tests.support.mutants import Trial, mutate, write_down
+from mpidist.schedule.rounds import BUFFERS, Copy, Parallel, Recv, Reduce, block_tuple, steps_of
+from mpidist.schedule.unrolled import Lengths, materialise
 
 SIZES = (2, 3, 4, 5, 6)
+
+# A mutant is a schedule with a step dropped, doubled or changed.  A trial plays a schedule with all
+# ranks in one thread and primes as data: every block has a length of its own, so that none can pass
+# for another; a send ends only when its message has been taken, the strictest rule that MPI allows;
+# and when in a whole pass over the ranks nothing moves, that is a deadlock.
+
+Where = tuple[int, ...]  # item, strand, item, strand, …, item, step
+
+
+def write_down(schedule) -> list:
+    """A schedule as lists of rounds, each a tuple of steps or a `Parallel` of such lists."""
+    written = []
+    for item in schedule:
+        if isinstance(item, Parallel):
+            strands = tuple(write_down(strand) for strand in item.strands)
+            written.append(Parallel(strands, item.window))
+        else:
+            written.append(steps_of(item))
+    return written
+
+
+def paths(written: list, prefix: Where = ()) -> Iterator[Where]:
+    """Where the steps are."""
+    for i, item in enumerate(written):
+        if isinstance(item, Parallel):
+            for k, strand in enumerate(item.strands):
+                yield from paths(strand, (*prefix, i, k))
+        else:
+            yield from ((*prefix, i, j) for j in range(len(item)))
+
+
+def step_at(written: list, path: Where):
+    """The step at a path; None if there is none."""
+    try:
+        while len(path) > 2:
+            written, path = written[path[0]].strands[path[1]], path[2:]
+        return written[path[0]][path[1]]
+    except (IndexError, AttributeError, TypeError):
+        return None
+
+
+def put(written: list, path: Where, steps: tuple) -> list:
+    """A copy with `steps` instead of the one step at a path."""
+    changed, i = list(written), path[0]
+    item = written[i]
+    if len(path) > 2:
+        strands = list(item.strands)
+        strands[path[1]] = put(strands[path[1]], path[2:], steps)
+        changed[i] = Parallel(tuple(strands), item.window)
+    else:
+        changed[i] = (*item[: path[1]], *steps, *item[path[1] + 1 :])
+        if not changed[i]:
+            del changed[i]
+    return changed
+
+
+class Change:
+    """One change, the same for whichever rank it is applied to; `what` says it in words."""
+
+    def __init__(self, random: Random, size: int, count: int, step):
+        kinds = ["drop", "drop", "blocks", "blocks", "blocks", "double", "buffer"]
+        if not isinstance(step, Copy):
+            kinds += ["peer", "peer", "peer"]
+        if isinstance(step, (Recv, Reduce)):
+            kinds += ["kind"]
+        self.kind = random.choice(kinds)
+        self.size, self.count = size, count
+        self.by = random.randrange(1, max(size, 2))
+        self.shift = random.choice([-1, 1, random.randrange(1, count + 1)])
+        self.how = random.choice(["shift", "shift one", "shorten", "reverse", "beyond"])
+        self.which = random.randrange(64)
+        self.what = f"{self.kind} by {self.by}, {self.how} by {self.shift}"
+
+    def __call__(self, step) -> tuple:
+        """The steps that stand where `step` stood."""
+        if self.kind == "drop":
+            return ()
+        if self.kind == "double":
+            return (step, step)
+        if self.kind == "buffer":
+            name = "target" if isinstance(step, Copy) else "buffer"
+            other = BUFFERS[(BUFFERS.index(getattr(step, name)) + 1 + self.which % 2) % 3]
+            return (replace(step, **{name: other}),)
+        if self.kind == "kind" and isinstance(step, (Recv, Reduce)):
+            other = Reduce if isinstance(step, Recv) else Recv
+            return (other(step.peer, step.blocks, step.buffer),)
+        if self.kind == "peer" and not isinstance(step, Copy):
+            return (replace(step, peer=(step.peer + self.by) % self.size),)
+        if isinstance(step, Copy):
+            side = "source_blocks" if self.which % 2 else "target_blocks"
+            return (replace(step, **{side: self._blocks(getattr(step, side))}),)
+        return (replace(step, blocks=self._blocks(step.blocks)),)
+
+    def _blocks(self, spec):
+        numbers = list(block_tuple(spec))
+        if not numbers:
+            return spec
+        at = self.which % len(numbers)
+        if self.how == "shorten" and len(numbers) > 1:
+            del numbers[at]
+        elif self.how == "reverse" and len(numbers) > 1:
+            numbers.reverse()
+        elif self.how == "shift" and len(numbers) > 1:
+            numbers = [(n + self.shift) % self.count for n in numbers]
+        elif self.how == "beyond":
+            numbers[at] += self.count
+        else:
+            numbers[at] = (numbers[at] + self.shift) % self.count
+        return numbers[0] if isinstance(spec, int) else tuple(numbers)
+
+
+def mutate(random: Random, parts: list[list], count: int) -> tuple[list[list], str] | None:
+    """Change one step, of one rank or, at the same place, of every rank; None if there is none."""
+    size = len(parts)
+    places = [(rank, path) for rank in range(size) for path in paths(parts[rank])]
+    if not places:
+        return None
+    rank, path = random.choice(places)
+    change = Change(random, size, count, step_at(parts[rank], path))
+    everywhere = random.random() < 0.5
+    mutant = list(parts)
+    for r in range(size) if everywhere else (rank,):
+        step = step_at(parts[r], path)
+        if step is not None:
+            mutant[r] = put(parts[r], path, change(step))
+    who = "every rank" if everywhere else f"rank {rank}"
+    return mutant, f"{change.what}, on {who} at {path}"
+
+
+PRODUCT = Op(np.multiply, name="prod", builtin=True)
+UNION = Op(np.bitwise_or, name="or", builtin=True)
+
+
+def primes(n: int) -> list[int]:
+    found: list[int] = []
+    number = 2
+    while len(found) < n:
+        if all(number % p for p in found):
+            found.append(number)
+        number += 1
+    return found
+
+
+PRIMES = primes(700)
+
+
+class WrongResult(MpidistError):
+    """The data are not what the contract promises."""
+
+
+class Rendezvous(SimulatedBackend):
+    """A simulated rank whose sends end when they are received."""
+
+    def isend(self, data, peer, tag):
+        super().isend(data, peer, tag)
+        counts = self.__dict__.setdefault("counts", {})
+        key = (self.rank, peer, tag)
+        counts[key] = number = counts.get(key, 0) + 1
+        return _Synchronous(self, key, number)
+
+    def pump(self):
+        """Take what has come for the receives that are posted, as MPI does in every call."""
+        for queue in self._posted.values():
+            if queue:
+                queue[0].test()
+
+
+class _Synchronous:
+    def __init__(self, backend, key, number):
+        self.backend, self.key, self.number = backend, key, number
+
+    def test(self) -> bool:
+        self.backend.pump()
+        taken = self.backend.counts[self.key] - len(self.backend._group.boxes[self.key])
+        return taken >= self.number
+
+
+class Trial:
+    """The data of one collective for `size` ranks, cut into `count` blocks."""
+
+    def __init__(self, contract: Contract, size: int, root: int, count: int, equal: bool):
+        self.contract, self.size, self.root, self.count = contract, size, root, count
+        random = Random(size * 1000 + count)
+        lengths = random.sample(range(20, 20 + 40 * (size * count + 2)), size * count)
+        self.lengths: dict[object, int] = {}
+        for rank in range(size):
+            for buffer in ("in", "out"):
+                for block in range(count):
+                    slot = contract.slot(rank, buffer, block, size, count)
+                    if slot not in self.lengths:
+                        self.lengths[slot] = 7 if equal else lengths.pop()
+        self.values = {
+            (rank, block): self._value(rank, block)
+            for rank in range(size)
+            for block in range(count)
+        }
+        self.wanted = [self._wanted(rank) for rank in range(size)]
+
+    def _value(self, rank: int, block: int) -> int:
+        if self.contract.idempotent:
+            return 1 << rank
+        return PRIMES[rank * self.count + block]
+
+    def length(self, rank: int, buffer: str, block: int) -> int:
+        return self.lengths[self.contract.slot(rank, buffer, block, self.size, self.count)]
+
+    def brought(self, rank: int) -> np.ndarray:
+        c = self.contract
+        mine = c.input_blocks(rank, self.size, self.root, self.count)
+        parts = [
+            np.full(self.length(rank, c.input_buffer, b), self.values[rank, b], np.int64)
+            for b in mine
+        ]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def _wanted(self, rank: int) -> np.ndarray:
+        c, parts = self.contract, [np.empty(0, np.int64)]
+        for block in c.output_blocks(rank, self.size, self.root, self.count):
+            if c.reduces:
+                operation = np.bitwise_or if c.idempotent else np.multiply
+                value = operation.reduce([self.values[r, block] for r in range(self.size)])
+            else:
+                value = self.values[c.origin(rank, block, self.size, self.root, self.count)]
+            parts.append(np.full(self.length(rank, "out", block), value, np.int64))
+        return np.concatenate(parts)
+
+    def run(self, parts: list) -> None:
+        """Run a schedule; an error says what is wrong with it."""
+        backends = Rendezvous.create_group(self.size)
+        x = [self.brought(rank) for rank in range(self.size)]
+        before = [data.copy() for data in x]
+        # What is never written must not look right.
+        out = [np.full(w.size, -1, np.int64) for w in self.wanted]
+        runs = [Run(self._bind(b, parts[b.rank], x[b.rank], out[b.rank])) for b in backends]
+        self._turn(runs, backends)
+        if left := backends[0].unreceived():
+            raise WrongResult(f"messages that nobody received: {left}")
+        for rank in range(self.size):
+            if not np.array_equal(out[rank], self.wanted[rank]):
+                raise WrongResult(f"rank {rank} ends with other data")
+            if not np.array_equal(x[rank], before[rank]):
+                raise WrongResult(f"rank {rank} has written to its input")
+
+    def _bind(self, backend, part, x: np.ndarray, out: np.ndarray):
+        rank, c = backend.rank, self.contract
+        lengths = Lengths(
+            tuple(self.length(rank, "in", b) for b in range(self.count)),
+            tuple(self.length(rank, "out", b) for b in range(self.count)),
+        )
+        place = (rank, self.size, self.root)
+        storage = Storage(c, place, lengths, x, out, HostMemory(np.dtype(np.int64)))
+        op = UNION if c.idempotent else PRODUCT
+        return Binder(backend, storage, op, False).program(materialise(part))
+
+    def _turn(self, runs: list, backends: list) -> None:
+        boxes, seen = backends[0]._group.boxes, None
+        while True:
+            done = [run.test() for run in runs]
+            if all(done):
+                return
+            sent = sum(b._sent for b in backends)
+            now = (sum(done), sent, sum(map(len, boxes.values())))
+            if now == seen:
+                raise DeadlockError(f"{done.count(False)} ranks wait, and nothing moves")
+            seen = now
 
 
 @dataclass

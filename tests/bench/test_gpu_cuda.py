@@ -5,9 +5,9 @@ import pytest
 
 from mpidist.bench.gpu import measure_copies, measure_paths
 from mpidist.device.find import find_device
-from tests.support import gpu_needed
+from tests.support.gpu_cases import NEEDS_GPU
 
-pytestmark = gpu_needed.MARK
+pytestmark = NEEDS_GPU
 
 MIB = 1 << 20
 SIZES = (4096, MIB, 64 * MIB, 256 * MIB)

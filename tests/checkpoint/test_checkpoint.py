@@ -15,7 +15,7 @@ from tests.support import checkpoint_cases as cases
 from tests.support.processes import environment, run
 from tests.support.training_kits import KITS
 
-JOB = Path(__file__).parents[1] / "support" / "checkpoint_job.py"
+JOB = Path(__file__).with_name("killed_job.py")
 
 
 @pytest.mark.parametrize("size", (1, 3, 4))

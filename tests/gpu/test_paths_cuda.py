@@ -10,11 +10,9 @@ from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.gpu.nccl import calls
 from mpidist.gpu.nccl.backend import NcclBackend, why_not_here
 from tests.support import collective_cases as cases
-from tests.support import gpu_needed
-from tests.support.gpu_cases import OnDevice
-from tests.support.gpu_needed import cupy
+from tests.support.gpu_cases import NEEDS_GPU, OnDevice, cupy, torch_for_gpu
 
-pytestmark = gpu_needed.MARK
+pytestmark = NEEDS_GPU
 
 MIB = 1 << 20
 SIZES = (0, 4, 4096, MIB, 3 * MIB + 4, 64 * MIB, 256 * MIB)
@@ -133,7 +131,7 @@ def test_what_is_refused(comm):
 
 
 def test_tensors_of_torch(comm, number):
-    torch = gpu_needed.torch()
+    torch = torch_for_gpu()
     torch.cuda.set_device(number)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x = torch.full((1000,), comm.rank + 1.0, dtype=dtype, device="cuda")

@@ -4,11 +4,17 @@ import numpy as np
 import pytest
 
 from mpidist.parallel import DDP, ZeroOptimizer
-from tests.support import gpu_needed
-from tests.support.gpu_cases import compare_pipeline, compare_replicas, train, train_alone
-from tests.support.gpu_needed import cupy
+from tests.support.gpu_cases import (
+    NEEDS_GPU,
+    compare_pipeline,
+    compare_replicas,
+    cupy,
+    torch_for_gpu,
+    train,
+    train_alone,
+)
 
-pytestmark = gpu_needed.MARK
+pytestmark = NEEDS_GPU
 
 
 @pytest.mark.parametrize("how", ["ddp", "polls", "accumulate", "zero", "adam", "zero-adam"])
@@ -39,7 +45,7 @@ def torch_net(torch):
 @pytest.mark.parametrize("how", ["none", "polls", "zero"])
 def test_torch_equals_one_process(comm, how):
     """A CUDA model on ranks that may share one GPU, and the same on all rows in one process."""
-    torch = gpu_needed.torch()
+    torch = torch_for_gpu()
     torch.cuda.set_device(comm.use_gpu())
     model, alone = torch_net(torch), torch_net(torch)
     ddp = DDP(model, comm, 20_000, 5_000, overlap="none" if how == "zero" else how)

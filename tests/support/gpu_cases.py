@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import inspect
+import os
 
 import numpy as np
+import pytest
 
-from mpidist.device.find import find_device
+from mpidist.device.find import find_device, why_no_device
 from mpidist.nn import SGD, Adam, Linear, ReLU, Sequential
 from mpidist.parallel import DDP, Pipeline, ZeroOptimizer
+
+# Files of tests on a real GPU are imported without one too: a wrong name in them is seen anywhere.
+WHY_NO_GPU = why_no_device()
+NEEDS_GPU = pytest.mark.skipif(WHY_NO_GPU is not None, reason=f"needs a GPU: {WHY_NO_GPU}")
+
+if WHY_NO_GPU is None:
+    import cupy
+elif os.environ.get("MPIDIST_TEST_GPU") == "needed":  # by `make test-gpu`, which is to test one
+    raise RuntimeError(f"no GPU can be used: {WHY_NO_GPU}")
+else:
+    cupy = None
+
+
+def torch_for_gpu():
+    """Return PyTorch; the test is skipped without it, or if it sees no GPU."""
+    found = pytest.importorskip("torch", reason="needs PyTorch")
+    if not found.cuda.is_available():
+        pytest.skip(f"needs PyTorch for this GPU: {found.__version__} sees none")
+    return found
 
 
 class OnDevice:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import job_words, processes
+from tests.support import failure_jobs, processes
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -35,7 +35,7 @@ each_mpi = pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys(
 
 @dataclass
 class Job(processes.Finished):
-    """What became of a job, and what its ranks said, by rank (job_words.py)."""
+    """What became of a job, and what its ranks said, by rank (failure_jobs.py)."""
 
     words: list[list[str]]
 
@@ -47,9 +47,9 @@ def job(
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = processes.mpiexec(ranks, str(HERE / script), *arguments, python=python)
     with tempfile.TemporaryDirectory() as folder:
-        environment = processes.environment(PYTHONPATH=path, **{job_words.FOLDER: folder}, **env)
+        environment = processes.environment(PYTHONPATH=path, **{failure_jobs.FOLDER: folder}, **env)
         finished = processes.run(command, LIMIT, environment)
-        words = [job_words.words(folder, rank) for rank in range(ranks)]
+        words = [failure_jobs.words(folder, rank) for rank in range(ranks)]
     assert not finished.timed_out, finished.output
     return Job(**vars(finished), words=words)
 

@@ -6,7 +6,7 @@ import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import ScheduleError
 from mpidist.schedule import COLLECTIVES, Copy, Recv, Send, algorithms, prove
 from tests import mutation
-from tests.support.mutants import Trial
+from tests.mutation import Trial
 
 
 @pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label.replace(" ", "-"))

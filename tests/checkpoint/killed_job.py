@@ -1,4 +1,4 @@
-"""Saves checkpoints 1 and 2, and is killed in the second: python checkpoint_job.py FOLDER MOMENT.
+"""Saves checkpoints 1 and 2, and is killed in the second: python killed_job.py FOLDER MOMENT.
 
 A moment is a call to the file system, before it or in the middle of what it writes.
 """
