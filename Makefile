@@ -93,8 +93,9 @@ format: $(VENV)/.lint  ## what lint asks for, as far as ruff can do it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.docs  ## docs/_build/html, warnings are errors
+docs: $(VENV)/.docs  ## docs/_build/html; warnings and dead links are errors
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
 
 bench: $(VENV)/.demo  ## allreduce: every algorithm beside native, on RANKS ranks
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist bench allreduce $(ARGS)

@@ -1,34 +1,39 @@
-"""Sphinx: numpydoc, the theme that Sphinx ships, and one extension of our own."""
+"""Sphinx: numpydoc, the theme furo, and extensions of our own in docs/_ext."""
 
 import sys
 from pathlib import Path
+
+import mpidist
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "mpidist"
 author = "mpidist developers"
 copyright = "2026, mpidist developers"
+release = version = mpidist.__version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
     "numpydoc",
-    "rooms",  # docs/_ext: draws the layers of setup.cfg
-    "catalogue",  # docs/_ext: writes docs/generated from the registry and the commands
+    "elsewhere",  # docs/_ext: the names of other projects that the pages link to
+    "back_links",  # corrects the links from the sources back to the pages
+    "rooms",  # draws the layers of setup.cfg
+    "catalogue",  # writes docs/generated from the registry and the commands
 ]
 highlight_language = "none"  # literal blocks are pictures and output
 exclude_patterns = ["_build", "_ext"]
-html_theme = "alabaster"
-html_theme_options = {
-    "description": "Distributed training for people who launch with MPI",
-    "page_width": "1160px",
-    "body_max_width": "900px",
-    "sidebar_width": "200px",
-    "fixed_sidebar": True,
-}
+html_theme = "furo"
+html_title = f"mpidist {release}"
+html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["_static"]
 html_css_files = ["mpidist.css"]
-html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+# Commands are copied without their prompt, and without their output.
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+copybutton_selector = "div.highlight-console pre, div.highlight-python pre, div.highlight-text pre"
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
