@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends.base import SHORT_BYTES, Backend, Message, Native, complete
+from .backends.base import SHORT_BYTES, Backend, Native, RoundMessage, complete
 from .communicator.communicator import Communicator
 from .errors import CollectiveMismatch, DeadlockError
 from .schedule import algorithms
@@ -154,7 +154,9 @@ def _bound_rounds(backend: Backend) -> None:
     data, got = np.empty(50), np.empty(50)
     transfer = None
     if backend.size > 1:
-        transfer = backend.bind([Message(True, left, got, 9), Message(False, right, data, 9)])
+        transfer = backend.bind(
+            [RoundMessage(True, left, got, 9), RoundMessage(False, right, data, 9)]
+        )
     if transfer is None:
         return
     for turn in range(3):

@@ -68,7 +68,7 @@ def pieces(data: np.ndarray, most: int = MAX_MESSAGE_BYTES) -> Iterator[np.ndarr
 
 
 @dataclass(slots=True)
-class Message:
+class RoundMessage:
     """One message of a round: a contiguous array to send from or to receive into."""
 
     incoming: bool
@@ -232,7 +232,7 @@ class Backend(Protocol):
     def abort(self, code: int) -> None:
         """End the job on all ranks."""
 
-    def bind(self, messages: Sequence[Message]) -> Transfer | None:
+    def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
         """Return persistent requests for the messages of a round, or None to post them each time.
 
         By default None.
@@ -309,7 +309,9 @@ class UnboundTransfer(AllOf):
 
     __slots__ = ("_isend", "_irecv", "_messages", "_slot", "_space")
 
-    def __init__(self, backend: Backend, messages: Sequence[Message], slot: list[int], space: int):
+    def __init__(
+        self, backend: Backend, messages: Sequence[RoundMessage], slot: list[int], space: int
+    ):
         self._isend, self._irecv = backend.isend, backend.irecv
         self._messages, self._slot, self._space = messages, slot, space
         super().__init__(())

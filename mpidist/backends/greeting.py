@@ -20,12 +20,12 @@ import numpy as np
 
 from ..errors import CollectiveMismatch
 from ..schedule.unrolled import GREETING_TAG
-from .base import Backend, Message, Transfer
+from .base import Backend, RoundMessage, Transfer
 
 NBYTES = 128
 _WORDS = 2  # the fingerprint of the call, and the bytes of all its messages to this peer
 _MOST_ANSWERS = 64
-Bind = Callable[[Sequence[Message]], Transfer]
+Bind = Callable[[Sequence[RoundMessage]], Transfer]
 
 
 class _Header:
@@ -166,7 +166,7 @@ class Greeting:
         self._sends: Transfer
         self._named = NamedCall()
 
-    def count(self, message: Message) -> None:
+    def count(self, message: RoundMessage) -> None:
         """Add a message of the program to its peer's count of bytes."""
         if message.peer not in self.absent:
             return
@@ -180,11 +180,16 @@ class Greeting:
         """Bind the greetings, once all messages are counted; return whether there are any."""
         self._heads = {rank: _Header() for rank in self._peers}
         self._sends = bind(
-            [Message(False, rank, head.data, GREETING_TAG) for rank, head in self._heads.items()]
+            [
+                RoundMessage(False, rank, head.data, GREETING_TAG)
+                for rank, head in self._heads.items()
+            ]
         )
         for peer in self._peers.values():
             if peer.expected is not None:
-                peer.transfer = bind([Message(True, peer.rank, peer.header.data, GREETING_TAG)])
+                peer.transfer = bind(
+                    [RoundMessage(True, peer.rank, peer.header.data, GREETING_TAG)]
+                )
         return bool(self._peers)
 
     def name(self, sequence: int, call: str, fingerprint: int) -> None:
@@ -233,7 +238,7 @@ class Greeted:
 
     __slots__ = ("_greeting", "_ranks", "_sends", "_receives", "_left", "_posted")
 
-    def __init__(self, greeting: Greeting, messages: Sequence[Message], bind: Bind):
+    def __init__(self, greeting: Greeting, messages: Sequence[RoundMessage], bind: Bind):
         receives = [m for m in messages if m.incoming]
         sends = [m for m in messages if not m.incoming]
         self._greeting = greeting

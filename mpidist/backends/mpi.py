@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..errors import CollectiveMismatch, CommunicationError, Unsupported
 from . import memory_file
-from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Message, Request, pieces
+from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, pieces
 from .board import Board, bytes_needed, private_words
 from .mpi_messages import (
     COMPLETED,
@@ -83,7 +83,7 @@ class DisseminationArrival:
         while distance < size:
             mine, heard = np.zeros(2, np.int64), np.zeros(2, np.int64)
             there, back = (rank + distance) % size, (rank - distance) % size
-            messages = [Message(True, back, heard, tag), Message(False, there, mine, tag)]
+            messages = [RoundMessage(True, back, heard, tag), RoundMessage(False, there, mine, tag)]
             self._rounds.append((MpiTransfer(comm, messages, MAX_MESSAGE_BYTES), mine, heard))
             distance *= 2
         self._most, self._least, self._at, self.busy = 0, 0, 0, False
@@ -229,7 +229,7 @@ class MpiBackend(Backend):
         buffer = free.pop() if free else ShortBuffer()
         return MpiShortRequest(self.comm.Irecv(buffer.buffer, peer, tag), buffer, free)
 
-    def bind(self, messages: Sequence[Message]) -> MpiTransfer:
+    def bind(self, messages: Sequence[RoundMessage]) -> MpiTransfer:
         """Bind the messages of a round to persistent requests."""
         return MpiTransfer(self.comm, messages, self.piece_bytes)
 

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import CollectiveMismatch
-from .base import SHORT_BYTES, Message, pieces
+from .base import SHORT_BYTES, RoundMessage, pieces
 from .waiting import poll
 
 _buffer = MPI.buffer.frombuffer
@@ -167,9 +167,9 @@ class MpiTransfer:
 
     __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected")
 
-    def __init__(self, comm: MPI.Comm, messages: Sequence[Message], most: int):
+    def __init__(self, comm: MPI.Comm, messages: Sequence[RoundMessage], most: int):
         self._messages = [  # keeps the memory alive as long as the requests
-            Message(m.incoming, m.peer, piece, m.tag)
+            RoundMessage(m.incoming, m.peer, piece, m.tag)
             for m in messages
             for piece in pieces(m.data, most)
         ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .base import Backend, Message
+from .base import Backend, RoundMessage
 from .board import Board, private_words
 from .waiting import poll
 
@@ -69,7 +69,7 @@ class NullBackend(Backend):
         """Receive nothing."""
         return _DONE
 
-    def bind(self, messages: Sequence[Message]) -> NullTransfer:
+    def bind(self, messages: Sequence[RoundMessage]) -> NullTransfer:
         """Return a transfer that is complete as soon as it is started."""
         return NullTransfer()
 

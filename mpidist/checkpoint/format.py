@@ -133,7 +133,9 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
             "strings, None, lists, tuples and dicts"
         )
     if array.dtype.names:
-        raise InvalidArgument(f"{path} is of {array.dtype}: save the fields as a dict of arrays")
+        raise InvalidArgument(
+            f"{path} has dtype {array.dtype}: save the fields as a dict of arrays"
+        )
     if path in leaves:
         raise InvalidArgument(f"{path} is the path of two arrays: rename a key")
     scalar = isinstance(array, np.generic)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from ..backends.base import Backend, Message, Transfer, UnboundTransfer
+from ..backends.base import Backend, RoundMessage, Transfer, UnboundTransfer
 from ..backends.greeting import Greeted, Greeting, answers_of
 from ..backends.program import Action, Program, Round, Side
 from ..calls.call import Call
@@ -92,7 +92,7 @@ class Bindable(Protocol):
     def roll_call(self) -> RollCall | None:
         """Queries to the ranks of other nodes; None without other nodes or greetings."""
 
-    def bind(self, messages: Sequence[Message]) -> Transfer | None:
+    def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
         """Return the transfer of these messages."""
 
 
@@ -268,7 +268,7 @@ class Binder:
         before: list[Action] = []
         after: list[Action] = []
         sends = [self._send(s, arena, tag, before) for s in steps if isinstance(s, Send)]
-        receives: list[Message] = []
+        receives: list[RoundMessage] = []
         self._check(steps)
         for step in steps:
             if isinstance(step, Copy):
@@ -285,7 +285,7 @@ class Binder:
             transfer = self._transfer(messages, heard)
         return Round(tuple(before), transfer, tuple(after))
 
-    def _transfer(self, messages: Sequence[Message], heard: set[int]) -> Transfer:
+    def _transfer(self, messages: Sequence[RoundMessage], heard: set[int]) -> Transfer:
         """Bind the messages of a round; receives wait for the greetings of peers not in `heard`."""
         greeting = self._greeting
         if greeting is None:
@@ -296,7 +296,7 @@ class Binder:
         heard |= unheard
         return Greeted(greeting, messages, self._bind) if unheard else self._bind(messages)
 
-    def _bind(self, messages: Sequence[Message]) -> Transfer:
+    def _bind(self, messages: Sequence[RoundMessage]) -> Transfer:
         transfer = self.backend.bind(messages) if self.persistent else None
         if transfer is None:
             backend = cast(Backend, self.backend)  # NCCL binds all messages
@@ -319,27 +319,31 @@ class Binder:
                         raise ScheduleError("is sent or received twice in one round", block=b)
                     received.add(place)
 
-    def _send(self, step: Send, arena: MessageScratch, tag: int, before: list[Action]) -> Message:
+    def _send(
+        self, step: Send, arena: MessageScratch, tag: int, before: list[Action]
+    ) -> RoundMessage:
         places, read = _places(step), self.storage.read
         merged = merge([read(place) for place in places])
         if len(merged) == 1:
-            return Message(False, step.peer, self.memory.view(merged[0]), tag)
+            return RoundMessage(False, step.peer, self.memory.view(merged[0]), tag)
         packed = arena.take(sum(stop - start for _, start, stop in merged))
         before += [self._store(part, piece) for piece, part in _cut(packed, merged)]
-        return Message(False, step.peer, self.memory.view(packed), tag)
+        return RoundMessage(False, step.peer, self.memory.view(packed), tag)
 
-    def _recv(self, step: Recv, arena: MessageScratch, tag: int, after: list[Action]) -> Message:
+    def _recv(
+        self, step: Recv, arena: MessageScratch, tag: int, after: list[Action]
+    ) -> RoundMessage:
         places, write = _places(step), self.storage.write
         merged = merge([write(place) for place in places])
         if len(merged) == 1:
-            return Message(True, step.peer, self.memory.view(merged[0]), tag)
+            return RoundMessage(True, step.peer, self.memory.view(merged[0]), tag)
         packed = arena.take(sum(stop - start for _, start, stop in merged))
         after += [self._store(piece, part) for piece, part in _cut(packed, merged)]
-        return Message(True, step.peer, self.memory.view(packed), tag)
+        return RoundMessage(True, step.peer, self.memory.view(packed), tag)
 
     def _reduce(
         self, step: Reduce, arena: MessageScratch, tag: int, after: list[Action]
-    ) -> Message:
+    ) -> RoundMessage:
         places = _places(step)
         own = [self.storage.read(place) for place in places]
         incoming = arena.take(sum(stop - start for _, start, stop in own))
@@ -354,7 +358,7 @@ class Binder:
             mine, theirs, target = (memory.view(piece) for piece in row)
             operands = (theirs, mine) if lower else (mine, theirs)
             after.append(memory.combine(op, *operands, target))
-        return Message(True, step.peer, memory.view(incoming), tag)
+        return RoundMessage(True, step.peer, memory.view(incoming), tag)
 
     def _copy(self, step: Copy) -> list[Action]:
         sources = [self.storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
 from .command_line import Launch, exec_launcher, local_launch, rank_command, slurm_launch
-from .mpi import MPICH, TERMINAL, MpiLibrary, find_library, launched_rank, read_knobs, say
+from .mpi import MPICH, TERMINAL, InstalledMpi, find_library, launched_rank, read_knobs, say
 from .slurm import choose_launcher
 from .watch import MPI_WITHIN, TO_RANKS, JobWatch, Signals
 
@@ -174,7 +174,7 @@ def run_job(
 
 
 def make_launch(
-    library: MpiLibrary, allocation: SlurmAllocation | None, options: JobOptions
+    library: InstalledMpi, allocation: SlurmAllocation | None, options: JobOptions
 ) -> Launch:
     """Return the launch of this MPI library, on this machine or in the allocation."""
     if allocation is None:

@@ -66,7 +66,7 @@ LOADED_WITHIN, ANSWERED_WITHIN = 120.0, 30.0  # seconds; a library may be on a s
 
 
 @dataclass(frozen=True)
-class MpiLibrary:
+class InstalledMpi:
     """The MPI library that mpi4py loads.
 
     Attributes
@@ -81,7 +81,7 @@ class MpiLibrary:
     about: str = ""
 
 
-def find_library() -> MpiLibrary:
+def find_library() -> InstalledMpi:
     """Return the MPI library that mpi4py loads, found in a process of its own.
 
     Raises
@@ -96,7 +96,7 @@ def find_library() -> MpiLibrary:
         reason = next((line for line in lines if line.startswith("RuntimeError: ")), lines[-1])
         raise LaunchError(f"mpi4py cannot load an MPI library: {reason}; {INSTALL}")
     # Some versions of mpi4py take Cray's for MPICH.
-    return MpiLibrary(CRAY if "CRAY MPICH" in about else vendor, about)
+    return InstalledMpi(CRAY if "CRAY MPICH" in about else vendor, about)
 
 
 def find_launcher(vendor: str) -> str:
@@ -127,7 +127,7 @@ def find_launcher(vendor: str) -> str:
 
 
 def launcher_vendor(path: str) -> str:
-    """Return the vendor of an mpiexec, in the spelling of :attr:`MpiLibrary.vendor`."""
+    """Return the vendor of an mpiexec, in the spelling of :attr:`InstalledMpi.vendor`."""
     try:
         done = run_for_output([path, "--version"], ANSWERED_WITHIN)
     except LaunchError:

@@ -15,7 +15,7 @@ from .mpi import (
     INTEL,
     MPICH,
     OPEN_MPI,
-    MpiLibrary,
+    InstalledMpi,
     find_launcher,
     run_for_output,
 )
@@ -133,7 +133,7 @@ def _placed(
     )
 
 
-def plugins_for(library: MpiLibrary) -> tuple[str, ...]:
+def plugins_for(library: InstalledMpi) -> tuple[str, ...]:
     """Return the plugins of srun that this library can start with, best first.
 
     With any other it starts singletons.  An MPICH tells its configure options itself.
@@ -144,12 +144,12 @@ def plugins_for(library: MpiLibrary) -> tuple[str, ...]:
     return known.get(library.vendor, ())
 
 
-def choose_launcher(library: MpiLibrary, launcher: str, plugin: str | None) -> str | None:
+def choose_launcher(library: InstalledMpi, launcher: str, plugin: str | None) -> str | None:
     """Return the plugin of srun that starts this MPI; None if its own mpiexec does.
 
     Parameters
     ----------
-    library : MpiLibrary
+    library : InstalledMpi
         The MPI library that mpi4py loads.
     launcher : {"auto", "srun", "mpiexec"}
         The user's launcher.

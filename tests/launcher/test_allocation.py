@@ -7,7 +7,7 @@ from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.launcher import allocation, command_line, slurm
 from mpidist.launcher.allocation import SlurmAllocation, per_node
 from mpidist.launcher.job import check_log_dir, check_not_nested, own_environment
-from mpidist.launcher.mpi import MpiLibrary, read_knobs
+from mpidist.launcher.mpi import InstalledMpi, read_knobs
 from mpidist.launcher.slurm import choose_launcher, place, slurm_command
 
 JOB = {
@@ -230,28 +230,28 @@ def test_shell_of_one_task_starts_the_job(monkeypatch, said, tasks):
 def test_silent_singletons_are_refused(monkeypatch, vendor, launcher, plugin, offered, told):
     monkeypatch.setattr(slurm, "srun_plugins", lambda: offered)
     with pytest.raises(LaunchError, match=told):
-        choose_launcher(MpiLibrary(vendor), launcher, plugin)
+        choose_launcher(InstalledMpi(vendor), launcher, plugin)
 
 
 def test_other_libraries_are_not_refused(monkeypatch):
     """How an MPICH was configured, and whose it is, decides what it can be started by."""
     monkeypatch.setattr(slurm, "srun_plugins", lambda: ["cray_shasta", "pmi2", "pmix_v4"])
-    with_pmix = MpiLibrary("MPICH", "MPICH configure: --with-pmix=/usr --with-pm=none")
+    with_pmix = InstalledMpi("MPICH", "MPICH configure: --with-pmix=/usr --with-pm=none")
     assert choose_launcher(with_pmix, "auto", None) == "pmix_v4"
     assert choose_launcher(with_pmix, "auto", "pmi2") == "pmi2"
-    assert choose_launcher(MpiLibrary("Cray MPICH"), "auto", None) == "cray_shasta"
+    assert choose_launcher(InstalledMpi("Cray MPICH"), "auto", None) == "cray_shasta"
     monkeypatch.setenv("I_MPI_PMI_LIBRARY", "/usr/lib/libpmi2.so")
-    assert choose_launcher(MpiLibrary("Intel MPI"), "srun", None) == "pmi2"
-    assert choose_launcher(MpiLibrary("Intel MPI"), "auto", None) is None
+    assert choose_launcher(InstalledMpi("Intel MPI"), "srun", None) == "pmi2"
+    assert choose_launcher(InstalledMpi("Intel MPI"), "auto", None) is None
 
 
 def test_srun_where_it_can_start_this_mpi(monkeypatch):
     monkeypatch.setattr(slurm, "srun_plugins", lambda: ["none", "pmi2", "pmix_v4"])
-    assert choose_launcher(MpiLibrary("Open MPI"), "auto", None) == "pmix_v4"
-    assert choose_launcher(MpiLibrary("MPICH"), "auto", None) == "pmi2"
-    assert choose_launcher(MpiLibrary("MPICH"), "mpiexec", None) is None
+    assert choose_launcher(InstalledMpi("Open MPI"), "auto", None) == "pmix_v4"
+    assert choose_launcher(InstalledMpi("MPICH"), "auto", None) == "pmi2"
+    assert choose_launcher(InstalledMpi("MPICH"), "mpiexec", None) is None
     monkeypatch.setattr(slurm, "srun_plugins", lambda: ["none"])
-    assert choose_launcher(MpiLibrary("MPICH"), "auto", None) is None
+    assert choose_launcher(InstalledMpi("MPICH"), "auto", None) is None
 
 
 def test_knobs(tmp_path, monkeypatch):

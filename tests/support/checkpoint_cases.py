@@ -326,7 +326,7 @@ def records_are_refused(comm, folder):
     checkpoint = Checkpoint(same_folder(comm, folder), comm)
     for value in (np.zeros(3, [("a", "i4"), ("b", "f8")]), np.zeros((), [("a", "i4")])[()]):
         with pytest.raises(
-            CheckpointError, match=r"state/0/x is of \[\('a', '<i4'\).*: save the f"
+            CheckpointError, match=r"state/0/x has dtype \[\('a', '<i4'\).*: save the f"
         ):
             checkpoint.save(1, state=[{"x": value}])
     assert checkpoint.steps() == []

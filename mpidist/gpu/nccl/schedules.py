@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from ...backends.base import Message
+from ...backends.base import RoundMessage
 from ...backends.program import Action, Program, library_call
 from ...calls.call import Call
 from ...device.array import DeviceArray
@@ -157,13 +157,13 @@ class MessageGroup:
     ----------
     backend : NcclBackend
         Backend that sends and receives the messages.
-    messages : sequence of Message
+    messages : sequence of RoundMessage
         The messages.  Tags are ignored: messages between two ranks match in schedule order.
     stream : int
         Stream of the messages.
     """
 
-    def __init__(self, backend: NcclBackend, messages: Sequence[Message], stream: int):
+    def __init__(self, backend: NcclBackend, messages: Sequence[RoundMessage], stream: int):
         self._backend, self._stream = backend, stream
         self._messages = [m for m in messages if m.data.size]
 
@@ -193,7 +193,7 @@ class StreamBackend:
     def __init__(self, backend: NcclBackend, stream: int):
         self.rank, self._backend, self._stream = backend.rank, backend, stream
 
-    def bind(self, messages: Sequence[Message]) -> MessageGroup:
+    def bind(self, messages: Sequence[RoundMessage]) -> MessageGroup:
         """Return a group of the messages."""
         return MessageGroup(self._backend, messages, self._stream)
 
