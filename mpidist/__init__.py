@@ -66,3 +66,9 @@ __all__ = [
     "run_simulated",
     "shard",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names and the modules for users, without the rooms of the package."""
+    modules = ("errors", "nn", "operations", "schedule", "testing", "topology", "torch")
+    return sorted([*__all__, *modules, "__version__", "__doc__"])

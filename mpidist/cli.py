@@ -10,7 +10,7 @@ from . import __version__
 from .commands.console import examples
 from .commands.main import Main
 
-COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "tune")
+COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "slurm", "tune")
 
 
 class Commands(Main):

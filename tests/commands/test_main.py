@@ -23,7 +23,7 @@ from mpidist.schedule.registry import unregister
 from tests.support.processes import environment
 
 BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling")
-COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "tune")
+COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "slurm", "tune")
 
 MINE = '''
 from mpidist.schedule import algorithm

@@ -1,0 +1,78 @@
+"""``mpidist slurm``: the batch scripts for SLURM that are shipped with mpidist."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from ..errors import InvalidArgument, UnknownName
+from .console import examples
+
+HERE = Path(__file__).resolve().parents[1]
+ROOTS = HERE / "launcher" / "shipped", HERE.parent  # of a wheel (setup.py), of a checkout
+FOLDER, PROGRAM = "slurm", "examples/digits.py"  # of train_ddp
+
+
+def root() -> Path:
+    """Return the folder in which the paths of the scripts begin."""
+    return next(folder for folder in ROOTS if (folder / FOLDER).is_dir())
+
+
+def scripts() -> dict[str, Path]:
+    """Return the batch scripts by name."""
+    return {path.stem: path for path in sorted((root() / FOLDER).glob("*.sbatch"))}
+
+
+@click.command(
+    "slurm",
+    short_help="Print or write the batch scripts for SLURM.",
+    epilog=examples(
+        "mpidist slurm                        their names, and what they do",
+        "mpidist slurm train_ddp > job.sbatch",
+        "mpidist slurm --into .               all, with their programs, to ./slurm and ./examples",
+    ),
+)
+@click.argument("name", required=False)
+@click.option(
+    "--into",
+    type=click.Path(),
+    metavar="FOLDER",
+    help="Write all scripts, their programs and knobs, for sbatch in this folder.",
+)
+def slurm_command(name: str | None, into: str | None) -> None:
+    """Print the batch script NAME; without a name, list the scripts."""
+    known = scripts()
+    if into is not None:
+        if name is not None:
+            raise click.UsageError(f"--into writes all scripts: expected no name, not {name}")
+        _write(Path(into))
+    elif name is None:
+        for script, path in known.items():
+            click.echo(f"{script:16} {_summary(path)}")
+    elif name.removesuffix(".sbatch") in known:
+        click.echo(known[name.removesuffix(".sbatch")].read_text(encoding="utf-8"), nl=False)
+    else:
+        raise UnknownName("script", name, known)
+
+
+def _summary(path: Path) -> str:
+    """Return the first comment of a script."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next(line[2:] for line in lines if line.startswith("# "))
+
+
+def _write(target: Path) -> None:
+    """Write the scripts, the folder of their programs and knobs, and the example into a folder."""
+    for name in (FOLDER, PROGRAM):
+        if (target / name).exists():
+            raise InvalidArgument(f"--into {target}: {target / name} exists already")
+    try:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(root() / FOLDER, target / FOLDER, ignore=ignored)
+        (target / PROGRAM).parent.mkdir(exist_ok=True)
+        shutil.copy(root() / PROGRAM, target / PROGRAM)
+    except OSError as error:
+        raise InvalidArgument(f"--into {target}: {error}") from None
+    click.echo(f"written: {target / FOLDER}, {target / PROGRAM}")

@@ -1,0 +1,53 @@
+"""The wheel that users install has what they need; dir(mpidist) has what they use."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from click.testing import CliRunner
+
+import mpidist
+from mpidist.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "_build", "tests", "__pycache__")
+
+
+def test_wheel(tmp_path):
+    shutil.copytree(ROOT, tmp_path / "source", ignore=LEFT)
+    build = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path)
+    done = subprocess.run(
+        [sys.executable, *build, tmp_path / "source"], timeout=80, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        (metadata,) = (name for name in names if name.endswith("/METADATA"))
+        told = file.read(metadata).decode()
+    for name in ("py.typed", "bench/report.html", "launcher/shipped/examples/digits.py"):
+        assert f"mpidist/{name}" in names
+    scripts = {path.name for path in (ROOT / "slurm").iterdir() if path.is_file()}
+    shipped = "mpidist/launcher/shipped/slurm/"
+    assert {name.removeprefix(shipped) for name in names if name.startswith(shipped)} == scripts
+    assert "License-Expression: BSD-3-Clause" in told and not any("tests" in n for n in names)
+
+
+def test_dir():
+    assert set(mpidist.__all__) <= set(dir(mpidist))
+    assert "engine" not in dir(mpidist) and "schedule" in dir(mpidist)
+
+
+def slurm(*arguments):
+    return CliRunner().invoke(main, ["slurm", *map(str, arguments)])
+
+
+def test_slurm_scripts(tmp_path):
+    assert "train_ddp" in slurm().output
+    assert slurm("train_ddp").output == (ROOT / "slurm/train_ddp.sbatch").read_text()
+    assert "did you mean 'train_ddp'" in slurm("train_dd").stderr
+    assert slurm("--into", tmp_path).exit_code == 0
+    assert (tmp_path / "slurm/train.py").is_file() and (tmp_path / "examples/digits.py").is_file()
+    assert "exists already" in slurm("--into", tmp_path).stderr
