@@ -20,6 +20,12 @@ from tests.support.pipeline_kits import (
 )
 
 
+def promise_nothing(pipe):
+    """Have the plan of a pipeline promise that no activation is ever alive."""
+    plan = pipe._executor.plan
+    pipe._executor.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
+
+
 def test_exceeded_peak_raises_on_all_ranks():
     """More activations alive than the plan says, on one rank."""
 
@@ -27,8 +33,7 @@ def test_exceeded_peak_raises_on_all_ranks():
         pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "gpipe")
         x = np.ones((ROWS, WIDTH))
         if comm.rank == 1:
-            plan = pipe._executor.plan
-            pipe._executor.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
+            promise_nothing(pipe)
         told = r"\b4 .*\b0 .*\b0 and 0 .*\bgpipe\b"
         kind = ScheduleError if comm.rank == 1 else RankFailed
         with pytest.raises(kind, match=f"rank 1.*{told}"):
@@ -119,8 +124,7 @@ def test_first_error_is_reported():
         pipe = mpidist.Pipeline(Keeping(), comm, COUNT, "gpipe")
         x = np.ones((ROWS, WIDTH))
         if comm.rank == 1:
-            plan = pipe._executor.plan
-            pipe._executor.plan = type(plan)(plan.name, plan.placement, plan.steps, (0, 0))
+            promise_nothing(pipe)
         pipe.step(x, x, plain_squares)
 
     with pytest.raises(ScheduleError, match="^rank 1: "):
