@@ -367,7 +367,8 @@ def test_bad_input(arguments, told):
     assert re.search(pattern, text, re.DOTALL), text
     assert "Traceback" not in text
     if "mpidist: error:" in text:
-        assert len(text.splitlines()) == 1
+        busy = "warning: other processes"  # of a machine that runs other tests, too
+        assert len([line for line in text.splitlines() if not line.startswith(busy)]) == 1
 
 
 @pytest.mark.parametrize(
