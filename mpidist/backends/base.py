@@ -39,6 +39,14 @@ class ShortRequest(Request, Protocol):
         """Release the memory of `content`, for another message."""
 
 
+class AnyShortRequest(ShortRequest, Protocol):
+    """The pending receive of a short message from any rank."""
+
+    @property
+    def source(self) -> int:
+        """Rank of the sender, once ``test()`` has returned True."""
+
+
 class AllOf:
     """Several pending messages as one request."""
 
@@ -232,6 +240,30 @@ class Backend(Protocol):
     def abort(self, code: int) -> None:
         """End the job on all ranks."""
 
+    def subgroup(self, ranks: Sequence[int], tag: int) -> Backend:
+        """Return a backend over `ranks`, in that order; only these call it, with the same tag.
+
+        They have met before.  By default unsupported.
+        """
+        raise Unsupported(
+            f"rank {self.rank}: the {self.name} backend cannot make a group by its members alone; "
+            "split() is collective over all ranks"
+        )
+
+    def irecv_short_any(self, tag: int) -> AnyShortRequest:
+        """Begin to receive a message of :meth:`isend_short` from any rank.
+
+        By default unsupported.
+        """
+        raise Unsupported(f"rank {self.rank}: the {self.name} backend cannot receive from any rank")
+
+    def iprobe(self, peer: int | None, tag: int) -> int | None:
+        """Return the sender of a message that has arrived and was not received, or None.
+
+        `peer` is its rank, None for any.  By default unsupported.
+        """
+        raise Unsupported(f"rank {self.rank}: the {self.name} backend cannot probe for messages")
+
     def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
         """Return persistent requests for the messages of a round, or None to post them each time.
 
@@ -283,6 +315,7 @@ class Backend(Protocol):
 DEFAULTS = (
     *("vendor", "crowded", "native", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
+    *("subgroup", "irecv_short_any", "iprobe"),
 )
 """The members of :class:`Backend` that have a default."""
 

@@ -18,6 +18,7 @@ from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, piec
 from .board import Board, bytes_needed, private_words
 from .mpi_messages import (
     COMPLETED,
+    MpiAnyShortRequest,
     MpiRequest,
     MpiShortRequest,
     MpiTransfer,
@@ -52,6 +53,7 @@ def _mapped() -> set[str]:
     return {path for path in paths if not path.endswith(" (deleted)")}
 
 
+_GROUP_TAGS = 32000  # MPI guarantees 32767
 _ARRIVALS = 2048  # native operations in the background between nodes
 _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
 
@@ -229,6 +231,19 @@ class MpiBackend(Backend):
         buffer = free.pop() if free else ShortBuffer()
         return MpiShortRequest(self.comm.Irecv(buffer.buffer, peer, tag), buffer, free)
 
+    def irecv_short_any(self, tag: int) -> MpiAnyShortRequest:
+        """Begin to receive a short message from any rank."""
+        free = self._short_buffers
+        buffer = free.pop() if free else ShortBuffer()
+        request = self.comm.Irecv(buffer.buffer, MPI.ANY_SOURCE, tag)
+        return MpiAnyShortRequest(request, buffer, free)
+
+    def iprobe(self, peer: int | None, tag: int) -> int | None:
+        """Return the sender of a message that has arrived, or None."""
+        status = MPI.Status()
+        source = MPI.ANY_SOURCE if peer is None else peer
+        return status.Get_source() if self.comm.Iprobe(source, tag, status) else None
+
     def bind(self, messages: Sequence[RoundMessage]) -> MpiTransfer:
         """Bind the messages of a round to persistent requests."""
         return MpiTransfer(self.comm, messages, self.piece_bytes)
@@ -319,6 +334,16 @@ class MpiBackend(Backend):
         members = [r for c, k, r in sorted(colors, key=lambda e: e[1:]) if c == color]
         sub = MpiBackend(part, [self.hosts[r] for r in members])
         part.Free()
+        return sub
+
+    def subgroup(self, ranks: Sequence[int], tag: int) -> MpiBackend:
+        """Return a backend over `ranks`, in that order; only these call it."""
+        group = self.comm.Get_group()
+        part = group.Incl(ranks)
+        made = MPI.Intracomm(self.comm).Create_group(part, tag % _GROUP_TAGS)
+        sub = MpiBackend(made, [self.hosts[r] for r in ranks])
+        for used in (part, group, made):
+            used.Free()
         return sub
 
     def translate(self, error: BaseException) -> BaseException:

@@ -162,6 +162,29 @@ class MpiShortRequest:
         self._free.append(self._buffer)
 
 
+class MpiAnyShortRequest(MpiShortRequest):
+    """The pending receive of a short message from any rank."""
+
+    __slots__ = ("_status",)
+
+    def __init__(self, request: MPI.Request, buffer: ShortBuffer, free: list[ShortBuffer]):
+        super().__init__(request, buffer, free)
+        self._status = status = MPI.Status()
+        came = False
+
+        def test() -> bool:  # the status of a request that was complete before is empty
+            nonlocal came
+            came = came or request.Test(status)
+            return came
+
+        self.test = test
+
+    @property
+    def source(self) -> int:
+        """Rank of the sender."""
+        return self._status.Get_source()
+
+
 class MpiTransfer:
     """The messages of a round as persistent requests, which are freed with this object."""
 

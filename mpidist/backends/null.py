@@ -14,7 +14,7 @@ from .waiting import poll
 class NullRequest:
     """A message without content, complete as soon as it is posted."""
 
-    content = b""
+    content, source = b"", 0
 
     def test(self) -> bool:
         """Return True."""
@@ -68,6 +68,18 @@ class NullBackend(Backend):
     def irecv_short(self, peer: int, tag: int) -> NullRequest:
         """Receive nothing."""
         return _DONE
+
+    def irecv_short_any(self, tag: int) -> NullRequest:
+        """Receive nothing."""
+        return _DONE
+
+    def iprobe(self, peer: int | None, tag: int) -> int | None:
+        """Return None: no message arrives."""
+        return None
+
+    def subgroup(self, ranks: Sequence[int], tag: int) -> NullBackend:
+        """Return a null backend of as many ranks."""
+        return NullBackend(len(ranks), list(ranks).index(self.rank))
 
     def bind(self, messages: Sequence[RoundMessage]) -> NullTransfer:
         """Return a transfer that is complete as soon as it is started."""

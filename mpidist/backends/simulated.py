@@ -151,6 +151,37 @@ class SimulatedShortRequest(SimulatedRequest):
         """Do nothing: each message has memory of its own."""
 
 
+class SimulatedAnyShortRequest:
+    """The pending receive of a short message from any rank."""
+
+    __slots__ = ("_backend", "_tag", "_found")
+
+    def __init__(self, backend: SimulatedBackend, tag: int):
+        self._backend, self._tag = backend, tag
+        self._found: tuple[int, bytes] | None = None
+
+    def test(self) -> bool:
+        """Receive the first message that no other receive waits for; return whether there was."""
+        if self._found is None:
+            self._found = self._backend.take_any(self._tag)
+        return self._found is not None
+
+    @property
+    def source(self) -> int:
+        """Rank of the sender."""
+        assert self._found is not None
+        return self._found[0]
+
+    @property
+    def content(self) -> bytes:
+        """The received bytes."""
+        assert self._found is not None
+        return self._found[1]
+
+    def release(self) -> None:
+        """Do nothing: each message has memory of its own."""
+
+
 class _Sent:
     """The request of a sent message, complete since the receiver's mailbox has a copy."""
 
@@ -176,6 +207,7 @@ class SimulatedBackend(Backend):
         self.board = Board(group.words, rank, range(group.size))
         self._posted: dict[tuple[int, int, int], deque] = defaultdict(deque)
         self._splits = 0
+        self._groups: dict[tuple[int, ...], int] = defaultdict(int)  # made, by members
         self._sent = 0
         self._parts: list[SimulatedBackend] = []  # this rank in the groups split off
 
@@ -238,6 +270,45 @@ class SimulatedBackend(Backend):
         """Post the receive of a short message."""
         key = (peer, self.rank, tag)
         return SimulatedShortRequest(self._group, key, _NOTHING, self._posted[key])
+
+    def irecv_short_any(self, tag: int) -> SimulatedAnyShortRequest:
+        """Post the receive of a short message from any rank."""
+        return SimulatedAnyShortRequest(self, tag)
+
+    def iprobe(self, peer: int | None, tag: int) -> int | None:
+        """Return the sender of a message that no posted receive waits for, or None."""
+        peers = range(self.size) if peer is None else (peer,)
+        with self._group.condition:
+            for source in peers:
+                key = (source, self.rank, tag)
+                box = self._group.boxes.get(key, ())
+                if len(box) > len(self._posted.get(key, ())):
+                    return source
+        return None
+
+    def take_any(self, tag: int) -> tuple[int, bytes] | None:
+        """Take a message that no posted receive waits for, with its sender; None without one."""
+        source = self.iprobe(None, tag)
+        if source is None:
+            return None
+        key = (source, self.rank, tag)
+        for posted in tuple(self._posted[key]):  # earlier receives get the earlier messages
+            posted.test()
+        with self._group.condition:
+            return source, self._group.boxes[key].popleft()
+
+    def subgroup(self, ranks: Sequence[int], tag: int) -> SimulatedBackend:
+        """Return a backend over `ranks`, in that order; only these call it."""
+        group, members = self._group, tuple(ranks)
+        self._groups[members] += 1
+        key = (self._groups[members], members)
+        with group.condition:
+            sub = group.created.get(key)
+            if sub is None:
+                nodes = [group.nodes[r] for r in members]
+                sub = group.created[key] = _Group(len(members), group.faults, nodes)
+        self._parts.append(SimulatedBackend(sub, members.index(self.rank)))
+        return self._parts[-1]
 
     def wait(
         self,

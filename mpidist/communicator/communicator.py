@@ -638,7 +638,7 @@ class Communicator:
             self._messages.send(x, peer, tag)
 
     def recv(
-        self, out: np.ndarray, peer: int, tag: int = 0, timeout: float | None = UNSET
+        self, out: np.ndarray, peer: int | None, tag: int = 0, timeout: float | None = UNSET
     ) -> np.ndarray:
         """Receive an array of :meth:`send`.
 
@@ -646,7 +646,10 @@ class Communicator:
         ----------
         out : ndarray
             Filled; of the dtype and shape of the message.  Axes of length 1 do not count.
-        peer, tag : int
+        peer : int or None
+            Its sender; None for any other rank, on the host only.  :meth:`irecv` then tells which
+            it was: ``work.source``.
+        tag : int
             See :meth:`send`.
         timeout : float or None, optional
             Seconds; by default the communicator's deadline, None for none.
@@ -676,8 +679,11 @@ class Communicator:
             return self._gpu_messages.isend(x, peer, tag)
         return self._messages.isend(x, peer, tag)
 
-    def irecv(self, out: np.ndarray, peer: int, tag: int = 0) -> Work:
-        """Begin :meth:`recv` in the background; do not touch the array before ``wait()``."""
+    def irecv(self, out: np.ndarray, peer: int | None, tag: int = 0) -> Work:
+        """Begin :meth:`recv` in the background; do not touch the array before ``wait()``.
+
+        Afterwards ``work.source`` is the rank of the sender.
+        """
         if type(out) is not np.ndarray and is_on_device(out):
             return self._gpu_messages.irecv(out, peer, tag)
         return self._messages.irecv(out, peer, tag)
@@ -686,7 +692,28 @@ class Communicator:
         """Send a Python object, which must be picklable; see :meth:`send`."""
         self._messages.send_object(value, peer, tag)
 
-    def recv_object(self, peer: int, tag: int = 0, timeout: float | None = UNSET) -> Any:
+    def iprobe(self, peer: int | None = None, tag: int = 0, kind: str = "array") -> int | None:
+        """Return the sender of a message that has arrived and was not received yet, or None.
+
+        It does not wait.
+
+        Parameters
+        ----------
+        peer : int or None
+            Its sender; None for any other rank.
+        tag : int
+            See :meth:`send`.
+        kind : {"array", "object"}
+            Whether messages of :meth:`send` or of :meth:`send_object` are meant.
+
+        Raises
+        ------
+        InvalidArgument
+            If `peer` is no other rank, or `tag` or `kind` is not allowed.
+        """
+        return self._messages.iprobe(peer, tag, kind)
+
+    def recv_object(self, peer: int | None, tag: int = 0, timeout: float | None = UNSET) -> Any:
         """Receive an object of :meth:`send_object`.  Unpickling runs code: trust the sender."""
         return self._messages.recv_object(peer, tag, timeout)
 
@@ -877,10 +904,47 @@ class Communicator:
         check()
         mine = (None if color is None else int(color), int(key))
         sub = self._service.meet("split", lambda: self._backend.split(*mine))
-        if sub is None:
-            return None
+        return None if sub is None else self._of(sub)
+
+    def create_group(self, ranks: Sequence[int], tag: int = 0) -> Communicator:
+        """Form a communicator of some ranks, which are the only ones to call this.
+
+        :meth:`split` is for all ranks together, and faster for many groups.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The members, in the order of their ranks in the new communicator; the same on each.
+        tag : int
+            0 … :attr:`max_tag`; the same on each member.  Groups with a member in common that are
+            made at the same time, by several threads, need different ones.
+
+        Returns
+        -------
+        Communicator
+            With this one's single-level strategies, thresholds and deadline.
+
+        Raises
+        ------
+        InvalidArgument
+            If this rank is not a member, a rank stands twice, or `tag` is not allowed.
+        CollectiveTimeout
+            If a member has not called this within the deadline; this communicator is broken then.
+        """
+        members = [self._place.check_rank(r, "ranks") for r in ranks]
+        if self.rank not in members or len(set(members)) < len(members):
+            raise self._place.wrong(
+                f"create_group: ranks={list(ranks)!r}: expected different ranks, this one among "
+                "them: only the members call it"
+            )
+        self._messages.meet(members, tag)
+        return self._of(self._backend.subgroup(members, tag))
+
+    def _of(self, backend: Backend) -> Communicator:
+        """Return a communicator over some of the ranks, with the options of this one."""
         config = self.config.at_level("local").replace(timeout=self.timeout)
-        return Communicator(sub, config, debug=self._debug, **self._options, **self._calibrated())
+        options = {**self._options, **self._calibrated()}
+        return Communicator(backend, config, debug=self._debug, **options)
 
     def empty(
         self,

@@ -13,13 +13,13 @@ import hashlib
 import pickle
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..backends.base import SHORT_BYTES, AllOf, ShortRequest, pieces
+from ..backends.base import SHORT_BYTES, AllOf, pieces
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Caller
@@ -34,13 +34,17 @@ CHUNK_BYTES = 1 << 28  # of the elements that follow; a dropped message takes no
 _HEAD = struct.Struct("<QIH")  # bytes of the message, tag of the elements or 0, bytes of the text
 _LONGEST_TEXT = SHORT_BYTES - INLINE_BYTES - _HEAD.size - 16
 _OBJECT = b"object"
-_SEND, _RECV = "send to rank {}".format, "recv from rank {}".format
+_SEND = "send to rank {}".format
 _BYTE = np.dtype(np.uint8)
 _AT_A_TIME = 16  # messages polled in each wait for something else
 
 
 def _nothing() -> None:
     """Return None, the result of a send."""
+
+
+def _RECV(peer: int | None) -> str:
+    return "recv from any rank" if peer is None else f"recv from rank {peer}"
 
 
 class Form(NamedTuple):
@@ -54,8 +58,8 @@ class Form(NamedTuple):
 class PointToPoint:
     """Sends and receives of one communicator.
 
-    The tags between those of the collectives and of set-up are divided into four ranges: arrays,
-    objects, posted messages, and the elements after a header.
+    The tags between those of the collectives and of set-up are divided into five ranges: arrays,
+    objects, posted messages, the making of groups, and the elements after a header.
 
     Attributes
     ----------
@@ -68,10 +72,11 @@ class PointToPoint:
         self.place = Caller(self.backend.rank, self.backend.size)
         limit = min(self.backend.tag_limit, 2**30)
         first, end = limit // 2, limit // 4 * 3
-        self.width = width = min(USER_TAGS, (end - first) // 4)
+        self.width = width = min(USER_TAGS, (end - first) // 5)
         self._posted = first + 2 * width
         self._base = {"array": first, "object": first + width, "posted": self._posted}
-        self._following, self._followed = first + 3 * width, 0
+        self._base["group"] = first + 3 * width
+        self._following, self._followed = first + 4 * width, 0
         self._forms: dict[tuple[np.dtype, tuple[int, ...]], Form] = {}
         self._arrivals = PendingReceives(service.engine)
 
@@ -134,7 +139,7 @@ class PointToPoint:
 
     def recv(self, out: Any, peer: Any, tag: Any, timeout: Any = UNSET) -> Any:
         """Receive into `out`, which must have the dtype and shape of the message."""
-        peer, data = self.peer(peer), self._output(out)
+        peer, data = self.source(peer), self._output(out)
         form = self.form(data.dtype, data.shape)
         wire = self._tag("array", tag)
         self._receive(HostRoom(data), form, peer, tag, wire, timeout)
@@ -142,12 +147,12 @@ class PointToPoint:
 
     def irecv(self, out: Any, peer: Any, tag: Any) -> Work:
         """Begin to receive into `out`, which must have the dtype and shape of the message."""
-        peer, data = self.peer(peer), self._output(out)
+        peer, data = self.source(peer), self._output(out)
         form = self.form(data.dtype, data.shape)
         return self.begin_receive(HostRoom(data), form, peer, tag, lambda: out)
 
     def begin_receive(
-        self, room: Room, form: Form, peer: int, tag: Any, end: Callable[[], Any]
+        self, room: Room, form: Form, peer: int | None, tag: Any, end: Callable[[], Any]
     ) -> Work:
         """Begin to receive a message of the given `form` into `room`, its destination.
 
@@ -155,17 +160,23 @@ class PointToPoint:
         """
         wire = self._tag("array", tag)
         self.service.check_usable()
-        first = self.backend.irecv_short(peer, wire)
+        first = self._first(peer, wire)
         arrival = PendingReceive(self._take(first, room, form, peer, tag))
         self._arrivals.add(arrival)
-        return self._work(arrival.came, _RECV, peer, end)
+        sender = (lambda: peer) if peer is not None else (lambda: getattr(first, "source", None))
+        return self._work(arrival.came, _RECV, peer, end, sender)
+
+    def _first(self, peer: int | None, wire: int) -> Any:
+        """Post the receive of a header, from any rank for None."""
+        backend = self.backend
+        return backend.irecv_short_any(wire) if peer is None else backend.irecv_short(peer, wire)
 
     def _receive(
-        self, room: Room, form: Form | None, peer: int, tag: int, wire: int, timeout: Any
+        self, room: Room, form: Form | None, peer: int | None, tag: int, wire: int, timeout: Any
     ) -> None:
         """Receive a message of the given `form` (None: any form) into `room`, its destination."""
         self.service.check_usable()
-        first = self.backend.irecv_short(peer, wire)
+        first = self._first(peer, wire)
         self._wait(first.test, _RECV, peer, timeout)
         if form is not None and first.content.startswith(form.head):  # the usual short message
             room.store(first.content, len(form.head), form.nbytes)
@@ -200,7 +211,7 @@ class PointToPoint:
         return form
 
     def _take(
-        self, first: ShortRequest, room: Room, form: Form | None, peer: int, tag: int
+        self, first: Any, room: Room, form: Form | None, peer: int | None, tag: int
     ) -> Iterator[None]:
         """Receive a message; a generator that yields while a part is missing."""
         while not first.test():
@@ -208,6 +219,9 @@ class PointToPoint:
         content = first.content
         if not content:
             return  # from a backend that moves nothing
+        if peer is None:
+            peer = first.source
+        assert peer is not None
         nbytes, follows, length = _HEAD.unpack_from(content)
         text = bytes(content[_HEAD.size : _HEAD.size + length])
         same = form is None or (nbytes, text) == (form.nbytes, form.text)
@@ -255,8 +269,37 @@ class PointToPoint:
             raise self.place.wrong(f"peer={peer} is this rank itself")
         return peer
 
+    def source(self, peer: Any) -> int | None:
+        """Check that `peer` is another rank, or None for any."""
+        return None if peer is None else self.peer(peer)
+
+    def iprobe(self, peer: Any, tag: Any, kind: Any) -> int | None:
+        """Return the sender of a message that has arrived and was not received, or None."""
+        if kind not in ("array", "object"):
+            raise self.place.wrong(f"kind={kind!r}: allowed are 'array' and 'object'")
+        peer, wire = self.source(peer), self._tag(kind, tag)
+        self.service.check_usable()
+        return self.backend.iprobe(peer, wire)
+
+    def meet(self, ranks: Sequence[int], tag: Any) -> None:
+        """Wait until all of `ranks` have called this, within the deadline; `tag` as in a send."""
+        first, rank = ranks[0], self.place.rank
+        if rank != first:
+            self.send_object(None, first, tag, "group")
+            self.recv_object(first, tag, kind="group")
+            return
+        for peer in ranks[1:]:
+            self.recv_object(peer, tag, kind="group")
+        for peer in ranks[1:]:
+            self.send_object(None, peer, tag, "group")
+
     def _work(
-        self, test: Callable[[], bool], describe: Callable[[Any], str], peer: int, end: Callable
+        self,
+        test: Callable[[], bool],
+        describe: Callable[[Any], str],
+        peer: int | None,
+        end: Callable,
+        sender: Callable[[], int | None] | None = None,
     ) -> Work:
         def wait(test: Callable[[], bool], timeout: Any) -> None:
             self.service.check_usable()
@@ -268,7 +311,7 @@ class PointToPoint:
             except Exception as error:
                 raise self.backend.translate(error) from error.__cause__
 
-        return Work(translated, wait, end, self.service.background.works)
+        return Work(translated, wait, end, self.service.background.works, sender)
 
     def _wait(
         self,
@@ -401,7 +444,7 @@ class PointToPoint:
         self, peer: Any, tag: Any = 0, timeout: Any = UNSET, kind: str = "object"
     ) -> Any:
         """Receive an object sent by `send_object`."""
-        peer, room = self.peer(peer), ObjectRoom()
+        peer, room = self.source(peer), ObjectRoom()
         self._receive(room, None, peer, tag, self._tag(kind, tag), timeout)
         return pickle.loads(room.data)
 

@@ -41,8 +41,9 @@ class Work:
         wait: Callable[[Callable[[], bool], Any], None],
         give: Callable[[], Any],
         pending: set[Work] | None = None,
+        sender: Callable[[], int | None] | None = None,
     ):
-        self._test, self._wait, self._give = test, wait, give
+        self._test, self._wait, self._give, self._sender = test, wait, give, sender
         self._result: Any = None
         self._done = False
         self._error: Exception | None = None
@@ -61,6 +62,16 @@ class Work:
         if not self._done:
             raise RuntimeError("the operation is still pending: call wait()")
         return self._result
+
+    @property
+    def source(self) -> int | None:
+        """Rank that sent the received message; None for other operations.
+
+        RuntimeError while it is not done.
+        """
+        if not self._done:
+            raise RuntimeError("the operation is still pending: call wait()")
+        return None if self._sender is None else self._sender()
 
     def test(self) -> bool:
         """Poll; return whether the operation has ended."""

@@ -288,6 +288,10 @@ MESSAGES = {
     "forms": lambda comm: message_cases.check_forms(comm, "recv"),
     "alike": message_cases.check_alike,
     "order": message_cases.check_order,
+    "any": message_cases.check_any,
+    "any, mismatch": message_cases.check_any_mismatch,
+    "probe": message_cases.check_probe,
+    "group": message_cases.check_group,
     "both ways": lambda comm: message_cases.check_both_ways(comm, "ring"),
     "dropped": message_cases.check_dropped,
 }

@@ -123,6 +123,97 @@ def check_order(comm):
     assert comm.allreduce(1) == comm.size
 
 
+def check_any(comm):
+    """Rank 0 receives from whoever sends: short and long messages, and is told who it was."""
+    sizes = (3, 70_000)
+    if comm.rank:
+        for n in sizes:
+            comm.send(np.full(n, float(comm.rank)), 0, 6)
+            comm.barrier()
+    else:
+        others = set(range(1, comm.size))
+        for n in sizes:  # the messages of one rank keep their order
+            found = {}
+            for _ in others:
+                work = comm.irecv(np.empty(n), None, 6)
+                with pytest.raises(RuntimeError, match="pending"):
+                    _ = work.source
+                got = work.wait()
+                found[work.source] = got
+            assert set(found) == others
+            assert all((got == source).all() for source, got in found.items())
+            comm.barrier()
+    assert comm.isend(np.ones(2), 0, 8).wait() is None if comm.rank == 1 else True
+    if comm.rank == 0:
+        assert (comm.recv(np.empty(2), None, 8) == 1).all()
+    assert comm.allreduce(1) == comm.size
+
+
+def check_any_mismatch(comm):
+    """What does not fit is dropped, and the error says who sent it."""
+    if comm.rank == 1:
+        comm.send(np.ones(70_000), 0, 6)
+        comm.send(np.full(3, 8.0), 0, 6)
+    elif comm.rank == 0:
+        with pytest.raises(MessageMismatch) as caught:
+            comm.recv(np.empty(5), None, 6)
+        assert caught.value.sender == 1
+        assert (comm.recv(np.empty(3), None, 6) == 8).all()
+    assert comm.allreduce(1) == comm.size
+
+
+def check_probe(comm):
+    """A probe sees what has arrived of one kind and tag, and leaves it there."""
+    comm.barrier()
+    if comm.rank == 1:
+        comm.send(np.ones(3), 0, 5)
+        comm.send_object("text", 0, 5)
+    comm.barrier()
+    if comm.rank == 0:
+        assert comm.iprobe(None, 4) is None
+        for kind in ("array", "object"):
+            until = time.monotonic() + 10
+            while comm.iprobe(None, 5, kind) is None and time.monotonic() < until:
+                time.sleep(0.001)
+            assert comm.iprobe(None, 5, kind) == comm.iprobe(1, 5, kind) == 1
+        assert (comm.recv(np.empty(3), None, 5) == 1).all() and comm.recv_object(None, 5) == "text"
+        assert comm.iprobe(None, 5) is comm.iprobe(None, 5, "object") is None
+        with pytest.raises(InvalidArgument, match="rank 0: kind='bytes'"):
+            comm.iprobe(None, 5, "bytes")
+        with pytest.raises(InvalidArgument, match="peer=0 is this rank itself"):
+            comm.iprobe(0, 5)
+    assert comm.allreduce(1) == comm.size
+
+
+def check_group(comm):
+    """A communicator of some ranks, made by these alone, in the order given."""
+    members = [comm.size - 1, *range(0, comm.size - 1, 2)]
+    if comm.rank in members:
+        for made in range(2):
+            sub = comm.create_group(members, tag=made)
+            assert (sub.rank, sub.size) == (members.index(comm.rank), len(members))
+            assert sub.allgather(comm.rank).tolist() == members
+            assert sub.timeout == comm.timeout
+            sub.free()
+    if comm.rank == 0:
+        for wrong in ([0, 0], [1], []):
+            with pytest.raises(InvalidArgument, match="rank 0: create_group: ranks="):
+                comm.create_group(wrong)
+        with pytest.raises(InvalidRank, match="99"):
+            comm.create_group([0, 99])
+    assert comm.allreduce(1) == comm.size
+
+
+def check_group_deadline(comm):
+    """A member that never calls it is named within the deadline."""
+    sub = comm.split(0)
+    if comm.rank == 0:
+        sub.timeout = 0.3
+        with pytest.raises(CollectiveTimeout, match="rank 0: recv from rank 1"):
+            sub.create_group([0, 1])
+    assert comm.allreduce(1) == comm.size
+
+
 def check_both_ways(comm, algorithm):
     """Long messages both ways; each rank waits for something else before it waits for them."""
     if comm.rank < 2:
