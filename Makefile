@@ -16,7 +16,7 @@ BIN = $(VENV)/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu gpu-here test-slurm stress mutation lint format docs dist bench benchmarks clean
+.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu gpu-here test-torch test-slurm stress mutation lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ test-gpu: gpu-here $(VENV)/.gpu  ## the tests that need a GPU, on 1, 2 and 4 ran
 
 gpu-here:
 	@$(PYTHON) tests/gpu_here.py $(CUDA)
+
+test-torch: $(VENV)/.test  ## torch's own tests of torch.distributed with the backend "mpidist", on 2, 3 and 4 ranks
+	for ranks in 2 3 4; do $(BIN)/python tests/torch/suite.py mpidist $$ranks --check $(ARGS) || exit 1; done
 
 test-slurm: $(VENV)/.test $(MPICH_VENV)/.test  ## jobs of a real Slurm on emulated nodes, the long ones too; needs root, slurm-wlm
 	MPIDIST_TEST_SLURM=long $(LAUNCH) slurm $(ARGS)

@@ -236,12 +236,23 @@ def _end_together() -> None:
             previous(kind, error, trace)
             return
         text = "".join(traceback.format_exception(kind, error, of_the_program(trace)))
-        sys.stderr.write(f"rank {comm.rank} of {comm.size} failed; the job ends\n{text}")
-        sys.stderr.flush()
+        # What another hook keeps to print later (torch.distributed puts the rank in front of each
+        # line) would be lost: the job ends here.
+        stderr = sys.stderr if _has_file(sys.stderr) else sys.__stderr__ or sys.stderr
+        stderr.write(f"rank {comm.rank} of {comm.size} failed; the job ends\n{text}")
+        stderr.flush()
         comm.backend.abort(1)
 
     sys.excepthook = hook
     atexit.register(_leave)
+
+
+def _has_file(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
 
 
 def of_the_program(trace: Any) -> Any:

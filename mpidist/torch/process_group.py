@@ -1,0 +1,1000 @@
+"""The process group of torch.distributed's backend "mpidist", over a communicator.
+
+Each collective of c10d is one call of a public collective, on the memory of the tensors.  A
+blocking call runs in the caller's thread; one with ``async_op=True`` runs in a thread of the group,
+in order, so that backward goes on meanwhile and C++ can wait for its future.  Messages have a
+communicator of their own and are waited for in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+from ..backends.waiting import POLLING
+from ..calls.arrays import view_at
+from ..communicator.communicator import Communicator
+from ..device import tensors as host
+from ..engine.work import UNSET
+from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, MpidistError
+from .rendezvous import root
+
+Act = Callable[[], object]
+
+_Kind = c10d.ReduceOp.RedOpType
+OPERATIONS = {
+    _Kind.SUM: "sum",
+    _Kind.AVG: "mean",
+    _Kind.PRODUCT: "prod",
+    _Kind.MIN: "min",
+    _Kind.MAX: "max",
+    _Kind.BAND: "and",
+    _Kind.BOR: "or",
+    _Kind.BXOR: "xor",
+}
+ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # as PyTorch's arithmetic is
+_MOST_KEPT, _MOST_PENDING = 1024, 64
+_POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
+_FOREVER = 10 * 365 * 86400.0
+
+
+class HostArrays:
+    """Flat arrays on the memory of tensors, the same object again for the same memory.
+
+    PyTorch makes new tensors on the same memory all the time; the communicator finds a repeated
+    call by the very array.  The arrays do not keep the memory alive: only a tensor asks for them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, torch.dtype], np.ndarray] = {}
+
+    def of(self, x: Tensor) -> np.ndarray:
+        """Return the flat array on the memory of a contiguous tensor."""
+        key = (x.data_ptr(), x.numel(), x.dtype)
+        found = self._kept.get(key)
+        if found is None:
+            dtype = host.dtype_of(x.dtype)
+            if isinstance(dtype, str):  # numpy has none such: it can be moved, not combined
+                dtype = np.dtype((np.void, x.element_size()))
+            if len(self._kept) >= _MOST_KEPT:
+                self.forget()
+            found = self._kept[key] = view_at(*key[:2], dtype)
+        return found
+
+    def forget(self) -> None:
+        """Forget all arrays: symmetric memory comes or goes, maybe where private memory was."""
+        self._kept.clear()
+
+
+ARRAYS = HostArrays()
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return a contiguous tensor with the elements of `x`: itself, or a copy."""
+    if x.is_contiguous() and not x.is_conj() and not x.is_neg():
+        return x
+    return x.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _writable(x: Tensor) -> tuple[Tensor, Act | None]:
+    """Return a contiguous tensor for a result, and what copies it to `x` if it is not `x`."""
+    if x.is_contiguous() and not x.is_conj() and not x.is_neg():
+        return x, None
+    given, made = x.detach(), _readable(x)
+    return made, lambda: given.copy_(made)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([_readable(t.detach()).reshape(-1) for t in tensors])
+
+
+def _deal(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy consecutive parts of a flat tensor into `tensors`."""
+    for target, part in zip(tensors, flat.split([t.numel() for t in tensors])):
+        target.copy_(part.view(target.shape))
+
+
+def _counts(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return the numbers of elements, or None if they are all the same."""
+    counts = [t.numel() for t in tensors]
+    return None if len(set(counts)) == 1 else counts
+
+
+# -- works ----------------------------------------------------------------------------------------
+
+
+class _Work(dist.Work):
+    """An operation of a process group, as its caller and C++ hold it."""
+
+    def __init__(self, outputs: Sequence[Tensor]):
+        super().__init__()
+        self._outputs = outputs
+        self._error: BaseException | None = None
+        self._ended = False
+        self._future: Any = None
+        self._settles: Any = None
+        self._lock = threading.Lock()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Note that the operation has ended, and have its future know."""
+        with self._lock:
+            if self._ended:
+                return
+            self._error, self._ended, settles = error, True, self._settles
+        if settles is not None:
+            # Callbacks may start and await collectives: never in the thread that runs those.
+            threading.Thread(target=settles.set_result, args=(None,), daemon=True).start()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _unwrap(self, _: Any) -> list[Tensor]:
+        self._raise()
+        return list(self._outputs)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end; raise the operation's error."""
+        self._raise()
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the end."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended, well or not."""
+        return self._ended
+
+    def is_success(self) -> bool:
+        """Return whether the operation has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the operation's error, or None."""
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """Return the tensors with the result, once it has ended."""
+        self.wait()
+        return list(self._outputs)
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors with the result."""
+        with self._lock:
+            if self._future is None:
+                self._settles = torch.futures.Future()
+                # An error set on a future crashes DDP; one that is raised in a callback does not.
+                self._future = self._settles.then(self._unwrap)
+                if self._ended:
+                    self._settles.set_result(None)
+        return self._future
+
+
+class _Done(_Work):
+    """A blocking operation, which has ended."""
+
+    def __init__(self, outputs: Sequence[Tensor]):
+        super().__init__(outputs)
+        self._ended = True
+
+
+_BLOCKING = _Done([])  # for callers that see nothing of it
+
+
+class _Queued(_Work):
+    """An operation that the group's thread runs."""
+
+    def __init__(self, group: ProcessGroup, what: str, outputs: Sequence[Tensor]):
+        super().__init__(outputs)
+        self._group, self._what, self._event = group, what, threading.Event()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        super()._end(error)
+        self._event.set()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end; this thread's messages advance meanwhile."""
+        seconds = timeout.total_seconds()
+        if not self._group.await_event(self._event, seconds if seconds > 0 else None):
+            raise dist.DistBackendError(
+                f"{self._what}: Timed out waiting {_milliseconds(seconds)}ms for its end"
+            )
+        return super().wait()
+
+
+class _Message(_Work):
+    """A send or receive."""
+
+    def __init__(self, group: ProcessGroup, what: str, outputs: Sequence[Tensor], work: Any):
+        super().__init__(outputs)
+        self._group, self._what, self._work = group, what, work
+        self._back: Act | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end."""
+        if not self._ended:
+            seconds = timeout.total_seconds()
+            seconds = seconds if seconds > 0 else UNSET
+            try:
+                self._work.wait(seconds)
+                if self._back is not None:
+                    self._back()
+            except MpidistError as error:
+                self._end(self._group.translated(error, self._what, seconds))
+            else:
+                self._end()
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        """Make progress; return whether the message has moved."""
+        if not self._ended:
+            try:
+                moved = self._work.test()
+            except MpidistError:
+                moved = True
+            if moved:
+                try:
+                    self.wait()
+                except Exception:
+                    pass  # wait() and exception() have it
+        return self._ended
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors; it waits for the message."""
+        try:
+            self.wait()
+        except Exception:
+            pass  # the future has it
+        return super().get_future()
+
+    def _source_rank(self) -> int:
+        """Return the rank of the sender."""
+        self.wait()
+        return self._work.source
+
+    source_rank = _source_rank
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "forever" if seconds is None else f"{seconds * 1000:.0f}"
+
+
+# -- the process group ----------------------------------------------------------------------------
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A process group whose collectives are those of a communicator.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of the members; it belongs to the group.
+    name : str
+        Name of the group.
+    timeout : timedelta
+        Deadline of each operation; of a call with its own timeout, that one.
+    store : Store
+        Store of the group, for what wants one.
+    """
+
+    def __init__(self, comm: Communicator, name: str, timeout: timedelta, store: Any):
+        super().__init__(comm.rank, comm.size)
+        messages = comm.split(0)
+        assert messages is not None
+        self.comm, self.messages = comm, messages
+        self._rank, self._size = comm.rank, comm.size
+        self._name, self._description, self._store = name, "", store
+        self._sequence = self._monitored = 0
+        self._queue: queue.SimpleQueue[tuple[_Queued, Act, float | None] | None] | None = None
+        self._queued = 0  # operations of the group's thread that have not ended
+        self._counting = threading.Lock()
+        self._pending: list[_Message] = []
+        self.bound_device_id = None
+        self.options = torch._C._distributed_c10d.Backend.Options("mpidist", timeout)
+        self.set_timeout(timeout)
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self._name!r} of mpidist: rank {self._rank} of {self._size}>"
+
+    # -- what c10d asks ---------------------------------------------------------------------------
+
+    def rank(self) -> int:
+        """Return this rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of members."""
+        return self._size
+
+    def name(self) -> str:
+        """Return the name of the backend."""
+        return "mpidist"
+
+    getRank, getSize = rank, size
+    getBackendName = _get_backend_name = name
+    supports_splitting = supports_coalescing = supports_shrinking = False
+    supports_time_estimate = False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(
+                f"rank {self._rank}: the group {self._name!r} of mpidist serves tensors of the "
+                f"CPU, not of {device}"
+            )
+        return self
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+        super()._set_group_name(name)
+
+    def getGroupName(self) -> str:
+        """Return the name of the group."""
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group."""
+        return self._name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+        super()._set_group_desc(description)
+
+    def getGroupDesc(self) -> str:
+        """Return the description of the group."""
+        return self._description
+
+    @property
+    def group_desc(self) -> str:
+        """Description of the group."""
+        return self._description
+
+    def get_group_store(self) -> Any:
+        """Return the store of the group."""
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: all members count from 0."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the deadline of each operation."""
+        seconds = timeout.total_seconds()
+        self._seconds = seconds if 0 < seconds < _FOREVER else None
+        self.options._timeout = timeout
+        self.comm.timeout = self.messages.timeout = self._seconds
+
+    _set_default_timeout = set_timeout
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """Return a group of some members; only these call it, the others get None."""
+        if self._rank not in new_ranks:
+            return None
+        name = group_name or f"{self._name}:{','.join(map(str, new_ranks))}"
+        made = ProcessGroup(
+            self.comm.create_group(list(new_ranks), _tag(name)),
+            name,
+            timeout or self.options._timeout,
+            dist.PrefixStore(f"{name}/", self._store),
+        )
+        made._set_group_name(name)
+        made._set_group_desc(group_desc or f"{self._description}:split")
+        return made
+
+    def shutdown(self) -> None:
+        """End the group's thread, once it has run what is queued."""
+        if self._queue is not None:
+            self._queue.put(None)
+            self._queue = None
+
+    def abort(self) -> None:
+        """End the group's thread."""
+        self.shutdown()
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def translated(self, error: MpidistError, what: str, seconds: Any = UNSET) -> BaseException:
+        """Return the error that users of torch.distributed expect for one of mpidist."""
+        if not isinstance(error, CommunicationError):
+            return error
+        late = ""
+        if isinstance(error, CollectiveTimeout):
+            waited = _milliseconds(self._seconds if seconds is UNSET else seconds)
+            late = f" Timed out waiting {waited}ms:"
+        made = dist.DistBackendError(f"{what}:{late} {error}")
+        made.__cause__ = error
+        return made
+
+    def _what(self, name: str) -> str:
+        return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
+
+    def _run(self, name: str, act: Act, outputs: Sequence[Tensor], opts: Any) -> Any:
+        """Run an operation: a blocking one here, any other in the group's thread."""
+        self._sequence += 1
+        timeout = opts.timeout.total_seconds()
+        seconds = timeout if 0 < timeout < _FOREVER else self._seconds
+        if not opts.asyncOp and not self._queued:
+            error = self._attempt(name, act, seconds)
+            if error is not None:
+                raise error
+            return _BLOCKING
+        work = _Queued(self, self._what(name), outputs)
+        with self._counting:
+            self._queued += 1
+        if self._queue is None:
+            self._queue = queue.SimpleQueue()
+            threading.Thread(
+                target=self._serve, args=(self._queue,), name="mpidist-group", daemon=True
+            ).start()
+        self._queue.put((work, act, seconds))
+        return work
+
+    def _attempt(self, name: str, act: Act, seconds: float | None) -> BaseException | None:
+        """Perform an operation within `seconds`; return its error."""
+        comm = self.comm
+        try:
+            if seconds is not self._seconds:
+                comm.timeout = seconds
+            act()
+        except MpidistError as error:
+            what = name if name.startswith("rank ") else self._what(name)
+            return self.translated(error, what, seconds)
+        except BaseException as error:
+            return error
+        finally:
+            if seconds is not self._seconds:
+                comm.timeout = self._seconds
+        return None
+
+    def _serve(self, waiting: queue.SimpleQueue) -> None:
+        """Run the queued operations in order, in the group's thread."""
+        POLLING.gentle = True
+        while (item := waiting.get()) is not None:
+            work, act, seconds = item
+            error = self._attempt(work._what, act, seconds)
+            with self._counting:
+                self._queued -= 1
+            work._end(error)
+            del work, act, item
+
+    def await_event(self, event: threading.Event, seconds: float | None) -> bool:
+        """Wait for an event of the group's thread, and poll this rank's messages meanwhile."""
+        if not self._pending:
+            return event.wait(seconds)
+        waited = 0.0
+        while not event.wait(_POLL_SECONDS):
+            waited += _POLL_SECONDS
+            if seconds is not None and waited > seconds:
+                return False
+            self._pending = [m for m in self._pending if not m.is_completed()]
+        return True
+
+    def _flat(self, x: Tensor) -> np.ndarray:
+        """Return the array of a contiguous tensor of the CPU."""
+        if x.device.type != "cpu" or x.layout is not torch.strided:
+            kind = f"on {x.device}" if x.device.type != "cpu" else f"with layout {x.layout}"
+            raise NotImplementedError(
+                f"rank {self._rank}: a tensor {kind}: the backend mpidist takes dense tensors of "
+                "the CPU, and sparse COO tensors in all_reduce with SUM"
+            )
+        return ARRAYS.of(x)
+
+    def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, bool]:
+        """Return the communicator's operation, and whether its result is to be divided after it."""
+        kind = getattr(op, "op", op)
+        name = OPERATIONS.get(kind)
+        if name is None:
+            allowed = ", ".join(kind.name for kind in OPERATIONS)
+            raise InvalidArgument(
+                f"rank {self._rank}: {kind.name} is no operation of the backend mpidist: allowed "
+                f"are {allowed}"
+            )
+        if dtype is torch.bool:
+            name = ON_BOOL.get(name, name)
+        elif name == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+            return "sum", True
+        return name, False
+
+    def _divide(self, x: Tensor) -> None:
+        """Divide a sum of integers by the number of members, towards zero as NCCL does."""
+        x.div_(self._size, rounding_mode="trunc")
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """Combine a tensor of all ranks, in place."""
+        (x,) = _list(tensors)
+        opts = _options(c10d.AllreduceOptions, timeout, opts, reduceOp=opts)
+        if x.layout is torch.sparse_coo:
+            return self._run("all_reduce", lambda: self._allreduce_sparse(x, opts), [x], opts)
+        out, back = _writable(x)
+        data, allreduce = self._flat(out), self.comm.allreduce
+        op, divide = self._operation(opts.reduceOp, x.dtype)
+
+        def act() -> None:
+            allreduce(data, op, out=data)
+            if divide:
+                self._divide(out)
+            if back is not None:
+                back()
+
+        return self._run("all_reduce", act, [x], opts)
+
+    def _allreduce_sparse(self, x: Tensor, opts: Any) -> None:
+        """Join the elements of all ranks; equal indices are summed."""
+        if self._operation(opts.reduceOp, x.dtype)[0] != "sum":
+            raise InvalidArgument(f"rank {self._rank}: sparse tensors are combined by SUM only")
+        own = x.detach().coalesce()
+        indices, values = own.indices().t().contiguous(), own.values().contiguous()
+        counts = self.comm.allgather(np.array([len(indices)])).tolist()
+        every = []
+        for mine in (indices, values):
+            joined = torch.empty(sum(counts), *mine.shape[1:], dtype=mine.dtype)
+            each = mine[0].numel() if len(mine) else joined[:1].numel()
+            if sum(counts):
+                self.comm.allgather(
+                    self._flat(mine), out=self._flat(joined), counts=[n * each for n in counts]
+                )
+            every.append(joined)
+        x.copy_(torch.sparse_coo_tensor(every[0].t(), every[1], x.shape).coalesce())
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+        """Combine several tensors of all ranks, in place, those of one dtype in one call."""
+        opts = _options(c10d.AllreduceCoalescedOptions, None, opts)
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for x in tensors:
+            kinds.setdefault(x.dtype, []).append(x.detach())
+
+        def act() -> None:
+            for dtype, some in kinds.items():
+                joined = _joined(some)
+                op, divide = self._operation(opts.reduceOp, dtype)
+                data = self._flat(joined)
+                self.comm.allreduce(data, op, out=data)
+                if divide:
+                    self._divide(joined)
+                _deal(joined, some)
+
+        return self._run("all_reduce_coalesced", act, tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
+        """Combine a tensor of all ranks, in place on the root."""
+        (x,) = _list(tensors)
+        opts = _options(c10d.ReduceOptions, timeout, opts, rootRank=opts, reduceOp=op)
+        out, back = _writable(x)
+        root, data = opts.rootRank, self._flat(out)
+        name, divide = self._operation(opts.reduceOp, x.dtype)
+        mine = root == self._rank
+
+        def act() -> None:
+            self.comm.reduce(data, name, root, out=data if mine else None)
+            if mine and divide:
+                self._divide(out)
+            if mine and back is not None:
+                back()
+
+        return self._run("reduce", act, [x], opts)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """Send the root's tensor to all."""
+        (x,) = _list(tensors)
+        opts = _options(c10d.BroadcastOptions, timeout, opts, rootRank=opts)
+        out, back = _writable(x)
+        data, root = self._flat(out), opts.rootRank
+
+        def act() -> None:
+            self.comm.broadcast(data, root, out=data)
+            if back is not None:
+                back()
+
+        return self._run("broadcast", act, [x], opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """Send each rank's tensor to all, into a list of tensors; they may differ in length."""
+        (x,) = _list(inputs)
+        (outs,) = [outputs] if outputs and isinstance(outputs[0], Tensor) else outputs
+        opts = _options(c10d.AllgatherOptions, timeout, opts)
+        self._check_length("all_gather: output", outs)
+        x, counts = _readable(x), _counts(outs)
+        outs = [out.detach() for out in outs]
+
+        def act() -> None:
+            joined = torch.empty(sum(out.numel() for out in outs), dtype=x.dtype)
+            self.comm.allgather(self._flat(x), out=self._flat(joined), counts=counts)
+            _deal(joined, outs)
+
+        return self._run("all_gather", act, outs, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        """Send each rank's tensor to all, into one tensor."""
+        opts = _options(c10d.AllgatherOptions, None, opts)
+        return self._run("all_gather_single", self._gathering(output, input), [output], opts)
+
+    def _gathering(self, output: Tensor, given: Tensor) -> Act:
+        out, back = _writable(output)
+        own = out.data_ptr() + self._rank * given.numel() * given.element_size()
+        if not given.is_contiguous() or given.data_ptr() != own:
+            given = _readable(_apart(given, out))
+        data, target = self._flat(given), self._flat(out)
+
+        def act(_: Tensor = given) -> None:  # which keeps its memory
+            self.comm.allgather(data, out=target)
+            if back is not None:
+                back()
+
+        return act
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """Perform several :meth:`all_gather_single`."""
+        opts = _options(c10d.AllgatherOptions, None, opts)
+        acts = list(map(self._gathering, outputs, inputs))
+        return self._run("all_gather_coalesced", _each(acts), outputs, opts)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """Send several tensors of each rank to all: ``outputs[rank][k]`` is `k` of `rank`."""
+        opts = _options(c10d.AllgatherOptions, None, opts)
+        self._check_length("all_gather_coalesced: output", outputs)
+        columns = [[given[k].detach() for given in outputs] for k in range(len(inputs))]
+
+        def act() -> None:
+            for x, outs in zip(inputs, columns):
+                joined = torch.empty(sum(out.numel() for out in outs), dtype=x.dtype)
+                mine = _readable(x)
+                self.comm.allgather(self._flat(mine), out=self._flat(joined), counts=_counts(outs))
+                _deal(joined, outs)
+
+        return self._run("all_gather_coalesced", act, [t for c in columns for t in c], opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """Send each rank's tensor to the root, into a list of tensors there."""
+        (x,) = _list(inputs)
+        opts = _options(c10d.GatherOptions, timeout, opts, rootRank=opts)
+        root, x = opts.rootRank, _readable(x)
+        outs: list[Tensor] = []
+        if root == self._rank:
+            given = [outputs] if outputs and isinstance(outputs[0], Tensor) else outputs
+            outs = [out.detach() for out in given[0]]
+            self._check_length("gather: output", outs)
+
+        def act() -> None:
+            joined = torch.empty(len(outs) * x.numel(), dtype=x.dtype) if outs else None
+            into = None if joined is None else self._flat(joined)
+            self.comm.gather(self._flat(x), root, out=into)
+            if joined is not None:
+                _deal(joined, outs)
+
+        return self._run("gather", act, outs, opts)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """Send one tensor of the root's list to each rank."""
+        (x,) = _list(outputs)
+        opts = _options(c10d.ScatterOptions, timeout, opts, rootRank=opts)
+        root = opts.rootRank
+        (out, back), joined = _writable(x), None
+        if root == self._rank:
+            given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
+            self._check_length("scatter: input", given)
+            joined = _joined(given)
+        source = None if joined is None else self._flat(joined)
+        target = self._flat(out)
+
+        def act(_: Any = joined) -> None:  # which keeps its memory
+            self.comm.scatter(source, root, out=target)
+            if back is not None:
+                back()
+
+        return self._run("scatter", act, [x], opts)
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Any:
+        """Combine lists of tensors; rank r gets number r, of any length."""
+        (x,) = _list(outputs)
+        given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
+        opts = _options(c10d.ReduceScatterOptions, timeout, opts, reduceOp=opts)
+        self._check_length("reduce_scatter: input", given)
+        act = self._reducing(x, _joined(given), opts, _counts(given))
+        return self._run("reduce_scatter", act, [x], opts)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        """Combine tensors; rank r gets part r."""
+        opts = _options(c10d.ReduceScatterOptions, None, opts)
+        act = self._reducing(output, input, opts)
+        return self._run("reduce_scatter_single", act, [output], opts)
+
+    def _reducing(
+        self, output: Tensor, given: Tensor, opts: Any, counts: Sequence[int] | None = None
+    ) -> Act:
+        out, back = _writable(output)
+        given = _readable(_apart(given, out))
+        name, divide = self._operation(opts.reduceOp, given.dtype)
+        data, target = self._flat(given), self._flat(out)
+
+        def act(_: Tensor = given) -> None:  # which keeps its memory
+            self.comm.reduce_scatter(data, name, out=target, counts=counts)
+            if divide:
+                self._divide(out)
+            if back is not None:
+                back()
+
+        return act
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """Perform several :meth:`reduce_scatter_single`."""
+        opts = _options(c10d.ReduceScatterOptions, None, opts)
+        acts = [self._reducing(out, x, opts) for out, x in zip(outputs, inputs)]
+        return self._run("reduce_scatter_coalesced", _each(acts), outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Any:
+        """Send a part of a tensor to each rank; the splits count rows."""
+        opts = _options(c10d.AllToAllOptions, None, opts)
+        out, back = _writable(output)
+        x = _readable(_apart(input, out))
+        data, target = self._flat(x), self._flat(out)
+        sends = None
+        if input_splits or output_splits:
+            sends = self._elements(x, input_splits, "input")
+            gets = self._elements(out, output_splits, "output")
+            if sum(gets) != target.size or sum(sends) != data.size:
+                raise InvalidArgument(
+                    f"rank {self._rank}: all_to_all_single: input_split_sizes={list(input_splits)} "
+                    f"of {tuple(x.shape)}, output_split_sizes={list(output_splits)} of "
+                    f"{tuple(out.shape)}: expected sizes that add up to the rows"
+                )
+
+        def act(_: Tensor = x) -> None:  # which keeps its memory
+            self.comm.alltoall(data, out=target, counts=sends)
+            if back is not None:
+                back()
+
+        return self._run("all_to_all_single", act, [output], opts)
+
+    def _elements(self, x: Tensor, splits: Sequence[int], which: str) -> list[int]:
+        """Return the elements for each rank, of splits that count rows."""
+        if not splits:
+            if x.dim() and x.shape[0] % self._size:
+                raise InvalidArgument(
+                    f"rank {self._rank}: all_to_all_single: the {which} has {x.shape[0]} rows, "
+                    f"which {self._size} ranks cannot share evenly: pass {which}_split_sizes"
+                )
+            return [x.numel() // self._size] * self._size
+        self._check_length(f"all_to_all_single: {which}_split_sizes", splits)
+        row = x[0].numel() if x.dim() and x.shape[0] else 0
+        return [n * row for n in splits]
+
+    def alltoall(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """Send one tensor of a list to each rank, of any length."""
+        opts = _options(c10d.AllToAllOptions, None, opts)
+        self._check_length("all_to_all: input", inputs)
+        self._check_length("all_to_all: output", outputs)
+        outs, counts = [out.detach() for out in outputs], [t.numel() for t in inputs]
+        given = _joined(inputs)
+
+        def act() -> None:
+            joined = torch.empty(sum(out.numel() for out in outs), dtype=given.dtype)
+            self.comm.alltoall(self._flat(given), out=self._flat(joined), counts=counts)
+            _deal(joined, outs)
+
+        return self._run("all_to_all", act, outs, opts)
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        """Wait until all members have reached it."""
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
+        opts = _options(c10d.BarrierOptions, timeout, opts)
+        return self._run("barrier", self.comm.barrier, [], opts)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until all members have reached it, by messages to and from rank 0, as gloo's.
+
+        It leaves the group usable if some do not come.
+
+        Parameters
+        ----------
+        timeout : timedelta, optional
+            By default the group's.
+        wait_all_ranks : bool
+            Whether the error of rank 0 names all missing ranks, not only the first.
+
+        Raises
+        ------
+        DistBackendError
+            Past the timeout; on rank 0 with the missing ranks.
+        """
+        self._monitored += 1
+        tag, comm = self._monitored % (self.messages.max_tag + 1), self.messages
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        until, length = time.monotonic() + (seconds or 0), f"{_milliseconds(seconds)} ms"
+
+        def came(peer: int) -> bool:
+            while comm.iprobe(peer, tag, "object") is None:
+                if seconds is not None and time.monotonic() >= until:
+                    return False
+                time.sleep(2e-4)
+            comm.recv_object(peer, tag)
+            return True
+
+        if self._rank:
+            comm.send_object("here", 0, tag)
+            if not came(0):
+                raise dist.DistBackendError(
+                    f"Rank {self._rank} successfully reached monitoredBarrier, but received errors "
+                    f"while waiting for send/recv from rank 0 for {length}: its error names the "
+                    "missing ranks"
+                )
+            return
+        if seconds == 0:
+            raise dist.DistBackendError(f"Rank 0 timed out in monitoredBarrier after {length}")
+        missing = []
+        for peer in range(1, self._size):
+            if not came(peer):
+                missing.append(peer)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            which = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            raise dist.DistBackendError(f"{which} failed to pass monitoredBarrier in {length}")
+        for peer in range(1, self._size):
+            comm.send_object("all are here", peer, tag)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Do nothing: each call within is an operation of its own."""
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return _Done([])
+
+    # older names of the same
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _check_length(self, what: str, given: Sequence[Any]) -> None:
+        if len(given) != self._size:
+            raise InvalidArgument(
+                f"rank {self._rank}: {what} has {len(given)} entries, expected {self._size}, one "
+                f"for each member of group {self._name!r}"
+            )
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
+        """Send a tensor to a member."""
+        (x,) = _list(tensors)
+        what = f"rank {self._rank}: send to rank {peer} of group {self._name!r}, tag {tag}"
+        given = _readable(x)
+        return self._post(what, [given], lambda: self.messages.isend(self._flat(given), peer, tag))
+
+    def recv(self, tensors: Any, peer: int | None, tag: int = 0) -> Any:
+        """Receive a tensor from a member."""
+        (x,) = _list(tensors)
+        who = "any rank" if peer is None else f"rank {peer}"
+        what = f"rank {self._rank}: recv from {who} of group {self._name!r}, tag {tag}"
+        out, back = _writable(x)
+        message = self._post(what, [x], lambda: self.messages.irecv(self._flat(out), peer, tag))
+        message._back = back
+        return message
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        """Receive a tensor from any member; the work says from which."""
+        return self.recv(tensors, None, tag)
+
+    def _post(self, what: str, outputs: Sequence[Tensor], begin: Callable[[], Any]) -> _Message:
+        try:
+            work = begin()
+        except MpidistError as error:
+            raise self.translated(error, what) from error
+        message = _Message(self, what, outputs, work)
+        self._pending = [m for m in self._pending if not m._ended]
+        if len(self._pending) > _MOST_PENDING:  # nobody waits for them
+            self._pending = [m for m in self._pending if not m.is_completed()]
+        self._pending.append(message)
+        return message
+
+
+def _list(x: Any) -> Sequence[Tensor]:
+    """Return a list of the tensors that c10d passes in a list, or by themselves."""
+    tensors = [x] if isinstance(x, Tensor) else x
+    if len(tensors) != 1:
+        raise InvalidArgument(f"{len(tensors)} tensors: a process group takes one per call")
+    return tensors
+
+
+def _options(kind: type, timeout: timedelta | None, given: Any, **fields: Any) -> Any:
+    """Return the options of a call: those given, or new ones of the plain arguments."""
+    if isinstance(given, kind):
+        return given
+    made = kind()
+    for name, value in fields.items():
+        if value is not None:
+            setattr(made, name, value)
+    if timeout is not None:
+        made.timeout = timeout
+    return made
+
+
+def _apart(x: Tensor, out: Tensor) -> Tensor:
+    """Return `x`, or a copy if it shares memory with `out`."""
+    start, nbytes = out.data_ptr(), out.numel() * out.element_size()
+    mine = x.data_ptr()
+    last = mine + (x.untyped_storage().nbytes() if not x.is_contiguous() else x.nbytes)
+    return x.clone() if mine < start + nbytes and start < last and nbytes else x
+
+
+def _each(acts: Sequence[Act]) -> Act:
+    def act() -> None:
+        for one in acts:
+            one()
+
+    return act
+
+
+def _tag(name: str) -> int:
+    return zlib.crc32(name.encode()) % 32000
+
+
+def create(opts: Any, _: Any = None) -> ProcessGroup:
+    """Return the process group of c10d's options; all members call it.
+
+    Raises
+    ------
+    InvalidArgument
+        If rank or size are not those of MPI.
+    """
+    timeout = opts.timeout
+    seconds = timeout.total_seconds()
+    world = root(seconds if 0 < seconds < _FOREVER else None)
+    ranks = list(opts.global_ranks_in_group)
+    if not ranks and (opts.group_rank, opts.group_size) != (world.rank, world.size):
+        raise InvalidArgument(
+            f"rank {world.rank}: init_process_group: rank={opts.group_rank}, "
+            f"world_size={opts.group_size}, but MPI says rank {world.rank} of {world.size}: start "
+            "the processes by mpidist run, mpirun or srun, which torchrun does not"
+        )
+    name = str(opts.group_id)
+    comm = world.create_group(ranks or range(world.size), _tag(name))
+    return ProcessGroup(comm, name, timeout, opts.store)

@@ -1,0 +1,136 @@
+"""How processes find each other in torch.distributed: rank and size from MPI, a store over it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, MutableMapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers as HANDLERS
+
+from ..communicator.communicator import Communicator
+from ..errors import InvalidArgument
+from .store import MpiStore
+
+SCHEME = "mpidist"
+
+# What launchers set for their processes: rank, size, rank on the node, and the ranks there.
+LAUNCHERS = (
+    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+_root: Communicator | None = None
+_store: MpiStore | None = None
+_meetings = 0
+_address: tuple[str, str] | None = None  # MASTER_ADDR and MASTER_PORT, where this module set them
+
+
+def set_variables(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, as torchrun does, from a launcher's variables.
+
+    Only if none of them is set, and a launcher of MPI has started this process.
+    """
+    if any(name in environ for name in TORCHRUN):
+        return
+    for names in LAUNCHERS:
+        if all(name in environ for name in names):
+            for name, theirs in zip(TORCHRUN, names):
+                environ[name] = environ[theirs]
+            return
+
+
+def root(timeout: float | None = None) -> Communicator:
+    """Return the communicator of all ranks by which groups are made; collective at first.
+
+    Parameters
+    ----------
+    timeout : float, optional
+        Seconds that the ranks may be apart.
+    """
+    global _root
+    if _root is None or _root.freed:
+        from ..communicator.launch import get_communicator  # starts MPI
+
+        comm = get_communicator()
+        before = comm.timeout
+        comm.timeout = before if timeout is None else timeout
+        try:
+            _root = comm.split(0)
+        finally:
+            comm.timeout = before
+    assert _root is not None
+    if timeout is not None:
+        _root.timeout = timeout
+    return _root
+
+
+def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """Yield store, rank and size, by MPI; the handler of ``mpidist://``.
+
+    Raises
+    ------
+    InvalidArgument
+        If rank or world_size were given and are not those of MPI.
+    """
+    global _store, _meetings
+    comm = root(None if timeout is None else timeout.total_seconds())
+    for name, text in parse_qsl(urlsplit(url).query):
+        have = {"rank": comm.rank, "world_size": comm.size}.get(name)
+        if have is not None and text != str(have):
+            raise InvalidArgument(
+                f"rank {comm.rank}: init_process_group({name}={text}): MPI says {have}: leave it "
+                "out, or start as many processes by mpidist run, mpirun or srun"
+            )
+    if _store is None:
+        own = comm.split(0)
+        assert own is not None
+        _store = MpiStore(own)
+    _meetings += 1
+    _tell_address(comm)
+    # Groups of gloo would find what those before a destroy_process_group() have left.
+    yield dist.PrefixStore(f"meeting {_meetings}", _store), comm.rank, comm.size
+
+
+def _tell_address(comm: Communicator) -> None:
+    """Set the variables of torchrun that are missing: some libraries refuse to work without."""
+    global _address
+    if _address is None:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            host, port = comm.broadcast_object((socket.gethostname(), free.getsockname()[1]))
+        _address = (host, str(port))
+    values = {
+        "RANK": comm.rank,
+        "WORLD_SIZE": comm.size,
+        "LOCAL_RANK": comm.topology.local_rank,
+        "LOCAL_WORLD_SIZE": comm.topology.local_size,
+    }
+    for name, value in values.items():
+        os.environ.setdefault(name, str(value))
+    if "MASTER_ADDR" not in os.environ:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = _address
+
+
+def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler of ``env://`` that needs no MASTER_ADDR: without it, MPI serves."""
+
+    def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        given = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        ours = given[0] is None or given == _address
+        return meet(url, **options) if ours else before(url, **options)
+
+    return handler
+
+
+def register() -> None:
+    """Register the handlers, once."""
+    if SCHEME not in HANDLERS:
+        dist.register_rendezvous_handler(SCHEME, meet)
+        HANDLERS["env"] = _without_address(HANDLERS["env"])

@@ -1,0 +1,190 @@
+"""A key-value store of torch.distributed over a communicator: no address, no port.
+
+Rank 0 holds the keys.  A thread of it answers the requests of the other ranks, which are rare: a
+process group of mpidist needs none, groups of gloo or NCCL beside it meet through them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ..communicator.communicator import Communicator
+from ..errors import MpidistError
+
+_REQUEST, _ANSWER = 0, 1  # tags
+_POLL_SECONDS = (2e-4, 2e-2)  # between polls: at first, and after a long time without a request
+
+
+class MpiStore(dist.Store):
+    """A store whose keys are on rank 0 of a communicator.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Used by the store alone.
+    timeout : timedelta, optional
+        How long :meth:`get` and :meth:`wait` wait for keys.
+    """
+
+    def __init__(self, comm: Communicator, timeout: timedelta = timedelta(minutes=5)):
+        super().__init__()
+        self._comm, self._seconds = comm, timeout.total_seconds()
+        self._keys: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        if comm.rank == 0 and comm.size > 1:
+            threading.Thread(target=self._serve, name="mpidist-store", daemon=True).start()
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key."""
+        self._ask("set", key, _as_bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key, once there is one."""
+        found = None
+        while found is None:  # another rank may delete it meanwhile
+            self.wait([key])
+            found = self._ask("get", key)
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number that a key holds, at first 0, and return the sum."""
+        return self._ask("add", key, int(amount))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Append to the value of a key."""
+        self._ask("append", key, _as_bytes(value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set a key if it holds `expected`, or does not exist and that is empty; return its value.
+
+        The value of a key that does not exist is `expected`.
+        """
+        return self._ask("compare_set", key, _as_bytes(expected), _as_bytes(desired))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it existed."""
+        return self._ask("delete_key", key)
+
+    def num_keys(self) -> int:
+        """Return the number of keys."""
+        return self._ask("num_keys")
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys exist."""
+        return self._ask("check", list(keys))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return the values of several keys, once all exist."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        """Set several keys."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Return True: there are `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist.
+
+        Raises
+        ------
+        DistStoreError
+            If the timeout passes; it names the missing keys.
+        """
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        until, pause = time.monotonic() + seconds, _POLL_SECONDS[0]
+        while not self.check(keys):
+            if time.monotonic() > until:
+                missing = ", ".join(repr(key) for key in keys if not self.check([key]))
+                raise dist.DistStoreError(
+                    f"rank {self._comm.rank}: store: Timed out waiting {seconds:g} s for the keys "
+                    f"{missing}: no rank has set them"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS[1])
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait for keys."""
+        return timedelta(seconds=self._seconds)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long `get` and `wait` wait for keys."""
+        self._seconds = timeout.total_seconds()
+
+    # By these names C++ calls some of them.
+    deleteKey, getNumKeys, compareSet = delete_key, num_keys, compare_set
+    hasExtendedApi, multiGet, multiSet = has_extended_api, multi_get, multi_set
+
+    # -- within ---------------------------------------------------------------------------------
+
+    def _ask(self, operation: str, *arguments: Any) -> Any:
+        """Perform an operation, on rank 0 at once, elsewhere by a message to it."""
+        if self._comm.rank == 0:
+            return self._perform(operation, *arguments)
+        with self._lock:
+            self._comm.send_object((operation, arguments), 0, _REQUEST)
+            return self._comm.recv_object(0, _ANSWER)
+
+    def _perform(self, operation: str, *arguments: Any) -> Any:
+        with self._lock:
+            return _OPERATIONS[operation](self._keys, *arguments)
+
+    def _serve(self) -> None:
+        """Answer requests for the rest of the job."""
+        comm, pause = self._comm, _POLL_SECONDS[0]
+        while True:
+            try:
+                source = comm.iprobe(None, _REQUEST, "object")
+                if source is None:
+                    time.sleep(pause)
+                    pause = min(1.02 * pause, _POLL_SECONDS[1])
+                    continue
+                operation, arguments = comm.recv_object(source, _REQUEST)
+                comm.send_object(self._perform(operation, *arguments), source, _ANSWER)
+                pause = _POLL_SECONDS[0]
+            except MpidistError:  # broken or freed: the other ranks wait in vain, and say so
+                return
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _add(keys: dict[str, bytes], key: str, amount: int) -> int:
+    total = int(keys.get(key, b"0")) + amount
+    keys[key] = str(total).encode()
+    return total
+
+
+def _append(keys: dict[str, bytes], key: str, value: bytes) -> None:
+    keys[key] = keys.get(key, b"") + value
+
+
+def _compare_set(keys: dict[str, bytes], key: str, expected: bytes, desired: bytes) -> bytes:
+    if keys.get(key, b"") == expected:
+        keys[key] = desired
+    return keys.get(key, expected)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "set": lambda keys, key, value: keys.__setitem__(key, value),
+    "get": lambda keys, key: keys.get(key),
+    "add": _add,
+    "append": _append,
+    "compare_set": _compare_set,
+    "delete_key": lambda keys, key: keys.pop(key, None) is not None,
+    "num_keys": len,
+    "check": lambda keys, wanted: all(key in keys for key in wanted),
+}

@@ -1,0 +1,28 @@
+"""A script for torchrun, with another backend's name: MODE; the ranks write what they found."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+import mpidist.torch  # noqa: F401
+from tests.support.job_words import say
+
+mode = sys.argv[1]
+
+local = int(os.environ["LOCAL_RANK"])  # before anything has started MPI
+dist.init_process_group("mpidist")
+rank, size = dist.get_rank(), dist.get_world_size()
+assert (rank, size) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+if mode == "raise" and rank == 1:
+    raise ZeroDivisionError("the rank that is to blame")
+x = torch.tensor([2.0**rank])
+dist.all_reduce(x)
+say(SimpleNamespace(rank=rank), f"sum {x.item():g}")
+if mode == "leave":  # without destroy_process_group, and something pending
+    dist.all_reduce(x, async_op=True)
+    dist.irecv(torch.empty(10), (rank + 1) % size)
+    sys.exit()
+dist.destroy_process_group()

@@ -1,0 +1,656 @@
+"""The backend "mpidist" of torch.distributed: every call of c10d, by closed forms."""
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from mpidist.errors import InvalidArgument, MpidistError
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+if torch is not None:
+    import torch.distributed as dist
+
+    import mpidist.torch  # noqa: F401
+
+    FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+    COMPLEX = [torch.complex64, torch.complex128]
+    DTYPES = [*FLOATS, *INTS, *COMPLEX, torch.bool]
+else:
+    FLOATS = INTS = COMPLEX = DTYPES = []
+SECONDS = 30
+name_of = str
+
+
+@pytest.fixture(scope="module")
+def world():
+    """The default group; of this file alone."""
+    dist.init_process_group("mpidist", timeout=timedelta(seconds=SECONDS))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def place(world):
+    return dist.get_rank(), dist.get_world_size()
+
+
+def need(size, least):
+    if size < least:
+        pytest.skip(f"needs at least {least} ranks")
+
+
+# -- starting -------------------------------------------------------------------------------------
+
+
+def test_init(place):
+    rank, size = place
+    assert dist.get_backend() == "mpidist" and dist.is_initialized()
+    assert os.environ["RANK"] == str(rank) and os.environ["WORLD_SIZE"] == str(size)
+    assert 0 <= int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
+    assert os.environ["MASTER_ADDR"] and os.environ["MASTER_PORT"].isdigit()
+    assert dist.group.WORLD.name() == "mpidist" and dist.group.WORLD.size() == size
+
+
+def test_again(place):
+    """Destroyed and made again, by each of the addresses; groups of gloo meet in the store too."""
+    rank, size = place
+    for address in (None, "mpidist://", "env://"):
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        dist.init_process_group("mpidist", address, timeout=timedelta(seconds=SECONDS))
+        x = torch.tensor([rank])
+        dist.all_reduce(x)
+        assert x.item() == size * (size - 1) // 2
+        beside = dist.new_group(backend="gloo")
+        dist.all_reduce(x, group=beside)
+        assert x.item() == size * size * (size - 1) // 2
+
+
+def test_wrong_rank(place):
+    """A rank that MPI does not give is refused, with both."""
+    rank, size = place
+    dist.destroy_process_group()
+    try:
+        with pytest.raises(InvalidArgument, match=rf"rank {rank}: .*world_size={size + 1}.*MPI"):
+            dist.init_process_group("mpidist", rank=rank, world_size=size + 1)
+    finally:
+        dist.init_process_group("mpidist", timeout=timedelta(seconds=SECONDS))
+
+
+def test_store(place):
+    rank, size = place
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"key {rank}", f"value {rank}")
+    for other in range(size):
+        assert store.get(f"key {other}") == f"value {other}".encode()
+    store.add("sum", rank + 1)
+    dist.barrier()
+    assert store.add("sum", 0) == size * (size + 1) // 2
+    assert store.check(["key 0", "sum"]) and not store.check(["key 0", "none"])
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match=rf"rank {rank}: store: Timed out .*'.*none'"):
+        store.wait(["none"], timedelta(seconds=0.2))
+    assert time.monotonic() - begin < 5
+    dist.barrier()
+    if rank == 0:
+        threading.Timer(0.1, store.set, ("late", "it came")).start()
+    assert store.get("late") == b"it came"
+    dist.barrier()
+    if rank == size - 1:
+        assert store.delete_key("late") and not store.delete_key("late")
+        assert store.compare_set("switch", "", "on") == b"on"
+        assert store.compare_set("switch", "off", "no") == b"on"
+    dist.barrier()
+
+
+# -- reductions -----------------------------------------------------------------------------------
+
+
+def values(rank, dtype, count=7):
+    """Small numbers that every dtype has; True on odd ranks for bool."""
+    if dtype is torch.bool:
+        return torch.tensor([rank % 2 == 1, True, False, rank == 0])
+    x = (torch.arange(count) + rank) % 3 + 1
+    return x.to(dtype) + (1j * rank if dtype.is_complex else 0)
+
+
+def combined(name, every):
+    """The result of torch's own operation on one process."""
+    stack = torch.stack(every)
+    if stack.dtype is torch.bool:
+        return stack.any(0) if name in ("SUM", "MAX", "BOR") else stack.all(0)
+    wide = stack.to(torch.float64) if stack.dtype.is_floating_point else stack
+    if name == "SUM":
+        return wide.sum(0).to(stack.dtype)
+    if name == "PRODUCT":
+        return wide.prod(0).to(stack.dtype)
+    if name == "AVG":
+        total = wide.sum(0)
+        if stack.dtype.is_floating_point or stack.dtype.is_complex:
+            return (total / len(every)).to(stack.dtype)
+        return total.to(stack.dtype).div(len(every), rounding_mode="trunc").to(stack.dtype)
+    return stack.amax(0) if name == "MAX" else stack.amin(0)
+
+
+def operations(dtype):
+    if dtype is torch.bool:
+        return ("SUM", "MAX", "BOR", "PRODUCT", "MIN", "BAND")
+    return ("SUM", "AVG") if dtype.is_complex else ("SUM", "PRODUCT", "AVG", "MAX", "MIN")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_all_reduce(place, dtype):
+    rank, size = place
+    every = [values(r, dtype) for r in range(size)]
+    for name in operations(dtype):
+        x = every[rank].clone()
+        dist.all_reduce(x, op=getattr(dist.ReduceOp, name))
+        torch.testing.assert_close(x, combined(name, every), msg=lambda m, n=name: f"{n}: {m}")
+        y = every[rank].clone()
+        dist.reduce(y, size - 1, op=getattr(dist.ReduceOp, name))
+        if rank == size - 1:
+            torch.testing.assert_close(y, combined(name, every))
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=name_of)
+def test_bits(place, dtype):
+    rank, size = place
+    every = [torch.tensor([r, 5, r % 4 + 1], dtype=dtype) for r in range(size)]
+    for name, combine in (("BAND", torch.bitwise_and), ("BOR", torch.bitwise_or)):
+        x, wanted = every[rank].clone(), every[0]
+        for other in every[1:]:
+            wanted = combine(wanted, other)
+        dist.all_reduce(x, op=getattr(dist.ReduceOp, name))
+        assert torch.equal(x, wanted)
+    x, wanted = every[rank].clone(), every[0]
+    for other in every[1:]:
+        wanted = wanted ^ other
+    dist.all_reduce(x, op=dist.ReduceOp.BXOR)
+    assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 1000, 300_000])
+def test_lengths(place, count, async_op):
+    """New tensors on new memory, the same again, and views of it."""
+    rank, size = place
+    memory = torch.empty(count)
+    for turn in range(4):
+        x = memory.view(-1) if turn % 2 else memory
+        x.fill_(rank + turn)
+        work = dist.all_reduce(x, async_op=async_op)
+        if async_op:
+            assert work.wait() is True
+        assert (memory == size * (size - 1) / 2 + turn * size).all()
+
+
+def test_not_contiguous(place):
+    rank, size = place
+    every = [torch.arange(12.0).view(3, 4) * (r + 1) for r in range(size)]
+    total = sum(every)
+    x = every[rank].t().clone(memory_format=torch.contiguous_format).t()
+    assert not x.is_contiguous()
+    dist.all_reduce(x)
+    assert torch.equal(x, total)
+    wide = torch.zeros(6, 8)
+    part = wide[::2, 1:5]
+    part.copy_(every[rank])
+    dist.broadcast(part, size - 1)
+    assert torch.equal(part, every[-1]) and wide[1::2].abs().sum() == 0 and (wide[:, 0] == 0).all()
+    part.copy_(every[rank])
+    dist.reduce(part, 0)
+    assert torch.equal(part, total) or rank
+    into = torch.zeros(4, 3 * size).t()
+    dist.all_gather_into_tensor(into, every[rank].t().contiguous().t())
+    assert torch.equal(into, torch.cat(every))
+    if size > 1:
+        if rank == 0:
+            dist.send(every[0].t(), 1)
+        elif rank == 1:
+            column = torch.zeros(4, 6)[:, ::2]
+            dist.recv(column, 0)
+            assert torch.equal(column, every[0].t())
+    z = torch.full((3,), 1 + 2j * (rank + 1)).conj()
+    dist.group.WORLD.allreduce([z]).wait()
+    assert torch.equal(z.resolve_conj(), torch.full((3,), size - 1j * size * (size + 1)))
+
+
+def test_requires_grad(place):
+    _, size = place
+    x = torch.ones(3, requires_grad=True)
+    dist.all_reduce(x.data)
+    with torch.no_grad():
+        dist.all_reduce(x)
+    assert (x == size * size).all() and x.requires_grad
+
+
+def test_all_reduce_coalesced(place):
+    rank, size = place
+    some = [torch.full((k + 1, 2), float(rank)) for k in range(3)]
+    dist.all_reduce_coalesced(some)
+    assert all((x == size * (size - 1) / 2).all() for x in some)
+    with dist._coalescing_manager():
+        for x in some:
+            dist.all_reduce(x.fill_(1))
+    assert all((x == size).all() for x in some)
+
+
+def test_sparse(place):
+    rank, size = place
+    x = torch.sparse_coo_tensor([[rank, size, rank]], [1.0, 2.0, 3.0], (size + 1,))
+    dist.all_reduce(x)
+    wanted = torch.full((size + 1,), 4.0)
+    wanted[size] = 2.0 * size
+    assert x.is_sparse and torch.equal(x.to_dense(), wanted)
+    rows = torch.sparse_coo_tensor([[0]], [[1.0, rank]], (3, 2))
+    empty = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 2), (3, 2))
+    y = rows if rank == 0 else empty
+    dist.all_reduce(y)
+    assert torch.equal(y.to_dense(), torch.tensor([[1.0, 0.0], [0, 0], [0, 0]]))
+
+
+def test_what_cannot_be(place):
+    rank, _ = place
+    with pytest.raises(MpidistError, match=f"rank {rank}: .*xor.*float32"):
+        dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BXOR)
+    with pytest.raises(NotImplementedError, match=f"rank {rank}: a tensor on meta"):
+        dist.all_reduce(torch.ones(2, device="meta"))
+    with pytest.raises(InvalidArgument, match=f"rank {rank}: all_gather: output has .* entries"):
+        dist.all_gather([torch.empty(2)] * (dist.get_world_size() + 1), torch.ones(2))
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert (x == dist.get_world_size()).all()
+
+
+# -- moving ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_moves(place, dtype):
+    """Broadcast, all_gather, gather, scatter, all_to_all and messages keep every bit."""
+    rank, size = place
+    every = [values(r, dtype) for r in range(size)]
+    for root in {0, size - 1}:
+        x = every[rank].clone()
+        dist.broadcast(x, root)
+        assert torch.equal(x, every[root])
+        outs = [torch.empty_like(x) for _ in range(size)] if rank == root else None
+        dist.gather(every[rank], outs, dst=root)
+        assert outs is None or all(map(torch.equal, outs, every))
+        x = torch.empty_like(every[0])
+        dist.scatter(x, every if rank == root else None, src=root)
+        assert torch.equal(x, every[rank])
+    outs = [torch.empty_like(x) for _ in range(size)]
+    dist.all_gather(outs, every[rank])
+    assert all(map(torch.equal, outs, every))
+    joined = torch.empty_like(torch.cat(every))
+    dist.all_gather_into_tensor(joined, every[rank])
+    assert torch.equal(joined, torch.cat(every))
+    right, left = (rank + 1) % size, (rank - 1) % size
+    if size > 1:
+        got = torch.empty_like(x)
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, every[rank], right)]
+        ):
+            work.wait()
+        assert torch.equal(got, every[left])
+    outs = [torch.empty_like(x) for _ in range(size)]
+    dist.all_to_all(outs, [values(rank + 10 * d, dtype) for d in range(size)])
+    assert all(torch.equal(o, values(s + 10 * rank, dtype)) for s, o in enumerate(outs))
+
+
+def test_gather_uneven(place):
+    rank, size = place
+    for _ in range(2):
+        outs = [torch.empty(r, 2) for r in range(size)]
+        dist.all_gather(outs, torch.full((rank, 2), float(rank)))
+        assert all((out == r).all() and out.shape == (r, 2) for r, out in enumerate(outs))
+        out = torch.empty(rank + 1)
+        dist.reduce_scatter(out, [torch.full((r + 1,), float(rank)) for r in range(size)])
+        assert (out == size * (size - 1) / 2).all()
+
+
+def test_in_place(place):
+    """All-gather from the own part of the result, reduce-scatter into the own part of the input."""
+    rank, size = place
+    whole = torch.zeros(size, 3)
+    whole[rank] = rank
+    dist.all_gather_into_tensor(whole, whole[rank])
+    assert torch.equal(whole, torch.arange(float(size))[:, None].expand(size, 3))
+    dist.reduce_scatter_tensor(whole[rank], whole)
+    assert (whole[rank] == rank * size).all()
+    same = torch.arange(float(size)) + 10 * rank
+    dist.all_to_all_single(same, same)
+    assert torch.equal(same, torch.arange(float(size)) * 10 + rank)
+
+
+def test_reduce_scatter(place):
+    rank, size = place
+    parts = [torch.full((2, 2), float(rank + d)) for d in range(size)]
+    wanted = size * (size - 1) / 2 + size * rank
+    out = torch.empty(2, 2)
+    dist.reduce_scatter(out, parts)
+    assert (out == wanted).all()
+    for op, value in ((dist.ReduceOp.SUM, wanted), (dist.ReduceOp.AVG, wanted / size)):
+        out.zero_()
+        work = dist.reduce_scatter_tensor(out, torch.cat(parts), op=op, async_op=True)
+        assert work.wait() and torch.allclose(out, torch.full((2, 2), value))
+
+
+def test_coalesced(place):
+    rank, size = place
+    outs = [torch.empty(size * k) for k in (1, 2, 3)]
+    with dist._coalescing_manager():
+        for k, out in enumerate(outs):
+            dist.all_gather_into_tensor(out, torch.full((k + 1,), float(rank)))
+    wanted = torch.arange(float(size))
+    assert all(torch.equal(out, wanted.repeat_interleave(k + 1)) for k, out in enumerate(outs))
+    parts = [torch.empty(k) for k in (1, 2)]
+    with dist._coalescing_manager(async_ops=True) as works:
+        for k, part in enumerate(parts):
+            dist.reduce_scatter_tensor(part, torch.ones(size * (k + 1)))
+    works.wait()
+    assert all((part == size).all() for part in parts)
+    group = dist.group.WORLD
+    lists = [[torch.empty(2), torch.empty(3)] for _ in range(size)]
+    mine = [torch.full((2,), float(rank)), torch.full((3,), 10.0 + rank)]
+    group.allgather_coalesced(lists, mine).wait()
+    assert all((a == r).all() and (b == 10 + r).all() for r, (a, b) in enumerate(lists))
+
+
+def test_all_to_all_splits(place):
+    """Rank r sends d + 1 rows to rank d."""
+    rank, size = place
+    sends, gets = [d + 1 for d in range(size)], [rank + 1] * size
+    x = torch.full((sum(sends), 2), float(rank))
+    out = torch.empty(sum(gets), 2)
+    dist.all_to_all_single(out, x, gets, sends)
+    wanted = torch.arange(float(size)).repeat_interleave(rank + 1)
+    assert torch.equal(out, wanted[:, None].expand(-1, 2))
+    with pytest.raises(ValueError, match=f"rank {rank}: all_to_all_single: input_split_sizes"):
+        dist.all_to_all_single(out, x, gets, [n + 1 for n in sends])
+    outs = [torch.empty(rank + 1) for _ in range(size)]
+    dist.all_to_all(outs, [torch.full((d + 1,), float(rank)) for d in range(size)])
+    assert all((out == s).all() for s, out in enumerate(outs))
+    even = torch.arange(2.0 * size) + 100 * rank
+    out = torch.empty_like(even)
+    dist.all_to_all_single(out, even)
+    assert torch.equal(out.view(size, 2)[:, 0], 100.0 * torch.arange(size) + 2 * rank)
+
+
+def test_objects(place):
+    rank, size = place
+    every = [None] * size
+    dist.all_gather_object(every, {"rank": rank, "text": "x" * 1000 * rank})
+    assert [value["rank"] for value in every] == list(range(size))
+    got = [rank, None] if rank == size - 1 else [None, None]
+    dist.broadcast_object_list(got, src=size - 1)
+    assert got == [size - 1, None]
+    gathered = [None] * size if rank == 0 else None
+    dist.gather_object((rank,), gathered, dst=0)
+    assert gathered == ([(r,) for r in range(size)] if rank == 0 else None)
+    mine = [None]
+    dist.scatter_object_list(mine, [f"for {r}" for r in range(size)] if rank == 0 else None, src=0)
+    assert mine == [f"for {rank}"]
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2000, 100_000])
+def test_messages(place, count):
+    """Round the ring, with tags; long messages are received in the other order."""
+    rank, size = place
+    need(size, 2)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    received = [torch.empty(count) for _ in range(3)]
+    works = [dist.irecv(x, left, tag=tag) for tag, x in enumerate(received)]
+    sent = [dist.isend(torch.full((count,), 10.0 * rank + tag), right, tag=tag) for tag in range(3)]
+    for work in reversed(works):
+        work.wait()
+    assert all((x == 10.0 * left + tag).all() for tag, x in enumerate(received))
+    for work in sent:
+        work.wait()
+        assert work.is_completed() and work.exception() is None
+
+
+def test_any_source(place):
+    rank, size = place
+    need(size, 2)
+    if rank:
+        dist.send(torch.full((3000,), float(rank)), 0, tag=5)
+        dist.send(torch.full((3,), float(rank)), 0, tag=6)
+    else:
+        for count, tag in ((3000, 5), (3, 6)):
+            found = set()
+            for _ in range(size - 1):
+                x = torch.empty(count)
+                source = dist.recv(x, tag=tag)
+                assert (x == source).all()
+                found.add(source)
+            assert found == set(range(1, size))
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.ones(4), 0)
+    if rank == 0:
+        x = torch.empty(4)
+        work = dist.irecv(x)
+        work.wait()
+        assert work._source_rank() == 1 and (x == 1).all()
+
+
+def test_message_before_collective(place):
+    """A long receive is pending while other operations run, blocking and not."""
+    rank, size = place
+    need(size, 2)
+    for async_op in (False, True):
+        if rank == 0:
+            x = torch.empty(300_000)
+            pending = dist.irecv(x, 1)
+        if rank == 1:
+            dist.send(torch.full((300_000,), 7.0), 0)
+        y = torch.ones(3)
+        work = dist.all_reduce(y, async_op=async_op)
+        if async_op:
+            work.wait()
+        assert (y == size).all()
+        if rank == 0:
+            pending.wait()
+            assert (x == 7).all()
+
+
+def test_wrong_message(place):
+    """A message of another length writes nothing, and says both lengths."""
+    rank, size = place
+    need(size, 2)
+    if rank == 0:
+        dist.send(torch.ones(5), 1, tag=3)
+    elif rank == 1:
+        x = torch.zeros(8)
+        with pytest.raises(RuntimeError, match=r"rank 1: recv from rank 0 .*tag 3.*float32 \(5,\)"):
+            dist.recv(x[:3], 0, tag=3)
+        assert (x == 0).all()
+    dist.barrier()
+    with pytest.raises(InvalidArgument, match=f"rank {rank}: .*this rank itself"):
+        dist.isend(torch.ones(1), rank)
+
+
+# -- works ----------------------------------------------------------------------------------------
+
+
+def test_work(place):
+    rank, size = place
+    x = torch.ones(4)
+    work = dist.all_reduce(x, async_op=True)
+    done = []
+    chained = work.get_future().then(lambda future: done.append(future.value()[0].sum().item()))
+    assert work.wait() and work.is_completed() and work.is_success()
+    assert work.exception() is None and work.result()[0] is x
+    chained.wait()
+    assert done == [4.0 * size] and work.get_future().done()
+    works = [dist.all_reduce(torch.full((2,), float(k)), async_op=True) for k in range(20)]
+    assert [w.result()[0][0].item() for w in works] == [float(k * size) for k in range(20)]
+
+
+def test_collective_in_a_callback(place):
+    """A callback may start a collective and wait for it, as PowerSGD does."""
+    _, size = place
+
+    def again(future):
+        (x,) = future.value()
+        return dist.all_reduce(x, async_op=True).get_future().wait()[0]
+
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(again)
+    assert (future.wait() == size * size).all()
+
+
+def test_exception_of_a_work(place):
+    rank, size = place
+    work = dist.all_reduce(torch.ones(2), op=dist.ReduceOp.AVG, async_op=True)
+    work.wait()
+    outs = [torch.empty(3) for _ in range(size)]
+    work = dist.all_gather(outs, torch.ones(2), async_op=True)  # which is too short for `outs`
+    with pytest.raises(MpidistError, match=f"rank {rank}"):
+        work.wait()
+    assert work.is_completed() and not work.is_success()
+    assert isinstance(work.exception(), MpidistError)
+    with pytest.raises(Exception, match=f"rank {rank}"):
+        work.get_future().wait()
+    dist.barrier()
+
+
+# -- groups and deadlines -------------------------------------------------------------------------
+
+
+def test_groups(place):
+    rank, size = place
+    even = dist.new_group(list(range(0, size, 2)))
+    if rank % 2 == 0:
+        assert dist.get_rank(even) == rank // 2
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=even)
+        assert x.item() == sum(range(0, size, 2))
+        dist.broadcast(x.fill_(rank), 0, group=even)
+        assert x.item() == 0
+        dist.barrier(even)
+        dist.destroy_process_group(even)
+    mine, every = dist.new_subgroups_by_enumeration([[r] for r in range(size)])
+    assert dist.get_world_size(mine) == 1 and len(every) == size
+    turned = dist.group.WORLD.split_group(list(range(size))[::-1], group_name="turned")
+    assert turned.rank() == size - 1 - rank
+    x = torch.tensor([float(rank)])
+    turned.broadcast(x, 0).wait()
+    assert x.item() == size - 1
+
+
+def test_mesh(place):
+    rank, size = place
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("all",))
+    x = torch.ones(2)
+    dist.all_reduce(x, group=mesh.get_group("all"))
+    assert (x == size).all() and mesh.get_local_rank() == rank
+    if size == 4:
+        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+        for name, members in (("column", [rank // 2 * 2, rank // 2 * 2 + 1]),):
+            got = [None] * 2
+            dist.all_gather_object(got, rank, group=square.get_group(name))
+            assert got == members
+
+
+def test_plain_calls(place):
+    """The group's own methods, with tensors by themselves, as C++ has them."""
+    rank, size = place
+    group = dist.group.WORLD
+    x = torch.full((2,), float(rank + 1))
+    group.allreduce(x, dist.ReduceOp.MAX).wait()
+    assert (x == size).all()
+    group.broadcast(x.fill_(rank), 0, timedelta(seconds=20)).wait()
+    assert (x == 0).all()
+    group.reduce(x.fill_(1), 0, dist.ReduceOp.SUM).wait()
+    assert (x == size).all() or rank
+    outs = [torch.empty(2) for _ in range(size)]
+    group.allgather(outs, x.fill_(rank)).wait()
+    assert all((out == r).all() for r, out in enumerate(outs))
+    group.reduce_scatter(x, outs, dist.ReduceOp.SUM).wait()
+    assert (x == size * rank).all()
+    group.scatter(x, outs if rank == 0 else [], 0).wait()
+    assert (x == rank).all()
+    group.gather(outs if rank == 0 else [], x, 0).wait()
+    group.barrier(timedelta(seconds=20)).wait()
+    group.monitored_barrier(timedelta(seconds=20))
+
+
+def test_deadline(place):
+    """A call of some members ends in time; the error has the call and the missing rank."""
+    rank, size = place
+    need(size, 2)
+    group = dist.new_group(timeout=timedelta(seconds=SECONDS))
+    slow = dist.new_group(timeout=timedelta(seconds=0.4))
+    begin = time.monotonic()
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="barrier #1 .*Timed out waiting 300ms"):
+            group.barrier(timedelta(seconds=0.3)).wait()
+        work = dist.all_reduce(torch.ones(1), group=slow, async_op=True)
+        with pytest.raises(dist.DistBackendError, match="all_reduce.* Timed out waiting 400ms"):
+            work.wait()
+        assert not work.is_success()
+        assert time.monotonic() - begin < 20
+    dist.barrier()
+    if rank == 0:
+        late = dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
+        with pytest.raises(dist.DistBackendError, match="recv from rank 1 .*Timed out"):
+            dist.recv(torch.ones(1), 1, group=late)
+    elif rank == 1:
+        dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
+    else:
+        dist.new_group([0, 1])
+    dist.barrier()
+
+
+def test_monitored_barrier(place):
+    """Rank 0 names who is missing, the first or all; the group is usable afterwards."""
+    rank, size = place
+    need(size, 2)
+    group = dist.group.WORLD
+    for every in (False, True):
+        group.monitored_barrier(timedelta(seconds=20), wait_all_ranks=every)
+    dist.barrier()
+    missing = list(range(1, size))
+    if rank == 0:
+        words = f"Ranks? {', '.join(map(str, missing))} failed to pass monitoredBarrier in 200 ms"
+        with pytest.raises(dist.DistBackendError, match=words):
+            group.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks=True)
+        with pytest.raises(dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier"):
+            group.monitored_barrier(timedelta(seconds=0.2))
+        with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier"):
+            group.monitored_barrier(timedelta(0))
+    dist.barrier()
+    if rank == size - 1:
+        for _ in range(3):
+            words = f"Rank {rank} successfully reached monitoredBarrier, but received errors"
+            with pytest.raises(dist.DistBackendError, match=words):
+                group.monitored_barrier(timedelta(seconds=0.1))
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_wait_with_a_deadline(place):
+    rank, size = place
+    need(size, 2)
+    group = dist.new_group()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 200ms"):
+            work.wait(timedelta(seconds=0.2))
+        dist.barrier()
+        assert work.wait()
+    else:
+        dist.barrier()
+        dist.all_reduce(torch.ones(1), group=group)

@@ -1,0 +1,41 @@
+"""Scripts that use the backend "mpidist", as jobs: how they start and how they end."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.jobs import ROOT, job, said
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+SCRIPT = "torch_script.py"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_script_for_torchrun(ranks):
+    finished = job(sys.executable, ranks, "run", script=SCRIPT)
+    assert finished.status == 0, finished.output
+    assert said(finished, f"sum {2**ranks - 1}") == list(range(ranks))
+
+
+def test_what_is_left_pending_at_the_end():
+    finished = job(sys.executable, 2, "leave", script=SCRIPT)
+    assert finished.status == 0, finished.output
+    assert said(finished, "sum 3") == [0, 1]
+
+
+def test_a_rank_that_raises():
+    """Its traceback is printed, though PyTorch keeps it for later."""
+    finished = job(sys.executable, 2, "raise", script=SCRIPT)
+    assert finished.status and finished.seconds < 60
+    assert "rank 1 of 2 failed; the job ends" in finished.output
+    assert "ZeroDivisionError: the rank that is to blame" in finished.output
+
+
+def test_the_import_starts_nothing():
+    code = "import sys, mpidist.torch; print(sorted(m for m in sys.modules if m == 'mpi4py.MPI'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=80
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
