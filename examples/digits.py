@@ -16,8 +16,7 @@ for _ in range(10):
     for start in range(0, len(mine), 16):
         part = mine[start : start + 16]
         criterion(model(digits.train_images[part]), digits.train_labels[part])
-        model.backward(criterion.backward())
-        model.sync_gradients()  # averages them over the ranks
+        model.backward(criterion.backward())  # averages the gradients over the ranks
         optimizer.step()
         optimizer.zero_grad()
 

@@ -29,7 +29,6 @@ optimizer = md.ZeroOptimizer(torch.optim.Adam, model, lr=3e-3)
 for _ in range(3):
     for images, labels in loader:
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        model.sync_gradients()
         optimizer.clip_gradients(5.0)
         optimizer.step()
         optimizer.zero_grad()

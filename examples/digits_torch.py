@@ -17,8 +17,8 @@ model = md.DDP(net, comm)  # all ranks start with the weights of rank 0
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(5):
     for images, labels in loader:
+        # backward() ends with the averaging of the gradients over the ranks.
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        model.sync_gradients()  # averages them; during backward already, where that is faster
         optimizer.step()
         optimizer.zero_grad()
 

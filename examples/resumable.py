@@ -24,7 +24,6 @@ for epoch in range(begin, begin + 3):
         part = mine[start : start + 16]
         criterion(model(digits.train_images[part]), digits.train_labels[part])
         model.backward(criterion.backward())
-        model.sync_gradients()
         optimizer.clip_gradients(5.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -32,7 +32,6 @@ while samples.order.epoch < epochs:
     while part := list(islice(mine, 16)):
         criterion(model(digits.train_images[part]), digits.train_labels[part])
         model.backward(criterion.backward())
-        model.sync_gradients()
         optimizer.step()
         optimizer.zero_grad()
         step += 1

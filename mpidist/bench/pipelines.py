@@ -100,7 +100,9 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
     grid = Grid(comm, pipe=2)
     hook = slowly if grid.pipe_index else None
     plain, after, within = TimedStage(), TimedStage(), TimedStage()
-    models = [DDP(stage, grid.data, overlap="none", hook=hook) for stage in (within, after)]
+    models = [
+        DDP(stage, grid.data, sync="manual", overlap="none", hook=hook) for stage in (within, after)
+    ]
     pipes = [
         Pipeline(stage, grid.pipe, REPLICA_MICROBATCHES) for stage in (models[0], after, plain)
     ]

@@ -144,7 +144,6 @@ def waiting(comm: Communicator, overlap: str) -> tuple[Callable[[], object], DDP
     def step() -> None:
         model.zero_grad()
         model.backward(model(1))
-        model.sync_gradients()
 
     return step, model
 

@@ -74,9 +74,7 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
     with threads(comm):
         model = DDP(net, comm)
         contenders = [
-            TrainingContender(
-                OURS, stepper(model, net.parameters(), width, model.sync_gradients), model
-            ),
+            TrainingContender(OURS, stepper(model, net.parameters(), width), model),
             TrainingContender("no communication", stepper(bare, bare.parameters(), width)),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
@@ -98,7 +96,7 @@ def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
     """Return a step function and the DDP of a network whose backward computes all the time."""
     net = mlp(BUSY_WIDTH)
     model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
-    step = stepper(model, net.parameters(), BUSY_WIDTH, model.sync_gradients, BUSY_SAMPLES)
+    step = stepper(model, net.parameters(), BUSY_WIDTH, samples=BUSY_SAMPLES)
     return step, model
 
 

@@ -279,7 +279,8 @@ def _parallel_replica(
 ) -> Replica:
     """Return this rank's replica, with the weights of rank 0."""
     model = make_model(hidden, settings[-1] + comm.rank, dtype)
-    ddp = DDP(model, comm, BUCKET_BYTES, FIRST_BUCKET_BYTES, algorithm)
+    # "manual" for the time of the averaging alone
+    ddp = DDP(model, comm, BUCKET_BYTES, FIRST_BUCKET_BYTES, algorithm, sync="manual")
     ddp.broadcast_parameters(0)
     sync = ddp.overlapped_sync_gradients
     return Replica(ddp, *settings, comm.rank, comm.size, sync, comm.allreduce)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ..device.find import find_device
 from ..device.recognise import is_on_device
 from ..nn import SGD, Adam, Parameter
+from ..nn.optim import before_steps
 from .base import Remove
 
 
@@ -117,6 +118,10 @@ class Arrays:
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
         """Return None: the module is called through its DDP."""
         return None
+
+    def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
+        """Register a callback before each step of the optimizers of :mod:`mpidist.nn`."""
+        return before_steps(act)
 
     def is_elementwise(self, optimizer: Any) -> bool:
         """Return whether an optimizer class updates each element by itself, as mpidist.nn's do."""

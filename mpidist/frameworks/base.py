@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 from weakref import WeakMethod
@@ -74,15 +74,17 @@ class WeakHook:
         return partial, (nothing,)
 
 
-Purpose = Literal["framework", "stage", "loss", "loader"]
+Purpose = Literal["framework", "wrapper", "stage", "loss", "loader"]
 
 ADAPTERS: dict[str | None, dict[Purpose, str]] = {
     None: {
         "framework": "mpidist.frameworks.arrays",
+        "wrapper": "mpidist.parallel.array_wrapper",
         "stage": "mpidist.pipeline.array_stage",
     },
     "torch": {
         "framework": "mpidist.torch.framework",
+        "wrapper": "mpidist.torch.wrapper",
         "stage": "mpidist.torch.stage",
         "loss": "mpidist.torch.losses",
         "loader": "mpidist.torch.loader",
@@ -95,6 +97,7 @@ for numpy, cupy and everything else.
 purpose    contents of the module
 =========  =============================================================
 framework  ``FRAMEWORK``, a :class:`Framework`
+wrapper    ``Wrapper``, the base class that makes a DDP a module of the library
 stage      ``stage(module, caller, where, checkpoint)``, a pipeline's stage
 loss       ``known(function)``, what the mean of a loss divides by
 loader     ``shard_loader(data, comm, …)``
@@ -176,6 +179,9 @@ class Framework(Protocol):
 
         Returns the function that removes it.
         """
+
+    def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
+        """Register a callback before each step of any optimizer, with its parameters."""
 
     def is_elementwise(self, optimizer: Any) -> bool:
         """Return whether an optimizer class is known to update each element independently."""

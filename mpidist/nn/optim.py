@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidArgument
+
+_before_steps: dict[object, Callable[[Iterable[Any]], object]] = {}
+
+
+def before_steps(act: Callable[[Iterable[Any]], object]) -> Callable[[], object]:
+    """Call `act` with the parameters before each step of any optimizer.
+
+    Returns
+    -------
+    callable
+        Removes the callback.
+    """
+    key = object()
+    _before_steps[key] = act
+    return partial(_before_steps.pop, key, None)
 
 
 class Optimizer:
@@ -37,6 +53,8 @@ class Optimizer:
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
+        for act in list(_before_steps.values()):
+            act(self.parameters)
         for index, p in enumerate(self.parameters):
             if p.grad is not None:
                 grad = p.grad + self.weight_decay * p.data if self.weight_decay else p.grad

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NoReturn
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.format import Divided, Led, read_all
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
-from ..frameworks.base import WeakHook, framework_of
+from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
 from .bucket import Bucket
 from .bucketing import Grouping
 from .buffers import BufferSync, broadcast, describe_unlike, find_unlike
@@ -25,14 +26,16 @@ from .transport import Hook
 log = logging.getLogger("mpidist")
 
 MIB = 1 << 20
+SYNC = ("auto", "manual")
 UNUSED = ("skip", "zero", "error")
 
 
 class DDP(NotCopyable):
     """A module whose gradients are averaged over the ranks of a communicator.
 
-    Call :meth:`sync_gradients` after ``backward`` and before ``optimizer.step()``.  The rest of a
-    training loop is that of the module.
+    It is used in place of the module, and is one of the same library: ``model(x)``,
+    ``model.parameters()``, ``model.train()``, ``model.state_dict()``.  The training loop does not
+    change; gradients are averaged when a backward pass ends.
 
     Parameters
     ----------
@@ -46,8 +49,12 @@ class DDP(NotCopyable):
     algorithm : str
         Algorithm of the allreduces.  With "auto" one is chosen for each bucket, once, that gives
         the same bits on every rank.
+    sync : {"auto", "manual"}
+        When gradients are averaged: at the end of each backward pass outside of :meth:`no_sync`, or
+        when :meth:`sync_gradients` is called.  A backward pass is one of PyTorch's autograd, or a
+        call of ``model.backward()``.
     overlap : {"auto", "none", "polls", "thread"}
-        How complete buckets are sent during backward: "none" sends them within
+        How complete buckets are sent during backward: "none" sends them at its end or within
         :meth:`sync_gradients`, "polls" starts each at once and polls it each time another gradient
         is ready, "thread" sends them in a thread, and "auto" times these in the first steps and
         keeps the fastest.
@@ -56,8 +63,8 @@ class DDP(NotCopyable):
         that is complete ``bucket.flat`` holds the mean, the same on all ranks.  See
         :mod:`mpidist.parallel.hooks`.
     buffers : {"broadcast", "average", "keep"}
-        What :meth:`sync_gradients` does with the module's buffers, such as running means: copy
-        those of rank 0 to all ranks, average them, or leave them alone.
+        What is done with the module's buffers, such as running means, when gradients are averaged:
+        copy those of rank 0 to all ranks, average them, or leave them alone.
     unused : {"skip", "zero", "error"}
         What happens to a parameter that no rank has used in a step: its gradient stays None, so
         that optimizers skip it, as in one process; or it is set to zeros.  Where some ranks have
@@ -66,13 +73,15 @@ class DDP(NotCopyable):
     init_sync : bool
         Whether parameters and buffers of rank 0 are copied to all ranks at the start.
     check_replicas : int
-        Number of :meth:`sync_gradients` after which the parameters of all ranks are compared, by a
-        digest, again and again; 0, the default, never compares.
+        Number of averagings after which the parameters of all ranks are compared, by a digest,
+        again and again; 0, the default, never compares.
+    **others
+        For a module of PyTorch, options of its ``DistributedDataParallel``: see :doc:`/torch`.
 
     Attributes
     ----------
-    module, comm
-        As given.
+    module, comm, sync
+        As given; `sync` may be changed between steps, on all ranks alike.
 
     Raises
     ------
@@ -88,6 +97,15 @@ class DDP(NotCopyable):
 
     takes_parts = True  # a rank reads only its own hook state from a checkpoint
 
+    if TYPE_CHECKING:  # of the module of its library that it is
+
+        def __call__(self, *inputs: Any, **options: Any) -> Any: ...  # noqa: D102
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __new__(cls, module: Any = None, *_: Any, **options: Any) -> DDP:
+        """Return a DDP that is a module of the same library."""
+        return super().__new__(_with_wrapper(cls, library(module)))  # type: ignore[arg-type]
+
     def __init__(
         self,
         module: Any,
@@ -96,17 +114,21 @@ class DDP(NotCopyable):
         first_bucket_bytes: int = MIB,
         algorithm: str = "auto",
         *,
+        sync: str = "auto",
         overlap: str = "auto",
         hook: Hook | None = None,
         buffers: str = "broadcast",
         unused: str = "skip",
         init_sync: bool = True,
         check_replicas: int = 0,
+        **others: Any,
     ):
-        options = {
+        super().__init__()
+        options: dict[str, Any] = {
             "bucket_bytes": bucket_bytes,
             "first_bucket_bytes": first_bucket_bytes,
             "algorithm": algorithm,
+            "sync": sync,
             "overlap": overlap,
             "buffers": buffers,
             "unused": unused,
@@ -115,9 +137,11 @@ class DDP(NotCopyable):
             "check_replicas": check_replicas,
         }
         check_communicator(comm)
+        self.translate(others, options, comm.rank)
         _check_arguments(module, comm.rank, hook, options)
         self.module, self.framework = module, framework_of(module)
         self.comm = self._comm = comm
+        self._rank, self.sync = comm.rank, options["sync"]
         without = self.framework.without_shape(module)
         if without:
             raise InvalidArgument(
@@ -138,98 +162,81 @@ class DDP(NotCopyable):
             options,
             reason or self._ownership.why_not(comm.rank),
         )
-        self.buffer_sync = BufferSync(comm, partial(self.framework.buffers, module), buffers)
-        limits = (bucket_bytes, first_bucket_bytes)
+        read_buffers = partial(self.framework.buffers, module)
+        self.buffer_sync = BufferSync(comm, read_buffers, options["buffers"])
+        limits = (options["bucket_bytes"], options["first_bucket_bytes"])
         grouping = Grouping(self.framework, named, limits, algorithm, comm)
         if grouping.on_device and getattr(hook, "on_host", False):
             raise Unsupported(
                 f"rank {comm.rank}: hook={type(hook).__name__} computes on the host, and there are "
                 "parameters on a GPU: expected a function of your own, or None"
             )
-        self.reducer = Reducer(grouping, comm, overlap, hook, unused)
-        # Removes the callback before forward; None if the module has no callbacks.
-        self._remove = self.framework.on_forward(module, WeakHook(self.reducer.prepare))
+        self.reducer = Reducer(grouping, comm, overlap, hook, options["unused"])
+        # Each removes a callback.
+        self._removes = [
+            self.framework.on_forward(module, WeakHook(self.reducer.prepare)),
+            self.framework.on_step(WeakHook(self.check_averaged)),
+            self.watch(),
+        ]
+        weakref.finalize(self, _remove, self._removes)
         self._join: Join | None = None
-        self._unused, self._check_replicas, self._syncs = unused, check_replicas, 0
+        self._unused, self._check_replicas, self._syncs = options["unused"], check_replicas, 0
         if init_sync:
             self.broadcast_parameters()
         self._ownership.begin()
 
-    # -- the module -------------------------------------------------------------------------------
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module."""
-        if self._remove is None:
-            self.reducer.prepare()
-        return self.module(*inputs, **options)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Raise AttributeError, pointing to ``model.module`` if it has the attribute."""
-        text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if not name.startswith("_") and hasattr(self.__dict__.get("module"), name):
-            text += f", its module has: write model.module.{name}"
-        raise AttributeError(text, name=name, obj=self)
-
     def __repr__(self) -> str:
         return f"DDP({self.module!r}, {len(self.buckets)} buckets on {self.comm.size} ranks)"
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module's forward."""
-        self.reducer.prepare()
-        return self.module.forward(*inputs, **options)
-
-    def backward(self, grad: Any) -> Any:
-        """Call the module's backward."""
-        return self.module.backward(grad)
-
-    def parameters(self) -> list[Any]:
-        """Return the module's parameters."""
-        return list(self.module.parameters())
-
-    def named_parameters(self) -> list[tuple[str, Any]]:
-        """Return names (or numbers) and parameters whose gradients are averaged, each once."""
-        return list(self.reducer.grouping.named)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to None, or (False) to zeros in place."""
-        for p in self.parameters():
-            if set_to_none:
-                p.grad = None
-            elif p.grad is not None:
-                self.framework.clear(p)
-
-    def train(self, mode: bool = True) -> DDP:
-        """Set the module to training mode, or (False) to evaluation."""
-        if mode:
-            self.module.train()
-        else:
-            self.module.eval()
-        return self
-
-    def eval(self) -> DDP:
-        """Set the module to evaluation mode."""
-        return self.train(False)
-
-    @property
-    def training(self) -> bool:
-        """Whether the module is in training mode."""
-        return self.module.training
 
     # -- gradients --------------------------------------------------------------------------------
 
     def sync_gradients(self) -> None:
         """Replace every gradient by its mean over the ranks, and make buffers equal; collective.
 
+        With ``sync="auto"`` this has been done at the end of backward, and nothing is left to do
+        unless gradients were assigned since, or added within :meth:`no_sync`.
+
         Gradients that are None on some ranks count as zero there; those that are None on all ranks
         stay None (see `unused`).  Buckets that were sent during backward are only waited for.
         """
-        self.reducer.sync()
-        self._after_sync()
+        if not self.reducer.is_averaged():
+            self.reducer.sync()
+            self._after_sync()
 
     def overlapped_sync_gradients(self) -> None:
         """Do the same as :meth:`sync_gradients`, with all buckets in flight together."""
-        self.reducer.sync(together=True)
+        if not self.reducer.is_averaged():
+            self.reducer.sync(together=True)
+            self._after_sync()
+
+    def _end_backward(self) -> None:
+        """Average the gradients of a backward pass that has ended."""
+        self.reducer.sync()
         self._after_sync()
+        self.reducer.averaged = True
+
+    def take_part(self) -> None:
+        """Take part in a step of the other ranks, with zero gradients; collective."""
+        self.zero_grad()
+        self.reducer.count_as_used()
+        self.reducer.sync()
+        self._after_sync()
+
+    def check_averaged(self, parameters: Iterable[Any]) -> None:
+        """Raise if an optimizer is about to use gradients of this rank alone."""
+        mine = self.reducer.not_averaged() if self.reducer.enabled else []
+        if not mine:
+            return
+        given, named = {id(p) for p in parameters}, self.reducer.grouping.named
+        names = [named[i][0] for i in mine if id(named[i][1]) in given]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: step() of an optimizer, and the gradients of {names[0]}"
+                f"{more} were not averaged over the ranks: call sync_gradients() after backward, "
+                "or leave the last backward pass of a step outside of no_sync(); within no_sync() "
+                "an optimizer trains this rank alone"
+            )
 
     def _after_sync(self) -> None:
         """Apply the options for buffers, unused parameters and the check of replicas."""
@@ -345,17 +352,16 @@ class DDP(NotCopyable):
         """
         self.reducer.close()
         self._ownership.end()
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        _remove(self._removes)
 
     # -- state ------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def resume_state(self) -> dict[str, Any]:
         """Return the module's state, and what a resumed run needs to have the same bits.
 
-        The state of a communication hook is that of this rank; a :class:`Checkpoint` saves the
-        states of all ranks.
+        :meth:`load_state_dict` loads it, as it loads the result of ``state_dict()``, which is the
+        module's state alone.  The state of a communication hook is that of this rank; a
+        :class:`Checkpoint` saves the states of all ranks.
         """
         grouping = self.reducer.grouping
         sending = {
@@ -370,11 +376,11 @@ class DDP(NotCopyable):
         return {"module": self.module.state_dict(), "sending": sending, "hook": hook}
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return :meth:`state_dict` for a :class:`Checkpoint`, which compares the ranks' states.
+        """Return :meth:`resume_state` for a :class:`Checkpoint`, which compares the ranks' states.
 
         Of buffers that may differ, rank 0's are saved, or (``buffers="keep"``) those of each rank.
         """
-        state, how = self.state_dict(), self.buffer_sync.how
+        state, how = self.resume_state(), self.buffer_sync.how
         if how == "average":  # equal on all ranks, and the checkpoint checks it
             return state
         module, names = state["module"], {name for name, _ in self.framework.buffers(self.module)}
@@ -386,10 +392,12 @@ class DDP(NotCopyable):
             state["buffers"] = Divided({self.comm.rank: {k: module[k] for k in names}})
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of :meth:`state_dict`, in place; collective.
+    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """Load a state of a module, or of :meth:`resume_state`, in place; the latter is collective.
 
-        On another number of ranks algorithms are chosen anew, and the state of a hook is refused.
+        For a module of PyTorch names may begin with ``module.``, as those of this wrapper and of
+        ``DistributedDataParallel`` do, and `strict` is an option.  On another number of ranks
+        algorithms are chosen anew, and the state of a hook is refused.
 
         Raises
         ------
@@ -397,10 +405,12 @@ class DDP(NotCopyable):
             If it is another kind of state, or has the state of a hook on another number of ranks.
         """
         if not is_state(state):
-            raise InvalidArgument(
-                f"rank {self.comm.rank}: state is not the result of state_dict() of a DDP; load "
-                "that of a module by model.module.load_state_dict()"
-            )
+            if not isinstance(state, Mapping) or isinstance(state.get("sending"), Mapping):
+                raise InvalidArgument(
+                    f"rank {self.comm.rank}: state is not the result of state_dict() of a module "
+                    f"or a DDP, or of resume_state() of a DDP: {type(state).__name__}"
+                )
+            return self.load_module_state(state, *args, **options)
         sending, hook = state["sending"], state.get("hook", {})
         same_size = sending["ranks"] == self.comm.size
         restore = getattr(self.reducer.hook, "restore", None)
@@ -443,8 +453,26 @@ class DDP(NotCopyable):
         restore(self.buckets, states[rank])
 
 
+@cache
+def _with_wrapper(cls: Any, name: str | None) -> type[DDP]:
+    """Return a class of DDPs that are modules of a library."""
+    wrapper = adapter(name, "wrapper").Wrapper
+    if issubclass(cls, wrapper):
+        return cls
+    members = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, wrapper), members)
+
+
+def _remove(removes: list[Remove | None]) -> None:
+    """Remove callbacks, once."""
+    while removes:
+        remove = removes.pop()
+        if remove is not None:
+            remove()
+
+
 def is_state(state: Any) -> bool:
-    """Return whether an object is the result of :meth:`DDP.state_dict`."""
+    """Return whether an object is the result of :meth:`DDP.resume_state`."""
     if not isinstance(state, Mapping) or not isinstance(state.get("sending"), Mapping):
         return False
     return "module" in state and {"ranks", "buckets", "algorithms"} <= set(state["sending"])
@@ -463,6 +491,7 @@ def _check_arguments(module: Any, rank: int, hook: Any, options: Mapping[str, An
     for name, choices in (
         ("buffers", BufferSync.HOW),
         ("unused", UNUSED),
+        ("sync", SYNC),
         ("init_sync", (True, False)),
     ):
         value = options[name]

@@ -103,9 +103,7 @@ class Join:
         reducer.before_first_send = None  # this loop exchanges instead
         while self._exchange(False):
             shadowed = True
-            self._model.zero_grad()
-            reducer.count_as_used()  # unused='error' is about ranks that have a batch
-            self._model.sync_gradients()
+            self._model.take_part()
             if self._optimizer is not None:
                 self._optimizer.step()
                 self._optimizer.zero_grad()

@@ -47,6 +47,12 @@ class Reducer:
         Called once in each step, on the rank's own thread, before anything is sent.
     active : bool
         Whether gradients are views into buckets (not needed on one rank).
+    on_backward : callable or None
+        Called at the first addition of a backward pass, as long as `queued` is False.
+    queued : bool
+        Whether a sync follows at the end of this backward pass.
+    averaged : bool
+        Whether there was a sync at the end of a backward pass, and no addition since.
     pending : list of Pending
         The buckets that were sent in this step, in order.
     touched : ndarray of uint8
@@ -62,6 +68,8 @@ class Reducer:
     ):
         self.grouping, self.enabled, self.clock = grouping, True, Clock()
         self.before_first_send: Callable[[], object] | None = None
+        self.on_backward: Callable[[], object] | None = None
+        self.queued = self.averaged = False
         self.high_water, self.fixed, self.active = 0, False, comm.size > 1
         self._on_regroup: Callable[[], object] | None = None
         self.touched = np.zeros(len(grouping.named), np.uint8)
@@ -107,19 +115,19 @@ class Reducer:
     def prepare(self) -> None:
         """Make gradients that are None zeroed views of their buckets, before forward."""
         self.clock.begin()
+        self.queued = False  # also if the last backward has failed
         if self.active and not self.pending:
             bare = [bucket.attach() for bucket in self.grouping.buckets]
             if not self._warned and any(bare) and self.touched.any():
                 self._warned = True
                 log.warning(
-                    "rank %d: gradients were computed and forgotten without sync_gradients(): "
-                    "the replicas will differ unless all ranks skipped the step",
+                    "rank %d: gradients were computed and forgotten without sync_gradients()",
                     self.comm.rank,
                 )
 
     def added(self, index: int) -> None:
         """Record an addition to the gradient of parameter `index`, and send complete buckets."""
-        self.touched[index] = 1
+        self.touched[index], self.averaged = 1, False
         b, k = self.grouping.where[index]
         buckets = self.grouping.buckets
         streams = buckets[b].streams
@@ -127,6 +135,8 @@ class Reducer:
             streams.note()
         if not self.enabled:
             return
+        if self.on_backward is not None and not self.queued:
+            self.on_backward()
         self._autotune.ready(index)
         complete = buckets[b].ready(k)
         if not self.transport.early:
@@ -274,8 +284,19 @@ class Reducer:
         self.fixed = self.active = True
         self._on_regroup = on_regroup
 
+    def not_averaged(self) -> list[int]:
+        """Return the numbers of parameters with a gradient that was not averaged."""
+        named = self.grouping.named
+        return [i for i in np.flatnonzero(self.touched).tolist() if named[i][1].grad is not None]
+
+    def is_averaged(self) -> bool:
+        """Return whether a sync at the end of backward left nothing to be sent."""
+        if self.averaged and self.active:
+            self._note_set()
+        return self.averaged and not self.touched.any()
+
     def count_as_used(self) -> None:
-        """Count all parameters as used on this rank where unused ones are an error."""
+        """Count all parameters as used where unused ones are an error: of ranks with a batch."""
         self.touched[:] = self._unused == "error"
 
     def take_touched(self) -> np.ndarray:

@@ -209,7 +209,7 @@ class ZeroOptimizer(NotCopyable):
 
     def _group_pieces(self) -> list[list[Any]]:
         """Return the flat parameters of each group, at least one, as optimizers require it."""
-        groups = self._groups or [{"params": self._model.parameters()}]
+        groups = self._groups or [{"params": list(self._model.parameters())}]
         members = [{id(p) for p in group["params"]} for group in groups]
         bucket, values = self._model.buckets[0], self._values[0]
         return [
@@ -227,6 +227,7 @@ class ZeroOptimizer(NotCopyable):
 
     def step(self) -> None:
         """Update this rank's shards, and gather those of all ranks; collective."""
+        self._model.check_averaged(self._model.parameters())
         for piece in self._pieces:  # of a parameter that no rank has used
             piece.flat.grad = None if piece.parameter.grad is None else piece.grad
         self.optimizer.step()

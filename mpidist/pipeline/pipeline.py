@@ -26,7 +26,7 @@ from .replicas import Replicas, Tied, clip
 from .schedules import PipelineSchedule, as_schedule
 from .schedules.trace import Trace
 from .stage import Stage, stage_of
-from .state import deal, layers_of, load_stage
+from .state import deal, layers_of, load_stage, resume_state
 from .stats import PipelineStats, record
 
 
@@ -381,7 +381,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of this rank's stages, by number; a Checkpoint saves all ranks'."""
-        return self._state(lambda module: module.state_dict())
+        return self._state(resume_state)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return :meth:`state_dict` in the form that a :class:`Checkpoint` stores."""

@@ -44,6 +44,8 @@ class Replicas:
             raise InvalidArgument(
                 f"rank {rank}: the chunks' DDPs have different communicators: expected one"
             )
+        for ddp in self._wrapped.values():
+            ddp.sync = "manual"  # a stage has several backward passes in a step
         self._comm = comms[0] if comms else None
         self.count = self._comm.size if self._comm is not None else 1
         self._paused: dict[int, ExitStack] = {}

@@ -118,6 +118,11 @@ def _shown(layers: Sequence[int | None]) -> str:
     return ", ".join("?" if count is None else str(count) for count in layers)
 
 
+def resume_state(module: Any) -> Any:
+    """Return the state of a stage, which may be in a DDP, for a resumed run."""
+    return module.resume_state() if isinstance(module, DDP) else module.state_dict()
+
+
 def module_state(state: Any) -> Any:
     """Return a module's own state, given its state or that of a DDP around it."""
     return state["module"] if is_state(state) else state

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..device import tensors
 from ..errors import MpidistError, Unsupported
@@ -174,6 +175,10 @@ class Torch:
         """Register a callback before each forward of the module itself."""
         return module.register_forward_pre_hook(partial(_ignoring, act)).remove
 
+    def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
+        """Register a callback before each step of PyTorch's optimizers."""
+        return register_optimizer_step_pre_hook(partial(_with_parameters, act)).remove
+
     def is_elementwise(self, optimizer: Any) -> bool:
         """Return whether an optimizer class is one of PyTorch's in :data:`ELEMENTWISE`."""
         return optimizer in [getattr(torch.optim, name) for name in ELEMENTWISE]
@@ -192,6 +197,13 @@ class Torch:
 def _ignoring(act: Callable[[], object], *_: Any) -> None:
     """Call `act` without a hook's arguments, and return None: the hook changes no tensor."""
     act()
+
+
+def _with_parameters(
+    act: Callable[[Iterable[Any]], object], optimizer: torch.optim.Optimizer, *_: Any
+) -> None:
+    """Call `act` with the parameters of an optimizer that is about to make a step."""
+    act(p for group in optimizer.param_groups for p in group["params"])
 
 
 FRAMEWORK = Torch()

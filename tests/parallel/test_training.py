@@ -38,6 +38,20 @@ def test_a_mixture_of_experts(size, kit, optimizer, overlap, zero):
     run_simulated(size, lambda c: cases.a_mixture_of_experts(c, kit, optimizer, overlap, zero))
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("overlap", ("auto", "none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+def test_backward_averages(size, kit, overlap):
+    run_simulated(size, lambda comm: cases.backward_averages(comm, kit, overlap))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("overlap", ("auto", "none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+def test_backward_passes_add_up(size, kit, overlap):
+    run_simulated(size, lambda comm: cases.backward_passes_add_up(comm, kit, overlap))
+
+
 @pytest.mark.parametrize("overlap", ("polls", "thread"))
 @pytest.mark.parametrize("kit", KITS)
 def test_early_buckets(kit, overlap):

@@ -31,6 +31,18 @@ def test_a_mixture_of_experts(comm, kit, optimizer, overlap, zero):
     cases.a_mixture_of_experts(comm, kit, optimizer, overlap, zero)
 
 
+@pytest.mark.parametrize("overlap", ("auto", "none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+def test_backward_averages(comm, kit, overlap):
+    cases.backward_averages(comm, kit, overlap)
+
+
+@pytest.mark.parametrize("overlap", ("auto", "none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+def test_backward_passes_add_up(comm, kit, overlap):
+    cases.backward_passes_add_up(comm, kit, overlap)
+
+
 @pytest.mark.parametrize("overlap", ("polls", "thread"))
 @pytest.mark.parametrize("kit", KITS)
 def test_early_buckets(comm, kit, overlap):

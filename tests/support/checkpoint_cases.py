@@ -131,7 +131,7 @@ def all_bits(net):
 
 def ways(model, optimizer):
     state = optimizer.state_dict()
-    return model.state_dict()["sending"], state.get("sending")
+    return model.resume_state()["sending"], state.get("sending")
 
 
 def same_folder(comm, folder):

@@ -87,8 +87,8 @@ def unused_parameters_are_named(comm):
     every = ", ".join(map(str, range(comm.size)))
     odd = ", ".join(map(str, range(0, comm.size, 2)))
     for _ in range(2):
-        model(torch.ones(1, 3), comm.rank % 2).sum().backward()
         with pytest.raises(InvalidArgument) as error:
+            model(torch.ones(1, 3), comm.rank % 2).sum().backward()
             model.sync_gradients()
         assert f"rank {comm.rank}: " in str(error.value)
         assert f"heads.2.weight (on rank {every})" in str(error.value)
@@ -114,7 +114,7 @@ def unused_parameters_are_named(comm):
 def buffers_are_made_equal(comm):
     for how in ("broadcast", "average", "keep"):
         net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        model = DDP(net, comm, buffers=how)
+        model = DDP(net, comm, buffers=how, sync="manual")
         running = net[1].running_mean
         model(torch.full((4, 2), float(comm.rank)) + torch.arange(4.0)[:, None]).sum().backward()
         mine = running.clone()
@@ -137,7 +137,7 @@ def replaced_buffers_are_synced(comm):
             return self.layer(x)
 
     net = Smoothed()
-    model = DDP(net, comm)
+    model = DDP(net, comm, sync="manual")
     for _ in range(2):
         model(torch.full((2, 2), comm.rank + 1.0)).sum().backward()
         model.sync_gradients()
@@ -156,8 +156,8 @@ def what_is_frozen_or_not_stays_so(comm):
         model(torch.ones(1, 2)).sum().backward()
         model.sync_gradients()
         net[0].requires_grad_(not before)
-        model(torch.ones(1, 2)).sum().backward()
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: requires_grad of 0.weight, "):
+            model(torch.ones(1, 2)).sum().backward()
             model.sync_gradients()
 
 
@@ -172,7 +172,7 @@ def what_is_replaced_is_told(comm):
         lambda net: net.append(nn.ReLU()),  # which is not learnt
     ):
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        model = DDP(net, comm)
+        model = DDP(net, comm, sync="manual")
         change(net)
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
@@ -228,13 +228,13 @@ def any_dtype_and_sharing(comm):
             return self.short(self.tied(self.wide(x)).bfloat16()).float()
 
     model = DDP(Mixed(), comm, overlap="polls", **SMALL)
-    names = {name for name, _ in model.named_parameters()}
+    names = {name for name, _ in model.reducer.grouping.named}
     assert names == {"wide.weight", "wide.bias", "short.weight", "words.weight"}
     for _ in range(3):
         model.zero_grad()
         model(torch.tensor([comm.rank % 5])).sum().backward()
         model.sync_gradients()
-        assert {str(p.grad.dtype) for _, p in model.named_parameters()} == {
+        assert {str(p.grad.dtype) for _, p in model.reducer.grouping.named} == {
             "torch.float64",
             "torch.bfloat16",
             "torch.float32",
@@ -290,7 +290,7 @@ def frozen_parameters_start_equal(comm):
     for p in net.parameters():
         nn.init.constant_(p, comm.rank + 1.0)
     net[0].requires_grad_(False)
-    model = DDP(net, comm, check_replicas=1)
+    model = DDP(net, comm, check_replicas=1, sync="manual")
     assert all((p == 1).all() for p in net.parameters())
     net(torch.ones(1, 2)).sum().backward()
     model.sync_gradients()
@@ -301,7 +301,232 @@ def frozen_parameters_start_equal(comm):
         model.sync_gradients()
 
 
+class Adversaries:
+    """A discriminator of several buckets, and a generator."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(3)
+        self.d = nn.Sequential(
+            nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 1)
+        ).double()
+        self.g = nn.Linear(2, 6).double()
+        with torch.no_grad():
+            for p in (*self.d.parameters(), *self.g.parameters()):
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / 2)
+
+    def train(self, d, g, freeze, parts):
+        """Train with the calls `d` and `g`, on parts of the batch whose gradients add up."""
+        od, og = (torch.optim.Adam(x.parameters(), lr=0.01) for x in (self.d, self.g))
+        for step in range(12):
+            z = torch.randn(60, 2, generator=torch.Generator().manual_seed(step)).double()
+            real = torch.randn(60, 6, generator=torch.Generator().manual_seed(99 + step)).double()
+            od.zero_grad()
+            for part in parts:
+                (d(g(z[part]).detach()).mean() - d(real[part]).mean()).div(len(parts)).backward()
+            od.step()
+            og.zero_grad()
+            self.d.requires_grad_(not freeze)
+            for part in parts:
+                (-d(g(z[part])).mean()).div(len(parts)).backward()
+            self.d.requires_grad_(True)
+            og.step()
+        return [p.detach().clone() for p in (*self.d.parameters(), *self.g.parameters())]
+
+
+def adversaries_train(comm):
+    """The generator's backward adds to the gradients of the discriminator, too."""
+    parts = [slice(r, None, comm.size) for r in range(comm.size)]
+    for freeze in (False, True):
+        for overlap in ("auto", "polls"):
+            nets, alone = Adversaries(), Adversaries()
+            d = DDP(nets.d, comm, overlap=overlap, bucket_bytes=200, first_bucket_bytes=200)
+            g = DDP(nets.g, comm, overlap=overlap)
+            assert len(d.buckets) > 1
+            found = nets.train(d, g, freeze, parts[comm.rank : comm.rank + 1])
+            for mine, one in zip(found, alone.train(alone.d, alone.g, freeze, parts), strict=True):
+                torch.testing.assert_close(mine, one, rtol=0, atol=1e-12)
+            d.close(), g.close()
+
+
+def gradients_of_inputs_are_no_step(comm):
+    """A gradient penalty: torch.autograd.grad adds to no parameter, backward through it does."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    model = DDP(net, comm, **SMALL)
+    alone = copy.deepcopy(net)
+    every = [torch.full((2, 3), r + 1.0).double() for r in range(comm.size)]
+
+    def penalty(module, x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(module(x).sum(), x, create_graph=True)[0].pow(2).sum()
+
+    for step in range(3):
+        model.zero_grad()
+        loss = penalty(model, every[comm.rank])
+        assert model.stats().steps == step
+        loss.backward()
+        assert model.stats().steps == step + 1
+        alone.zero_grad()
+        (sum(penalty(alone, x) for x in every) / comm.size).backward()
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+
+
+def checkpointed_layers_are_averaged_once(comm):
+    """A reentrant checkpoint has a backward pass of its own within the whole one."""
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+            self.reentrant = None
+
+        def forward(self, x):
+            x = x.clone().requires_grad_()
+            for layer in self.layers:
+                if self.reentrant is None:
+                    x = layer(x).tanh()
+                else:
+                    act = lambda y, layer=layer: layer(y).tanh()  # noqa: E731
+                    x = torch.utils.checkpoint.checkpoint(act, x, use_reentrant=self.reentrant)
+            return {"out": [x]}
+
+    every = [torch.full((2, 3), (r + 1) / 4) for r in range(comm.size)]
+    for overlap in ("none", "polls", "thread"):
+        net = Deep()
+        alone = copy.deepcopy(net)
+        model = DDP(net, comm, overlap=overlap, **SMALL)
+        with torch.no_grad():
+            for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+                q.copy_(p)
+        alone.zero_grad()
+        sum(alone(x)["out"][0].sum() for x in every).div(comm.size).backward()
+        for step, reentrant in enumerate((False, True, True)):
+            net.reentrant = reentrant
+            model.zero_grad()
+            model(every[comm.rank])["out"][0].sum().backward()
+            assert model.stats().steps == step + 1
+            for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-6)
+
+
+def a_failed_backward_leaves_the_next_one_whole(comm):
+    net = nn.Linear(2, 2)
+    model = DDP(net, comm)
+    out = model(torch.ones(1, 2))
+    x = (out * 1.0).clone()
+    x.register_hook(lambda g: (_ for _ in ()).throw(ValueError("once")))
+    y = out.sum() + 0 * x.sum()
+    with pytest.raises(ValueError, match="once"):
+        y.backward()
+    model.zero_grad()
+    model(torch.full((1, 2), comm.rank + 1.0)).sum().backward()
+    torch.testing.assert_close(net.weight.grad, torch.full((2, 2), (comm.size + 1) / 2))
+
+
+def a_wrapper_is_a_module(comm):
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model = DDP(net, comm)
+    assert isinstance(model, nn.Module) and isinstance(model, DDP)
+    assert next(model.parameters()) is net[0].weight
+    assert list(model.modules()) == [model, net, *net]
+    names = [f"module.{name}" for name, _ in net.named_parameters()]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert [name for name, _ in model.named_buffers()] == [
+        f"module.{name}" for name, _ in net.named_buffers()
+    ]
+    assert model.eval() is model and not (model.training or net.training or net[1].training)
+    assert model.train().training and net[1].training
+    assert model.to("cpu") is model and model.float() is model
+    for change in (model.double, model.half, lambda: model.to(torch.float64)):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: 0.weight is torch.float32"):
+            change()
+    assert net[0].weight.dtype == torch.float32
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    whole = nn.ModuleDict({"inner": model})
+    whole["inner"](torch.ones(3, 2)).sum().backward()
+    assert seen == [1] and whole.state_dict().keys() == {
+        f"inner.{name}" for name in model.state_dict()
+    }
+    with pytest.raises(AttributeError, match="'DDP' object has no attribute 'nothing'$"):
+        _ = model.nothing
+    grads = [p.grad.clone() for p in net.parameters()]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    torch.testing.assert_close(norm, torch.cat([g.reshape(-1) for g in grads]).norm())
+
+
+def states_load_both_ways(comm):
+    """Those of a module, of DistributedDataParallel, of this wrapper, and for a resumed run."""
+
+    def make(value):
+        net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        net.module = nn.Linear(1, 1)  # whose names look like those of a wrapper
+        with torch.no_grad():
+            for p in net.parameters():
+                p.fill_(value)
+        return net
+
+    model = DDP(make(1.0), comm)
+    plain, prefixed = make(2.0).state_dict(), nn.ModuleDict({"module": make(3.0)}).state_dict()
+    assert model.state_dict().keys() == prefixed.keys()
+    other = DDP(make(4.0), comm)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.fill_(4.0)
+    for state, value in (
+        (plain, 2.0),
+        (prefixed, 3.0),
+        (other.state_dict(), 4.0),
+        (plain, 2.0),
+        (other.resume_state(), 4.0),
+        (dict(plain), 2.0),
+    ):
+        before = next(model.parameters())
+        model.load_state_dict(state)
+        assert next(model.parameters()) is before
+        assert all((p == value).all() for p in model.parameters())
+    nn.ModuleDict({"module": make(0.0)}).load_state_dict(model.state_dict())
+    make(0.0).load_state_dict(model.module.state_dict())
+    found = model.load_state_dict({"module.0.weight": torch.zeros(2, 2)}, strict=False)
+    assert "0.bias" in found.missing_keys and not model.module[0].weight.any()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({})
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*assign=True"):
+        model.load_state_dict(plain, assign=True)
+
+
+def a_compiled_module_is_averaged(comm, way):
+    """Whether the wrapper is compiled, its module, or the module before it is wrapped."""
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    alone = copy.deepcopy(net)
+    if way == "inside":
+        net = torch.compile(net, backend="aot_eager")
+    model = run = DDP(net, comm, **SMALL)
+    if way != "inside":
+        run = torch.compile(model if way == "wrapper" else net, backend="aot_eager")
+    every = [torch.full((2, 3), r + 1.0) for r in range(comm.size)]
+    with torch.no_grad():
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            q.copy_(p)
+    (sum(alone(x).sum() for x in every) / comm.size).backward()
+    for step in range(3):
+        model.zero_grad()
+        run(every[comm.rank]).sum().backward()
+        assert model.stats().steps == step + 1
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-5)
+
+
 CASES = [
+    adversaries_train,
+    gradients_of_inputs_are_no_step,
+    checkpointed_layers_are_averaged_once,
+    a_failed_backward_leaves_the_next_one_whole,
+    a_wrapper_is_a_module,
+    states_load_both_ways,
     what_torchscript_made_is_refused,
     frozen_parameters_start_equal,
     buckets_are_rebuilt_in_observed_order,

@@ -18,6 +18,7 @@ from tests.support.training_kits import batch, fingerprint, needs_ranks
 
 STEPS = 50
 SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 100}  # several buckets
+MANUAL = {**SMALL, "sync": "manual"}
 
 
 def assert_identical(comm, kit, model):
@@ -115,7 +116,7 @@ def automatic_overlap_ends_with_a_choice(comm, kit):
 
 
 def early_buckets_are_launched_in_backward(comm, kit, overlap):
-    model = DDP(kit.mlp(), comm, overlap=overlap, **SMALL)
+    model = DDP(kit.mlp(), comm, overlap=overlap, **MANUAL)
     x, labels = batch()
     for step in range(3):
         model.zero_grad()
@@ -141,15 +142,15 @@ def nothing_is_copied(comm, kit):
         optimizer.zero_grad()
     assert model.stats().copies == 0
     if comm.size > 1:  # a gradient that does not lie in its bucket is copied, and counted
-        for p in model.parameters():
+        for p in net.parameters():
             p.grad = p.data * 0
         model.sync_gradients()
-        assert model.stats().copies == len(model.parameters())
+        assert model.stats().copies == len(list(net.parameters()))
 
 
 @needs_ranks(2)
 def a_second_backward_is_refused(comm, kit):
-    model = DDP(kit.mlp(), comm, overlap="polls", **SMALL)
+    model = DDP(kit.mlp(), comm, overlap="polls", **MANUAL)
     x, labels = batch()
     for _ in range(2):
         kit.step(model, x, labels, 1.0)
@@ -166,12 +167,12 @@ def a_second_backward_is_refused(comm, kit):
 
 @needs_ranks(2)
 def replaced_gradient_is_refused(comm, kit):
-    model = DDP(kit.mlp(), comm, overlap="polls", **SMALL)
+    model = DDP(kit.mlp(), comm, overlap="polls", **MANUAL)
     x, labels = batch()
     for step in range(2):
         model.zero_grad()
         kit.step(model, x, labels, 1.0)
-        name, p = model.named_parameters()[0]
+        name, p = model.reducer.grouping.named[0]
         if step:  # the first step is observed only
             p.grad = None
             said = f"rank {comm.rank}: .* gradient of {name} .*overlap='none'"
@@ -289,8 +290,100 @@ def clipping_is_by_the_norm_of_all(comm, kit):
             model.clip_gradients(wrong)
 
 
+def loop(comm, kit, overlap, when, to_none, explicit):
+    """Train without, or with, calls of sync_gradients(); zero_grad() at a place of the loop."""
+    net = kit.mlp(comm.rank)
+    model = DDP(net, comm, overlap=overlap, **SMALL)
+    make, settings = kit.optimizers()["adam"]
+    optimizer = make(net.parameters(), **settings)
+    for step in range(8):
+        x, labels = batch(step)
+        part = slice(comm.rank, None, comm.size)
+        if when == "begin":
+            model.zero_grad(to_none)
+        elif when == "between":
+            model(kit.inputs(x[part]))
+            model.zero_grad(to_none)
+        kit.step(model, x[part], labels[part], comm.size / len(x))
+        for _ in range(explicit):
+            model.sync_gradients()
+        optimizer.step()
+        assert_identical(comm, kit, net)
+        if when == "end":
+            model.zero_grad(to_none)
+    assert model.stats().steps == 8
+    return net
+
+
+def backward_averages(comm, kit, overlap):
+    """The same bits as with calls of sync_gradients(), one or two, and as one process."""
+    alone = train_alone(kit, 0, "adam", steps=8)
+    for when in ("begin", "between", "end"):
+        for to_none in (True, False):
+            nets = [loop(comm, kit, overlap, when, to_none, explicit) for explicit in (0, 1, 2)]
+            assert_close(kit, nets[0], alone)
+            assert len({fingerprint(kit, net) for net in nets}) == 1
+
+
+def backward_passes_add_up(comm, kit, overlap):
+    """Several in a step, each averaged by itself, or all but the last within no_sync()."""
+    x, labels = batch()
+    part, scale = slice(comm.rank, None, comm.size), comm.size / len(x)
+    alone = kit.mlp(0)
+    for _ in range(3):
+        kit.step(alone, x, labels, 1 / len(x))
+    for held_back in (0, 2):
+        net = kit.mlp(comm.rank)
+        model = DDP(net, comm, overlap=overlap, **SMALL)
+        for _ in range(4):
+            model.zero_grad()
+            for number in range(3):
+                with model.no_sync() if number < held_back else nullcontext():
+                    kit.step(model, x[part], labels[part], scale)
+            for mine, whole in zip(kit.gradients(net), kit.gradients(alone), strict=True):
+                np.testing.assert_allclose(mine, whole, rtol=0, atol=1e-12)
+
+
+def unaveraged_gradients_stop_an_optimizer(comm, kit):
+    net, other = kit.mlp(), kit.mlp()
+    model = DDP(net, comm, overlap="none", **MANUAL)
+    make, settings = kit.optimizers()["sgd"]
+    optimizer, stranger = (make(x.parameters(), **settings) for x in (net, other))
+    x, labels = batch()
+    said = f"rank {comm.rank}: step.* gradients of 0.weight and 5 more were not averaged"
+    for _ in range(2):
+        kit.step(model, x, labels, comm.rank + 1.0)
+        before = fingerprint(kit, net)
+        with pytest.raises(InvalidArgument, match=said):
+            optimizer.step()
+        assert fingerprint(kit, net) == before
+        stranger.step()  # has none of these gradients
+        model.sync_gradients()
+        optimizer.step()
+        assert_identical(comm, kit, net)
+        kit.step(model, x, labels, comm.rank + 1.0)
+        optimizer.zero_grad()  # the step is given up
+        optimizer.step()
+    model.sync_gradients()
+    model.zero_grad()
+    with model.no_sync():
+        kit.step(model, x, labels, 1.0)
+        optimizer.step()  # training of this rank alone
+    with pytest.raises(InvalidArgument, match=said):
+        optimizer.step()
+    model.close()
+    optimizer.step()
+    model = DDP(net, comm, **MANUAL)
+    zero = ZeroOptimizer(make, model, **settings)
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(InvalidArgument, match=said):
+        zero.step()
+    model.sync_gradients()
+    zero.step()
+
+
 def a_forgotten_sync_is_told(comm, kit, caplog):
-    model = DDP(kit.mlp(), comm, **SMALL)
+    model = DDP(kit.mlp(), comm, **MANUAL)
     x, labels = batch()
     with caplog.at_level("WARNING", "mpidist"):
         kit.step(model, x, labels, 1.0)
@@ -347,7 +440,7 @@ def replicas_that_differ_are_named(comm, kit):
         optimizer = (
             ZeroOptimizer(make, model, **options) if zero else make(net.parameters(), **options)
         )
-        names = [name for name, _ in model.named_parameters()]
+        names = [name for name, _ in model.reducer.grouping.named]
 
         def step(number, model=model, net=net, optimizer=optimizer, zero=zero):
             optimizer.zero_grad()
@@ -356,7 +449,7 @@ def replicas_that_differ_are_named(comm, kit):
             if zero:  # its step is collective: something else has gone wrong on that rank
                 optimizer.step()
             if zero and number == 1 and comm.rank == last:
-                model.framework.values(model.named_parameters()[2][1])[...] += 1
+                model.framework.values(model.reducer.grouping.named[2][1])[...] += 1
             elif not zero and (number != 1 or comm.rank != last):
                 optimizer.step()
 
@@ -400,12 +493,12 @@ def unused_on_the_last_rank(comm, kit):
     model = DDP(net, comm, unused="error", **SMALL)
     for _ in range(2):
         model.zero_grad()
-        if comm.rank != last:
-            kit.step(model, x, labels, 1.0)
         with pytest.raises(InvalidArgument) as caught:
+            if comm.rank != last:
+                kit.step(model, x, labels, 1.0)
             model.sync_gradients()
         assert f"rank {comm.rank}: parameters without a gradient" in str(caught.value)
-        for name, _ in model.named_parameters():
+        for name, _ in model.reducer.grouping.named:
             assert f"{name} (on rank {last})" in str(caught.value)
 
 
@@ -414,6 +507,7 @@ def wrong_options_are_refused(comm, kit):
         ("overlap", "sometimes"),
         ("buffers", "mine"),
         ("unused", "maybe"),
+        ("sync", "soon"),
         ("algorithm", "rung"),
         ("bucket_bytes", 0),
         ("init_sync", "no"),
@@ -451,7 +545,7 @@ def what_is_no_module_is_refused(comm, kit):
     ):
         with model.join(3):
             pass
-    for state in ({}, net.state_dict(), 3, {"module": net.state_dict(), "sending": {}}):
+    for state in (3, {"module": net.state_dict(), "sending": {}}):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state "):
             model.load_state_dict(state)
 
@@ -495,9 +589,9 @@ def what_a_hook_gives_is_looked_at(comm, kit):
     x, labels = batch()
     for overlap in ("none", "polls", "thread"):
         model = DDP(kit.mlp(), comm, overlap=overlap, hook=lambda bucket: bucket.flat)
-        kit.step(model, x, labels, 1.0)
         said = f"rank {comm.rank}: hook .*ndarray.* bucket 0: .*Work"
         with pytest.raises(InvalidArgument, match=said):
+            kit.step(model, x, labels, 1.0)
             model.sync_gradients()
 
 
@@ -511,7 +605,7 @@ def failed_sync(comm, kit):
             raise ValueError("once")
         return average(bucket)
 
-    model = DDP(kit.mlp(), comm, overlap="none", hook=fails_once, **SMALL)
+    model = DDP(kit.mlp(), comm, overlap="none", hook=fails_once, **MANUAL)
     x, labels = batch()
     kit.step(model, x, labels, 1.0)
     with pytest.raises(ValueError, match="once"):
@@ -559,6 +653,7 @@ CASES = [
     replicas_that_differ_are_named,
     join_without_optimizer,
     unused_on_the_last_rank,
+    unaveraged_gradients_stop_an_optimizer,
     wrong_options_are_refused,
 ]
 ONE_PROCESS = [  # optimizer, overlap, backward passes in a step, options

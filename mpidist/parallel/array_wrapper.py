@@ -1,0 +1,109 @@
+"""A DDP of a module of mpidist.nn, or of another object with ``parameters()``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..checkpoint.format import read_all
+from ..errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ..frameworks.base import Framework
+    from .reducer import Reducer
+
+
+class Wrapper:
+    """The methods of a module, which call those of the wrapped one.
+
+    ``backward`` ends with the averaging of the gradients, unless ``sync`` is "manual".
+    """
+
+    if TYPE_CHECKING:  # of DDP
+        module: Any
+        framework: Framework
+        reducer: Reducer
+        sync: str
+
+        def _end_backward(self) -> None: ...
+
+    @staticmethod
+    def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
+        """Raise InvalidArgument if there are options that a DDP does not have."""
+        if others:
+            raise InvalidArgument(
+                f"rank {rank}: DDP has no option {', '.join(others)}: expected {', '.join(options)}"
+            )
+
+    def watch(self) -> None:
+        """Return None: :meth:`backward` knows when a backward pass ends."""
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Call the module."""
+        self.reducer.prepare()
+        return self.module(*inputs, **options)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise AttributeError, pointing to ``model.module`` if it has the attribute."""
+        raise AttributeError(not_found(self, vars(self), name), name=name, obj=self)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Call the module's forward."""
+        self.reducer.prepare()
+        return self.module.forward(*inputs, **options)
+
+    def backward(self, grad: Any) -> Any:
+        """Call the module's backward, and average the gradients."""
+        result = self.module.backward(grad)
+        if self.sync == "auto" and self.reducer.enabled:
+            self._end_backward()
+        return result
+
+    def parameters(self) -> list[Any]:
+        """Return the module's parameters."""
+        return list(self.module.parameters())
+
+    def named_parameters(self) -> list[tuple[str, Any]]:
+        """Return names (or numbers) and parameters whose gradients are averaged, each once."""
+        return list(self.reducer.grouping.named)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to None, or (False) to zeros in place."""
+        for p in self.parameters():
+            if set_to_none:
+                p.grad = None
+            elif p.grad is not None:
+                self.framework.clear(p)
+
+    def train(self, mode: bool = True) -> Wrapper:
+        """Set the module to training mode, or (False) to evaluation."""
+        if mode:
+            self.module.train()
+        else:
+            self.module.eval()
+        return self
+
+    def eval(self) -> Wrapper:
+        """Set the module to evaluation mode."""
+        return self.train(False)
+
+    @property
+    def training(self) -> bool:
+        """Whether the module is in training mode."""
+        return self.module.training
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the module."""
+        return self.module.state_dict()
+
+    def load_module_state(self, state: Mapping[str, Any]) -> None:
+        """Load the state of a module into the wrapped one."""
+        self.module.load_state_dict(read_all(state))
+
+
+def not_found(wrapper: Any, members: Mapping[str, Any], name: str) -> str:
+    """Return the text of an AttributeError, which points to ``model.module`` if that has it."""
+    text = f"{type(wrapper).__name__!r} object has no attribute {name!r}"
+    if not name.startswith("_") and hasattr(members.get("module"), name):
+        text += f", its module has: write model.module.{name}"
+    return text

@@ -1,0 +1,144 @@
+"""A DDP of a module of PyTorch: it is one itself, and averages gradients as backward ends."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Variable
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.utils._pytree import tree_leaves
+
+from ..checkpoint.format import read_all
+from ..errors import InvalidArgument
+from ..frameworks.base import Remove, WeakHook
+from ..parallel.array_wrapper import not_found
+
+if TYPE_CHECKING:
+    from ..parallel.reducer import Reducer
+
+PREFIX = "module."  # of the names in a state of DistributedDataParallel, and of this
+
+
+class Wrapper(torch.nn.Module):
+    """A module with one submodule, ``module``, as ``DistributedDataParallel`` is.
+
+    The gradients are averaged in a callback of the autograd engine, at the end of a backward pass::
+
+        forward   a hook on each output
+        backward  the first of these hooks, or of those of the parameters, queues the callback
+        its end   the callback averages, if the pass has added to a gradient
+
+    The hooks on outputs are for reentrant checkpoints, each of which has a backward pass of its own
+    inside of the whole one: the callback belongs to the pass in which it is queued.
+    """
+
+    if TYPE_CHECKING:  # of DDP
+        module: torch.nn.Module
+        reducer: Reducer
+        sync: str
+        _rank: int
+
+        def _end_backward(self) -> None: ...
+
+    def watch(self) -> Remove:
+        """Average gradients at the end of each backward pass, while ``sync`` is "auto"."""
+        self.reducer.on_backward = WeakHook(self._begin_backward)
+        hook = partial(_with_output, WeakHook(self._watch_output))
+        return self.module.register_forward_hook(hook).remove
+
+    def _watch_output(self, output: Any) -> None:
+        """Register a hook on every output from which a backward pass can begin."""
+        if self.sync != "auto" or not torch.is_grad_enabled():
+            return
+        begin = partial(_at_gradient, WeakHook(self._begin_backward))
+        for x in tree_leaves(output):
+            if isinstance(x, torch.Tensor) and x.grad_fn is not None:
+                x.register_hook(begin)
+
+    def _begin_backward(self) -> None:
+        """Queue the averaging at the end of the running backward pass, once."""
+        reducer = self.reducer
+        if self.sync == "auto" and reducer.enabled and not reducer.queued:
+            reducer.queued = True
+            Variable._execution_engine.queue_callback(self._at_end)
+
+    def _at_end(self) -> None:
+        """Average, unless no gradient was added, as in ``torch.autograd.grad``."""
+        self.reducer.queued = False
+        if self.reducer.touched.any():
+            self._end_backward()
+
+    # -- the module -------------------------------------------------------------------------------
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Call the module."""
+        return self.module(*inputs, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a submodule; AttributeError points to ``model.module`` if it has the attribute."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            text = not_found(self, vars(self).get("_modules", {}), name)
+            raise AttributeError(text, name=name, obj=self) from None
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Apply a conversion, as ``.to()`` and ``.half()`` do, if it changes no parameter."""
+        for name, p in self.module.named_parameters():
+            with torch.no_grad():
+                found = fn(p.detach()[..., :0] if p.dim() else p.detach())
+            if (found.dtype, found.device) != (p.dtype, p.device):
+                raise InvalidArgument(
+                    f"rank {self._rank}: {name} is {p.dtype} on {p.device}, as it was wrapped, and "
+                    f"would become {found.dtype} on {found.device}: convert the module before "
+                    "md.DDP(module, comm)"
+                )
+        return super()._apply(fn, recurse)
+
+    def load_module_state(
+        self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the state of a module, of this wrapper, or of ``DistributedDataParallel``."""
+        if assign:
+            raise InvalidArgument(
+                f"rank {self._rank}: load_state_dict(assign=True) replaces the parameters that "
+                "were wrapped: expected assign=False"
+            )
+        own = set(self.module.state_dict())
+        inner = {name.removeprefix(PREFIX) for name in state if name.startswith(PREFIX)}
+        whole = OrderedDict(read_all(state))
+        if len(inner & own) > len(set(state) & own):
+            metadata = getattr(state, "_metadata", None)
+            if metadata is not None:
+                whole._metadata = OrderedDict(metadata)  # type: ignore[attr-defined]
+            consume_prefix_in_state_dict_if_present(whole, PREFIX)
+        elif hasattr(state, "_metadata"):
+            whole._metadata = state._metadata  # type: ignore[attr-defined]
+        return self.module.load_state_dict(whole, strict=strict)
+
+    # -- names of DistributedDataParallel ---------------------------------------------------------
+
+    @staticmethod
+    def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
+        """Replace options by what options of ``DistributedDataParallel`` stand for.
+
+        Raises
+        ------
+        InvalidArgument
+            If there is none of this name or value, or it contradicts another option.
+        """
+
+
+def _with_output(act: Callable[[Any], object], module: Any, inputs: Any, output: Any) -> None:
+    """Call `act` with the output of a forward, unless it is being compiled."""
+    if not torch.compiler.is_compiling():
+        act(output)
+
+
+def _at_gradient(act: Callable[[], object], gradient: Any) -> None:
+    """Call `act`; a hook that returns None changes nothing."""
+    act()
