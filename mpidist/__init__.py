@@ -1,5 +1,7 @@
 """mpidist: collectives, DDP and pipelines for people who launch with MPI."""
 
+from typing import TYPE_CHECKING, Any
+
 from . import algorithms  # registers the shipped algorithms
 from .backends.simulated import Faults, SimulatedBackend
 from .checkpoint.checkpoint import Checkpoint
@@ -30,6 +32,9 @@ from .pipeline import Pipeline, partition
 from .selection.config import CollectiveConfig
 from .stop import StopRequest
 from .topology import Grid
+
+if TYPE_CHECKING:
+    from .launcher.function import run
 
 __version__ = "0.1.0"
 
@@ -63,9 +68,18 @@ __all__ = [
     "get_communicator",
     "init",
     "partition",
+    "run",
     "run_simulated",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":  # the launcher is imported by those who launch
+        from .launcher.function import run
+
+        return run
+    raise AttributeError(f"module 'mpidist' has no attribute {name!r}", name=name)
 
 
 def __dir__() -> list[str]:

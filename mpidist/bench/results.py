@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from html import escape
 from importlib.metadata import version
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..measure import round_size
+from ..schedule.notebook import html_table
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
 from .cases import BARE
@@ -169,6 +171,14 @@ class Results:
             "notes": self.notes,
         }
         return json.dumps(content, indent=1)
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for table in tables(self):
+            heads = [head.lstrip("~>=").replace("\n", " ") for head in table.heads]
+            parts.append(f"<b>{escape(table.heading)}</b>" if table.heading else "")
+            parts.append(html_table([line.cells for line in table.lines], heads))
+        return "\n".join([*parts, *(f"<p>{escape(note)}</p>" for note in self.notes)])
 
     def to_csv(self) -> str:
         """Return the rows as CSV with a line of heads; each figure has a column of its own."""

@@ -18,6 +18,7 @@ from ..errors import ScheduleError
 from .contract import Contract
 from .exchange import Exchange, Posted
 from .memory import SymbolicMemory
+from .notebook import html_fields
 from .rounds import Copy, Parallel, Reduce, Schedule, Send, block_tuple, steps_of
 from .strand import BlockPlace, Strand
 
@@ -60,6 +61,9 @@ class Proof:
     written: tuple[int, ...]
     ordered: bool
     identical: bool
+
+    def _repr_html_(self) -> str:
+        return html_fields(self)
 
 
 Watch = Callable[[object, Strand, "Posted | None"], None]

@@ -62,6 +62,11 @@ class Reading:
         """The strands that have messages or copies."""
         return sorted({move.strand for move in self.moves})
 
+    def _repr_svg_(self) -> str:
+        from .show import draw
+
+        return draw(self)
+
     def by_time(self) -> Iterator[tuple[int, list[Move]]]:
         """Yield each time with its messages and copies, in order."""
         for time, moves in groupby(self.moves, key=attrgetter("time")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from .notebook import Svg
 from .reading import Move, Reading, read
 from .registry import Algorithm, Choice, Groups
 
@@ -235,9 +236,9 @@ def svg(
     Returns
     -------
     str
-        An ``<svg>`` element without scripts or references.
+        An ``<svg>`` element without scripts or references; a notebook shows the picture.
     """
-    return draw(read(collective, choice, size, root, arity, groups, segments))
+    return Svg(draw(read(collective, choice, size, root, arity, groups, segments)))
 
 
 def summary(reading: Reading) -> str:

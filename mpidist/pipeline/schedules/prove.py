@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ...schedule.notebook import html_fields
 from .actions import Placement
 from .messages import Message, Step, derived
 from .schedule import PipelineSchedule
@@ -46,6 +47,9 @@ class PipelineProof:
     outstanding_edge: int
     peak: tuple[int, ...]
     splits: bool
+
+    def _repr_html_(self) -> str:
+        return html_fields(self)
 
 
 class Outstanding:

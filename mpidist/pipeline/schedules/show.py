@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ...schedule.notebook import Svg
 from . import gantt
 from .actions import MEANINGS, Action
 from .messages import derived
@@ -155,6 +156,8 @@ class Picture:
         """Return the picture as a self-contained ``<svg>`` element."""
         return gantt.svg(self.sheet())
 
+    _repr_svg_ = svg
+
     def sheet(self) -> gantt.Sheet:
         """Return the picture as boxes and labels."""
         return gantt.sheet(self.title, self.panels)
@@ -229,7 +232,7 @@ def svg(
 
     Parameters and errors are those of :func:`~mpidist.pipeline.simulate`.
     """
-    return picture(schedule, size, microbatches, chunks, costs).svg()
+    return Svg(picture(schedule, size, microbatches, chunks, costs).svg())
 
 
 def describe(line: Timeline) -> str:

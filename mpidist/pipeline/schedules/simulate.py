@@ -119,6 +119,11 @@ class Timeline:
     microbatches: int
     spans: tuple[tuple[Span, ...], ...]
 
+    def _repr_svg_(self) -> str:
+        from . import gantt
+
+        return gantt.svg(gantt.sheet(self.name, (gantt.Panel(self, "", ()),)))
+
     @cached_property
     def begin(self) -> float:
         """The time at which the first action begins."""
