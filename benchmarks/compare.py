@@ -24,7 +24,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.plan import FULL, MAIN, QUICK, Launch, plan
-from benchmarks.tables import Cell, Group, Key, merge, page, without_paths
+from benchmarks.tables import Cell, Group, Key, goals, merge, page, without_paths
 from mpidist.bench.results import Results, Row
 from mpidist.launcher.processes import run_limited
 
@@ -198,8 +198,9 @@ def read_group(mpi: str, ranks: int, launches: Sequence[Launch], folder: Path) -
 
 
 def write_tables(groups: Sequence[Group], folder: Path, wanted: int) -> None:
-    """Write the tables that the documentation includes."""
+    """Write the tables that the documentation includes, and the goals beside them."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "goals.inc").write_text(goals(groups), encoding="utf-8")
     (folder / "tables.inc").write_text(page(groups, wanted), encoding="utf-8")
 
 

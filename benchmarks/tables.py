@@ -184,6 +184,7 @@ def _all_targets() -> list[Target]:
     return found
 
 
+WRITTEN = ".. Written by benchmarks/compare.py; do not edit."
 PLACES = (
     ("allreduce", True),
     ("allreduce", False),
@@ -248,9 +249,8 @@ class Group:
 
 
 def page(groups: Sequence[Group], wanted: int) -> str:
-    """Return the text that docs/benchmarks.rst includes: targets first, then every figure."""
-    lines = [".. Written by benchmarks/compare.py; do not edit.", ""]
-    lines += _targets(groups)
+    """Return the text that docs/benchmarks.rst includes: every figure."""
+    lines = [WRITTEN]
     for group in groups:
         lines += ["", *_group(group, wanted)]
     return "\n".join(lines) + "\n"
@@ -262,7 +262,8 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [".. csv-table::", f"   :header: {names}", "", *(f"   {line}" for line in quoted), ""]
 
 
-def _targets(groups: Sequence[Group]) -> list[str]:
+def goals(groups: Sequence[Group]) -> str:
+    """Return the targets and the values reached, for developers of mpidist."""
     judged = [{v.target: v for v in judge(group.cells, group.ranks)} for group in groups]
     targets = list(dict.fromkeys(target for verdicts in judged for target in verdicts))
     everything = [verdict for verdicts in judged for verdict in verdicts.values()]
@@ -270,7 +271,7 @@ def _targets(groups: Sequence[Group]) -> list[str]:
     rows = [(*_target(t), *(_reached(verdicts.get(t)) for verdicts in judged)) for t in targets]
     header = ("contender", "sizes", "measure", *(group.title for group in groups))
     summary = f"Goals, and the values reached: {met} of {len(everything)} goals are met."
-    return [summary, "", *_csv(header, rows)]
+    return "\n".join([WRITTEN, "", summary, "", *_csv(header, rows)])
 
 
 def _target(target: Target) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ extensions = [
     "back_links",  # corrects the links from the sources back to the pages
     "rooms",  # draws the layers of setup.cfg
     "catalogue",  # writes docs/generated from the registry and the commands
+    "plots",  # draws the plots from the tables of the pages
 ]
 highlight_language = "none"  # literal blocks are pictures and output
 exclude_patterns = ["_build", "_ext"]
@@ -39,3 +40,4 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # the types stand in the docstrings
 numpydoc_show_class_members = False
+numpydoc_xref_param_type = True  # the types of parameters are links

@@ -18,7 +18,7 @@ from mpidist.pipeline.schedules import PipelineSchedule, schedules
 from mpidist.pipeline.schedules.show import svg as pipeline_svg
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
 from mpidist.schedule.registry import describe
-from mpidist.schedule.show import svg, text
+from mpidist.schedule.show import svg
 from mpidist.selection.rules import single_copy_range, staged_below
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -119,10 +119,22 @@ def section(algorithm: Algorithm) -> Iterator[str]:
     path = home(algorithm).replace(".", "/") + ".py"
     yield from (".. code-block:: python", f"   :caption: {path}", "")
     yield from (textwrap.indent(code(algorithm), "   "), "")
-    for size, groups in NODES["groups" in algorithm.uses]:
-        if algorithm.unsupported(size, groups=groups) is None:
-            yield from proved(algorithm, size, groups)
-            break
+    yield from proved(algorithm, *served(algorithm))
+
+
+def served(algorithm: Algorithm) -> tuple[int, tuple | None]:
+    """Give the number of ranks and the nodes of the picture."""
+    return next(
+        (size, groups)
+        for size, groups in NODES["groups" in algorithm.uses]
+        if algorithm.unsupported(size, groups=groups) is None
+    )
+
+
+def picture(algorithm: Algorithm) -> str:
+    """Give the picture of an algorithm, as ``mpidist show --svg`` draws it."""
+    size, groups = served(algorithm)
+    return svg(algorithm.collective, algorithm, size, groups=groups)
 
 
 def proved(algorithm: Algorithm, size: int, groups: tuple | None) -> Iterator[str]:
@@ -135,8 +147,8 @@ def proved(algorithm: Algorithm, size: int, groups: tuple | None) -> Iterator[st
         f"{count(proof.messages, 'message')} with {count(proof.blocks_moved, 'block')} in all, "
         f"{count(proof.reductions, 'combination')}."
     )
-    picture = text(algorithm.collective, algorithm, size, groups=groups)
-    yield from ("", "::", "", textwrap.indent(picture, "   "), "")
+    yield from ("", f".. image:: {label(algorithm)}.svg")
+    yield from (f"   :alt: {algorithm.label} on {size} ranks{nodes}: each message as an arrow", "")
 
 
 def count(number: int, word: str) -> str:
@@ -202,7 +214,8 @@ def generate(folder: Path) -> None:
     pages["symmetric.inc"] = shared_table()
     pages["staged.inc"] = ranges_table(lambda *case: (0, staged_below(*case)))
     pages["single_copy.inc"] = ranges_table(single_copy_range)
-    pages["allreduce-ring.svg"] = svg("allreduce", "ring", 5)
+    for algorithm in (a for name in COLLECTIVES for a in shipped(name)):
+        pages[f"{label(algorithm)}.svg"] = picture(algorithm)
     pages["pipeline_schedules.inc"] = pipeline_sections()
     for known in schedules():
         pages[f"pipeline-{known.name}.svg"] = pipeline_svg(known, 4, 8)

@@ -23,10 +23,14 @@ NAMES = {
         library/exceptions.html exception - RuntimeError TimeoutError TypeError ValueError
         library/stdtypes.html class - bool bytearray bytes dict int list memoryview str tuple
         library/pickle.html module - pickle
+        library/stdtypes.html label - bltin-boolean-values
+        glossary.html term - iterable iterator sequence mapping generator
         """,
     "numpy": """
         reference/generated/$.html class numpy. ndarray dtype
         reference/generated/$.html function numpy. empty zeros copyto split
+        glossary.html term - array_like
+        reference/arrays.scalars.html label - arrays.scalars
         """,
     "torch": """
         generated/$.html class torch.nn. Module ModuleList parallel.DistributedDataParallel
@@ -61,8 +65,10 @@ def inventory(project: str) -> bytes:
     for line in NAMES[project].strip().splitlines():
         page, role, prefix, *names = line.split()
         for name in (prefix.strip("-") + name for name in names):
-            anchor = f"module-{name}" if role == "module" else name
-            lines.append(f"{name} py:{role} 1 {page.replace('$', name)}#{anchor} -\n")
+            anchor = f"{role}-{name}" if role in ("module", "term") else name
+            domain = "std" if role in ("label", "term") else "py"
+            place = f"{page.replace('$', name)}#{anchor}"
+            lines.append(f"{name} {domain}:{role} 1 {place} -\n")
     head = (
         f"# Sphinx inventory version 2\n# Project: {project}\n# Version: \n"
         "# The remainder of this file is compressed using zlib.\n"

@@ -46,7 +46,7 @@ def picture() -> str:
         height = HEIGHT * len(layer)
         parts.append(
             f'<rect x="4" y="{at}" width="{WIDTH - 8}" height="{height}" rx="4" '
-            'fill="#f4f6f8" stroke="#8a97a5"/>'
+            'fill="var(--color-background-secondary)" stroke="var(--color-foreground-border)"/>'
         )
         for number, name in enumerate(layer):
             y = at + HEIGHT * number + 20
@@ -55,7 +55,7 @@ def picture() -> str:
         at += height + 4
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {at}" role="img" '
-        f'font-family="sans-serif" font-size="13" fill="#1c2733">'
+        f'font-family="sans-serif" font-size="13" fill="var(--color-foreground-primary)">'
         f"<title>{len(rows)} rooms; imports go down only</title>{''.join(parts)}</svg>"
     )
 

@@ -50,12 +50,13 @@ class Move:
 
 @dataclass
 class Reading:
-    """All messages and copies of a schedule, sorted by time."""
+    """All messages and copies of a schedule, by time; `groups` are the ranks of each node."""
 
     title: str
     size: int
     proof: Proof
     moves: list[Move] = field(default_factory=list)
+    groups: Groups | None = None
 
     @cached_property
     def strands(self) -> list[tuple[int, ...]]:
@@ -119,7 +120,7 @@ def read(
     if segments > 1:
         title += f", {segments} segments"
     moves.sort(key=_order)
-    return Reading(title, size, proof, moves)
+    return Reading(title, size, proof, moves, groups if "groups" in known.uses else None)
 
 
 def _order(move: Move) -> tuple:

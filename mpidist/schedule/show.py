@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from .notebook import Svg
@@ -10,6 +10,7 @@ from .reading import Move, Reading, read
 from .registry import Algorithm, Choice, Groups
 
 _MARGIN, _TOP, _COLUMN, _LANE, _GAP = 64, 84, 130, 24, 14
+_NODES = 24  # height of the line with the numbers of the nodes
 _COLOURS = {"receive": "#1f6fb4", "reduce": "#c1440e", "copy": "#5b6770"}
 _MEANING = {"receive": "message", "reduce": "message that is combined (+)", "copy": "local copy"}
 _STYLE = (
@@ -23,6 +24,7 @@ _STYLE = (
     ".grid{stroke:#d5d9dd;stroke-dasharray:3 4}"
     ".receive{stroke:#1f6fb4}.reduce{stroke:#c1440e}.copy{stroke:#5b6770}"
     ".arrow{stroke-width:1.6;fill:none}"
+    ".node{fill:#eef3f8}.node.odd{fill:#f8f1e6}"
 )
 
 
@@ -33,7 +35,7 @@ def draw(reading: Reading) -> str:
     x = [_MARGIN + 40 + column * rank for rank in range(reading.size)]
     width = max(x[-1] + (column if copies else 60), 9.0 * len(reading.title) + 40, 520)
     body: list[str] = []
-    y = _TOP
+    y = top = _TOP + (_NODES if reading.groups else 0)
     for time, moves in reading.by_time():
         lanes = _lanes(reading, moves)
         bottom = y + _GAP + _LANE * (max(lanes) + 1) + _GAP // 2
@@ -46,11 +48,11 @@ def draw(reading: Reading) -> str:
     head = [
         _text(16, 24, reading.title, "title"),
         *_legend(reading),
-        _text(16, _TOP - 12, "time", "small"),
+        _text(16, top - 12, "time", "small"),
     ]
     for rank, at in enumerate(x):
-        head.append(_text(at, _TOP - 12, f"rank {rank}", "rank"))
-        head.append(_line(at, _TOP - 4, at, y + 8, "life"))
+        head.append(_text(at, top - 12, f"rank {rank}", "rank"))
+        head.append(_line(at, top - 4, at, y + 8, "life"))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y + 20:.0f}" '
@@ -59,11 +61,37 @@ def draw(reading: Reading) -> str:
             f"<style>{_STYLE}</style>",
             _markers(),
             '<rect width="100%" height="100%" fill="#fff"/>',
+            *_nodes(reading, x, top - 44, y + 12),
             *head,
             *body,
             "</svg>\n",
         ]
     )
+
+
+def _nodes(reading: Reading, x: list[int], top: float, bottom: float) -> list[str]:
+    """Return a band behind the lifelines of each node, with its number above."""
+    parts = []
+    half = (x[1] - x[0]) / 2 - 6 if len(x) > 1 else 40
+    for number, ranks in enumerate(reading.groups or ()):
+        for first, last in _runs(sorted(ranks)):
+            left, right = x[first] - half, x[last] + half
+            parts.append(
+                f'<rect class="node{" odd" * (number % 2)}" x="{left:.1f}" y="{top:.1f}" '
+                f'width="{right - left:.1f}" height="{bottom - top:.1f}" rx="6"/>'
+            )
+            middle = (x[first] + x[last]) / 2
+            parts.append(_text(middle, top + 14, f"node {number}", "label small"))
+    return parts
+
+
+def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last rank of each run of consecutive ranks."""
+    first = 0
+    for k in range(1, len(ranks) + 1):
+        if k == len(ranks) or ranks[k] != ranks[k - 1] + 1:
+            yield ranks[first], ranks[k - 1]
+            first = k
 
 
 def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
@@ -266,6 +294,9 @@ def _heading(reading: Reading) -> list[str]:
         lines.append("   ".join(marks))
     if any(reading.name(strand) for strand in reading.strands):
         lines.append("a: b: … strands that run side by side")
+    if reading.groups:
+        nodes = (",".join(map(str, sorted(ranks))) for ranks in reading.groups)
+        lines.append(f"ranks of each node: {' | '.join(nodes)}")
     return lines
 
 

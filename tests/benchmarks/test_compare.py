@@ -14,6 +14,7 @@ from benchmarks.tables import (
     Key,
     Target,
     best_bare,
+    goals,
     judge,
     merge,
     page,
@@ -122,6 +123,8 @@ def test_tables():
     assert '"1M", "100", "0.91", "", "", "4.00"' in text
     mean = next(line for line in text.splitlines() if "**mean from 64K**" in line)
     assert f"**{math.sqrt(8):.2f}**" in mean
+    assert "goal" not in text, "the goals of developers are beside the tables of users"
+    text = goals(groups())
     assert "2.00 at 64K, goal 1.8: met" in text and "2.83, goal 3: **not met**" in text
 
 

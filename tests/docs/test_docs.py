@@ -257,7 +257,8 @@ def test_catalogue(catalogue, collective):
         assert f"def {algorithm.function.__name__}" in section
         assert section.count(algorithm.summary) == 1, "the code is shown without its docstring"
         assert re.search(r"Proved on \d ranks", section)
-        assert re.search(r"^   time +rank 0", section, re.MULTILINE), "the picture"
+        assert f".. image:: {catalogue.label(algorithm)}.svg\n   :alt: " in section
+        assert ">rank 0<" in catalogue.picture(algorithm), "the picture"
 
 
 def test_catalogue_of_pipelines(catalogue):

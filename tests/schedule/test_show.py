@@ -74,6 +74,18 @@ def test_an_arrow_for_every_message():
     assert "rank 3" in drawn and "allreduce direct on 4 ranks" in drawn
 
 
+def test_nodes_are_marked():
+    drawn = svg("allreduce", "hierarchical", 4, groups=((0, 2), (1, 3)))
+    assert drawn.count('class="node"') == drawn.count('class="node odd"') == 2
+    assert drawn.count(">node 0<") == drawn.count(">node 1<") == 2
+    drawn = svg("allreduce", "hierarchical", 4, groups=((0, 1), (2, 3)))
+    assert drawn.count('class="node"') == drawn.count('class="node odd"') == 1
+    lines = text("allreduce", "hierarchical", 4, groups=((0, 2), (3, 1))).splitlines()
+    assert "ranks of each node: 0,2 | 1,3" in lines
+    flat = svg("allreduce", "ring", 4, groups=((0, 1), (2, 3)))
+    assert 'class="node' not in flat, "an algorithm that does not know the nodes"
+
+
 def test_nothing_wrong_is_drawn():
     def wrong(rank, size):
         yield Recv(0) if rank else Send(1)
