@@ -199,7 +199,7 @@ def skip_without_torch(*scripts):
 def run_by_a_page(name):
     """Whether a command of a page runs an example, and so `test_commands` does."""
     commands = [command for page in PAGES for command in files_and_commands(ROOT / page)[1]]
-    return any(f"python examples/{name}" in command.line for command in commands)
+    return any(f" examples/{name}" in command.line for command in commands)
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if not run_by_a_page(name)])
