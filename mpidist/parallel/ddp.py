@@ -75,6 +75,9 @@ class DDP(NotCopyable):
     check_replicas : int
         Number of averagings after which the parameters of all ranks are compared, by a digest,
         again and again; 0, the default, never compares.
+    static_graph : bool
+        Whether every step uses the parameters that the first one uses, on each rank: the ranks then
+        tell each other once.
     **others
         For a module of PyTorch, options of its ``DistributedDataParallel``: see :doc:`/torch`.
 
@@ -121,6 +124,7 @@ class DDP(NotCopyable):
         unused: str = "skip",
         init_sync: bool = True,
         check_replicas: int = 0,
+        static_graph: bool = False,
         **others: Any,
     ):
         super().__init__()
@@ -135,6 +139,7 @@ class DDP(NotCopyable):
             "hook": "none" if hook is None else "one",
             "init_sync": init_sync,
             "check_replicas": check_replicas,
+            "static_graph": static_graph,
         }
         check_communicator(comm)
         self.translate(others, options, comm.rank)
@@ -171,7 +176,7 @@ class DDP(NotCopyable):
                 f"rank {comm.rank}: hook={type(hook).__name__} computes on the host, and there are "
                 "parameters on a GPU: expected a function of your own, or None"
             )
-        self.reducer = Reducer(grouping, comm, overlap, hook, options["unused"])
+        self.reducer = Reducer(grouping, comm, overlap, hook, options["unused"], static_graph)
         # Each removes a callback.
         self._removes = [
             self.framework.on_forward(module, WeakHook(self.reducer.prepare)),
@@ -263,9 +268,29 @@ class DDP(NotCopyable):
             self.reducer.enabled = before
 
     @contextmanager
-    def join(self, optimizer: Any = None, early: str = "shadow") -> Iterator[Join]:
-        """Allow uneven inputs in this block: see :class:`~mpidist.parallel.join.Join`."""
-        self._join = Join(self, optimizer, early)
+    def join(
+        self,
+        optimizer: Any = None,
+        early: str = "shadow",
+        *,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[Join]:
+        """Allow uneven inputs in this block: see :class:`~mpidist.parallel.join.Join`.
+
+        The last three parameters are those of PyTorch's ``DistributedDataParallel.join``:
+        `throw_on_early_termination` is ``early="error"``, and means are always over all ranks.
+        """
+        if not divide_by_initial_world_size:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: join(divide_by_initial_world_size=False): expected True: "
+                "means are over all ranks"
+            )
+        if not enable:
+            yield Join(self, optimizer, early)
+            return
+        self._join = Join(self, optimizer, "error" if throw_on_early_termination else early)
         self.reducer.before_first_send = self._join.announce_step
         try:
             yield self._join
@@ -492,6 +517,7 @@ def _check_arguments(module: Any, rank: int, hook: Any, options: Mapping[str, An
         ("buffers", BufferSync.HOW),
         ("unused", UNUSED),
         ("sync", SYNC),
+        ("static_graph", (True, False)),
         ("init_sync", (True, False)),
     ):
         value = options[name]

@@ -36,6 +36,8 @@ class Reducer:
         Communication hook; None for the exact mean.
     unused : {"skip", "zero", "error"}
         See :class:`~mpidist.parallel.DDP`.
+    static : bool
+        Whether every step uses the parameters that the first one uses.
 
     Attributes
     ----------
@@ -64,7 +66,13 @@ class Reducer:
     """
 
     def __init__(
-        self, grouping: Grouping, comm: Communicator, overlap: str, hook: Hook | None, unused: str
+        self,
+        grouping: Grouping,
+        comm: Communicator,
+        overlap: str,
+        hook: Hook | None,
+        unused: str,
+        static: bool = False,
     ):
         self.grouping, self.enabled, self.clock = grouping, True, Clock()
         self.before_first_send: Callable[[], object] | None = None
@@ -74,6 +82,7 @@ class Reducer:
         self._on_regroup: Callable[[], object] | None = None
         self.touched = np.zeros(len(grouping.named), np.uint8)
         self._unused, self._used = unused, np.zeros_like(self.touched)
+        self._static, self._first = static, None  # type: bool, np.ndarray | None
         self.pending: list[Pending] = []
         self._opened, self._failed = False, ""
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
@@ -217,9 +226,17 @@ class Reducer:
         An optimizer skips those; zeros would still be moved by its momentum and weight decay.
         """
         used = self._used
-        used[...] = self.touched
-        if self.comm.size > 1:
-            self.comm.allreduce(used, op="max", out=used)
+        if self._first is None:
+            used[...] = self.touched
+            if self.comm.size > 1:
+                self.comm.allreduce(used, op="max", out=used)
+            self._first = self.touched.copy() if self._static else None
+        elif (self._first != self.touched).any():
+            names = self._names(self._first != self.touched)
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: static_graph=True, and {names}: not used as in the first "
+                "step: expected static_graph=False"
+            )
         for i in np.flatnonzero(used == 0).tolist():
             b, k = self.grouping.where[i]
             bucket = self.grouping.buckets[b]
@@ -295,9 +312,30 @@ class Reducer:
             self._note_set()
         return self.averaged and not self.touched.any()
 
+    def use_hook(self, hook: Hook) -> None:
+        """Send gradients by a hook.
+
+        Raises
+        ------
+        InvalidArgument
+            If there is a hook, or gradients were sent without one.
+        """
+        if self.hook is not None or self.clock.steps or self.divided:
+            reason = "has a hook" if self.hook is not None else "divides its gradients (ZeRO)"
+            reason = f"has made {self.clock.steps} steps" if self.clock.steps else reason
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: this DDP {reason}: expected one hook, set before the "
+                "first step"
+            )
+        self.hook, self._transports = hook, {}
+        self.transport = self._use(self.name)
+
     def count_as_used(self) -> None:
         """Count all parameters as used where unused ones are an error: of ranks with a batch."""
         self.touched[:] = self._unused == "error"
+
+    def _names(self, which: np.ndarray) -> str:
+        return ", ".join(self.grouping.named[i][0] for i in np.flatnonzero(which))
 
     def take_touched(self) -> np.ndarray:
         """Return and reset which gradients this rank has added to since the last sync."""

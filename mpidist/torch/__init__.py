@@ -11,6 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from .batchnorm import SyncBatchNorm
+
+__all__ = ["SyncBatchNorm"]
+
 
 def _create(opts: Any, pg_options: Any = None) -> Any:
     from .process_group import create  # starts MPI

@@ -86,6 +86,13 @@ class Torch:
 
     def why_not(self, module: Any) -> str:
         """Return why a module cannot be wrapped (TorchScript ignores hooks); empty if it can."""
+        for name, m in module.named_modules():
+            if isinstance(m, torch.nn.SyncBatchNorm) and not _distributed():
+                return (
+                    f"{name or 'it'} is a torch.nn.SyncBatchNorm, which is local where "
+                    "torch.distributed is not initialised: expected the result of "
+                    "mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(module, comm)"
+                )
         if not isinstance(module, torch.jit.ScriptModule):
             return ""
         return (
@@ -192,6 +199,10 @@ class Torch:
         for group, parameters in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = list(parameters)
         optimizer.state.clear()
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _ignoring(act: Callable[[], object], *_: Any) -> None:

@@ -16,9 +16,24 @@ from ..checkpoint.format import read_all
 from ..errors import InvalidArgument
 from ..frameworks.base import Remove, WeakHook
 from ..parallel.array_wrapper import not_found
+from .comm_hook import CommHook
 
 if TYPE_CHECKING:
     from ..parallel.reducer import Reducer
+
+MEANINGS: dict[str, Any] = {
+    "find_unused_parameters": {True: {"unused": "skip"}, False: {"unused": "error"}},
+    "broadcast_buffers": {True: {"buffers": "broadcast"}, False: {"buffers": "keep"}},
+    "gradient_as_bucket_view": {True: {}},
+    "process_group": "the ranks are comm",
+    "device_mesh": "the ranks are comm",
+    "device_ids": "parameters stay where they are: move the module before wrapping it",
+    "output_device": "outputs stay where they are",
+    "mixed_precision": "use torch.autocast",
+}
+"""Options of ``DistributedDataParallel`` by value, as options of DDP; or why there is only None."""
+
+DEFAULTS = {"unused": "skip", "buffers": "broadcast"}
 
 PREFIX = "module."  # of the names in a state of DistributedDataParallel, and of this
 
@@ -131,6 +146,49 @@ class Wrapper(torch.nn.Module):
         InvalidArgument
             If there is none of this name or value, or it contradicts another option.
         """
+        for name, value in others.items():
+            if name not in MEANINGS:
+                raise InvalidArgument(
+                    f"rank {rank}: DDP has no option {name}: expected one of "
+                    f"{', '.join([*options, *MEANINGS])}"
+                )
+            meaning = MEANINGS[name]
+            if isinstance(meaning, str):
+                if value is not None:
+                    raise InvalidArgument(
+                        f"rank {rank}: {name}={value!r}: expected None: {meaning}"
+                    )
+                continue
+            if value not in meaning or not isinstance(value, bool):
+                expected = " or ".join(map(str, meaning))
+                raise InvalidArgument(
+                    f"rank {rank}: {name}={value!r}: expected {expected}"
+                    + (": gradients are always views of buckets" if len(meaning) == 1 else "")
+                )
+            for own, means in meaning[value].items():
+                if options[own] not in (DEFAULTS[own], means):
+                    raise InvalidArgument(
+                        f"rank {rank}: {name}={value} means {own}={means!r}, and there is "
+                        f"{own}={options[own]!r}: expected one of them"
+                    )
+                options[own] = means
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Send gradients by a communication hook of PyTorch, from the first step on.
+
+        Parameters
+        ----------
+        state : object
+            First argument of the hook.
+        hook : callable
+            ``hook(state, bucket)`` takes a ``torch.distributed.GradBucket`` and returns a
+            ``torch.futures.Future`` of the bucket's flat mean.  Hooks of
+            ``torch.distributed.algorithms`` communicate over ``torch.distributed``.
+        """
+        if not callable(hook):
+            raise InvalidArgument(f"rank {self._rank}: hook={hook!r}: expected a function")
+        reducer = self.reducer
+        reducer.use_hook(CommHook(state, hook, lambda: len(reducer.grouping.buckets), self._rank))
 
 
 def _with_output(act: Callable[[Any], object], module: Any, inputs: Any, output: Any) -> None:

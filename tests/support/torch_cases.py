@@ -12,6 +12,8 @@ from mpidist.errors import InvalidArgument, ReplicasDiffer
 from mpidist.parallel import DDP
 from tests.support.training_kits import torch
 
+if torch:
+    from mpidist.torch import SyncBatchNorm
 nn = torch.nn if torch else None
 SMALL = {"bucket_bytes": 64, "first_bucket_bytes": 64}
 ONE_AT_A_TIME = threading.Lock()  # TorchScript's compiler is not for the threads of simulated ranks
@@ -520,7 +522,153 @@ def a_compiled_module_is_averaged(comm, way):
             torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-5)
 
 
+def batch_normalisation_over_all_ranks(comm):
+    """The whole batch on one process gives the same outputs, gradients and running statistics."""
+    counts = [2 + (3 * rank) % 4 if rank else 3 for rank in range(comm.size)]
+    counts[-1] = 0 if comm.size > 2 else counts[-1]  # a rank without samples
+    starts = np.cumsum([0, *counts])
+    part = slice(starts[comm.rank], starts[comm.rank + 1])
+    x = torch.randn(sum(counts), 3, 5, generator=torch.Generator().manual_seed(1)).double() + 100
+    for momentum, affine in ((0.1, True), (None, False)):
+        alone = nn.Sequential(
+            nn.BatchNorm1d(3, momentum=momentum, affine=affine), nn.Tanh()
+        ).double()
+        weights = alone[0].weight
+        net = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone), comm)
+        assert isinstance(net[0], SyncBatchNorm)
+        for module in (net, copy.deepcopy(net)):
+            again = copy.deepcopy(alone)
+            for _ in range(2):
+                mine, whole = x[part].clone().requires_grad_(), x.clone().requires_grad_()
+                out, reference = module(mine), again(whole)
+                torch.testing.assert_close(out, reference[part], rtol=0, atol=1e-9)
+                out.pow(3).sum().backward()
+                reference.pow(3).sum().backward()
+                torch.testing.assert_close(mine.grad, whole.grad[part], rtol=0, atol=1e-9)
+                for p, q in zip(module.parameters(), again.parameters(), strict=True):
+                    total = torch.from_numpy(comm.allreduce(p.grad.numpy()))
+                    torch.testing.assert_close(total, q.grad, rtol=0, atol=1e-9)
+                    p.grad = q.grad = None
+            for mine, whole in zip(module.buffers(), again.buffers(), strict=True):
+                torch.testing.assert_close(mine, whole, rtol=0, atol=1e-9)
+            module.eval(), again.eval()
+            torch.testing.assert_close(module(x), again(x), rtol=0, atol=1e-9)
+            assert weights is None or module[0].weight.shape == weights.shape
+    kept = pickle.loads(pickle.dumps(net)).train()
+    with pytest.raises(InvalidArgument, match="without its communicator: assign comm"):
+        kept(x)
+    with pytest.raises(InvalidArgument, match=r"input has shape \(2, 4\): expected \(n, 3, "):
+        net.train()(torch.ones(2, 4))
+    local = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
+    if not torch.distributed.is_initialized():
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*0 is a .*SyncBatchNorm.*"):
+            DDP(local, comm)
+    DDP(SyncBatchNorm.convert_sync_batchnorm(local, comm), comm).close()
+
+
+def options_of_distributed_data_parallel(comm):
+    net, rank = nn.Linear(2, 2), comm.rank
+    for name, value, kept in (
+        ("find_unused_parameters", True, ("skip", "broadcast")),
+        ("find_unused_parameters", False, ("error", "broadcast")),
+        ("broadcast_buffers", False, ("skip", "keep")),
+        ("gradient_as_bucket_view", True, ("skip", "broadcast")),
+        ("process_group", None, ("skip", "broadcast")),
+    ):
+        model = DDP(net, comm, **{name: value})
+        assert (model._unused, model.buffer_sync.how) == kept
+        model.close()
+    for options, said in (
+        (
+            {"gradient_as_bucket_view": False},
+            "gradient_as_bucket_view=False: expected True: .*views",
+        ),
+        ({"find_unused_parameters": 1}, "find_unused_parameters=1: expected True or False"),
+        ({"device_ids": [0]}, r"device_ids=\[0\]: expected None: .*move the module"),
+        ({"process_group": 3}, "process_group=3: expected None: the ranks are comm"),
+        ({"static_graph": 1}, "static_graph=1: expected one of True, False"),
+        ({"bucket_cap": 3}, "DDP has no option bucket_cap: expected .*bucket_bytes"),
+        (
+            {"find_unused_parameters": True, "unused": "error"},
+            "find_unused_parameters=True means unused='skip', .* unused='error'",
+        ),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank {rank}: {said}"):
+            DDP(net, comm, **options)
+    model = DDP(net, comm)
+    with pytest.raises(InvalidArgument, match=f"rank {rank}: join.divide_by_initial_world_size"):
+        with model.join(divide_by_initial_world_size=False):
+            pass
+    with model.join(enable=False):
+        model(torch.ones(1, 2)).sum().backward()
+    early = comm.rank == comm.size - 1
+    told = pytest.raises(InvalidArgument, match=f"rank {comm.size - 1} is the first to finish")
+    with nullcontext() if comm.size == 1 else told:
+        with model.join(throw_on_early_termination=True):
+            for _ in range(1 if early else 2):
+                model.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+
+
+def a_static_graph_is_agreed_upon_once(comm):
+    model = DDP(TwoHeads(), comm, static_graph=True, overlap="none", **SMALL)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(1, 3), comm.rank % 2).sum().backward()
+        assert model.module.heads[2].bias.grad is None
+        assert (model.module.heads[1].bias.grad is None) == (comm.size == 1)
+    if comm.size > 1:
+        said = rf"rank {comm.rank}: static_graph=True, and heads.{comm.rank % 2}.weight|heads.2"
+        with pytest.raises(InvalidArgument, match=said):
+            model(torch.ones(1, 3), 2).sum().backward()
+
+
+def a_hook_of_torch_is_called(comm):
+    """With the attributes of GradBucket; its future's value is the gradient."""
+    seen = []
+
+    def hook(state, bucket):
+        seen.append((bucket.index(), bucket.is_last(), len(bucket.parameters())))
+        assert [g.shape for g in bucket.gradients()] == [p.shape for p in bucket.parameters()]
+        mean = torch.from_numpy(comm.allreduce(bucket.buffer().numpy(), op="mean"))
+        future = torch.futures.Future()
+        future.set_result(state * mean)
+        return future
+
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False)).to(torch.float32)
+    for overlap in ("none", "polls"):
+        model = DDP(net, comm, overlap=overlap, **SMALL)
+        model.register_comm_hook(2.0, hook)
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: this DDP has a hook"):
+            model.register_comm_hook(2.0, hook)
+        count = len(model.buckets)
+        for _ in range(3):
+            seen.clear()
+            model.zero_grad()
+            net[0](torch.full((1, 2), comm.rank + 1.0)).sum().backward()
+            factor = 1 if comm.size == 1 else 2
+            torch.testing.assert_close(
+                net[0].weight.grad, torch.full((2, 2), factor * (comm.size + 1) / 2)
+            )
+            if comm.size > 1:
+                assert [(i, last) for i, last, _ in seen] == [
+                    (i, i == count - 1) for i in range(count)
+                ]
+        model.close()
+    if comm.size > 1:
+        model = DDP(net, comm)
+        model.register_comm_hook(None, lambda state, bucket: bucket.buffer())
+        with pytest.raises(
+            InvalidArgument, match=f"rank {comm.rank}: .*returned a Tensor: expected"
+        ):
+            model(torch.ones(1, 2)).sum().backward()
+
+
 CASES = [
+    batch_normalisation_over_all_ranks,
+    options_of_distributed_data_parallel,
+    a_static_graph_is_agreed_upon_once,
+    a_hook_of_torch_is_called,
     adversaries_train,
     gradients_of_inputs_are_no_step,
     checkpointed_layers_are_averaged_once,

@@ -1,0 +1,94 @@
+"""Hooks of PyTorch: ``register_comm_hook(state, hook)`` of DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import InvalidArgument
+from ..parallel.bucket import Bucket
+from .framework import as_tensor
+
+
+class GradBucket:
+    """A bucket as hooks of PyTorch take it (``torch.distributed.GradBucket``)."""
+
+    def __init__(self, bucket: Bucket, count: int):
+        self._bucket, self._count = bucket, count
+        flat, dtype = bucket.flat, bucket.parameters[0].dtype
+        self._buffer = flat if isinstance(flat, torch.Tensor) else as_tensor(flat, dtype)
+
+    def index(self) -> int:
+        """Return the number of the bucket."""
+        return self._bucket.index
+
+    def is_last(self) -> bool:
+        """Return whether it is the last bucket of a step."""
+        return self._bucket.index == self._count - 1
+
+    def buffer(self) -> torch.Tensor:
+        """Return the gradients as one flat tensor."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Replace the values of the flat tensor."""
+        if buffer is not self._buffer:
+            self._buffer.copy_(buffer.reshape(-1))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients, views of the flat tensor."""
+        return list(self._bucket.views)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters."""
+        return list(self._bucket.parameters)
+
+
+class CommHook:
+    """A hook of PyTorch as one of mpidist.
+
+    Parameters
+    ----------
+    state, hook
+        ``hook(state, bucket)`` returns a ``torch.futures.Future`` of the flat mean.
+    count : callable
+        ``count()`` returns the number of buckets.
+    rank : int
+        Rank named by errors.
+    """
+
+    def __init__(self, state: Any, hook: Callable[..., Any], count: Callable[[], int], rank: int):
+        self._state, self._hook, self._count, self._rank = state, hook, count, rank
+
+    def __call__(self, bucket: Bucket) -> _Pending:
+        """Start to send a bucket."""
+        given = GradBucket(bucket, self._count())
+        future = self._hook(self._state, given)
+        if not callable(getattr(future, "wait", None)):
+            raise InvalidArgument(
+                f"rank {self._rank}: register_comm_hook: the hook returned a "
+                f"{type(future).__name__}: expected a torch.futures.Future of the flat tensor"
+            )
+        return _Pending(future, given)
+
+
+class _Pending:
+    """A bucket whose future is pending."""
+
+    def __init__(self, future: Any, bucket: GradBucket):
+        self._future, self._bucket = future, bucket
+
+    def test(self) -> bool:
+        """Return whether the mean is in the bucket."""
+        if self._future is not None and self._future.done():
+            self.wait()
+        return self._future is None
+
+    def wait(self) -> None:
+        """Wait for the future, and copy its value into the bucket."""
+        if self._future is not None:
+            found = self._future.wait()
+            self._bucket.set_buffer(found[0] if isinstance(found, (list, tuple)) else found)
+            self._future = None
