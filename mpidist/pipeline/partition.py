@@ -6,11 +6,12 @@ import copy
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -35,6 +36,9 @@ class Partition(Sequence):
         The cost of each stage.
     layers : tuple of (int, int)
         The first layer of each stage, and the one after its last.
+    tied : dict of str to tuple of int
+        The stages that share a parameter, by the parameter's name in the model.  A Pipeline ties
+        it without an argument.
     """
 
     def __init__(
@@ -43,9 +47,10 @@ class Partition(Sequence):
         by: str,
         costs: Sequence[float],
         layers: Sequence[tuple[int, int]],
+        tied: Mapping[str, tuple[int, ...]] | None = None,
     ):
         self._stages, self.by = list(stages), by
-        self.costs, self.layers = tuple(costs), tuple(layers)
+        self.costs, self.layers, self.tied = tuple(costs), tuple(layers), dict(tied or {})
 
     def __len__(self) -> int:
         return len(self._stages)
@@ -68,7 +73,34 @@ class Partition(Sequence):
             layers = f"layers {start} … {stop - 1}" if stop - start > 1 else f"layer {start}"
             words = f"{cost:,.0f} parameters" if self.by == "parameters" else f"{1e3 * cost:.4g} ms"
             lines.append(f"stage {k}: {layers}, {words}")
+        for name, stages in self.tied.items():
+            lines.append(f"tied: {name} in stages {', '.join(map(str, stages))}")
         return "\n".join([*lines, f"balance {self.balance:.2f} (mean / largest)"])
+
+
+_tied: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+def tied_in(stage: Any) -> dict[str, Any]:
+    """Return the parameters that :func:`partition` found in this stage and in others, by name."""
+    return _tied.get(stage, {})
+
+
+def _tie(stages: Sequence[Any], layers: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> Any:
+    """Note the parameters that are in several stages; return these stages by name."""
+    found: dict[int, tuple[str, Any, list[int]]] = {}
+    for number, (start, stop) in enumerate(ranges):
+        for k in range(start, stop):
+            names = getattr(layers[k], "named_parameters", None)
+            for name, p in enumerate(parameters(layers[k])) if names is None else names():
+                numbers = found.setdefault(id(p), (f"{k}.{name}", p, []))[2]
+                if number not in numbers:
+                    numbers.append(number)
+    shared = [each for each in found.values() if len(each[2]) > 1]
+    for name, p, numbers in shared:
+        for number in numbers:
+            _tied.setdefault(stages[number], {})[name] = p
+    return {name: tuple(numbers) for name, _, numbers in shared}
 
 
 def divide(costs: Sequence[float], parts: int) -> list[int]:
@@ -191,7 +223,8 @@ def partition(
 ) -> Partition:
     """Cut a model into stages of consecutive layers, so that the largest is as small as possible.
 
-    A layer that works in place stays in the stage of the layer before it.
+    A layer that works in place stays in the stage of the layer before it.  A parameter that stages
+    share, such as the embedding of a language model, is tied by the :class:`Pipeline`.
 
     Parameters
     ----------
@@ -238,7 +271,8 @@ def partition(
     ends = [stops[end - 1] for end in ends]
     ranges = list(zip([0, *ends[:-1]], ends))
     totals = [sum(costs[start:stop]) for start, stop in ranges]
-    made = Partition([kind(*layers[start:stop]) for start, stop in ranges], by, totals, ranges)
+    cut = [kind(*layers[start:stop]) for start, stop in ranges]
+    made = Partition(cut, by, totals, ranges, _tie(cut, layers, ranges))
     _keep_mode(model, made)
     _report(made, comm if comm is not None else started(), verbose)
     return made

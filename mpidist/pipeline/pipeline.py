@@ -20,7 +20,7 @@ from ..parallel.ddp import DDP
 from .executor import Batch, PipelineExecutor
 from .loss import BatchLoss
 from .microbatches import OutputForm, cut, cut_gradients, form_of
-from .partition import Partition
+from .partition import Partition, tied_in
 from .plan import Measuring, Plan, check_equal, make_plan, on_all_ranks
 from .replicas import Replicas, Tied, clip
 from .schedules import PipelineSchedule, as_schedule
@@ -191,7 +191,7 @@ class Pipeline:
     tied : mapping of str to parameter, optional
         Parameters that several ranks share, by names that all of them give: they start equal, and
         their gradients are added up.  A list of parameters under a name, if several chunks of a
-        rank share one.
+        rank share one.  What stages of a :class:`Partition` share is tied in any case.
     max_live : int or sequence of int, optional
         For "auto": largest number of live activations (of a chunk for a microbatch) on a rank, one
         number for all or one for each; by default the number of stages.
@@ -249,7 +249,10 @@ class Pipeline:
         arguments.agree(own, len(self._chunks), self._replicas.count)
         self.num_microbatches = int(num_microbatches)
         plan = arguments.plan(own, self._stages)
-        self._tied = Tied(own, {} if tied is None else tied)
+        found: dict[str, Any] = {}
+        for chunk in self._chunks:
+            found.update(tied_in(chunk.module if isinstance(chunk, DDP) else chunk))
+        self._tied = Tied(own, {} if tied is None else tied, found)
         self._executor = PipelineExecutor(
             own, plan, self._stages, self._replicas, self._tied, self.num_microbatches
         )

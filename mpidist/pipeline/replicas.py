@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -93,6 +94,8 @@ class Tied:
         The pipeline's own communicator.
     given : mapping of str to parameter, or to a list of parameters
         Parameters of this rank; ranks that share one give it the same name.
+    found : mapping of str to parameter
+        Parameters that a partition found in stages of this rank and in others.
 
     Attributes
     ----------
@@ -108,12 +111,21 @@ class Tied:
         parameter, or shapes or dtypes differ.
     """
 
-    def __init__(self, comm: Communicator, given: Mapping[str, Any]):
+    def __init__(
+        self, comm: Communicator, given: Mapping[str, Any], found: Mapping[str, Any] | None = None
+    ):
         mine, wrong = _described(given)
-        everyone, errors = zip(*comm.allgather_object((mine, wrong)))
+        known = {id(p) for own in given.values() for p in _listed(own)} if not wrong else set()
+        found = {name: p for name, p in (found or {}).items() if id(p) not in known}
+        everyone, errors, others = zip(*comm.allgather_object((mine, wrong, _described(found)[0])))
         for rank, error in enumerate(errors):
             if error:
                 raise InvalidArgument(f"rank {rank}: Pipeline: {error}")
+        # All stages that share a parameter may be on one rank, which then adds it up by itself.
+        count = Counter(name for names in others for name in names)
+        for own, more in zip(everyone, others, strict=True):
+            own.update({f"partition {n}": kinds for n, kinds in more.items() if count[n] > 1})
+        given = {**given, **{f"partition {n}": p for n, p in found.items() if count[n] > 1}}
         self._parameters = {name: _listed(p) for name, p in given.items()}
         self._comms: dict[str, Communicator] = {}
         self._before: dict[tuple[str, int], np.ndarray] = {}

@@ -12,6 +12,7 @@ import pytest
 import mpidist
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.nn import Identity, Linear, Module, ReLU, Sequential
+from mpidist.pipeline import as_schedule
 from mpidist.pipeline.partition import ROUNDS, Partition, divide, partition
 from tests.support.pipeline_kits import plain_squares, squares
 from tests.support.training_kits import NEEDS_TORCH, torch
@@ -256,3 +257,56 @@ def test_sequential_passes_one_value(kind, by, cuts, monkeypatch):
     )
     for p, q in zip(models[0].parameters(), models[1].parameters()):
         assert np.allclose(p.grad, q.grad, rtol=1e-12, atol=1e-12)
+
+
+def tied_model(kind):
+    """Five layers, the first and the last with the same weight; an input, a target and the loss."""
+    random = np.random.default_rng(0)
+    x, t = random.normal(size=(6, 4)), random.normal(size=(6, 4))
+    if kind == "torch":
+        linear = partial(torch.nn.Linear, 4, 4, bias=False, dtype=torch.float64)
+        model = torch.nn.Sequential(linear(), torch.nn.Tanh(), linear(), torch.nn.Tanh(), linear())
+        for layer in (model[0], model[2]):
+            layer.weight = torch.nn.Parameter(torch.from_numpy(random.normal(size=(4, 4))))
+        model[4].weight = model[0].weight
+        return model, torch.from_numpy(x), torch.from_numpy(t), squares
+    layers = [Linear(4, 4, bias=False, seed=k, dtype=np.float64) for k in range(4)]
+    model = Sequential(*layers, Linear(4, 4, bias=False, dtype=np.float64))
+    model.layers[4].weight = model.layers[0].weight
+    return model, x, t, plain_squares
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["found", "given"])
+@pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("zb-v", 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tied_weights(kind, schedule, chunks, given):
+    """A weight that two stages share has the gradient of the whole model, on both."""
+    model, x, t, loss = tied_model(kind)
+    if kind == "torch":
+        for a, b in zip(x.split(3), t.split(3)):
+            (((model(a) - b) ** 2).sum(dim=1).mean() / 2).backward()
+    else:
+        for a, b in zip(np.split(x, 2), np.split(t, 2)):
+            model.backward(2 * (model(a) - b) / 6)
+    expected = [np.asarray(p.grad) for p in model.parameters()]
+
+    def rank_main(comm):
+        own, x, t, loss = tied_model(kind)
+        parts = partition(own, 2 * chunks, verbose=False)
+        assert parts.tied == {"0.weight": (0, 2 * chunks - 1)}
+        assert f"tied: 0.weight in stages 0, {2 * chunks - 1}" in str(parts)
+        place = as_schedule(schedule).place(comm.size)
+        mine = [place.stage(comm.rank, chunk) for chunk in range(chunks)]
+        held = [parts[k] for k in mine]
+        weight = next(iter(own.parameters()))
+        tied = {"ends": weight} if given and {0, 2 * chunks - 1} & set(mine) else None
+        tied = None if chunks == 2 else tied  # both ends on rank 0: it is one parameter
+        pipe = mpidist.Pipeline(held if chunks > 1 else held[0], comm, 2, schedule, tied=tied)
+        for _ in range(2):
+            pipe.step(x, t, loss)
+            for k, p in enumerate(own.parameters()):
+                if p.grad is not None:
+                    np.testing.assert_allclose(np.asarray(p.grad), expected[k], atol=1e-12)
+                    p.grad = None
+
+    mpidist.run_simulated(2, rank_main)
