@@ -31,5 +31,31 @@ def _register() -> None:
         dist.Backend.register_backend("mpidist", _create, extended_api=True, devices=["cpu"])
 
 
+def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:
+    """Return a tensor of zeros in memory that all ranks of a group reach: symmetric memory.
+
+    Collectives of the group on it, or on views that lie alike on every rank, take place in it.
+    Collective: every member asks for the same size and dtype.
+
+    Parameters
+    ----------
+    *size : int
+        Of the tensor.
+    dtype : torch.dtype, optional
+        Of its elements; by default PyTorch's default.
+    group : ProcessGroup, optional
+        A group of this backend; by default the default group.
+
+    Raises
+    ------
+    Unsupported
+        If the ranks are on several nodes.
+    """
+    import torch
+
+    group = dist.group.WORLD if group is None else group
+    return group.empty(size, dtype or torch.get_default_dtype())
+
+
 if dist.is_available():  # PyTorch may be built without
     _register()

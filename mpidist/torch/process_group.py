@@ -8,9 +8,11 @@ communicator of their own and are waited for in the caller's thread.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -31,6 +33,13 @@ from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, Mpi
 from .rendezvous import root
 
 Act = Callable[[], object]
+
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    CAN_SKIP = True
+except ImportError:  # an older PyTorch
+    CAN_SKIP = False
 
 _Kind = c10d.ReduceOp.RedOpType
 OPERATIONS = {
@@ -78,6 +87,17 @@ class HostArrays:
 
 
 ARRAYS = HostArrays()
+
+
+def _uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch.compile look neither into a method nor into what it calls: C++ may call it.
+
+    As ``torch.compiler.disable`` does, without a wrapper, and without importing the compiler.
+    """
+    if CAN_SKIP:
+        strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+        set_code_exec_strategy(method.__code__, strategy)
+    return method
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -170,6 +190,7 @@ class _Work(dist.Work):
         self.wait()
         return list(self._outputs)
 
+    @_uncompiled
     def get_future(self) -> Any:
         """Return a future of the tensors with the result."""
         with self._lock:
@@ -204,6 +225,7 @@ class _Queued(_Work):
         super()._end(error)
         self._event.set()
 
+    @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; this thread's messages advance meanwhile."""
         seconds = timeout.total_seconds()
@@ -222,6 +244,7 @@ class _Message(_Work):
         self._group, self._what, self._work = group, what, work
         self._back: Act | None = None
 
+    @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end."""
         if not self._ended:
@@ -237,6 +260,7 @@ class _Message(_Work):
                 self._end()
         return super().wait()
 
+    @_uncompiled
     def is_completed(self) -> bool:
         """Make progress; return whether the message has moved."""
         if not self._ended:
@@ -251,6 +275,7 @@ class _Message(_Work):
                     pass  # wait() and exception() have it
         return self._ended
 
+    @_uncompiled
     def get_future(self) -> Any:
         """Return a future of the tensors; it waits for the message."""
         try:
@@ -527,6 +552,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # -- collectives ------------------------------------------------------------------------------
 
+    @_uncompiled
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Combine a tensor of all ranks, in place."""
         (x,) = _list(tensors)
@@ -564,6 +590,7 @@ class ProcessGroup(dist.ProcessGroup):
             every.append(joined)
         x.copy_(torch.sparse_coo_tensor(every[0].t(), every[1], x.shape).coalesce())
 
+    @_uncompiled
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
         """Combine several tensors of all ranks, in place, those of one dtype in one call."""
         opts = _options(c10d.AllreduceCoalescedOptions, None, opts)
@@ -583,6 +610,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("all_reduce_coalesced", act, tensors, opts)
 
+    @_uncompiled
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
         """Combine a tensor of all ranks, in place on the root."""
         (x,) = _list(tensors)
@@ -601,6 +629,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("reduce", act, [x], opts)
 
+    @_uncompiled
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send the root's tensor to all."""
         (x,) = _list(tensors)
@@ -615,6 +644,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("broadcast", act, [x], opts)
 
+    @_uncompiled
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send each rank's tensor to all, into a list of tensors; they may differ in length."""
         (x,) = _list(inputs)
@@ -631,6 +661,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("all_gather", act, outs, opts)
 
+    @_uncompiled
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Send each rank's tensor to all, into one tensor."""
         opts = _options(c10d.AllgatherOptions, None, opts)
@@ -650,6 +681,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return act
 
+    @_uncompiled
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -658,6 +690,7 @@ class ProcessGroup(dist.ProcessGroup):
         acts = list(map(self._gathering, outputs, inputs))
         return self._run("all_gather_coalesced", _each(acts), outputs, opts)
 
+    @_uncompiled
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -675,6 +708,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("all_gather_coalesced", act, [t for c in columns for t in c], opts)
 
+    @_uncompiled
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send each rank's tensor to the root, into a list of tensors there."""
         (x,) = _list(inputs)
@@ -695,6 +729,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("gather", act, outs, opts)
 
+    @_uncompiled
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send one tensor of the root's list to each rank."""
         (x,) = _list(outputs)
@@ -715,6 +750,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("scatter", act, [x], opts)
 
+    @_uncompiled
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
@@ -726,6 +762,7 @@ class ProcessGroup(dist.ProcessGroup):
         act = self._reducing(x, _joined(given), opts, _counts(given))
         return self._run("reduce_scatter", act, [x], opts)
 
+    @_uncompiled
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Combine tensors; rank r gets part r."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
@@ -749,6 +786,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return act
 
+    @_uncompiled
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -757,6 +795,7 @@ class ProcessGroup(dist.ProcessGroup):
         acts = [self._reducing(out, x, opts) for out, x in zip(outputs, inputs)]
         return self._run("reduce_scatter_coalesced", _each(acts), outputs, opts)
 
+    @_uncompiled
     def all_to_all_single(
         self,
         output: Tensor,
@@ -801,6 +840,7 @@ class ProcessGroup(dist.ProcessGroup):
         row = x[0].numel() if x.dim() and x.shape[0] else 0
         return [n * row for n in splits]
 
+    @_uncompiled
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -818,6 +858,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("all_to_all", act, outs, opts)
 
+    @_uncompiled
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         """Wait until all members have reached it."""
         if isinstance(opts, timedelta):
@@ -825,6 +866,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts = _options(c10d.BarrierOptions, timeout, opts)
         return self._run("barrier", self.comm.barrier, [], opts)
 
+    @_uncompiled
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
@@ -880,6 +922,22 @@ class ProcessGroup(dist.ProcessGroup):
         for peer in range(1, self._size):
             comm.send_object("all are here", peer, tag)
 
+    def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor of zeros in symmetric memory, see :func:`mpidist.torch.empty`."""
+        made: list[Tensor] = []
+        nbytes = math.prod(size) * dtype.itemsize
+
+        def act() -> None:
+            memory = self.comm.empty(max(nbytes, 1), np.uint8)
+            ARRAYS.forget()  # private memory may have been there
+            weakref.finalize(memory, ARRAYS.forget)
+            made.append(torch.from_numpy(memory)[:nbytes].view(dtype).view(tuple(size)))
+
+        opts = c10d.BarrierOptions()
+        opts.asyncOp = False
+        self._run("empty", act, [], opts).wait()
+        return made[0]
+
     def _start_coalescing(self, device: torch.device) -> None:
         """Do nothing: each call within is an operation of its own."""
 
@@ -902,6 +960,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # -- messages ---------------------------------------------------------------------------------
 
+    @_uncompiled
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
         """Send a tensor to a member."""
         (x,) = _list(tensors)
@@ -909,6 +968,7 @@ class ProcessGroup(dist.ProcessGroup):
         given = _readable(x)
         return self._post(what, [given], lambda: self.messages.isend(self._flat(given), peer, tag))
 
+    @_uncompiled
     def recv(self, tensors: Any, peer: int | None, tag: int = 0) -> Any:
         """Receive a tensor from a member."""
         (x,) = _list(tensors)
@@ -919,6 +979,7 @@ class ProcessGroup(dist.ProcessGroup):
         message._back = back
         return message
 
+    @_uncompiled
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         """Receive a tensor from any member; the work says from which."""
         return self.recv(tensors, None, tag)

@@ -163,6 +163,12 @@ def test_overhead_prints_both_figures():
     assert "engine, null backend" in text and "allreduce of 8 bytes  native" in text
 
 
+def test_torch_stands_beside_gloo():
+    pytest.importorskip("torch", reason="needs PyTorch")
+    text = mpidist("bench", "torch", "all_reduce", "--bytes", "4,64K", "--iterations", "2")
+    assert "gloo" in text and "mpidist, async_op" in text and "WRONG" not in text
+
+
 def test_demo_trains_compares_and_reports(tmp_path):
     text = mpidist(
         *("demo", "--epochs", "2", "--budget", "0.3", "--report", "r.html", "--json", "r.json"),

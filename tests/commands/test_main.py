@@ -22,7 +22,7 @@ from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import unregister
 from tests.support.processes import environment
 
-BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling")
+BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling", "torch")
 COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "slurm", "tune")
 
 MINE = '''

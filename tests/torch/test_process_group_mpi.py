@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 if torch is not None:
     import torch.distributed as dist
 
-    import mpidist.torch  # noqa: F401
+    import mpidist.torch
 
     FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
     INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -265,6 +265,38 @@ def test_what_cannot_be(place):
     x = torch.ones(2)
     dist.all_reduce(x)
     assert (x == dist.get_world_size()).all()
+
+
+def test_symmetric_memory(place):
+    """Tensors that come and go, where private ones may come next; groups have their own."""
+    rank, size = place
+    mine = dist.new_group()
+    if mine.comm.topology.num_nodes > 1:
+        with pytest.raises(MpidistError, match=f"rank {rank}: symmetric memory needs"):
+            mpidist.torch.empty(4)
+        return
+    total = size * (size + 1) / 2
+    for group in (None, mine):
+        for _ in range(3):
+            x = mpidist.torch.empty(1000, 50, group=group)
+            assert x.shape == (1000, 50) and x.dtype == torch.float32 and (x == 0).all()
+            for _ in range(3):
+                x.fill_(rank + 1)
+                dist.all_reduce(x, group=group)
+                assert (x == total).all()
+                part = x[10:20].fill_(rank + 1)
+                dist.all_reduce(part, group=group)
+                assert (part == total).all() and (x[20:] == total).all()
+            private = torch.full((1000, 50), rank + 1.0)
+            dist.all_reduce(private, group=group)
+            assert (private == total).all()
+            del x, part
+            private = torch.full((1000, 50), rank + 1.0)
+            dist.all_reduce(private, group=group)
+            assert (private == total).all()
+    half = mpidist.torch.empty(3, dtype=torch.bfloat16).fill_(1)
+    dist.all_reduce(half, async_op=True).wait()
+    assert (half == size).all() and mpidist.torch.empty(0, 3).shape == (0, 3)
 
 
 # -- moving ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from .gpu import gpu_command
 from .overhead import overhead_command
 from .pipeline import pipeline_command
 from .scaling import scaling_command
+from .torch import torch_command
 
 DEFAULT = "collectives"
 
@@ -55,6 +56,7 @@ for _command in (
     gpu_command,
     ddp_command,
     pipeline_command,
+    torch_command,
     overhead_command,
     compare_command,
 ):

@@ -1,0 +1,179 @@
+"""Collectives of torch.distributed: the backend "mpidist" beside gloo and the bare mpi4py call."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import mpidist.torch
+
+from ..communicator.communicator import Communicator
+from ..errors import InvalidArgument
+from ..measure import busbw
+from ..selection.tuning import PRIVATE, SYMMETRIC
+from .cases import BARE
+from .contenders import mpi_communicator
+from .results import Results, Row, make_header
+
+COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather", "broadcast": "broadcast"}
+GLOO, OURS, QUEUED = "gloo", "mpidist", "mpidist, async_op"
+BLOCK_SECONDS, MOST_CALLS = 4e-3, 100  # of a block of calls that is timed at once
+
+
+def measure_torch(
+    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], rounds: int
+) -> Results:
+    """Measure collectives of float32 tensors; the contenders take turns, block by block.
+
+    Each call passes a new tensor on the same memory, as PyTorch's own users do.  A time is the
+    median over the blocks of the slowest rank's mean; the ratio refers to gloo.
+
+    Parameters
+    ----------
+    collectives : sequence of str
+        Keys of :data:`COLLECTIVES`; empty for all.
+    sizes : sequence of int
+        Bytes of the whole buffer.
+    rounds : int
+        Number of blocks.
+    """
+    for name in collectives:
+        if name not in COLLECTIVES:
+            raise InvalidArgument(f"collective {name!r}: allowed are {', '.join(COLLECTIVES)}")
+    begun = not dist.is_initialized()
+    if begun:
+        dist.init_process_group("mpidist")
+    try:
+        beside = dist.new_group(backend="gloo")
+        results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
+        for name in collectives or COLLECTIVES:
+            for nbytes in sizes:
+                results.rows += _rows(comm, name, nbytes, beside, rounds)
+    finally:
+        if begun:
+            dist.destroy_process_group()
+    return results
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """One way to perform a collective, on memory of its own.
+
+    Attributes
+    ----------
+    name, memory : str
+        As in a row of the results.
+    data : torch.Tensor
+        The whole buffer.
+    call : callable
+        Performs the collective.
+    """
+
+    name: str
+    memory: str
+    data: torch.Tensor
+    call: Callable[[], object]
+
+
+def _rows(comm: Communicator, name: str, nbytes: int, beside: Any, rounds: int) -> list[Row]:
+    contenders = _contenders(comm, name, nbytes, beside)
+    right = [_is_right(comm, name, contender) for contender in contenders]
+    seconds = [min(_block(comm, c.call, 1) for _ in range(3)) for c in contenders]
+    counts = comm.broadcast_object([_count(each) for each in seconds])
+    times = np.empty((rounds, len(contenders)))
+    draw = np.random.default_rng(0)  # the same order on every rank
+    for taken in times:
+        for k in draw.permutation(len(contenders)):
+            taken[k] = _block(comm, contenders[k].call, counts[k])
+    medians = [statistics.median(column) for column in comm.allreduce(times, "max").T.tolist()]
+    reference = next(m for m, c in zip(medians, contenders) if c.name == GLOO)
+    rows = []
+    for contender, median, correct in zip(contenders, medians, right):
+        row = Row(name, contender.name, comm.size, 1e6 * median, reference / median, correct)
+        row.bytes, row.dtype, row.memory = nbytes, "float32", contender.memory
+        row.busbw_gbs = busbw(COLLECTIVES[name], nbytes, median, comm.size)
+        rows.append(row)
+    return rows
+
+
+def _count(seconds: float) -> int:
+    """Return the number of calls in a block."""
+    return max(1, min(MOST_CALLS, round(BLOCK_SECONDS / max(seconds, 1e-7))))
+
+
+def _block(comm: Communicator, call: Callable[[], object], count: int) -> float:
+    """Return the mean seconds of a call."""
+    comm.barrier()
+    begun = perf_counter()
+    for _ in range(count):
+        call()
+    return (perf_counter() - begun) / count
+
+
+def _own(data: torch.Tensor, comm: Communicator) -> torch.Tensor:
+    """Return this rank's part of a gathered tensor."""
+    return data.chunk(comm.size)[comm.rank]
+
+
+def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list[_Contender]:
+    from mpi4py import MPI
+
+    mpi = mpi_communicator(comm)
+    count = max(1, nbytes // 4)
+    if name == "all_gather":
+        count = max(1, count // comm.size) * comm.size
+
+    def made(who: str, group: Any, queued: bool = False, memory: str = PRIVATE) -> _Contender:
+        data = torch.zeros(count) if memory == PRIVATE else mpidist.torch.empty(count)
+
+        def call() -> None:
+            x = data.view(-1)
+            if name == "all_gather":
+                work = dist.all_gather_into_tensor(x, _own(x, comm), group, queued)
+            elif name == "broadcast":
+                work = dist.broadcast(x, 0, group, queued)
+            else:
+                work = dist.all_reduce(x, group=group, async_op=queued)
+            if queued:
+                work.wait()
+
+        return _Contender(who, memory, data, call)
+
+    data = torch.zeros(count)
+    rows = data.numpy()
+    bare = {
+        "all_reduce": lambda: mpi.Allreduce(MPI.IN_PLACE, rows),
+        "all_gather": lambda: mpi.Allgather(MPI.IN_PLACE, rows),
+        "broadcast": lambda: mpi.Bcast(rows, 0),
+    }[name]
+    found = [
+        _Contender(BARE, PRIVATE, data, bare),
+        made(GLOO, beside),
+        made(OURS, None),
+        made(QUEUED, None, True),
+    ]
+    if comm.topology.num_nodes == 1:
+        found.append(made(OURS, None, memory=SYMMETRIC))
+    return found
+
+
+def _is_right(comm: Communicator, name: str, contender: _Contender) -> bool:
+    """Check one result on every rank; the buffer is zero afterwards, so that sums stay finite."""
+    data, ranks = contender.data, torch.arange(1.0, comm.size + 1)
+    data.fill_(comm.rank + 1)
+    contender.call()
+    wanted = ranks[0].expand_as(data)
+    if name == "all_reduce":
+        wanted = ranks.sum().expand_as(data)
+    elif name == "all_gather":
+        wanted = ranks.repeat_interleave(len(data) // comm.size)
+    right = torch.equal(data, wanted)
+    data.zero_()
+    return bool(comm.allreduce(np.array([right]), "and")[0])
