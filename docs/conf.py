@@ -23,6 +23,7 @@ extensions = [
     "rooms",  # draws the layers of setup.cfg
     "catalogue",  # writes docs/generated from the registry and the commands
     "plots",  # draws the plots from the tables of the pages
+    "sample_report",  # writes the report that the gallery links to
 ]
 highlight_language = "none"  # literal blocks are pictures and output
 exclude_patterns = ["_build", "_ext"]

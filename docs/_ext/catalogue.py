@@ -15,7 +15,9 @@ from pathlib import Path
 
 import mpidist  # noqa: F401  registers the algorithms
 from mpidist.pipeline.schedules import PipelineSchedule, schedules
+from mpidist.pipeline.schedules.show import comparison
 from mpidist.pipeline.schedules.show import svg as pipeline_svg
+from mpidist.pipeline.schedules.trace import read
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
 from mpidist.schedule.registry import describe
 from mpidist.schedule.show import svg
@@ -25,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference import command_sections, ranges_table, row, settings_table, shared_table
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of 4 ranks on 2 cores; the stages sleep for 10 ms, the last one for 16, and twice that backward.
+TRACE = ROOT / "docs" / "benchmarks_data" / "pipeline_trace.json"
 BEGIN, END = "<!-- algorithms: begin -->", "<!-- algorithms: end -->"
 # A picture is drawn for the first of these that the algorithm serves.
 NODES: dict[bool, tuple] = {
@@ -217,6 +221,7 @@ def generate(folder: Path) -> None:
     for algorithm in (a for name in COLLECTIVES for a in shipped(name)):
         pages[f"{label(algorithm)}.svg"] = picture(algorithm)
     pages["pipeline_schedules.inc"] = pipeline_sections()
+    pages["pipeline-trace.svg"] = comparison(read(TRACE)).svg()
     for known in schedules():
         pages[f"pipeline-{known.name}.svg"] = pipeline_svg(known, 4, 8)
     folder.mkdir(exist_ok=True)

@@ -33,7 +33,8 @@ def draw(reading: Reading) -> str:
     column = max(_COLUMN, 24 + 7 * max((len(_label(reading, m)) for m in reading.moves), default=0))
     copies = any(m.kind == "copy" for m in reading.moves)
     x = [_MARGIN + 40 + column * rank for rank in range(reading.size)]
-    width = max(x[-1] + (column if copies else 60), 9.0 * len(reading.title) + 40, 520)
+    legend, end = _legend(reading)
+    width = max(x[-1] + (column if copies else 60), 9.0 * len(reading.title) + 40, end, 520)
     body: list[str] = []
     y = top = _TOP + (_NODES if reading.groups else 0)
     for time, moves in reading.by_time():
@@ -47,7 +48,7 @@ def draw(reading: Reading) -> str:
         body.append(_line(10, y, width - 10, y, "grid"))
     head = [
         _text(16, 24, reading.title, "title"),
-        *_legend(reading),
+        *legend,
         _text(16, top - 12, "time", "small"),
     ]
     for rank, at in enumerate(x):
@@ -150,7 +151,8 @@ def _arrow(reading: Reading, move: Move, x: list[int], y: float) -> str:
     return arrow + paper + _text(middle, height + 4, label, "label")
 
 
-def _legend(reading: Reading) -> list[str]:
+def _legend(reading: Reading) -> tuple[list[str], float]:
+    """Return the legend, and where it ends."""
     kinds = {move.kind for move in reading.moves}
     cut = reading.proof.block_count > 1
     strands = any(reading.name(strand) for strand in reading.strands)
@@ -167,8 +169,9 @@ def _legend(reading: Reading) -> list[str]:
         parts.append(_text(x, 48, "[blocks]", "small"))
         x += 76
     if strands:
-        parts.append(_text(x, 48, "a: b: … strands that run side by side", "small"))
-    return parts
+        parts.append(_text(x, 48, STRANDS, "small"))
+        x += 7 * len(STRANDS)
+    return parts, x
 
 
 def _markers() -> str:
@@ -190,6 +193,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 
 
 _Chosen = str | Algorithm | Choice
+STRANDS = "a: b: … strands that run side by side"
 LEGEND = {
     "send": "→ sends to",
     "receive": "← receives from",
@@ -293,7 +297,7 @@ def _heading(reading: Reading) -> list[str]:
         marks += ["[blocks]"] if reading.proof.block_count > 1 else []
         lines.append("   ".join(marks))
     if any(reading.name(strand) for strand in reading.strands):
-        lines.append("a: b: … strands that run side by side")
+        lines.append(STRANDS)
     if reading.groups:
         nodes = (",".join(map(str, sorted(ranks))) for ranks in reading.groups)
         lines.append(f"ranks of each node: {' | '.join(nodes)}")

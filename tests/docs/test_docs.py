@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+import mpidist
 from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES
 from mpidist.selection.config import ENVIRONMENT_PREFIX, FIELDS
@@ -293,3 +294,42 @@ def test_environment_variables(catalogue):
 
 def names_in(texts):
     return {name for text in texts for name in re.findall(r"\bMPIDIST_[A-Z][A-Z_]*[A-Z]", text)}
+
+
+def test_messages_of_the_troubleshooting_page():
+    """What the page quotes, between its ellipses, stands in the code."""
+    page = (ROOT / "docs" / "troubleshooting.rst").read_text(encoding="utf-8")
+    ours = page.partition("Messages of other programs")[0]
+    quoted = re.findall(r"^   \* - (``.*)$", ours, re.MULTILINE)
+    assert len(quoted) > 30
+    known = [text for path in (ROOT / "mpidist").rglob("*.py") for text in texts_of(path)]
+    for line in quoted:
+        for message in re.findall(r"``(.*?)``", line):
+            parts = [part.strip(" .:;,()") for part in message.split("…")]
+            parts = [part for part in parts if len(part) > 10 or part == message]
+            assert parts, f"{message}: nothing to look for"
+            for part in parts:
+                assert any(part in text for text in known), part
+
+
+def texts_of(path):
+    """Give the strings of a module, one line each, with an ellipsis for what is put in."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield " ".join(node.value.split())
+        elif isinstance(node, ast.JoinedStr):
+            parts = [p.value if isinstance(p, ast.Constant) else "…" for p in node.values]
+            yield " ".join("".join(parts).split())
+
+
+def test_calls_of_the_migration_page():
+    """Every call of the right column exists."""
+    page = (ROOT / "docs" / "migration.rst").read_text(encoding="utf-8")
+    comm = mpidist.run_simulated(1, lambda comm: comm)[0]
+    model = mpidist.DDP
+    kinds = {"comm": comm, "md": mpidist, "mpidist": mpidist, "model": model}
+    columns = re.findall(r"^     - (.*(?:\n       .*)*)", page, re.MULTILINE)
+    calls = {call for cell in columns for call in re.findall(r"\b(\w+)\.(\w+)", cell)}
+    assert len([call for call in calls if call[0] in kinds]) > 30
+    missing = [f"{a}.{b}" for a, b in calls if a in kinds and not hasattr(kinds[a], b)]
+    assert sorted(set(missing) - {"mpidist.torch"}) == []
