@@ -18,6 +18,7 @@ from .bucketing import Grouping
 from .buffers import BufferSync, broadcast, describe_unlike, find_unlike
 from .clip import clip_by_norm
 from .consistency import NotCopyable, Ownership, ParameterGuard, check_alike, check_used
+from .deadline import allow_for_training
 from .join import Join
 from .reducer import Reducer
 from .stats import Stats
@@ -94,6 +95,9 @@ class DDP(NotCopyable):
 
     Notes
     -----
+    The deadline of `comm` becomes 30 minutes, unless one was set: ranks that validate, write a
+    checkpoint or compile let the others wait.
+
     Bucket sizes are those of PyTorch's reducer.  Gradients are views of their buckets, which other
     ranks read: copy a gradient to keep it.
     """
@@ -144,6 +148,7 @@ class DDP(NotCopyable):
         check_communicator(comm)
         self.translate(others, options, comm.rank)
         _check_arguments(module, comm.rank, hook, options)
+        allow_for_training(comm)
         self.module, self.framework = module, framework_of(module)
         self.comm = self._comm = comm
         self._rank, self.sync = comm.rank, options["sync"]

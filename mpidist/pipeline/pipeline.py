@@ -17,6 +17,7 @@ from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument
 from ..nn import Module
 from ..parallel.ddp import DDP
+from ..parallel.deadline import allow_for_training
 from .executor import Batch, PipelineExecutor
 from .loss import BatchLoss
 from .microbatches import OutputForm, cut, cut_gradients, form_of
@@ -202,7 +203,7 @@ class Pipeline:
     Attributes
     ----------
     module, comm, num_microbatches, schedule
-        As given.
+        As given.  The deadline of `comm` becomes 30 minutes, unless one was set.
 
     Raises
     ------
@@ -242,6 +243,7 @@ class Pipeline:
             return chunks, replicas, stages
 
         self.module, self.comm, self.schedule = stage, comm, schedule
+        allow_for_training(comm)
         own = comm.split(0)
         assert own is not None
         self._own: Communicator = own

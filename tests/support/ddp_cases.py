@@ -8,6 +8,7 @@ import pytest
 from mpidist.errors import ConfigError, InvalidArgument, InvalidRank
 from mpidist.nn import SGD, CrossEntropy, Linear, Parameter, ReLU, Sequential
 from mpidist.parallel import DDP
+from mpidist.selection.config import CollectiveConfig
 from mpidist.topology import Grid
 from tests.support.training_kits import needs_ranks
 
@@ -299,7 +300,21 @@ def buffers_in_join(comm):
     assert (module.noted == 10 * last + last).all() and joined.first == (0, 1)
 
 
+def training_has_thirty_minutes(comm):
+    """Unless the user has set a deadline: ranks validate and compile while others wait."""
+    for seconds, kept in ((comm.timeout, 1800.0), (7.0, 7.0), (None, None)):
+        own = comm.split(0)
+        if own.timeout != CollectiveConfig().timeout or "timeout" in own.config.given:
+            kept = seconds  # these tests have a deadline of their own
+        own.timeout = seconds
+        model = DDP(Weights(np.ones(3), np.ones(3)), own, 24, 24, overlap="polls")
+        assert own.timeout == kept and model.reducer.comm.timeout == kept
+        model.close()
+        own.free()
+
+
 CASES = [
+    training_has_thirty_minutes,
     buffers_in_join,
     sync_gives_the_mean,
     missing_gradients_count_as_zero,
