@@ -6,6 +6,7 @@ import ast
 import fnmatch
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, field
@@ -164,10 +165,10 @@ def catalogue():
 def test_commands(page, tmp_path):
     """The reader's files are written, the commands typed; the output is what the page shows."""
     files, commands = files_and_commands(ROOT / page)
-    skip_without_torch(*files.values())
+    skip_without_torch(*files.values(), *(example_of(command) for command in commands))
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")  # the reader is in a checkout
     for name, content in files.items():
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
         path.write_text(content, encoding="utf-8")
     for command in commands:
         if command.words[0] in NOT_RUN:
@@ -189,6 +190,12 @@ def test_every_file_is_run(page):
     assert [name for name in files if name not in told] == []
     for name, content in files.items():
         ast.parse(content, name)
+
+
+def example_of(command):
+    """The script of examples/ that a command runs, or nothing."""
+    found = re.search(r"examples/\w+\.py", command.line)
+    return (ROOT / found[0]).read_text(encoding="utf-8") if found else ""
 
 
 def skip_without_torch(*scripts):
