@@ -296,6 +296,24 @@ def _milliseconds(seconds: float | None) -> str:
     return "forever" if seconds is None else f"{seconds * 1000:.0f}"
 
 
+Key = tuple[tuple[int, ...], int]
+_RETIRED: dict[Key, tuple[Communicator, Communicator]] = {}  # of groups that were destroyed
+_MADE: dict[tuple[int, ...], int] = {}  # groups, by their members
+
+
+def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
+    """Free the communicators of destroyed groups, all of whose ranks are members; collective.
+
+    Of those only that every rank has retired: a group may be destroyed on some ranks only.
+    """
+    mine = [key for key, (own, _) in _RETIRED.items() if own.broken is None]
+    every = dict(zip(members, comm.allgather_object(mine)))
+    for key in sorted({key for keys in every.values() for key in keys}):
+        if all(key in every.get(rank, ()) for rank in key[0]) and key in _RETIRED:
+            for old in _RETIRED.pop(key):
+                old.free()
+
+
 # -- the process group ----------------------------------------------------------------------------
 
 
@@ -312,6 +330,11 @@ class ProcessGroup(dist.ProcessGroup):
         Deadline of each operation; of a call with its own timeout, that one.
     store : Store
         Store of the group, for what wants one.
+
+    Attributes
+    ----------
+    key : tuple or None
+        The members, as ranks of the world, and how often they had made a group before.
     """
 
     def __init__(self, comm: Communicator, name: str, timeout: timedelta, store: Any):
@@ -321,6 +344,7 @@ class ProcessGroup(dist.ProcessGroup):
         self.comm, self.messages = comm, messages
         self._rank, self._size = comm.rank, comm.size
         self._name, self._description, self._store = name, "", store
+        self.key: Key | None = None
         self._sequence = self._monitored = 0
         self._queue: queue.SimpleQueue[tuple[_Queued, Act, float | None] | None] | None = None
         self._queued = 0  # operations of the group's thread that have not ended
@@ -433,10 +457,16 @@ class ProcessGroup(dist.ProcessGroup):
         return made
 
     def shutdown(self) -> None:
-        """End the group's thread, once it has run what is queued."""
+        """End the group's thread, once it has run what is queued.
+
+        The communicators are freed by the next group that all members make: this is not collective.
+        """
         if self._queue is not None:
             self._queue.put(None)
             self._queue = None
+        quiet = not self._queued and all(m.is_completed() for m in self._pending)
+        if self.key is not None and quiet:
+            _RETIRED[self.key] = (self.comm, self.messages)
 
     def abort(self) -> None:
         """End the group's thread."""
@@ -1056,6 +1086,10 @@ def create(opts: Any, _: Any = None) -> ProcessGroup:
             f"world_size={opts.group_size}, but MPI says rank {world.rank} of {world.size}: start "
             "the processes by mpidist run, mpirun or srun, which torchrun does not"
         )
-    name = str(opts.group_id)
-    comm = world.create_group(ranks or range(world.size), _tag(name))
-    return ProcessGroup(comm, name, timeout, opts.store)
+    name, members = str(opts.group_id), tuple(ranks or range(world.size))
+    comm = world.create_group(members, _tag(name))
+    _free_retired(comm, members)
+    group = ProcessGroup(comm, name, timeout, opts.store)
+    _MADE[members] = _MADE.get(members, 0) + 1
+    group.key = (members, _MADE[members])
+    return group

@@ -580,6 +580,29 @@ def test_groups(place):
     assert x.item() == size - 1
 
 
+def test_destroyed_groups_are_freed(place):
+    """By the next one of the same ranks, or of more; not what is still pending."""
+    rank, size = place
+    need(size, 2)
+    pair, old = dist.new_group([0, 1]), dist.new_group()
+    comms = [old.comm, old.messages]
+    if rank < 2:
+        comms += [pair.comm, pair.messages]
+    for group in (pair, old) if rank < 2 else (old,):
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+    assert not any(comm.freed for comm in comms)
+    last = dist.new_group()
+    assert all(comm.freed for comm in comms)
+    with pytest.raises(dist.DistBackendError, match=f"rank {rank}: .*the communicator was freed"):
+        old.allreduce(torch.ones(1)).wait()
+    lost = dist.irecv(torch.empty(1), group=last) if rank == 0 else None  # which nobody sends
+    comm = last.comm
+    dist.destroy_process_group(last)
+    dist.new_group()
+    assert not comm.freed and (lost is None or not lost.is_completed())
+
+
 def test_mesh(place):
     rank, size = place
     from torch.distributed.device_mesh import init_device_mesh
