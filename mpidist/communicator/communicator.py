@@ -906,7 +906,9 @@ class Communicator:
         sub = self._service.meet("split", lambda: self._backend.split(*mine))
         return None if sub is None else self._of(sub)
 
-    def create_group(self, ranks: Sequence[int], tag: int = 0) -> Communicator:
+    def create_group(
+        self, ranks: Sequence[int], tag: int = 0, *, debug: bool | None = None
+    ) -> Communicator:
         """Form a communicator of some ranks, which are the only ones to call this.
 
         :meth:`split` is for all ranks together, and faster for many groups.
@@ -918,6 +920,8 @@ class Communicator:
         tag : int
             0 … :attr:`max_tag`; the same on each member.  Groups with a member in common that are
             made at the same time, by several threads, need different ones.
+        debug : bool, optional
+            See :class:`Communicator`; by default as this one.
 
         Returns
         -------
@@ -938,13 +942,14 @@ class Communicator:
                 "them: only the members call it"
             )
         self._messages.meet(members, tag)
-        return self._of(self._backend.subgroup(members, tag))
+        return self._of(self._backend.subgroup(members, tag), debug)
 
-    def _of(self, backend: Backend) -> Communicator:
+    def _of(self, backend: Backend, debug: bool | None = None) -> Communicator:
         """Return a communicator over some of the ranks, with the options of this one."""
+        debug = self._debug if debug is None else debug
         config = self.config.at_level("local").replace(timeout=self.timeout)
         options = {**self._options, **self._calibrated()}
-        return Communicator(backend, config, debug=self._debug, **options)
+        return Communicator(backend, config, debug=debug, **options)
 
     def empty(
         self,

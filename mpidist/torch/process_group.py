@@ -1087,7 +1087,8 @@ def create(opts: Any, _: Any = None) -> ProcessGroup:
             "the processes by mpidist run, mpirun or srun, which torchrun does not"
         )
     name, members = str(opts.group_id), tuple(ranks or range(world.size))
-    comm = world.create_group(members, _tag(name))
+    detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
+    comm = world.create_group(members, _tag(name), debug=detail or None)
     _free_retired(comm, members)
     group = ProcessGroup(comm, name, timeout, opts.store)
     _MADE[members] = _MADE.get(members, 0) + 1

@@ -642,6 +642,28 @@ def test_plain_calls(place):
     group.monitored_barrier(timedelta(seconds=20))
 
 
+def test_detail(place):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks that call different things all hear of it."""
+    rank, size = place
+    need(size, 2)
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group()
+    finally:
+        dist.set_debug_level(before)
+    dist.all_reduce(torch.ones(3), group=group)
+    with pytest.raises(dist.DistBackendError, match=f"rank {rank}: ") as caught:
+        if rank == 0:
+            dist.all_reduce(torch.ones(3), group=group)
+        else:
+            dist.all_reduce(torch.ones(5), group=group)
+    assert "allreduce op=sum 3 x float32" in str(caught.value)
+    assert "allreduce op=sum 5 x float32" in str(caught.value)
+    dist.all_reduce(torch.ones(2), group=group)
+    dist.barrier()
+
+
 def test_deadline(place):
     """A call of some members ends in time; the error has the call and the missing rank."""
     rank, size = place
