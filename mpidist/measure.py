@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -72,6 +73,17 @@ def round_size(nbytes: int) -> str:
         return exact
     unit = next((u for u in ("G", "M") if nbytes >= 999.5 * UNITS[u] / 1024), "K")
     return f"{nbytes / UNITS[unit]:.3g}{unit}"
+
+
+def format_time(seconds: float) -> str:
+    """Return a time as text, rounded to four digits: ``"12.3 µs"``, ``"48.2 ms"``."""
+    return f"{seconds * 1e6:,.4g} µs" if seconds < 1e-2 else f"{seconds * 1e3:,.4g} ms"
+
+
+def numbers_of(record: Any) -> dict[str, float]:
+    """Return the fields of a dataclass that are numbers, by name."""
+    found = {each.name: getattr(record, each.name) for each in fields(record)}
+    return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
 
 # -- bandwidths -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ..launcher.job import REQUEUES, JobOptions, run_job
 from ..launcher.slurm import LAUNCHERS
 from ..launcher.watch import MPI_WITHIN
 from .console import examples
-from .options import Count, Seconds
+from .options import Count, OutputFile, Seconds
 
 
 @click.command(
@@ -79,6 +79,12 @@ from .options import Count, Seconds
     type=Seconds(positive=True),
     help="End a monitored job if MPI_Init has not returned on all ranks this long after the last "
     f"rank entered it; by default {MPI_WITHIN:g}.",
+)
+@click.option(
+    "--trace",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Write a trace of all ranks at the end of the job, for ui.perfetto.dev.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the command, do not start it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -23,11 +23,12 @@ from ..topology import pretended_hosts
 from .communicator import Communicator
 from .launcher_notes import STARTED, STARTING, give_back_signal, tell_run
 from .logs import set_up_log
+from .tracing import stop_at_exit
 
 if TYPE_CHECKING:  # importing it starts MPI
     from ..backends.mpi import MpiBackend
 
-VARIABLE = "MPIDIST_TUNING"
+VARIABLE, TRACE = "MPIDIST_TUNING", "MPIDIST_TRACE"
 
 
 def share_tuning(
@@ -152,11 +153,14 @@ def init(
     table = share_tuning(backend, tuning, os.environ)
     options = {"segment_bytes": segment_bytes, "window": window, "debug": debug}
     options["calibrate"] = calibrate
-    config, options = backend.comm.bcast((config, options), 0)
+    path = os.environ.get(TRACE, "").strip()
+    config, options, path = backend.comm.bcast((config, options, path), 0)
     made = Communicator(backend, config, tuning=table, **options)
     if comm is None:
         _default = made
         _end_together()
+        if path:
+            made.trace(path)
     return made
 
 
@@ -265,8 +269,13 @@ def of_the_program(trace: Any) -> Any:
 
 
 def _leave() -> None:
-    """Abort at exit: MPI_Finalize would wait forever for unfinished operations."""
+    """Write a running trace; abort if the communicator is broken.
+
+    MPI_Finalize would wait forever for unfinished operations.
+    """
     comm = _default
+    if comm is not None and comm.broken is None:
+        stop_at_exit(comm)
     if comm is None or comm.broken is None or comm.freed:
         return
     sys.stderr.write(f"rank {comm.rank}: {comm.broken}; the job ends\n")

@@ -15,6 +15,7 @@ from ..backends.program import Program
 from ..calls.arrays import address
 from ..calls.call import Call
 from ..schedule.registry import GENERATION
+from ..trace import Served
 from .binding import held_bytes
 
 LIMIT = 128 << 20  # bytes held by the bound calls of one communicator, scratch memory included
@@ -130,11 +131,13 @@ class Bound:
         Whether calls are copied into arrays of its own, and out.
     x, out : ndarray or None
         These arrays.
+    served : Served or None
+        How it is served, for traces; None for a program that runs in the background.
     """
 
     __slots__ = (
         *("program", "run", "nbytes", "used", "generation", "shared", "x", "out"),
-        *("watched", "repeated"),
+        *("watched", "repeated", "served"),
     )
 
     def __init__(
@@ -142,11 +145,12 @@ class Bound:
         programs: Sequence[Program],
         run: Callable[[], None] | None,
         own: Sequence[np.ndarray | None] = (),
+        served: Served | None = None,
     ):
         self.program, self.run, self.shared = programs[0], run, bool(own)
         nbytes = {id(data): data.nbytes for data in own if data is not None}
         self.nbytes = CALL_BYTES + sum(nbytes.values()) + sum(map(held_bytes, programs))
-        self.used, self.generation = 0, GENERATION[0]
+        self.used, self.generation, self.served = 0, GENERATION[0], served
         self.x, self.out = own or (None, None)
         self.watched: list[weakref.ref] = []
         self.repeated: dict[Hashable, Repeated] = {}
@@ -175,16 +179,19 @@ class Repeated:
         Serves the call again.
     used : int
         Number of the operation before its last use.
+    served : Served or None
+        How it is served, for traces.
     """
 
     __slots__ = (
-        *("x", "out", "run", "used", "generation"),
+        *("x", "out", "run", "used", "generation", "served"),
         *("dtype", "flags", "out_dtype", "out_flags"),
     )
 
     def __init__(self, bound: Bound, x: Any, out: Any, forget: Callable[[Any], Any]):
         assert bound.run is not None
         self.run, self.used, self.generation = bound.run, bound.used, bound.generation
+        self.served = bound.served
         self.x: Any = weakref.ref(x, forget)
         self.out: Any = None if out is None else weakref.ref(out, forget)
         # A strided or read-only array has other flags; of no array twice, of a barrier not at all.

@@ -15,6 +15,7 @@ from ..backends.program import Program, Round
 from ..calls.call import Call
 from ..selection.choose import Way
 from ..shared_memory.compile import arrival_runner, kernel_runner
+from ..trace import Served
 from .programs import Bound, to_keep
 from .reports import Reports
 from .run import Engine
@@ -103,7 +104,14 @@ def repeated(
         run = _run_kernels(service, operation, way.name, programs, held)
     else:
         run = _run_library(service, operation, first, held)
-    return Bound(programs, run, own)
+    return Bound(programs, run, own, served_by(call, executor, way))
+
+
+def served_by(call: Call, executor: Executor, way: Way) -> Served:
+    """Return how a call is served, for traces."""
+    algorithm = None if way.choice is None else way.name
+    op = None if call.op is None else call.op.name
+    return Served(executor.name, algorithm, call.nbytes, call.dtype, op)
 
 
 def with_own_arrays(call: Call) -> Call:

@@ -25,12 +25,13 @@ from ..selection.segmentation import Segmentation
 from ..shared_memory.compile import unbound_arrival
 from ..shared_memory.heap import Heap
 from ..topology import Topology
+from ..trace import Served
 from . import rendezvous
 from .background import Background
 from .calibration import calibrate_shortly
 from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
-from .repeated import repeated, with_own_arrays
+from .repeated import repeated, served_by, with_own_arrays
 from .reports import Reports
 from .run import Engine
 from .watchdog import WATCHDOG
@@ -75,6 +76,7 @@ class Service:
         self.chooser = Chooser(self.executors, config, self.groups, backend.vendor, backend.crowded)
         self.on_gpu: Choose | None = None  # the executors of arrays on a GPU, once there is one
         self.programs = Programs(self)
+        self.note: Callable[[Served], object] | None = None  # told how each call is served
         self.broken: str | None = None
         self.freed = False
         self._setting_up = ("set-up", 0)  # call that needs a set-up exchange, and its number
@@ -111,7 +113,7 @@ class Service:
         """
         if call.on_device:
             assert self.on_gpu is not None
-            return self.on_gpu(call, algorithm, background)
+            return self._noted(call, *self.on_gpu(call, algorithm, background))
         chooser = self.chooser
         way = chooser.way(call, algorithm, background, None if background else self.calibrate)
         executor = chooser.executor(way)
@@ -120,6 +122,11 @@ class Service:
             chooser.forget()
             way = chooser.way(call, algorithm, background)
             executor = chooser.executor(way)
+        return self._noted(call, executor, way)
+
+    def _noted(self, call: Call, executor: Executor, way: Way) -> tuple[Executor, Way]:
+        if self.note is not None:
+            self.note(served_by(call, executor, way))
         return executor, way
 
     def describe(self, call: Call, executor: Executor, way: Way, background: bool = False) -> str:
@@ -177,6 +184,8 @@ class Service:
                 turn = (self.sequence + 1) % executor.turns
                 self.run(executor.bind(call, way.choice, turn=turn), operation, way.name, prepared)
                 return prepared.give()
+        if self.note is not None and bound.served is not None:
+            self.note(bound.served)
         bound.serve(call)
         result = prepared.give()
         same = result is None or result is out or result is x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 
@@ -50,6 +51,23 @@ class Work:
         self._pending = pending if pending is not None else set()
         self._pending.add(self)
         _pending.add(self)
+
+    def observe(self, ended: Callable[[], object], waited: Callable[[float], object]) -> None:
+        """Call ``ended()`` once it is found to have ended, ``waited(begin)`` after each wait."""
+        give, wait = self._give, self._wait
+
+        def ending() -> Any:
+            ended()
+            return give()
+
+        def waiting(test: Callable[[], bool], timeout: Any) -> None:
+            begin = perf_counter()
+            try:
+                wait(test, timeout)
+            finally:
+                waited(begin)
+
+        self._give, self._wait = ending, waiting
 
     @property
     def done(self) -> bool:

@@ -47,6 +47,8 @@ class JobOptions:
         Whether the ranks are monitored; None for the default of this MPI and allocation.
     start_timeout : float or None
         Seconds that MPI may take to start on all ranks.
+    trace : str or None
+        File of the trace that all ranks record.
     """
 
     ranks: int | None = None
@@ -60,6 +62,7 @@ class JobOptions:
     requeue_limit: int | None = None
     watch: bool | None = None
     start_timeout: float | None = None
+    trace: str | None = None
 
     def check(self, allocation: SlurmAllocation | None) -> None:
         """Raise InvalidArgument for options that have no effect here, or are missing."""
@@ -187,6 +190,8 @@ def make_launch(
     if options.knobs:
         knobs = read_knobs(options.knobs, library.vendor)
         launch.settings.update({k: v for k, v in knobs.items() if k not in os.environ})
+    if options.trace is not None:
+        launch.settings["MPIDIST_TRACE"] = os.path.abspath(options.trace)
     return launch
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..frameworks.base import WeakHook
+from ..trace import profiled
 from .autotune import Autotune, candidates
 from .bucketing import Grouping, Layout
 from .stats import Clock, Stats
@@ -186,30 +187,33 @@ class Reducer:
         transport = self.transport
         if together and not transport.early:
             transport = Polls(self.hook)
-        try:
-            self._note_set()
-            self._open()
-            if self.active:
-                for bucket in buckets[len(pending) :]:
-                    bucket.collect()
-                    pending.append(transport.send(bucket))
-                    self.high_water = max(self.high_water, len(pending) if transport.early else 1)
-                for bucket, sent in zip(buckets, pending, strict=True):
-                    sent.wait()
-                    bucket.check_received()
-            else:
-                for bucket in buckets:
-                    if self._unused != "skip":
-                        bucket.attach()
-                    bucket.settle()
-            if self._unused == "skip" and self.active:
-                self._take_back_unused()
-            self._end_step(transport)
-        except BaseException as error:
-            if self.pending:
-                self._failed = f"{type(error).__name__}: {error}"
-            self._opened = False
-            raise
+        with profiled("mpidist.sync_gradients"):
+            try:
+                self._note_set()
+                self._open()
+                if self.active:
+                    for bucket in buckets[len(pending) :]:
+                        bucket.collect()
+                        pending.append(transport.send(bucket))
+                        self.high_water = max(
+                            self.high_water, len(pending) if transport.early else 1
+                        )
+                    for bucket, sent in zip(buckets, pending, strict=True):
+                        sent.wait()
+                        bucket.check_received()
+                else:
+                    for bucket in buckets:
+                        if self._unused != "skip":
+                            bucket.attach()
+                        bucket.settle()
+                if self._unused == "skip" and self.active:
+                    self._take_back_unused()
+                self._end_step(transport)
+            except BaseException as error:
+                if self.pending:
+                    self._failed = f"{type(error).__name__}: {error}"
+                self._opened = False
+                raise
 
     def _note_set(self) -> None:
         """Record gradients that were set by hand, for which no callback was called."""
@@ -250,7 +254,11 @@ class Reducer:
         self.pending, self._opened = [], False
         for bucket in buckets:
             bucket.reset()
-        self.clock.end(transport.spans)
+        traced = self.comm.traced
+        if traced is None:
+            self.clock.end(transport.spans)
+        else:
+            self.clock.end(transport.spans, traced.recorder)
         name = self._autotune.after_step(self.clock.last, self.fixed)
         if name is not None:
             self.transport = self._use(name)

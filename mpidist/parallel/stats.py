@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from ..measure import format_time, numbers_of, round_size
+from ..trace import Recorder
 from .transport import Spans
 
 
@@ -52,6 +54,19 @@ class Stats:
     overlap: str
     trials: Mapping[str, float] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        share = self.hidden / self.communication if self.communication else 0.0
+        times = f"compute {format_time(self.compute)}, exposed {format_time(self.exposed)}"
+        return (
+            f"{self.steps} steps: {times}, communication {format_time(self.communication)} "
+            f"({share:.0%} hidden), {round_size(self.bytes)} bytes in at most "
+            f"{self.in_flight_high_water} buckets at a time, overlap {self.overlap}"
+        )
+
+    def scalars(self) -> dict[str, float]:
+        """Return all numbers by name, for TensorBoard, W&B or a CSV file."""
+        return numbers_of(self)
+
 
 class Clock:
     """Times the parts of each training step, and sums them."""
@@ -77,18 +92,28 @@ class Clock:
         """Record the end of backward."""
         self._sync_began = perf_counter()
 
-    def end(self, spans: Spans) -> None:
-        """Record the end of a step, and sum its parts; `spans` is emptied."""
+    def end(self, spans: Spans, recorder: Recorder | None = None) -> None:
+        """Record the end of a step, and sum its parts; `spans` is emptied.
+
+        With a `recorder` they are events of a trace too.
+        """
         now = perf_counter()
         began = self._sync_began if self._began is None else self._began
         exposed = now - self._sync_began + self._within
         communication = _covered(spans)
         spans.clear()
+        hidden = max(communication - exposed, 0.0)
+        if recorder is not None:
+            parts = {"exposed": exposed, "communication": communication, "hidden": hidden}
+            facts = {f"{name}_us": round(1e6 * part, 1) for name, part in parts.items()}
+            facts["step"] = self.steps
+            recorder.add(("compute", "ddp", began, self._sync_began, "DDP", facts))
+            recorder.add(("sync_gradients", "ddp", self._sync_began, now, "DDP", facts))
         self.steps += 1
         self.compute += self._sync_began - began - self._within
         self.exposed += exposed
         self.communication += communication
-        self.hidden += max(communication - exposed, 0.0)
+        self.hidden += hidden
         self.last = 0.0 if self._began is None else now - began
         self._began, self._within = None, 0.0
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ..backends.waiting import POLLING
 from ..errors import CommunicationError, InvalidArgument
+from ..trace import profiled
 from .bucket import Bucket
 
 
@@ -108,6 +109,15 @@ def average(bucket: Bucket) -> Any:
     )
 
 
+def add_span(spans: Spans, bucket: Bucket, began: float) -> None:
+    """Add the communication of a bucket, which has ended, to the spans and to a running trace."""
+    ended, traced = perf_counter(), bucket.comm.traced
+    spans.append((began, ended))
+    if traced is not None:
+        about = {"bytes": bucket.flat.nbytes, "names": ", ".join(bucket.names)}
+        traced.add((f"bucket {bucket.index}", "bucket", began, ended, "DDP buckets", about))
+
+
 def start(hook: Hook, bucket: Bucket) -> Any:
     """Call a communication hook; return its Work, or raise InvalidArgument if it is none."""
     work = hook(bucket)
@@ -158,21 +168,22 @@ class Blocking:
     def send(self, bucket: Bucket) -> Pending:
         """Send a bucket, and wait for it."""
         began = perf_counter()
-        if self._hook is not None:
-            start(self._hook, bucket).wait()
-        elif (shard := bucket.shard) is None:
-            flat = bucket.flat
-            bucket.comm.allreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
-        else:
-            flat = bucket.flat
-            bucket.comm.reduce_scatter(
-                flat,
-                op="mean",
-                out=flat[shard.mine],
-                counts=shard.counts,
-                algorithm=shard.algorithm,
-            )
-        self.spans.append((began, perf_counter()))
+        with profiled(f"mpidist.bucket {bucket.index}"):
+            if self._hook is not None:
+                start(self._hook, bucket).wait()
+            elif (shard := bucket.shard) is None:
+                flat = bucket.flat
+                bucket.comm.allreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
+            else:
+                flat = bucket.flat
+                bucket.comm.reduce_scatter(
+                    flat,
+                    op="mean",
+                    out=flat[shard.mine],
+                    counts=shard.counts,
+                    algorithm=shard.algorithm,
+                )
+        add_span(self.spans, bucket, began)
         return DONE
 
     def poll(self) -> None:
@@ -196,7 +207,8 @@ class Polls:
 
     def send(self, bucket: Bucket) -> Pending:
         """Start to send a bucket."""
-        polled = _Polled(start(self._hook, bucket), self.spans)
+        with profiled(f"mpidist.bucket {bucket.index} begins"):
+            polled = _Polled(start(self._hook, bucket), self.spans, bucket)
         self._pending.append(polled)
         return polled
 
@@ -208,15 +220,16 @@ class Polls:
 class _Polled:
     """A pending bucket, whose start and end are recorded."""
 
-    def __init__(self, work: Any, spans: Spans):
+    def __init__(self, work: Any, spans: Spans, bucket: Bucket):
         self._work, self._spans, self._began = work, spans, perf_counter()
+        self._bucket = bucket
         self._poll = getattr(work, "poll", work.test)
         self._complete = False
 
     def _end(self) -> None:
         if not self._complete:
             self._complete = True
-            self._spans.append((self._began, perf_counter()))
+            add_span(self._spans, self._bucket, self._began)
 
     def test(self) -> bool:
         if not self._complete and self._poll():

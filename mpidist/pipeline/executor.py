@@ -13,6 +13,7 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..errors import CommunicationError, InvalidArgument, MpidistError, RankFailed, ScheduleError
+from ..trace import profiled
 from .channel import Channel
 from .loss import BatchLoss
 from .microbatches import Microbatches
@@ -191,7 +192,8 @@ class PipelineExecutor:
         if task.completes:
             self._replicas.resume(task.chunk)
         begin = perf_counter()
-        made = _ACTIONS[task.kind](self, task, message, batch)
+        with profiled(f"mpidist.{task.action}"):
+            made = _ACTIONS[task.kind](self, task, message, batch)
         self._spans.append(Span(task.action, begin, perf_counter()))
         if made is None:
             return
@@ -289,7 +291,11 @@ class PipelineExecutor:
             self._end_part(began)
             self._clock.note(self._parts, self._seconds)
             spans = tuple([span for part in self._parts for span in part])
-            self.last = LastStep(self.plan, spans, self._peak, self._predicted)
+            number = self._clock.steps - 1
+            self.last = LastStep(self.plan, spans, self._peak, self._predicted, number)
+            if self._comm.traced is not None:
+                events = self.last.events(self._comm, self._microbatches)
+                self._comm.traced.recorder.events.extend(events)
             if self._measuring is not None and batch is not None:
                 self._measure(self._measuring)
         return loss

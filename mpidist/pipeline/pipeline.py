@@ -441,7 +441,7 @@ class Pipeline:
         Parameters
         ----------
         path : str or Path
-            The file that rank 0 writes, see :mod:`mpidist.pipeline.trace`.
+            The file that rank 0 writes, in the form of :meth:`mpidist.Communicator.trace`.
 
         Returns
         -------

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import NamedTuple
 
 from ..communicator.communicator import Communicator
+from ..communicator.tracing import clock_offset
 from ..errors import InvalidArgument
+from ..measure import format_time, numbers_of, round_size
+from ..trace import Event
 from .plan import Plan
 from .schedules import Costs, Span, Timeline
-from .schedules.trace import Trace, mean_costs, write
+from .schedules.trace import Trace, events_of, mean_costs, write
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,18 @@ class PipelineStats:
     schedule: str
     costs: Costs | None
 
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps by {self.schedule}: {format_time(self.seconds)} each, busy "
+            f"{format_time(self.busy)} of {format_time(self.span)}, bubble {self.bubble:.1%} in "
+            f"the last one, at most {self.peak_live} live activations; {self.messages} messages, "
+            f"{round_size(self.bytes)} bytes"
+        )
+
+    def scalars(self) -> dict[str, float]:
+        """Return all numbers by name, for TensorBoard, W&B or a CSV file."""
+        return numbers_of(self)
+
 
 class LastStep(NamedTuple):
     """The last step that had a backward.
@@ -69,12 +83,20 @@ class LastStep(NamedTuple):
         The actions of this rank.
     peak, predicted : int
         Largest number of live activations, counted and as the schedule promises.
+    step : int
+        Number of the step, from 0.
     """
 
     plan: Plan
     spans: tuple[Span, ...]
     peak: int
     predicted: int
+    step: int = 0
+
+    def events(self, comm: Communicator, microbatches: int) -> list[Event]:
+        """Return the events of this rank in a trace."""
+        line = Timeline(self.plan.name, self.plan.placement, microbatches, ())
+        return events_of(comm.name, line, comm.rank, self.step, self.peak, self.spans)
 
 
 class StepTimes:
@@ -102,18 +124,13 @@ class StepTimes:
 def record(comm: Communicator, last: LastStep, microbatches: int, path: str | Path) -> Trace:
     """Gather the spans of all ranks, write them on rank 0, and return them; collective.
 
-    On one node all ranks read the same clock; between nodes the end of a barrier is taken for the
-    same moment everywhere.
+    All times are those of the clock of rank 0.
     """
-    comm.barrier()
-    now = perf_counter()
-    everyone = comm.allgather_object((now, last.spans, last.peak))
+    everyone = comm.allgather_object((clock_offset(comm)[0], last.spans, last.peak))
     if not all(part for _, part, _ in everyone):
         raise InvalidArgument(f"rank {comm.rank}: trace({str(path)!r}) before the first step")
-    one_clock = comm.topology.num_nodes == 1
     aligned = []
-    for origin, part, _ in everyone:
-        shift = 0.0 if one_clock else origin
+    for shift, part, _ in everyone:
         aligned.append(tuple([Span(s.action, s.begin - shift, s.end - shift) for s in part]))
     start = min(part[0].begin for part in aligned)
     moved = tuple([tuple([Span(a, b - start, e - start) for a, b, e in part]) for part in aligned])
@@ -122,7 +139,7 @@ def record(comm: Communicator, last: LastStep, microbatches: int, path: str | Pa
     failure = None
     if comm.rank == 0:
         try:
-            write(path, trace)
+            write(path, trace, comm.name, last.step)
         except OSError as error:
             failure = str(error)
     failure = comm.broadcast_object(failure)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ..backends.executor import Executor
 from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
+from ..measure import format_time
 from ..schedule.registry import (
     GENERATION,
     NATIVE,
@@ -121,15 +122,11 @@ def by_links(
         meeting = find("barrier", WITHOUT_NATIVE["barrier"][0].name)
         flat += (estimates.between_nodes("barrier", [meeting], 0) or [0.0])[0]
     takes_two = two * AHEAD <= flat if found.prior else two <= AHEAD * flat
-    pair = [f"{found.two.name} {_time(two)}", f"{flat_name} {_time(flat)}"]
+    pair = [f"{found.two.name} {format_time(two)}", f"{flat_name} {format_time(flat)}"]
     why = f"cost model with the measured links: {', '.join(pair if takes_two else pair[::-1])}"
     if estimates.scaled_down:
         why += f" ({estimates.scaled_down})"
     return (found.two if takes_two else None if native else best), why
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:,.4g} µs" if seconds < 1e-2 else f"{seconds * 1e3:,.4g} ms"
 
 
 _ANY = float("inf")

@@ -1,5 +1,7 @@
 """The choice of a way to overlap, the times of a step, and chains of works."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -177,6 +179,7 @@ def test_chain():
 
 class OneBucket:
     index = 0
+    comm = SimpleNamespace(traced=None)
 
 
 def test_spans_of_works_are_taken():

@@ -61,6 +61,13 @@ def test_stats():
         found = model.stats()
         assert (found.steps, found.compute, found.exposed) == (4, 2.0, 1.0)
         assert (found.communication, found.hidden, found.bytes) == (3.0, 0.5, 12)
+        assert str(found).startswith(
+            "4 steps: compute 2,000 ms, exposed 1,000 ms, communication 3,000 ms (17% hidden), "
+            "12 bytes in"
+        )
+        scalars = found.scalars()
+        assert scalars["compute"] == 2.0 and scalars["bytes"] == 12.0 and "overlap" not in scalars
+        assert {type(value) for value in scalars.values()} == {float}
 
     run_simulated(2, rank_main)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidArgument
+from ...trace import Event, RankEvents
+from ...trace import read as read_events
+from ...trace import write as write_events
 from .actions import KINDS, SHAPES, Placement
 from .messages import attach
 from .simulate import Costs, Span, Timeline, run
 from .walk import check
 
-FORMAT = "mpidist pipeline trace 1"
+STEP, ACTION = "pipeline step", "pipeline"  # categories of events
 
 
 @dataclass(frozen=True)
@@ -49,82 +52,103 @@ class Trace:
         return Timeline(it.name, it.placement, it.microbatches, spans)
 
 
-def write(path: str | Path, trace: Trace) -> None:
-    """Write a trace to a file.
+def events_of(
+    name: str, line: Timeline, rank: int, step: int, peak: int, spans: Sequence[Span]
+) -> list[Event]:
+    """Return the events of a rank's step in a trace file: the step itself, then its actions.
 
-    The file is one JSON object: ``format``; ``schedule``, its name; ``stages``, the number of
-    ranks; ``chunks``, virtual stages per rank; ``placement``, their layout; ``microbatches``;
-    ``costs``, an object of ``F``, ``I``, ``W`` (seconds, a number, or one for each virtual stage)
-    and ``message``; ``peak``, a number for each rank; and ``spans``, an array of
-    ``[rank, kind, chunk, microbatch, begin, end]`` with seconds at the end.
+    Parameters
+    ----------
+    name : str
+        Name of the pipeline's communicator, which tells several pipelines of a file apart.
+    line : Timeline
+        Schedule, placement and number of microbatches; its spans do not matter.
+    rank, step, peak : int
+        Rank in the pipeline, number of the step, and largest number of live activations.
+    spans : sequence of Span
+        The actions of this rank.
     """
-    it = trace.measured
-    costs = {name: getattr(trace.costs, name) for name in ("F", "I", "W", "message")}
-    spans = [
-        [rank, span.action.kind, span.action.chunk, span.action.microbatch, span.begin, span.end]
-        for rank, part in enumerate(it.spans)
-        for span in part
-    ]
-    head = {
-        "format": FORMAT,
-        "schedule": it.name,
-        "stages": it.placement.ranks,
-        "chunks": it.placement.chunks,
-        "placement": it.placement.shape,
-        "microbatches": it.microbatches,
-        "costs": costs,
-        "peak": list(trace.peak),
+    if not spans:
+        return []
+    place = line.placement
+    step_of = {"pipeline": name, "step": step, "rank": rank}
+    facts = {
+        **{**step_of, "schedule": line.name, "microbatches": line.microbatches, "peak": peak},
+        **{"stages": place.ranks, "chunks": place.chunks, "placement": place.shape},
     }
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    rows = ",\n".join(json.dumps(span) for span in spans)
-    text = "{" + ",\n".join([*lines, f'"spans": [\n{rows}\n]']) + "}\n"
-    Path(path).write_text(text, encoding="utf-8")
+    begin, end = spans[0].begin, spans[-1].end
+    events = [Event(f"step {step}", STEP, begin, end, "pipeline", facts)]
+    for action, begin, end in spans:
+        letters = {"kind": action.kind, "chunk": action.chunk, "microbatch": action.microbatch}
+        events.append(Event(str(action), ACTION, begin, end, "pipeline", {**step_of, **letters}))
+    return events
+
+
+def write(path: str | Path, trace: Trace, name: str = "pipeline", step: int = 0) -> None:
+    """Write a file of :mod:`mpidist.trace` with one step of a pipeline; see :func:`events_of`."""
+    it = trace.measured
+    ranks = [
+        RankEvents(rank, "", 0.0, False, events_of(name, it, rank, step, trace.peak[rank], part))
+        for rank, part in enumerate(it.spans)
+    ]
+    write_events(path, ranks)
 
 
 def read(path: str | Path) -> Trace:
-    """Return the trace that :func:`write` wrote.
+    """Return the last whole step of the first pipeline in a trace file.
+
+    That is a file of :meth:`mpidist.Pipeline.trace` or of :meth:`mpidist.Communicator.trace`.
 
     Raises
     ------
     InvalidArgument
-        If the file does not exist, or is not a trace; with the reason.
+        If the file does not exist, or has no such step; with the reason.
     """
+    events = read_events(path)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"trace {path}: cannot be read: {error}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InvalidArgument(f"trace {path}: its format is not {FORMAT!r}")
-    try:
-        return _build(data)
+        return _build(events)
     except (KeyError, TypeError, ValueError) as error:
         missing = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise InvalidArgument(f"trace {path}: {missing}") from error
 
 
-def _build(data: dict[str, Any]) -> Trace:
-    """Build a trace from a JSON object; raise ValueError, KeyError or TypeError for others."""
-    if data["placement"] not in SHAPES:
-        raise ValueError(f"placement {data['placement']!r}: expected {', '.join(SHAPES)}")
-    counts = [data[name] for name in ("stages", "chunks", "microbatches")]
+def _build(events: Sequence[dict[str, Any]]) -> Trace:
+    """Return the trace of a file's events; raise ValueError, KeyError or TypeError."""
+    steps: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for event in events:
+        if event.get("cat") == STEP:
+            facts = event["args"]
+            steps.setdefault((facts["pipeline"], facts["step"]), {})[facts["rank"]] = facts
+    whole = [key for key, heads in steps.items() if len(heads) == heads[min(heads)]["stages"]]
+    if not whole:
+        raise ValueError("it has no whole step of a pipeline")
+    pipeline = min(whole)[0]
+    step = max(number for name, number in whole if name == pipeline)
+    heads = steps[pipeline, step]
+    head = heads[0]
+    if head["placement"] not in SHAPES:
+        raise ValueError(f"placement {head['placement']!r}: expected {', '.join(SHAPES)}")
+    counts = [head[name] for name in ("stages", "chunks", "microbatches")]
     if not all(type(count) is int and count > 0 for count in counts):
-        raise ValueError("stages, chunks, microbatches: expected whole numbers >= 1")
-    ranks, chunks, microbatches = counts
-    parts: list[list[Span]] = [[] for _ in range(ranks)]
-    for rank, kind, chunk, microbatch, begin, end in data["spans"]:
-        span = [rank, kind, chunk, microbatch, begin, end]
-        if not (0 <= rank < ranks and 0 <= chunk < chunks and 0 <= microbatch < microbatches):
-            raise ValueError(f"span {span}: no such rank, chunk or microbatch")
-        if kind not in KINDS or not begin <= end:
-            raise ValueError(f"span {span}: expected F, B, I or W, with begin <= end")
-        parts[rank].append(Span(KINDS[kind](microbatch, chunk), float(begin), float(end)))
+        raise ValueError("stages, chunks and microbatches: expected whole numbers >= 1")
+    stages, chunks, microbatches = counts
+    parts: list[list[Span]] = [[] for _ in range(stages)]
+    for event in events:
+        facts = event.get("args", {})
+        if event.get("cat") != ACTION or (facts["pipeline"], facts["step"]) != (pipeline, step):
+            continue
+        rank, kind, chunk, microbatch = (facts[n] for n in ("rank", "kind", "chunk", "microbatch"))
+        if not (0 <= rank < stages and 0 <= chunk < chunks and 0 <= microbatch < microbatches):
+            raise ValueError(f"action {facts}: no such rank, chunk or microbatch")
+        if kind not in KINDS or not event["dur"] >= 0:
+            raise ValueError(f"action {facts}: expected F, B, I or W, with dur >= 0")
+        begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
+        parts[rank].append(Span(KINDS[kind](microbatch, chunk), begin, end))
     spans = tuple(tuple(sorted(part, key=lambda span: span.begin)) for part in parts)
-    placement = Placement(ranks, chunks, data["placement"])
-    timeline = Timeline(str(data["schedule"]), placement, microbatches, spans)
-    peak = tuple(int(number) for number in data["peak"])
-    if len(peak) != ranks:
-        raise ValueError(f"peak has {len(peak)} numbers; expected one for each of {ranks} ranks")
-    return Trace(timeline, Costs(**data["costs"]), peak)
+    placement = Placement(stages, chunks, head["placement"])
+    timeline = Timeline(str(head["schedule"]), placement, microbatches, spans)
+    peak = tuple(int(heads[rank]["peak"]) for rank in range(stages))
+    return Trace(timeline, mean_costs(timeline), peak)
 
 
 def mean_costs(measured: Timeline, message: float = 0.0) -> Costs:

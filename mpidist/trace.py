@@ -1,0 +1,266 @@
+"""Traces: the recorder of one rank's events, and the file of all ranks for Perfetto and Chrome."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import InvalidArgument
+
+LIMIT = 200_000  # events of a rank that are kept, the last ones: about 80 MB, and 40 MB of the file
+FORMAT = "mpidist trace 1"
+OVERLAPPING = ("background", "bucket")  # categories whose events may overlap on one track
+CALLS = "calls"
+
+
+class Event(NamedTuple):
+    """One event of a rank; recorded as a plain tuple of these fields, which is faster.
+
+    Attributes
+    ----------
+    name : str
+        Name on the screen.
+    category : str
+        Kind of the event, such as "collective", "message", "bucket" or "pipeline".
+    begin, end : float
+        Seconds of ``time.perf_counter``; in a file's events, of the clock of rank 0.
+    track : int or str
+        Number of the thread, or name of a track of its own.
+    details : dict
+        Facts that are shown when the event is selected.
+    """
+
+    name: str
+    category: str
+    begin: float
+    end: float
+    track: int | str
+    details: dict[str, Any]
+
+
+class Served(NamedTuple):
+    """How a call was served.
+
+    Attributes
+    ----------
+    executor : str
+        Name of the executor.
+    algorithm : str or None
+        Name of the algorithm that ran over messages.
+    nbytes : int
+        Bytes of the whole buffer.
+    dtype, op : object
+        Dtype of the elements, and operation or None.
+    """
+
+    executor: str
+    algorithm: str | None
+    nbytes: int
+    dtype: Any
+    op: Any
+
+
+class Recorder:
+    """The events of this rank, in the order of their ends.
+
+    Attributes
+    ----------
+    events : deque of Event
+        The last events.
+    add : callable
+        Adds an event.
+    """
+
+    def __init__(self, limit: int = LIMIT):
+        self.events: deque[Any] = deque(maxlen=limit)
+        self.add = self.events.append
+
+    @property
+    def full(self) -> bool:
+        """Whether earlier events may have been dropped."""
+        return len(self.events) == self.events.maxlen
+
+
+_NOTHING = nullcontext()
+
+
+def profiled(name: str) -> AbstractContextManager:
+    """Return a range for the profile of PyTorch's profiler if one is running, else a null context.
+
+    PyTorch is never imported for it.
+    """
+    profiler = sys.modules.get("torch.autograd.profiler")
+    if profiler is None or not profiler._is_profiler_enabled:
+        return _NOTHING
+    return profiler.record_function(name)
+
+
+# -- the events of all ranks ----------------------------------------------------------------------
+
+
+class RankEvents(NamedTuple):
+    """The events of one rank, in seconds of the clock of rank 0.
+
+    Attributes
+    ----------
+    rank : int
+        The rank.
+    host : str
+        Its host.
+    error : float
+        Largest error of its clock, in seconds.
+    full : bool
+        Whether earlier events may have been dropped.
+    events : list of Event
+        The events; `track` 0 is the thread that began the trace.
+    """
+
+    rank: int
+    host: str
+    error: float
+    full: bool
+    events: list[Event]
+
+
+def add_waits(ranks: Sequence[RankEvents]) -> None:
+    """Add to the details of each call how long its rank waited for others.
+
+    A collective waits from its begin to the last begin on any rank, a receive to the begin of the
+    send.  Messages get a number of their `flow` too, which an arrow is drawn by.
+    """
+    calls: dict[Any, list[tuple[int, Event]]] = {}
+    sends: dict[Any, deque[Event]] = {}
+    receives: dict[Any, deque[Event]] = {}
+    for part in ranks:
+        for event in part.events:
+            details = event.details
+            place = details.get("comm")
+            if place is None:
+                continue
+            name, rank, size = place
+            if "call" in details:
+                calls.setdefault((name, details["call"], size), []).append((part.rank, event))
+            elif "to" in details:
+                key = name, rank, details["to"], details["tag"], details["kind"]
+                sends.setdefault(key, deque()).append(event)
+            elif "from" in details:
+                key = name, details["from"], rank, details["tag"], details["kind"]
+                receives.setdefault(key, deque()).append(event)
+    for (_, _, size), found in calls.items():
+        if len({rank for rank, _ in found}) == size:
+            last, rank = max((event.begin, rank) for rank, event in found)
+            for _, event in found:
+                event.details["last_rank"] = rank
+                _wait(event, last)
+    if any(part.full for part in ranks):
+        return  # messages are matched by their order
+    flow = 0
+    for key, coming in receives.items():
+        for sent, event in zip(sends.get(key, ()), sorted(coming, key=lambda e: e.begin)):
+            _wait(event, sent.begin)
+            if event.end >= sent.begin:
+                flow += 1
+                sent.details["flow"] = event.details["flow"] = flow
+
+
+def _wait(event: Event, until: float) -> None:
+    seconds = min(max(until - event.begin, 0.0), event.end - event.begin)
+    event.details["wait_us"] = round(seconds * 1e6, 1)
+
+
+def write(path: str | Path, ranks: Sequence[RankEvents]) -> None:
+    """Write a file in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
+
+    Each rank is a process of it, each thread and each other track a thread.  Times are microseconds
+    from the first event.
+    """
+    begins = [event.begin for part in ranks for event in part.events]
+    origin = min(begins, default=0.0)
+    about = {
+        "format": FORMAT,
+        "clock_error_us": [round(part.error * 1e6, 1) for part in ranks],
+        "dropped_events": [part.rank for part in ranks if part.full],
+    }
+    rows = (json.dumps(row) for part in ranks for row in _rows(part, origin))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(about)},\n')
+        file.write('"traceEvents": [\n')
+        for number, row in enumerate(rows):
+            file.write((",\n" if number else "") + row)
+        file.write("\n]}\n")
+
+
+def _rows(part: RankEvents, origin: float) -> Iterator[dict[str, Any]]:
+    """Yield the trace events of one rank."""
+    pid, tids = part.rank, _tracks(part.events)
+    clock = f", clock ± {part.error * 1e6:.1f} µs" if part.error else ""
+    yield _about(pid, 0, "process_name", name=f"rank {pid} on {part.host}{clock}")
+    yield _about(pid, 0, "process_sort_index", sort_index=pid)
+    for track, tid in tids.items():
+        yield _about(pid, tid, "thread_name", name=_title(track))
+        yield _about(pid, tid, "thread_sort_index", sort_index=tid)
+    for number, event in enumerate(part.events):
+        args = {k: v for k, v in event.details.items() if k != "flow"}
+        if "comm" in args:
+            args["comm"] = args["comm"][0]
+        tid, begin = tids[event.track], _us(event.begin - origin)
+        row = {"name": event.name, "cat": event.category, "pid": pid, "tid": tid}
+        if event.category in OVERLAPPING:
+            row["id"] = f"{pid}.{number}"
+            yield {**row, "ph": "b", "ts": begin, "args": args}
+            yield {**row, "ph": "e", "ts": _us(event.end - origin)}
+            continue
+        dur = round(_us(event.end - origin) - begin, 3)  # equal ends stay equal
+        yield {**row, "ph": "X", "ts": begin, "dur": dur, "args": args}
+        if "flow" in event.details:
+            row |= {"name": "message", "id": event.details["flow"]}
+            if "to" in args:
+                yield {**row, "ph": "s", "ts": begin}
+            else:
+                yield {**row, "ph": "f", "bp": "e", "ts": _us(event.end - origin)}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _tracks(events: Iterable[Event]) -> dict[int | str, int]:
+    """Return the number of each track: the first thread's calls, other threads, the named ones."""
+    found = {event.track for event in events}
+    threads = sorted(track for track in found if isinstance(track, int))
+    named = sorted(track for track in found if isinstance(track, str))
+    every: list[int | str] = [*threads, *named]
+    return {track: number for number, track in enumerate(every)}
+
+
+def _title(track: int | str) -> str:
+    if isinstance(track, str):
+        return track
+    return f"{CALLS} of thread {track}" if track else CALLS
+
+
+def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """Return the trace events of a file of :func:`write`.
+
+    Raises
+    ------
+    InvalidArgument
+        If the file does not exist, or is not such a file; with the reason.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"trace {path}: cannot be read: {error}") from error
+    about = data.get("otherData") if isinstance(data, dict) else None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise InvalidArgument(f"trace {path}: its format is not {FORMAT!r}")
+    return data["traceEvents"]
