@@ -136,13 +136,13 @@ class AbsentRanks(Protocol):
         """Ask the next rank, once per operation, which operation it has under this number."""
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the ranks known to have another operation under this number, and which."""
+        """Return the ranks whose operation `sequence` differs from this rank's, and what it is."""
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send the given ranks this rank's own operation number `sequence`."""
+        """Send the absent ranks what operation `sequence` is on this rank."""
 
     def notify(self, sequence: int, text: str) -> None:
-        """Send the given ranks the reason why operation `sequence` will not complete."""
+        """Send the absent ranks the reason why operation `sequence` will not complete."""
 
     def notices(self, sequence: int) -> dict[int, str]:
         """Return other ranks' reasons why `sequence`, or an earlier one, cannot complete."""

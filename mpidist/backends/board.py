@@ -115,7 +115,7 @@ class Board:
         return self.words[rank * _WIDTH]
 
     def different(self, sequence: int, fingerprint: int) -> tuple[int, ...]:
-        """Return the ranks whose operation number `sequence` has another fingerprint.
+        """Return the ranks that announced an operation `sequence` other than `fingerprint`.
 
         A rank that has given up the operation is one of them.
         Only the last `HISTORY` operations are known.  Other ranks write meanwhile, first the

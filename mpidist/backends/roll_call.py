@@ -116,7 +116,7 @@ class RollCall:
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the ranks known to have another operation under this number, and which."""
+        """Return the ranks whose operation `sequence` differs from this rank's, and what it is."""
         self.answer()
         return {
             rank: word.text

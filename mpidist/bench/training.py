@@ -82,7 +82,7 @@ class BareArrays:
             p.grad = np.ones(p.data.size, np.float32)
 
     def parameters(self) -> list[Parameter]:
-        """Return the arrays."""
+        """Return the arrays as named parameters."""
         return self._arrays
 
 
@@ -121,7 +121,7 @@ class Waiting(Module):
         self._gradient = np.ones(ELEMENTS, np.float32)
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return the layers."""
+        """Return the weights of the layers by name."""
         return [(str(k), p) for k, p in enumerate(self.weights)]
 
     def forward(self, x: Any) -> Any:

@@ -426,7 +426,7 @@ def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
 def _join(
     tables: list[dict[str, Any]], written: list[dict[str, list[Segment]]]
 ) -> dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]:
-    """Return dtype, shape and segments, of all ranks, of each array by path."""
+    """Return dtype, shape, and the segments that all ranks wrote, of each array by path."""
     joined = {}
     for path, (dtype, shape, *_) in {p: t for table in tables for p, t in table.items()}.items():
         segments = [segment for shares in written for segment in shares.get(path, ())]

@@ -404,7 +404,8 @@ class Stored:
             have += last - first
         if have != stop - start:
             raise CheckpointError(
-                f"{self.folder}: {have} of elements {start} to {stop} of an array are stored"
+                f"{self.folder} is incomplete: it has {have} elements from {start} on of an array, "
+                f"expected {stop - start}"
             )
         return flat
 

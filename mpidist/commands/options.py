@@ -96,7 +96,7 @@ class Duration(Parsed):
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
     def parse(self, text: str) -> float:
-        """Return the seconds."""
+        """Return the seconds; raise InvalidArgument for another form."""
         unit = text[-1:] if text[-1:] in self.units else "s"
         number = text.removesuffix(unit)
         if not number.replace(".", "", 1).isdigit() or float(number) == 0:
@@ -140,7 +140,7 @@ class Names(Parsed):
     name = "names"
 
     def parse(self, text: str) -> tuple[str, ...]:
-        """Return the names."""
+        """Return the names between the commas; raise InvalidArgument if one is empty."""
         names = tuple(part.strip() for part in text.split(","))
         if not all(names):
             raise InvalidArgument(
@@ -167,7 +167,7 @@ class CollectiveName(Parsed):
         self.more = more  # names that stand beside those of the collectives
 
     def parse(self, text: str) -> str:
-        """Return the name."""
+        """Return the name; raise UnknownName if it is no collective."""
         if text not in self.more:
             algorithms(text)
         return text
@@ -179,7 +179,7 @@ class CollectiveNames(Names):
     name = "collectives"
 
     def parse(self, text: str) -> tuple[str, ...]:
-        """Return the names."""
+        """Return the names; raise UnknownName for one that is no collective."""
         names = super().parse(text)
         for name in names:
             algorithms(name)
@@ -201,7 +201,7 @@ class AlgorithmNames(Names):
         self.collectives, self.more = tuple(collectives), more
 
     def parse(self, text: str) -> tuple[str, ...]:
-        """Return the names."""
+        """Return the names; raise InvalidArgument for one that is no algorithm."""
         names = super().parse(text)
         for name in names:
             self.check(name)
@@ -231,7 +231,7 @@ class AlgorithmName(AlgorithmNames):
     name = "name"
 
     def parse(self, text: str) -> str:  # type: ignore[override]
-        """Return the name."""
+        """Return the name; raise InvalidArgument if it is no algorithm."""
         self.check(text)
         return text
 
@@ -260,7 +260,7 @@ class ActionCosts(Parsed):
     name = "F,I,W[,message]"
 
     def parse(self, text: str) -> Costs:
-        """Return the costs."""
+        """Return the costs; raise InvalidArgument for another form."""
         try:
             times = [[float(t) for t in part.split(":")] for part in text.split(",")]
         except ValueError:
@@ -295,7 +295,7 @@ class DtypeName(Parsed):
     name = "dtype"
 
     def parse(self, text: str) -> np.dtype:
-        """Return the dtype."""
+        """Return the dtype of this name."""
         from ..bench.cases import number_dtype
 
         return number_dtype(text)
@@ -319,7 +319,7 @@ class OutputFile(Parsed):
         self.stdout = stdout
 
     def parse(self, text: str) -> str:
-        """Return the path."""
+        """Return the path; raise InvalidArgument if it cannot be written."""
         if text == STDOUT and not self.stdout:
             raise InvalidArgument(f"{STDOUT}: expected the name of a file, not standard output")
         if text == STDOUT:
@@ -355,7 +355,7 @@ class PlotFile(ReportFile):
         self.endings = endings
 
     def parse(self, text: str) -> str:
-        """Return the path."""
+        """Return the path; raise InvalidArgument for an ending that cannot be drawn."""
         from ..bench.plots import endings
 
         path, known = super().parse(text), self.endings or endings()

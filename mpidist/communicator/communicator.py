@@ -1316,7 +1316,7 @@ class Communicator:
         return prepared
 
     def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:
-        """Return what `check` returns; with MPIDIST_DEBUG=1, raise on all ranks if it differs."""
+        """Return the result of `check`; raise on all ranks if it fails on one, or differs."""
         self._service.check_usable()
         try:
             found = check()

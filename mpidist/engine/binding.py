@@ -262,8 +262,8 @@ class Binder:
         arena.taken = 0
         if tag >= self._space:
             raise ScheduleError(
-                f"parallel is nested too deep: a strand needs tag {tag}, an operation on this "
-                f"backend has {self._space}"
+                f"parallel is nested too deep, or has too many strands: a strand needs tag {tag}, "
+                f"and an operation on this backend has the tags 0 to {self._space - 1}"
             )
         before: list[Action] = []
         after: list[Action] = []
@@ -375,7 +375,7 @@ class Binder:
         return [self._store(*pair) for pair in merge_rows(pairs)]
 
     def _copy_over_each_other(self, pairs: list[tuple[Piece, Piece]]) -> list[Action]:
-        """Copy between overlapping sets of blocks: all are read before the first is written."""
+        """Return the actions of a copy between overlapping blocks: all reads, then all writes."""
         lengths = [source[2] - source[1] for _, source in pairs]
         aside = [(self.memory.allocate(n), 0, n) for n in lengths]
         return [

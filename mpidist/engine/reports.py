@@ -51,7 +51,7 @@ class Reports:
         return number
 
     def alarm(self) -> None:
-        """Raise, during a long wait, if a rank has left or runs another operation."""
+        """Raise, during a long wait, if a rank has left or runs a different operation."""
         sequence, board, rank = self._current(), self._backend.board, self._backend.rank
         left = board.left(sequence)
         if left:
@@ -69,7 +69,7 @@ class Reports:
             self._check_elsewhere(sequence, operation)
 
     def _check_elsewhere(self, sequence: int, operation: str) -> None:
-        """Ask a rank of another node; raise if it runs another operation."""
+        """Ask a rank of another node; raise if it runs an operation other than this one."""
         roll_call = self._roll_call
         if roll_call is None:
             return
@@ -85,7 +85,7 @@ class Reports:
             raise self.mismatch(sequence, operation, other)
 
     def mismatch(self, sequence: int, operation: str, other: dict[int, str]) -> CollectiveMismatch:
-        """Return the error for ranks that run another operation, with a description of theirs."""
+        """Return the error for ranks that run a different operation, described by `other`."""
         others = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
         others = others or "another on a rank of another node"
         return CollectiveMismatch(
@@ -118,7 +118,7 @@ class Reports:
             self.check_same(sequence, operation, fingerprint)
 
     def check_same(self, sequence: int, operation: str, fingerprint: int) -> None:
-        """Raise CollectiveMismatch if a rank of this node has announced another operation."""
+        """Raise CollectiveMismatch if a rank of this node has announced a different operation."""
         board = self._backend.board
         other = board.different(sequence, fingerprint)
         unlike = set(other) - set(board.given_up(sequence, other)) if other else ()

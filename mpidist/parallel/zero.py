@@ -151,7 +151,9 @@ class ZeroOptimizer(NotCopyable):
             return []
         where, copies = f"rank {self._comm.rank}: groups", [dict(group) for group in groups]
         if library(self._model.module) is None:
-            raise InvalidArgument(f"{where}: expected None: only modules of PyTorch have groups")
+            raise InvalidArgument(
+                f"{where}: expected None: only modules of PyTorch can have parameter groups"
+            )
         known = {id(p): name for name, p in self._model.module.named_parameters()}
         seen: set[int] = set()
         for number, group in enumerate(copies):

@@ -124,7 +124,7 @@ def _batches(tasks: list[ProofTask]) -> Iterator[list[ProofTask]]:
 
 
 def _prove_batch(batch: list[ProofTask]) -> list[Result]:
-    """Return the results of a batch, in another process that must import the algorithms first."""
+    """Run in a worker process: import the algorithms of a batch and return its results."""
     importlib.import_module(f"{__package__.rpartition('.')[0]}.algorithms")
     for module in {task.module for task in batch}:
         importlib.import_module(module)

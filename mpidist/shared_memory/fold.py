@@ -116,7 +116,7 @@ def _combine_in_dtype(
     first: np.ndarray,
     scratch: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Combine in the dtype of the data; in the target itself, unless it is another rank's input."""
+    """Return actions that combine in the dtype of the data, in the target itself if it may be."""
     function: Callable[..., Any] = op.function if op.builtin else op.combine
     value, order = pieces[rank], outward(rank, len(pieces))
     actions: list[Action] = []
@@ -144,7 +144,7 @@ def _combine_in_float32(
     first: np.ndarray,
     scratch: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Combine in float32 and round the result; a mean divides the inputs, as on every path."""
+    """Return actions that combine in float32 and round; a mean divides the inputs, as elsewhere."""
     value = _scratch_array(scratch, "value", first.size, np.float32)
     other = _scratch_array(scratch, "other", first.size, np.float32)
     actions: list[Action] = [partial(widen, pieces[rank], value, divisor)]

@@ -78,7 +78,7 @@ class CallChecks(Protocol):
     """The part of `Reports` that compares the operations of the ranks."""
 
     def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Raise CollectiveMismatch if the board shows another operation of a rank of this node."""
+        """Raise CollectiveMismatch if a rank of this node has announced a different operation."""
 
 
 class SharedMemory(Protocol):

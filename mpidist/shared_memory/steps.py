@@ -111,7 +111,7 @@ class Steps:
         fingerprint : int
             Fingerprint of the operation, which the ranks compare.
         otherwise : callable
-            Goes on waiting in Python if a rank does not arrive soon, or has another fingerprint.
+            Goes on waiting in Python if a rank does not arrive soon, or its fingerprint differs.
 
         Returns
         -------

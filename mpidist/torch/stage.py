@@ -57,7 +57,7 @@ class TorchTensors(DevicePlace):
     """Tensors of PyTorch (see :class:`~mpidist.pipeline.values.Tensors`)."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return dtype name, shape, and whether a gradient is needed (if `x` requires one)."""
+        """Return dtype name, shape, and ``x.requires_grad``."""
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
