@@ -113,7 +113,7 @@ def _unknown(comm: Communicator, name: str, collective: str) -> MpidistError | N
 
 
 def ours(comm: Communicator, case: Case, algorithm: str) -> Callable[[], Any]:
-    """Return mpidist's call of a case by one algorithm, as a function without arguments."""
+    """Return a function without arguments that runs a case by mpidist with one algorithm."""
     x, out, op, root = case.x, case.out, case.op, case.root
     method = getattr(comm, case.collective)
     return {
@@ -146,7 +146,7 @@ def mpi_communicator(comm: Communicator) -> Any:
 
 
 def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
-    """Return the bare mpi4py call of a case, on the MPI communicator that mpidist uses.
+    """Return a function without arguments that runs a case by the bare mpi4py call.
 
     Raises
     ------

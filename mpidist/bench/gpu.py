@@ -145,7 +145,7 @@ def measure_paths(
     iterations: int,
     copies: Copies,
 ) -> Results:
-    """Measure every available path of a GPU array, and return the others as refusals; collective.
+    """Time each collective on each path of GPU arrays; list refused calls as such; collective.
 
     The figure ``of_copies`` of a row is the time of the copies that the path cannot do without,
     divided by the measured time.

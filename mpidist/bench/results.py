@@ -362,7 +362,7 @@ def bound_us(nbytes: int, ranks: int, gbs: float) -> float:
 
 
 def bound_percent(row: Row, header: Mapping[str, Any]) -> float | None:
-    """Return the percentage of the bound that an allreduce in symmetric memory reached.
+    """Return how near a symmetric allreduce came to the bound by memory bandwidth, in percent.
 
     None for other rows, and if the memory bandwidth was not measured.  Above 100 is possible if
     the data stay in the cache.

@@ -93,7 +93,7 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
 
 
 def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
-    """Return a step function and the DDP of a network whose backward computes all the time."""
+    """Return a training step, and its DDP, of the compute-bound network of ``--overlap``."""
     net = mlp(BUSY_WIDTH)
     model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
     step = stepper(model, net.parameters(), BUSY_WIDTH, samples=BUSY_SAMPLES)

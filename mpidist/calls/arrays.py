@@ -76,7 +76,7 @@ def _known(dtype: Any, rank: int) -> np.dtype:
         raise InvalidArgument(f"rank {rank}: dtype {known} cannot lie in shared memory")
     if not known.itemsize:
         raise InvalidArgument(
-            f"rank {rank}: dtype={dtype!r} has no length: expected one with its bytes, such as S8"
+            f"rank {rank}: dtype={dtype!r} has 0 bytes: expected a dtype with a size, such as S8"
         )
     return known
 

@@ -69,7 +69,7 @@ class Reports:
             self._check_elsewhere(sequence, operation)
 
     def _check_elsewhere(self, sequence: int, operation: str) -> None:
-        """Ask a rank of another node; raise if it runs an operation other than this one."""
+        """Ask the next rank; raise if a rank runs a different operation, or reports a failure."""
         roll_call = self._roll_call
         if roll_call is None:
             return

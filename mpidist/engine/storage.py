@@ -84,12 +84,12 @@ class HostMemory:
 
     @staticmethod
     def combine(op: Op, left: np.ndarray, right: np.ndarray, target: np.ndarray) -> Action:
-        """Return a call of the reduction operation's own function."""
+        """Return an action that calls the reduction operation's own function."""
         return partial(op.function if op.builtin else op.combine, left, right, out=target)
 
     @staticmethod
     def divide(source: np.ndarray, target: np.ndarray, divisor: int) -> Action:
-        """Return a call of numpy's division; half precision is divided in float32."""
+        """Return an action that calls numpy's division; half precision is divided in float32."""
         if is_half(source.dtype):
             return partial(divide_half, source, divisor, target)
         return partial(np.true_divide, source, np.asarray(divisor, source.dtype), target)

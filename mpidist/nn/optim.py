@@ -15,7 +15,7 @@ _before_steps: dict[object, Callable[[Iterable[Any]], object]] = {}
 
 
 def before_steps(act: Callable[[Iterable[Any]], object]) -> Callable[[], object]:
-    """Call `act` with the parameters before each step of any optimizer.
+    """Register a callback that gets the parameters before each step of any optimizer.
 
     Returns
     -------

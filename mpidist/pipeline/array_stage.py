@@ -254,8 +254,8 @@ class ArrayStage:
         if not any(has_gradient(x.dtype) for x in outputs) and list(self.module.parameters()):
             found = ", ".join(str(x.dtype) for x in outputs) or "no array"
             raise InvalidArgument(
-                f"{type(self.module).__name__} returned {found}, which has no gradient, and has "
-                "parameters: expected at least one array of floating or complex numbers"
+                f"{type(self.module).__name__} has parameters, but returned {found}: expected at "
+                "least one array of floating or complex numbers, for their gradients"
             )
 
     def backward(self, saved: ArraySaved, grads: list[Any] | None) -> list[Any]:

@@ -226,7 +226,7 @@ class TorchStage:
         return now
 
     def _call_with(self, buffers: dict[str, Any]) -> Call:
-        """Return a call of the module that reads and writes copies of the given buffers."""
+        """Return a function that calls the module on copies of the given buffers."""
         if not buffers:
             return self._call
         copies = {name: values.clone() for name, values in buffers.items()}
