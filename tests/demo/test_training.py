@@ -57,7 +57,7 @@ def test_missing_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
 
     def rank_main(comm):
-        with pytest.raises(Unsupported, match=rf"rank {comm.rank}.*mpidist\[demo\]"):
+        with pytest.raises(Unsupported, match=rf"rank {comm.rank}.*scikit-learn"):
             train(comm)
 
     run_simulated(2, rank_main)
