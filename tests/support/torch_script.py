@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import mpidist.torch  # noqa: F401
-from tests.support.job_words import say
+from tests.support.failure_jobs import say
 
 mode = sys.argv[1]
 

@@ -75,7 +75,7 @@ def what_zero_cannot_do_is_refused(comm, kit):
     make, options = kit.optimizers()["sgd"]
     for arguments in ((make(net.parameters(), **options), model), (make, net)):
         with pytest.raises(
-            InvalidArgument, match=f"(?s)optimizer=.*model of {type(arguments[1]).__name__}: "
+            InvalidArgument, match=f"(?s)optimizer=.*model of type {type(arguments[1]).__name__}: "
         ):
             ZeroOptimizer(*arguments)
     strangers = [{"params": list(kit.mlp().parameters())}]
