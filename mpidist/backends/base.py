@@ -113,12 +113,12 @@ class Native(Protocol):
         """Return why the library cannot serve a call, or None."""
 
     def actions(self, call: Call) -> list[Callable[[], Any]]:
-        """Return the blocking call as actions, with its arithmetic before and after."""
+        """Return the actions of a blocking call: the library's call, and arithmetic around it."""
 
     def started(
         self, call: Call
     ) -> tuple[list[Callable[[], Any]], Transfer, list[Callable[[], Any]]]:
-        """Return the non-blocking call, with its arithmetic before and after."""
+        """Return the actions before the non-blocking call, the call, and the actions after it."""
 
 
 class AbsentRanks(Protocol):
@@ -127,13 +127,13 @@ class AbsentRanks(Protocol):
     Attributes
     ----------
     absent : tuple of int
-        These ranks.
+        The ranks of other nodes.
     """
 
     absent: tuple[int, ...]
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, once per operation, which operation it has under this number."""
+        """Ask the next rank, once per number, which operation it announced as `sequence`."""
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
         """Return the ranks whose operation `sequence` differs from this rank's, and what it is."""

@@ -89,7 +89,7 @@ class Answers:
         self._pending.append((request, header, peer, named))
 
     def look(self) -> bool:
-        """Compare the greetings that have arrived; return whether only few are still pending.
+        """Compare the arrived greetings; return whether at most `_MOST_ANSWERS` are still pending.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class Greeting:
             peer.sent += message.data.nbytes
 
     def bind(self, bind: Bind) -> bool:
-        """Bind the greetings, once all messages are counted; return whether there are any."""
+        """Bind the greetings, once all messages are counted; return whether any are sent."""
         self._heads = {rank: _Header() for rank in self._peers}
         self._sends = bind(
             [
@@ -212,11 +212,11 @@ class Greeting:
         self._sends.start()
 
     def test(self) -> bool:
-        """Return whether this rank's greetings are sent, and only few answers are pending."""
+        """Return whether the greetings are sent and at most `_MOST_ANSWERS` answers are pending."""
         return self._sends.test() and self._answers.look()
 
     def heard(self, ranks: Sequence[int]) -> bool:
-        """Return whether the greetings of `peers` have arrived and name the same call.
+        """Return whether the greetings of `ranks` have arrived and name the same call.
 
         Raises
         ------

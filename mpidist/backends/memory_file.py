@@ -115,7 +115,9 @@ def attach(made: str, nbytes: int) -> np.ndarray:
     try:
         # In another container the process number may belong to another process.
         if name and f":{name} " not in os.readlink(f"/proc/self/fd/{handle}"):
-            raise FileNotFoundError(f"{path} is another file here")
+            raise FileNotFoundError(
+                f"{path} is not {name} in this process: is it in another container?"
+            )
         return _map(handle, nbytes)
     finally:
         os.close(handle)

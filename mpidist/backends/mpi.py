@@ -266,7 +266,7 @@ class MpiBackend(Backend):
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def _meanwhile(self, progress: Callable[[], object] | None) -> Callable[[], object] | None:
-        """Return `progress`, extended by answers to the questions of other nodes."""
+        """Return a function that answers other nodes' questions and then calls `progress`."""
         roll_call = self.roll_call
         if roll_call is None:
             return progress

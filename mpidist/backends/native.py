@@ -60,7 +60,7 @@ def _standard() -> str:
 
 
 def _calling(op: Op, call: Callable[[], Any]) -> None:
-    """Run a bound call that uses the user function `op`; as an argument, `op` stays alive."""
+    """Run a bound call that uses the user function `op`, an argument only to keep it alive."""
     call()
 
 
@@ -118,7 +118,7 @@ class NativeCollectives:
         return None
 
     def actions(self, call: Call) -> Actions:
-        """Return the blocking call as actions, with its arithmetic before and after."""
+        """Return the actions of a blocking call: the library's call, and arithmetic around it."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "")
         bound = partial(method, *arguments)
@@ -127,7 +127,7 @@ class NativeCollectives:
         return [*before, bound, *after]
 
     def started(self, call: Call) -> tuple[Actions, _Request, Actions]:
-        """Return the non-blocking call, with its arithmetic before and after."""
+        """Return the actions before the non-blocking call, the call, and the actions after it."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "I")
         return before, _Request(method, arguments, call.op), after
@@ -317,7 +317,7 @@ def _allows_weakref(function: object) -> bool:
 
 
 def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], None]:
-    """Return the function by which MPI combines, which does not keep a user's function alive."""
+    """Return the function that MPI calls to combine; it does not keep a user's function alive."""
     held = weakref.ref(holder)
     commute, name, builtin = op.commute, op.name, op.builtin
 
@@ -331,7 +331,7 @@ def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], N
 
 
 def _forget(made: dict, key: tuple[int, np.dtype]) -> None:
-    """Free the element type of a function that was garbage-collected."""
+    """Free the MPI datatype made for a user's function, once the function was garbage-collected."""
     element = made.pop(key, None)
     if element is not None and not MPI.Is_finalized():
         _FUNCTIONS.pop(element.handle, None)

@@ -92,7 +92,7 @@ class RollCall:
         self._sent = [entry for entry in self._sent if not entry[0].Test()]
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Ask all absent ranks; return those that report, within 300 ms, no operation `sequence`.
+        """Ask all absent ranks; return those that do not report operation `sequence` within 300 ms.
 
         A rank that does not answer counts as missing.
         """
@@ -106,7 +106,7 @@ class RollCall:
         return tuple(r for r in self.absent if reached.get(r, -1) < sequence)
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, once per operation, which operation it has under this number.
+        """Ask the next rank, once per number, which operation it announced as `sequence`.
 
         If any two ranks differ, then two neighbours in the ring of all ranks do; neighbours on one
         node compare on their board.
@@ -125,7 +125,7 @@ class RollCall:
         }
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send the ranks of other nodes this rank's own operation number `sequence`."""
+        """Send all absent ranks the fingerprint and text of this rank's operation `sequence`."""
         for rank in self.absent:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 
@@ -139,7 +139,7 @@ class RollCall:
         return {r: word.text for r, word in self._notices.items() if word.sequence <= sequence}
 
     def _mine(self, sequence: int) -> Word:
-        """Return this rank's own operation number `sequence`, which must be a recent one."""
+        """Return the Word on this rank's operation `sequence`, which must be a recent one."""
         fingerprint = self._board.fingerprint(sequence)
         return Word(sequence, fingerprint, self._board.texts.get(fingerprint, "another operation"))
 

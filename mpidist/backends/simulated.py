@@ -126,7 +126,7 @@ class SimulatedRequest:
         return self._done
 
     def _take(self, payload: bytes) -> None:
-        """Copy a message into the array; a wrong length is raised by this request only."""
+        """Copy a message into the array; after a wrong length, only this request's test raises."""
         self._done = True
         if len(payload) != self._data.nbytes:
             source, target, _ = self._key
@@ -161,7 +161,7 @@ class SimulatedAnyShortRequest:
         self._found: tuple[int, bytes] | None = None
 
     def test(self) -> bool:
-        """Receive the first message that no other receive waits for; return whether there was."""
+        """Receive the first message that no other receive waits for; return whether one came."""
         if self._found is None:
             self._found = self._backend.take_any(self._tag)
         return self._found is not None
@@ -287,7 +287,7 @@ class SimulatedBackend(Backend):
         return None
 
     def take_any(self, tag: int) -> tuple[int, bytes] | None:
-        """Take a message that no posted receive waits for, with its sender; None without one."""
+        """Return (sender, message) of a message that no posted receive waits for, or None."""
         source = self.iprobe(None, tag)
         if source is None:
             return None

@@ -21,7 +21,7 @@ GENTLE_SLEEP_SECONDS = 50e-6
 
 
 class _Polling(threading.local):
-    """The manner in which this thread waits.
+    """Whether this thread sleeps between the polls of its waits.
 
     Attributes
     ----------

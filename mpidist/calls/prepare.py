@@ -37,7 +37,7 @@ _STAGED = (
 
 @lru_cache(maxsize=1024)
 def _share(collective: str, rank: int, size: int, root: int) -> tuple[bool, bool, bool, bool, bool]:
-    """Return the part that a rank plays in a collective, derived from the contract's blocks.
+    """Return the role of a rank in a collective, derived from the contract's blocks.
 
     Returns
     -------
@@ -168,9 +168,9 @@ def prepare(
 
 
 def apart(call: Call, stream: int) -> Call:
-    """Return an in-place alltoall with a copied input: in place, parts are sent and overwritten.
+    """Return an in-place alltoall as one with a copy of its input; return other calls unchanged.
 
-    The copy of its input is queued on a stream.
+    In place, a part could be overwritten before it is sent.  The copy is queued on a stream.
     """
     if call.collective != "alltoall" or not call.in_place:
         return call
@@ -190,7 +190,8 @@ def _target(collective: str, x: Any, out: Any, place: Caller) -> tuple[Any, Any]
     elif collective == "broadcast" and x is not None:
         if is_on_device(out) and not is_on_device(x):
             raise place.wrong(
-                f"out is on a GPU and x in host memory ({type(x).__name__}); expected one place"
+                f"out is on a GPU and x in host memory ({type(x).__name__}); expected both on "
+                "one side"
             )
         model = describe(x, place.rank) if is_on_device(x) else exposed(x, place.rank)
         if model is not None:
@@ -261,11 +262,11 @@ def _is_in_place(x: Any, out: Any, own: slice | None, place: Caller) -> bool:
     longer, shorter = (out, x) if out.size >= x.size else (x, out)
     if not same_memory(longer if own is None else part_of(longer, own), shorter):
         allowed = "the same array" if own is None else "exactly this rank's part"
-        raise place.wrong(f"out overlaps x; expected separate memory, or in place {allowed}")
+        raise place.wrong(f"out overlaps x; expected separate memory, or {allowed}")
     return True
 
 
 def _words(what: str, shape: tuple[int, ...], least: int = 1) -> str:
-    """Return the text by which ranks compare shapes; empty below `least` axes longer than 1."""
+    """Return the text by which ranks compare shapes; empty if fewer than `least` axes exceed 1."""
     axes = tuple(n for n in shape if n != 1)
     return f" {what}={axes}" if len(axes) >= least else ""

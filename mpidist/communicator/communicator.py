@@ -70,7 +70,7 @@ def begun(
 
 
 def same_here(name: str, known: Iterable[str]) -> str:
-    """Return a hint: the attribute for what mpi4py or torch.distributed calls `name`, or empty."""
+    """Return a hint: the name here for mpi4py's or torch.distributed's `name`; or empty text."""
     plain = name.lower().removeprefix("get_").replace("_", "")
     if plain in ("bcast", "ibcast"):
         start = "i" * (plain == "ibcast")
@@ -93,7 +93,7 @@ class _Beginning:
         return getattr(self._comm, name)
 
     def _find(self, *_: Any) -> None:
-        """Return None: only blocking calls are kept for repetition."""
+        """Return None, no bound call to repeat: only blocking calls are kept for repetition."""
 
     def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
         return self._comm._begin(collective, make, algorithm)
@@ -1032,7 +1032,7 @@ class Communicator:
         return self._service.set_up("empty", lambda: heap.empty(dims, known))
 
     def use_gpu(self) -> int:
-        """Choose a GPU for this rank by its place on its host, and make it current; collective.
+        """Choose a GPU with the fewest ranks for this rank, and make it current; collective.
 
         A rank that works with one already keeps it.  To be called before the first array on a GPU::
 
@@ -1249,7 +1249,7 @@ class Communicator:
     # -- within ---------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError, with the name here of what mpi4py or torch calls `name`."""
+        """Raise AttributeError; for a name of mpi4py or torch, the message has the name here."""
         hint = "" if name.startswith("_") else same_here(name, dir(self))
         raise AttributeError(f"'Communicator' object has no attribute {name!r}{hint}", name=name)
 
@@ -1264,7 +1264,7 @@ class Communicator:
         return Estimates(library, groups, measures, known, table, pipelining)
 
     def _calibrated(self) -> dict[str, Any]:
-        """Return the option of a sub-communicator: the constants, or whether to measure them."""
+        """Return `calibrate` for a sub-communicator: the constants, or whether to measure them."""
         estimates = self._service.chooser.estimates
         assert estimates is not None
         return {"calibrate": estimates.calibration or estimates.calibrates}
@@ -1298,7 +1298,7 @@ class Communicator:
         algorithm: str,
         background: bool = False,
     ) -> Prepared:
-        """Check a call's arguments; with MPIDIST_DEBUG=1, compare them with other ranks'."""
+        """Return ``make()``, after a comparison of all ranks' calls; for MPIDIST_DEBUG=1."""
         self._service.check_usable()
         try:
             prepared = make()
@@ -1366,7 +1366,7 @@ class Communicator:
         return prepare("alltoall", place, x, out, counts=sends, receives=receives.tolist())
 
     def _why_no_symmetric_memory(self) -> str | None:
-        """Return why there are no arrays in symmetric memory here, or None."""
+        """Return why this communicator has no symmetric memory, or None if it has."""
         nodes = self.topology.num_nodes
         if nodes > 1:
             return (

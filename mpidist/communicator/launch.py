@@ -285,7 +285,7 @@ def _leave() -> None:
 
 
 def _be_heard(board: Board) -> None:
-    """Leave the board, then wait briefly, so that ranks waiting for this one can report it."""
+    """Mark this rank as gone on the arrival board; wait briefly, so that other ranks report it."""
     board.leave()
     until = time.monotonic() + HEARD_SECONDS
     while time.monotonic() < until and not all(map(board.has_left, board.ranks)):

@@ -16,7 +16,7 @@ class InFlight:
         self._held: list[tuple[Event, Any]] = []
 
     def hold(self, event: Event, memory: Any) -> None:
-        """Keep memory until an event is complete; release memory whose event already is."""
+        """Keep memory until an event is complete; release memory whose event is complete."""
         self._held = [pair for pair in self._held if not pair[0].done()]
         self._held.append((event, memory))
 
@@ -33,10 +33,10 @@ class Event(Protocol):
         """Put the mark at the end of a stream, in place of any earlier one."""
 
     def synchronize(self) -> None:
-        """Wait on the host until the event is complete, as one that was never recorded is."""
+        """Wait on the host until the event is complete; an event never recorded is complete."""
 
     def block(self, stream: int) -> None:
-        """Make later work of a stream wait for the mark, as recorded last."""
+        """Make later work of a stream wait for the most recently recorded mark."""
 
     def done(self) -> bool:
         """Return whether the event is complete, without waiting."""
@@ -82,7 +82,7 @@ class Device(Protocol):
         """Return whether an address lies in memory that this device can access."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return a new array with undefined contents, of a library for users."""
+        """Return a new array of a users' library, such as cupy, with undefined contents."""
 
     def pinned(self, nbytes: int) -> np.ndarray:
         """Return page-locked host memory, from and to which copies are asynchronous."""
@@ -117,7 +117,7 @@ class Device(Protocol):
         """Free memory of :meth:`new_shared`, which no other process may have open."""
 
     def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return an array of a library for users on memory that it does not own."""
+        """Return an array of a users' library, such as cupy, on memory that it does not own."""
 
     def finish(self) -> None:
         """Wait on the host for all work queued on any stream."""
@@ -126,7 +126,7 @@ class Device(Protocol):
         """Queue the write of a 32-bit word, after all earlier writes are visible to others."""
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue a wait until a 32-bit word is at least `value`, by their signed difference."""
+        """Queue a wait until a 32-bit word minus `value`, as a signed number, is at least 0."""
 
     def combines(self, dtype: np.dtype) -> bool:
         """Return whether :meth:`combine` supports a dtype."""
@@ -155,7 +155,7 @@ class DeviceClass(Protocol):
         """Return a device, by its number; by default the current one."""
 
     def why_not(self) -> str | None:
-        """Return why this process can use no device, or None if it can."""
+        """Return why this process cannot use a device, or None if it can."""
 
     def identities(self) -> tuple[str, ...]:
         """Return the UUIDs of the devices that this process may use, by their numbers."""

@@ -95,7 +95,7 @@ def select(number: int) -> None:
 
 
 def why_no_device() -> str | None:
-    """Return why this process can use no device, or None if it can."""
+    """Return why this process cannot use a device, or None if it can."""
     try:
         return _device_class().why_not()
     except ImportError as error:

@@ -72,7 +72,7 @@ class Background:
         self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
 
     def begin(self, prepared: Prepared, algorithm: str) -> Work:
-        """Begin to serve a call."""
+        """Begin a call in the background; return its Work."""
         service, call = self._service, prepared.call
         service.check_usable()
         executor, way = service.choose(call, algorithm, True)

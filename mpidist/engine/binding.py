@@ -48,7 +48,7 @@ def held_bytes(program: Program) -> int:
 
 
 def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
-    """Return the arrays that only these actions keep alive: their bytes, by identity."""
+    """Return the bytes, by id, of the arrays that only these actions keep alive."""
     found, ndarray = {}, np.ndarray
     for action in actions:
         for array in action.args if type(action) is partial else ():
@@ -73,7 +73,7 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
 
 
 class _Gone:
-    """The last round of a program with greetings: it waits until the greetings are sent."""
+    """The last transfer of a program with greetings, complete when the greetings are sent."""
 
     __slots__ = ("start", "test")
 
@@ -83,14 +83,14 @@ class _Gone:
 
 
 class Bindable(Protocol):
-    """The members of a backend that binding needs: all that NCCL's backend has."""
+    """The members of a backend that binding needs; NCCL's StreamBackend has no others."""
 
     rank: int
     tag_limit: int
 
     @property
     def roll_call(self) -> RollCall | None:
-        """Queries to the ranks of other nodes; None without other nodes or greetings."""
+        """Questions to the ranks of other nodes; None without such ranks or without greetings."""
 
     def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
         """Return the transfer of these messages."""
@@ -311,12 +311,16 @@ class Binder:
         received: set[tuple[str, int]] = set()
         for step in steps:
             if not isinstance(step, Copy) and step.peer == self.backend.rank:
-                raise ScheduleError(f"{step!r} with itself; use Copy", rank=self.backend.rank)
+                raise ScheduleError(
+                    f"{step!r} names this rank as its peer; use Copy", rank=self.backend.rank
+                )
             if isinstance(step, Recv):
                 for b in block_tuple(step.blocks):
                     place = (step.buffer, b)
                     if place in sent or place in received or place in reduced:
-                        raise ScheduleError("is sent or received twice in one round", block=b)
+                        raise ScheduleError(
+                            "is received, and also sent or received again, in one round", block=b
+                        )
                     received.add(place)
 
     def _send(

@@ -149,7 +149,7 @@ class MessagesExecutor(Executor):
 
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return a reason for every call: this executor is chosen only by an algorithm's name."""
-        return "it runs the algorithm that the call names, such as ring"
+        return "it serves only calls that name an algorithm, such as ring"
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return the name of the algorithm."""

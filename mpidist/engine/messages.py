@@ -167,7 +167,7 @@ class PointToPoint:
         return self._work(arrival.came, _RECV, peer, end, sender)
 
     def _first(self, peer: int | None, wire: int) -> Any:
-        """Post the receive of a header, from any rank for None."""
+        """Post the receive of a header from `peer`, or from any rank if `peer` is None."""
         backend = self.backend
         return backend.irecv_short_any(wire) if peer is None else backend.irecv_short(peer, wire)
 
@@ -263,14 +263,14 @@ class PointToPoint:
         )
 
     def peer(self, peer: Any) -> int:
-        """Check that `peer` is another rank."""
+        """Return `peer` as an int, after a check that it is a rank other than this one."""
         peer = self.place.check_rank(peer, "peer")
         if peer == self.place.rank:
             raise self.place.wrong(f"peer={peer} is this rank itself")
         return peer
 
     def source(self, peer: Any) -> int | None:
-        """Check that `peer` is another rank, or None for any."""
+        """Return `peer`, after a check that it is None (any rank) or a rank other than this one."""
         return None if peer is None else self.peer(peer)
 
     def iprobe(self, peer: Any, tag: Any, kind: Any) -> int | None:
@@ -654,7 +654,7 @@ class PendingReceives:
         self._attended = False
 
     def add(self, arrival: PendingReceive) -> None:
-        """Poll this receive in every wait until its message has arrived."""
+        """Register a receive, to be polled in every wait until its message has arrived."""
         pending = self._pending
         for _ in range(min(2, len(pending))):  # drops completed receives
             if pending[0].done:

@@ -156,7 +156,7 @@ class Bound:
         self.repeated: dict[Hashable, Repeated] = {}
 
     def serve(self, call: Call) -> None:
-        """Serve a call, through this program's own arrays if it has any."""
+        """Serve a call; own arrays, if any, get a copy of the input and give the result."""
         assert self.run is not None
         if self.x is not None:
             self.x[...] = call.x
@@ -299,7 +299,7 @@ class Programs:
         return bound
 
     def repeat(self, key: CallKey, call: Call, bound: Bound, x: Any, out: Any) -> None:
-        """Make a bound call found by the user's own arrays from now on, if they are its memory.
+        """Register a bound call for :meth:`find` under the user's arrays, if they are its memory.
 
         At the second use of an array: views may be made anew for every call.
 
@@ -370,7 +370,7 @@ class Programs:
         self._noted = {m: n for m, n in noted if all(ref() is not None for ref in n[1])}
 
     def make_room(self, since: int | None, nbytes: int = 0) -> bool:
-        """Drop other calls to make room; return whether one last used at `since` may be kept.
+        """Drop bound calls to make room; return whether a call last used at `since` may be kept.
 
         Parameters
         ----------

@@ -53,7 +53,7 @@ class RepeatedService(Protocol):
         """Wait until a staging slot may be overwritten, and take it."""
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
-        """Run the items of a program that has been announced, blocking."""
+        """Run the items of a program, blocking, after its operation has been announced."""
 
     def broke(
         self, error: BaseException, operation: str, sequence: int, *memory: object
@@ -72,7 +72,7 @@ def repeated(
     operation: str,
     owners: Sequence[Any] | None = None,
 ) -> Bound:
-    """Bind a call for repetition: the result serves the call again with few checks.
+    """Return a bound call whose ``run()`` serves the call again with few checks.
 
     Parameters
     ----------

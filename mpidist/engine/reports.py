@@ -37,7 +37,7 @@ class Reports:
         self._prints: dict[tuple[str, bool], int] = {}
 
     def fingerprint(self, operation: str, meets: bool = True) -> int:
-        """Return the number of an operation on the arrival board, made from its description.
+        """Return the number that identifies an operation, by its description, on the arrival board.
 
         It is odd if the operation `meets`: all ranks arrive before any work.
         """
@@ -61,7 +61,7 @@ class Reports:
         if gone:
             raise RankFailed(
                 f"rank {rank}: collective #{sequence} cannot complete: rank "
-                f"{', '.join(map(str, gone))} has left in the middle of it"
+                f"{', '.join(map(str, gone))} has left in the middle of the operation"
             )
         operation = board.texts.get(board.fingerprint(sequence))
         if sequence and operation is not None:
@@ -87,7 +87,7 @@ class Reports:
     def mismatch(self, sequence: int, operation: str, other: dict[int, str]) -> CollectiveMismatch:
         """Return the error for ranks that run a different operation, described by `other`."""
         others = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
-        others = others or "another on a rank of another node"
+        others = others or "a different one on another node"
         return CollectiveMismatch(
             f"rank {self._backend.rank}: collective #{sequence} is {operation} here and {others}; "
             "MPIDIST_DEBUG=1 shows each rank's call site"
@@ -123,7 +123,9 @@ class Reports:
         other = board.different(sequence, fingerprint)
         unlike = set(other) - set(board.given_up(sequence, other)) if other else ()
         if unlike:
-            raise self.mismatch(sequence, operation, dict.fromkeys(sorted(unlike), "another"))
+            raise self.mismatch(
+                sequence, operation, dict.fromkeys(sorted(unlike), "a different one")
+            )
 
     def _check_given_up(self, sequence: int, operation: str, ranks: Sequence[int]) -> None:
         """Raise CommunicatorBroken if one of `ranks` has given up the operation."""
@@ -191,7 +193,7 @@ class Reports:
         elif sequence is not None:
             reason = f"all ranks have arrived: {self._inside(given_up)}"
         else:
-            reason = "the message has not come"
+            reason = "the message has not arrived"
         within = f"{seconds} s" if seconds is not None else "its deadline"
         number = f" (collective #{sequence}, {how})" if sequence is not None else ""
         return CollectiveTimeout(
@@ -206,12 +208,13 @@ class Reports:
         behind = self._behind()
         reasons = list(self._backend.board.unwell())
         if behind:
-            reasons.append(f"rank {', '.join(map(str, behind))} is behind in symmetric memory")
+            late = ", ".join(map(str, behind))
+            reasons.append(f"rank {late} has not reached a barrier inside the operation")
         if given_up:
             reasons.append(_timed_out(given_up))
         return "; ".join(reasons) or "a message was lost, or a rank hangs inside the operation"
 
 
 def _timed_out(ranks: Sequence[int]) -> str:
-    """Return the state of ranks that have given up an operation."""
-    return f"rank {', '.join(map(str, ranks))} has timed out in it"
+    """Return the text for ranks that have given up an operation."""
+    return f"rank {', '.join(map(str, ranks))} has timed out in this operation"

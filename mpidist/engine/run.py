@@ -96,18 +96,18 @@ class Engine:
         return run
 
     def attend(self, pending: PendingOperation) -> None:
-        """Poll an operation in every wait until it has ended."""
+        """Register an operation, to be polled in every wait until it has ended."""
         self.active.append(pending)
         if self not in _pending.engines:
             _pending.engines.append(self)
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait for `test`, and poll pending operations; return False past the deadline."""
+        """Wait until ``test()`` is true, polling pending operations; False past the deadline."""
         wait = self.backend.wait
         return self.patiently(lambda until: wait(test, until, self.background()), deadline)
 
     def patiently(self, wait: Callable[[float | None], bool], deadline: float | None) -> bool:
-        """Call ``wait(until)`` with growing times up to `deadline`, and the alarm in between."""
+        """Return ``wait(deadline)``, interrupted at intervals to call the alarm."""
         if self.alarm is None:
             return wait(deadline)
         until = time.monotonic() + ALARM_SECONDS[0]
@@ -150,7 +150,7 @@ class Run:
         self._steps = _program(program)
 
     def test(self) -> bool:
-        """Poll; return whether the program has ended.  An error is raised by each call."""
+        """Poll; return whether the program has ended.  After an error, each call raises it."""
         if self.error is not None:
             raise self.error
         if not self.done:

@@ -194,7 +194,7 @@ class Service:
         return result
 
     def _bound(self, key: Hashable, call: Call, executor: Executor, way: Way) -> Bound | None:
-        """Return a call bound for repetition, or None where that does not pay yet."""
+        """Bind a call for repetition and return it, or None where that does not pay yet."""
         programs, owners = self.programs, owners_of(call)
         try:
             since = programs.last_use(key, *owners)
@@ -207,7 +207,7 @@ class Service:
         return bound
 
     def _of_kind(self, call: Call, executor: Executor, way: Way) -> Bound | None:
-        """Return a bound call with its own arrays, shared by calls of one kind, or None."""
+        """Return the bound call, with its own arrays, that calls of this kind share; or None."""
         kind = executor.kind(call)
         if kind is None:
             return None
@@ -275,7 +275,7 @@ class Service:
         self._slot_used[slot] = sequence
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
-        """Run the items of a program that has been announced, blocking."""
+        """Run the items of a program, blocking, after its operation has been announced."""
         program.tags[0] = 0
         if program.named is not None:
             program.named.name(sequence, operation, self.backend.board.fingerprint(sequence))
@@ -353,7 +353,7 @@ class Service:
     def set_up(
         self, operation: str, act: Callable[[], Any], how: str = "set-up", same: str | None = None
     ) -> Any:
-        """Run the collective set-up of a call, by :meth:`everyone`, once all ranks have arrived.
+        """Run ``act()``, a collective set-up that may use :meth:`everyone`, when all have arrived.
 
         Parameters
         ----------

@@ -209,7 +209,7 @@ def merge(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
-    """Join rows of pieces where all columns are contiguous, and leave out empty ones."""
+    """Join rows whose pieces follow each other in every column, and leave out empty rows."""
     merged: list[tuple[Piece, ...]] = []
     for row in pairs:
         if row[0][1] == row[0][2]:
@@ -244,7 +244,7 @@ class MessageScratch:
         return self.buffers[index], 0, n
 
     def slot(self, k: int) -> MessageScratch:
-        """Return the arena of the strands that run in slot `k` of the window."""
+        """Return the scratch memory of the strands that run in slot `k` of the window."""
         return self.slots.setdefault(k, MessageScratch(self.memory))
 
     def total(self) -> int:

@@ -51,7 +51,7 @@ class Watchdog:
         self._lock = threading.Lock()
 
     def watch(self, service: Watched) -> None:
-        """Poll `service` from now on."""
+        """Register `service`, to be polled from now on."""
         with self._lock:
             self._watched.add(service)
             if self._thread is None:

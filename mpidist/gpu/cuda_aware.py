@@ -49,7 +49,7 @@ class CudaAwareMpi(GpuExecutor):
         self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether this is the agreed path; background calls cannot use GPU addresses."""
+        """Return whether the call's path is this one; background calls cannot use GPU addresses."""
         return (
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )
@@ -91,7 +91,7 @@ class CudaAwareMpi(GpuExecutor):
         self.device.synchronize(target.stream)
 
     def _bound(self, call: Call, arrays: list[DeviceArray]) -> Program:
-        """Return the library's call for these addresses: a kept one if there is one."""
+        """Return a program of the library's call on these addresses, from the cache if possible."""
         programs = self._service.programs
         key = (
             *(self.name, call.collective, call.root, call.dtype, call.counts, call.out_counts),
@@ -190,17 +190,17 @@ def _query(library: MpiLibrary, name: str) -> Awareness:
         if query(ctypes.c_int(_CUDA), ctypes.byref(supported)) == 0:
             return _answer(bool(supported.value), f"{name}: MPIX_GPU_query_support")
     if library.vendor.endswith("MPICH") and library.version < (4,):
-        return Awareness(UNKNOWN, f"{name} has no query that is safe to ask")
+        return Awareness(UNKNOWN, f"{name} has no query for CUDA support that is safe to ask")
     query = library.find("MPIX_Query_cuda_support")
     if query is not None:
         return _answer(bool(query()), f"{name}: MPIX_Query_cuda_support")
-    return Awareness(UNKNOWN, f"{name} has no query for it; {VARIABLE}=1 says that it does")
+    return Awareness(UNKNOWN, f"{name} has no query for CUDA support; {VARIABLE}=1 declares it")
 
 
 def _answer(supported: bool, who: str) -> Awareness:
     if supported:
-        return Awareness(YES, f"{who} says that it does")
-    return Awareness(NO, f"{who} says that it does not")
+        return Awareness(YES, f"{who} reports CUDA support")
+    return Awareness(NO, f"{who} reports no CUDA support")
 
 
 def _find(name: str) -> Any:

@@ -18,5 +18,5 @@ class GpuExecutor(Executor):
     ready = False  # checked before every call
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call is meant for this path; :meth:`why_not` may still have a reason."""
+        """Return whether this path is meant for a call; :meth:`why_not` may still reject it."""
         raise NotImplementedError

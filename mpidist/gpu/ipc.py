@@ -230,7 +230,7 @@ class IpcKernels(GpuExecutor):
         self._event = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call has a kernel; in the background it would need a barrier first."""
+        """Return whether a blocking call has a kernel; background calls would need a barrier."""
         return algorithm == "auto" and call.collective in NEEDS and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:

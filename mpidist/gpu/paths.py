@@ -156,10 +156,10 @@ class GpuPaths(Protocol):
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL serves the calls that it can."""
+        """Whether NCCL is the path of at least one class of operations."""
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether sums of a dtype should use symmetric memory: without NCCL, if possible."""
+        """Return whether sums should use symmetric memory: without NCCL, if `dtype` allows it."""
 
     def serves_alone(self, x: Any, collective: str) -> bool:
         """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory."""
@@ -209,7 +209,7 @@ def table(ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1) 
     if forced and cannot[forced] is not None:
         raise Unsupported(f"{VARIABLE}={forced}: {cannot[forced]}")
     if cannot["nccl"] is None and forced in ("", "nccl") and cannot["mpi"] is None:
-        cannot["mpi"] = "NCCL is in use, and on one GPU the two can deadlock"
+        cannot["mpi"] = "NCCL is in use, and NCCL and MPI on one GPU can deadlock"
     symmetric = cannot["ipc"] is None and forced in ("", "ipc")
     found = []
     for operations in CLASSES:
@@ -258,9 +258,9 @@ def _why(path: Path, cannot: str | None, forced: str) -> str:
     if path.taken and forced == path.name:
         return f"{VARIABLE}={forced} forces it"
     if not path.taken:
-        return f"{VARIABLE}={forced} forces another" if forced else "a path above it serves"
+        return f"{VARIABLE}={forced} forces another path" if forced else "a path above is taken"
     if path.name == "mpi":
-        return "the MPI library takes the addresses"
+        return "the MPI library accepts GPU addresses"
     if path.name == "nccl":
         return "every rank has a GPU of its own"
     if forced == "ipc":

@@ -79,7 +79,7 @@ class GpuService:
         for number, entry in enumerate(ranks):
             if isinstance(entry, MpidistError):
                 rank = self._service.backend.rank
-                raise type(entry)(f"rank {rank}: of rank {number}: {entry}")
+                raise type(entry)(f"rank {rank}: error on rank {number}: {entry}")
         return ranks
 
     def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
@@ -114,13 +114,13 @@ class GpuService:
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL serves the calls that it can."""
+        """Whether NCCL is the path of at least one class of operations."""
         return "nccl" in self._taken.values()
 
     # -- symmetric memory -----------------------------------------------------------------------
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether sums of a dtype should use symmetric memory: without NCCL, if possible."""
+        """Return whether sums should use symmetric memory: without NCCL, if `dtype` allows it."""
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
     def serves_alone(self, x: Any, collective: str) -> bool:

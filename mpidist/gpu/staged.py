@@ -36,7 +36,7 @@ _SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same
 
 
 def bytes_needed(call: Call, chunk: Chunk) -> int:
-    """Return the bytes of host memory for a chunk: of its result and, unless shared, its input."""
+    """Return the bytes of host memory for a chunk's result, and its input if that is separate."""
     input_size, output_size = elements(chunk.input_extents), elements(chunk.output_extents)
     count = max(input_size, output_size) if call.collective in _SHARED else input_size + output_size
     return count * call.dtype.itemsize
@@ -171,7 +171,7 @@ class HostStaged:
         self._let_arrays_wait(streams)
 
     def begin(self, call: Call, algorithm: str, give: Callable[[], Any]) -> Work:
-        """Begin a call in the background; its Work returns ``give()``.
+        """Begin a call in the background; ``wait()`` of its Work returns the value of ``give()``.
 
         The call is one chunk: the ranks could begin several chunks in different orders, between
         other calls of the user.

@@ -92,7 +92,7 @@ class Exchange:
         if not (isinstance(peer, int) and 0 <= peer < self.size):
             raise strand.error(f"peer {peer!r} is not a rank of {self.size}")
         if peer == strand.rank:
-            raise strand.error(f"{type(step).__name__} with itself; use Copy")
+            raise strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
         return self.memory.places(strand, step.buffer, step.blocks)
 
     def _check_clashes(self, strand: Strand, posted: list[Posted]) -> None:

@@ -86,7 +86,7 @@ class SymbolicMemory:
             raise strand.error(message, block)
 
     def check_end(self, rounds: list[int]) -> tuple[tuple[int, int] | None, bool]:
-        """Check every rank's final memory against the contract; `rounds` is by rank.
+        """Check every rank's final memory against the contract; `rounds` has each rank's rounds.
 
         Returns
         -------

@@ -263,7 +263,8 @@ def find(collective: str, name: str) -> Choice:
     base, colon, parameter = str(name).partition(":")
     if base in RESERVED:
         raise InvalidArgument(
-            f"{collective} algorithm {name!r}: {base} is not a schedule; only calls take this name"
+            f"{collective} algorithm {name!r}: {base} is not a schedule; only the algorithm= of a "
+            "call allows it"
         )
     found = _registry.get((collective, base))
     if found is None:
@@ -281,7 +282,7 @@ def find(collective: str, name: str) -> Choice:
 
 
 def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
-    """Return a hierarchical algorithm with other algorithms on its two levels."""
+    """Return a hierarchical algorithm with the algorithms of `levels` ("LOCAL/ACROSS")."""
     if not found.local:
         raise InvalidArgument(f"{found.collective} algorithm {name!r}: {found.name} has no levels")
     local, slash, across = levels.partition("/")

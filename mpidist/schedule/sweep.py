@@ -130,7 +130,9 @@ def _prove_batch(batch: list[ProofTask]) -> list[Result]:
         importlib.import_module(module)
     for task in batch:
         if find(task.collective, task.name).algorithm.function.__module__ != task.module:
-            raise ImportError(f"{task.collective} {task.name} is another algorithm here")
+            raise ImportError(
+                f"{task.collective} {task.name} is not from {task.module} in this process"
+            )
     return [_prove_all(task) for task in batch]
 
 

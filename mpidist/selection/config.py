@@ -46,7 +46,7 @@ class Steering:
             needed = self.num_devices * nodes
             raise ConfigError(f"{who}{counts} needs {needed} ranks, there are {size}")
         if size % nodes:
-            raise ConfigError(f"{who}{counts}: {size} ranks do not divide into {nodes} nodes")
+            raise ConfigError(f"{who}{counts}: {size} ranks are not divisible by {nodes} nodes")
 
     def groups(self, natural: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of each node according to the configuration.

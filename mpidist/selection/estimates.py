@@ -233,7 +233,7 @@ class Estimates:
     def between_nodes(
         self, collective: str, choices: list[Choice], nbytes: int
     ) -> list[float] | None:
-        """Return predicted times, if the links between nodes were measured separately, or None."""
+        """Return the choices' predicted times; None without constants for links between nodes."""
         if self.model is None or self.model.calibration.far_alpha is None:
             return None
         times = [self.model.seconds_of_few(collective, choice, nbytes) for choice in choices]

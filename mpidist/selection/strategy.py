@@ -94,7 +94,7 @@ class Strategy(str):
 
 
 def strategy_for(collective: str, text: str, argument: str) -> Strategy:
-    """Return the strategy `text` of `collective`, given as `argument`.
+    """Return the strategy that `text` names for `collective`; errors mention `argument`.
 
     Raises
     ------

@@ -268,7 +268,7 @@ def _read(entry: Any, where: str) -> TuningEntry:
         ) from None
     starts = [first for first, _ in choose]
     if not choose or starts[0] != 0 or starts != sorted(set(starts)):
-        raise ConfigError(f"{where}: 'choose' has bounds {starts}: expected 0 and ascending ones")
+        raise ConfigError(f"{where}: 'choose' has from={starts}: expected 0, then ascending sizes")
     if any(size < 0 or not us > 0 for size, at in times.items() for us in at.values()):
         raise ConfigError(f"{where}: 'times_us': expected times > 0 and sizes >= 0")
     for _, way in choose:

@@ -139,7 +139,7 @@ class Barrier:
 
 
 class BoardArrival:
-    """A transfer without messages, complete when the arrival board shows all ranks at a call.
+    """A transfer without messages, complete when all ranks of the board reached an operation.
 
     It is the first round of a kernel in the background.
 

@@ -27,7 +27,7 @@ Actions = tuple[Callable[[], Any], ...]
 
 
 class Fingerprints(Protocol):
-    """The part of `Reports` that numbers operations for the arrival board."""
+    """The part of `Reports` that computes the fingerprints of operations."""
 
     def fingerprint(self, what: str, meets: bool = True) -> int:
         """Return the fingerprint of an operation, which identifies it on the arrival board."""
@@ -37,7 +37,7 @@ class PendingWaiter(Protocol):
     """The part of the engine that waits while it polls pending operations."""
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait for ``test()``; False if the deadline passed first."""
+        """Wait until ``test()`` is true; return False if the deadline passed first."""
 
 
 class KernelService(Protocol):
@@ -134,7 +134,7 @@ def unbound_arrival(service: KernelService) -> Callable[[int, int, str], None]:
 
 
 def _keep_waiting(service: KernelService, what: str) -> Serve:
-    """Return the function that goes on waiting for all ranks until the deadline, and reports."""
+    """Return the function that goes on waiting for all ranks, and raises past the deadline."""
 
     def keep_waiting(sequence: int) -> None:
         service.arrive(sequence, what, service.deadline())

@@ -54,7 +54,7 @@ class Location:
         return self.allocation.address + rank * self.allocation.stride + self.offset
 
     def shadow(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return scratch memory as long as the array, in the part of `rank`; all ranks reach it."""
+        """Return scratch memory of `count` elements in the part of `rank`; all ranks reach it."""
         half = self.allocation.stride // 2
         return view_at(self.address(rank) + half, count, dtype)
 

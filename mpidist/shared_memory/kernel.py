@@ -69,20 +69,20 @@ def one_shot(call: Call) -> bool:
 
 
 def divisor(call: Call) -> int:
-    """Return the divisor of a mean, 0 for other operations; half precision is divided first."""
+    """Return the divisor of a mean, the number of ranks; 0 for other operations."""
     return call.size if is_mean(call.op) else 0
 
 
 def combine(
     call: Call, inputs: Sequence[np.ndarray], owner: int, part: slice, target: np.ndarray
 ) -> list[Action]:
-    """Return the actions that combine a slice of all ranks' inputs in the order of its owner."""
+    """Return the actions that combine a slice of all ranks' inputs as its owner orders them."""
     assert call.op is not None
     return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
 
 
 def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Action]:
-    """Return the actions that combine the whole inputs, each slice in the order of its owner.
+    """Return the actions that combine the whole inputs, each slice as its owner orders them.
 
     With two ranks both orders give the same bits, so the whole is one slice.
     """

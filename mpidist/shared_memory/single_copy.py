@@ -178,7 +178,7 @@ def kernel(call: Call, workspace: Workspace) -> Program:
 
 
 def _combine(call: Call, peers: _PeerArrays, mine: slice, out: np.ndarray) -> list[Action]:
-    """Return the actions that combine the slice `mine` of all inputs into `out`, of its length."""
+    """Return the actions that combine the slice `mine` of all inputs into `out`, equally long."""
     assert call.x is not None and call.op is not None
     x, size, itemsize = unowned(call.x), call.size, max(call.dtype.itemsize, 1)
     piece = max(_LEAST_PIECE, PIECE_BYTES // size) // itemsize
@@ -197,7 +197,7 @@ def _combine(call: Call, peers: _PeerArrays, mine: slice, out: np.ndarray) -> li
 
 
 def _allreduce(call: Call, peers: _PeerArrays) -> Phases:
-    """Combine this rank's slice into its `out`; then fetch the others' slices from theirs."""
+    """Return the phases of allreduce: combine one slice in `out`, then fetch the others' slices."""
     assert call.x is not None and call.out is not None
     out, parts = unowned(call.out), blocks(call.x.size, call.size)
     mine = parts[call.rank]
@@ -207,7 +207,7 @@ def _allreduce(call: Call, peers: _PeerArrays) -> Phases:
 
 
 def _reduce(call: Call, peers: _PeerArrays) -> Phases:
-    """Combine this rank's slice into memory of its own; the root fetches the others' slices."""
+    """Return the phases of reduce: each rank combines a slice, then the root fetches the slices."""
     assert call.x is not None
     parts = blocks(call.x.size, call.size)
     mine = parts[call.rank]

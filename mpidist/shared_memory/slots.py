@@ -38,7 +38,7 @@ _MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copy
 class Staged(Executor):
     """Executor of collectives of private arrays through the slots."""
 
-    name, summary = "staged", "every rank copies its data into shared memory, where the others read"
+    name, summary = "staged", "every rank copies its data into shared memory, where others read it"
     turns = 2
 
     def __init__(self, host: SharedMemory):
@@ -143,7 +143,7 @@ def _reduce(call: Call, slot: Location) -> Body:
 def _copy_in(
     call: Call, slot: Location, parts: list[slice]
 ) -> tuple[list[Action], list[np.ndarray]]:
-    """Return the copies of parts of this rank's input into its slot, and all ranks' inputs.
+    """Return actions that copy `parts` of the input to this rank's slot, and views of all inputs.
 
     The inputs are by rank: those of other ranks are views of their slots.
     """

@@ -298,13 +298,18 @@ ASKED = [
     (library("Open MPI", kinds="mpi,cuda"), {"MPIDIST_GPU_AWARE": "0"}, "no", "AWARE=0"),
     (library("Open MPI", kinds="mpi,system,cuda:device"), {}, "yes", "mpi_memory_alloc_kinds"),
     (library("Open MPI", MPIX_Query_cuda_support=lambda: 1), {}, "yes", "MPIX_Query_cuda_support"),
-    (library("Open MPI", MPIX_Query_cuda_support=lambda: 0), {}, "no", "says that it does not"),
+    (library("Open MPI", MPIX_Query_cuda_support=lambda: 0), {}, "no", "reports no CUDA support"),
     (library("MPICH", (4, 2), MPIX_GPU_query_support=says(1)), {}, "yes", "MPIX_GPU_query"),
     (library("MPICH", (3, 4), MPIX_Query_cuda_support=never), {}, "unknown", "safe to ask"),
     (library("Intel MPI", MPIX_GPU_query_support=never), {}, "no", "I_MPI_OFFLOAD=1"),
-    (library("Intel MPI", MPIX_GPU_query_support=says(1)), {"I_MPI_OFFLOAD": "1"}, "yes", "says"),
+    (
+        library("Intel MPI", MPIX_GPU_query_support=says(1)),
+        {"I_MPI_OFFLOAD": "1"},
+        "yes",
+        "reports CUDA support",
+    ),
     (library("Cray MPICH"), {}, "no", "MPICH_GPU_SUPPORT_ENABLED=1"),
-    (library("Fujitsu MPI"), {}, "unknown", "no query for it; MPIDIST_GPU_AWARE=1"),
+    (library("Fujitsu MPI"), {}, "unknown", "no query for CUDA support; MPIDIST_GPU_AWARE=1"),
 ]
 
 

@@ -189,7 +189,7 @@ def test_a_wrong_environment_on_one_rank(make, comm, monkeypatch):
     last = comm.size - 1
     sub = make(chunk="many" if comm.rank == last else 64)
     x = find_device().array(np.ones(4))
-    words = rf"rank {sub.rank}: of rank {last}: MPIDIST_GPU_CHUNK_BYTES='many': expected a whole"
+    words = rf"rank {sub.rank}: error on rank {last}: MPIDIST_GPU_CHUNK_BYTES='many': expected a"
     with pytest.raises(ConfigError, match=words):
         sub.allreduce(x)
     monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "64")

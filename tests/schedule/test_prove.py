@@ -262,7 +262,7 @@ def test_segments_merged_into_one_sequence_deadlock():
     [
         (Send(2), "peer 2 is not a rank of 2"),
         (Send(-1), "peer -1 is not a rank"),
-        (Send(0), "Send with itself; use Copy"),
+        (Send(0), "Send names this rank as its peer; use Copy"),
         (Send(1, 0, "oút"), "'oút' is not a buffer: .*in, out, tmp"),
         (Copy(0, 0, "inn"), "'inn' is not a buffer"),
         (Copy(range(2), 0, "out", "tmp"), "copies 2 blocks to 1"),

@@ -233,7 +233,7 @@ def test_counts_are_checked_against_the_ranks():
         CollectiveConfig.multi_node(2, 3).check_size(4)
     without_devices = CollectiveConfig(num_nodes=2, **GLOBAL)
     without_devices.check_size(4)
-    with pytest.raises(ConfigError, match="5 ranks do not divide into 2 nodes"):
+    with pytest.raises(ConfigError, match="5 ranks are not divisible by 2 nodes"):
         without_devices.check_size(5)
 
 

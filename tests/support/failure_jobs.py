@@ -459,7 +459,8 @@ def comes_too_late(algorithm):
         if comm.rank == late:
             comm.barrier()
             others = ", ".join(map(str, range(late)))
-            words = (f"rank {late}: ", f"cannot complete: rank {others} has timed out in it")
+            reason = f"cannot complete: rank {others} has timed out in this operation"
+            words = (f"rank {late}: ", reason)
             expect(
                 CommunicatorBroken, call, *words, "split" if form == "split" else "allreduce op=max"
             )

@@ -217,7 +217,7 @@ class NcclCollectives(GpuExecutor):
         self._service.broken = f"{reason}; create a new communicator"
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether NCCL is the agreed path; symmetric arrays in the background are staged."""
+        """Return whether the call's path is NCCL; not for symmetric arrays in the background."""
         if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
             return False
         if not background or algorithm != "auto":
@@ -262,7 +262,7 @@ def _arrays(call: Call) -> list[DeviceArray]:
 
 
 def _split(array: DeviceArray, counts: Any) -> dict[int, DeviceArray]:
-    """Return the part of each rank by rank, without empty parts."""
+    """Return a dict from each rank to its part of an array, without empty parts."""
     starts = [0, *accumulate(counts)]
     return {r: array.part(starts[r], starts[r] + n) for r, n in enumerate(counts) if n}
 

@@ -80,7 +80,7 @@ def _rounds_of(written: Written) -> list[tuple[Step, ...]]:
 
 
 def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Remove the next round; return its number of messages to each rank, and from each."""
+    """Remove one rank's next round; return its numbers of messages to and from each peer."""
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     for step in rounds.popleft() if rounds else ():
