@@ -10,7 +10,7 @@ from .program import Program
 
 
 class Executor:
-    """Interface of an executor: the communicator asks its executors in order to serve a call.
+    """Interface of an executor: a call is served by the first in the list that is able to.
 
     Subclasses define :meth:`why_not` and :meth:`bind`; the other members have defaults.  All
     answers must be the same on every rank.
@@ -79,7 +79,7 @@ class Executor:
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Bind a call that this executor can serve to its memory.
+        """Return the program of a call that this executor can serve, bound to the call's memory.
 
         Parameters
         ----------

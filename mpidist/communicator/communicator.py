@@ -1200,7 +1200,7 @@ class Communicator:
         return Tracing(self, path)
 
     def observe(self, traced: Traced | None) -> None:
-        """Have a trace told how each call is served, or (None) end that."""
+        """Record in `traced` how each further call is served; None ends the recording."""
         service, find = self._service, self._service.programs.find
         self.traced, self._find, service.note = traced, find, None
         if traced is None:

@@ -43,7 +43,7 @@ METHODS = (
 
 
 class Traced:
-    """What a trace holds for one of its communicators.
+    """The recording of one communicator in a trace.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Tracing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write the file, unless the block ends with an exception, which other ranks may not have.
+        """Write the file, unless the block raised: other ranks may not have raised.
 
         The exception is raised as it is.
         """
@@ -167,7 +167,7 @@ class Tracing:
 
 
 def clock_offset(comm: Communicator) -> tuple[float, float]:
-    """Return this rank's clock less that of rank 0, and the largest error of it; collective.
+    """Return this rank's clock minus that of rank 0, and the largest possible error; collective.
 
     The ranks of a node read one clock.  Between nodes a message goes to one rank of the node and
     comes back with its time: in the shortest of several round trips it was read in the middle, but
@@ -218,7 +218,7 @@ def _raise_on_all(comm: Communicator, path: str, failure: str | None) -> None:
 
 
 def _gather(comm: Communicator, mine: RankEvents) -> list[RankEvents]:
-    """Return the events of all ranks on rank 0, elsewhere nothing; collective."""
+    """Return the events of all ranks on rank 0, an empty list elsewhere; collective."""
     data = np.frombuffer(pickle.dumps(mine, protocol=5), np.uint8)
     counts = comm.allgather(np.array([data.size])).tolist()
     joined = comm.gather(data, 0, counts=counts)
@@ -233,7 +233,7 @@ def _gather(comm: Communicator, mine: RankEvents) -> list[RankEvents]:
 
 
 class _Methods:
-    """The methods of the communicator class, which are others while a trace runs in this process.
+    """The communicator's methods, replaced by recording ones while a trace runs in this process.
 
     So a call without a trace does not even ask for one.  Not those of an object: Python finds the
     attributes of an object that once had more than 30 of them more slowly, 0.2 µs a call.
@@ -244,7 +244,7 @@ class _Methods:
         self._plain: dict[str, Callable[..., Any]] = {}
 
     def replace(self, kind: type) -> None:
-        """Have the methods record; ranks that are threads share them."""
+        """Replace the methods of `kind` by recording ones, shared by all threads."""
         with self._lock:
             self._traces += 1
             if self._traces == 1:
@@ -253,7 +253,7 @@ class _Methods:
                     setattr(kind, name, _recorder_of(name, method))
 
     def restore(self, kind: type) -> None:
-        """Take the plain methods back after the last trace."""
+        """Restore the plain methods when the last trace has ended."""
         with self._lock:
             self._traces -= 1
             if not self._traces:
@@ -278,7 +278,7 @@ def _recorder_of(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recording_collective(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a blocking collective that records itself, in less than 1 µs."""
+    """Return a blocking collective wrapped to record each call, which adds less than 1 µs."""
     now, thread, frame_of, modules = perf_counter, threading.get_ident, sys._getframe, sys.modules
     profile = f"mpidist.{name}"
 
@@ -316,7 +316,7 @@ def _recording(
     method: Callable[..., Any],
     facts: Callable[[tuple, dict], dict[str, Any]] | None,
 ) -> Callable[..., Any]:
-    """Return another method that records itself; `facts` reads details from the arguments."""
+    """Return `method` wrapped to record each call; `facts` reads details from the arguments."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
@@ -343,7 +343,7 @@ def _recording(
 
 
 def _watch(traced: Traced, work: Work, name: str, begin: float, details: dict[str, Any]) -> None:
-    """Record the end of an operation in the background, and each wait for it."""
+    """Register callbacks that record the end of a background operation and each wait for it."""
     add = traced.add
     known = {k: v for k, v in details.items() if k in ("served", "site", "comm", "bytes")}
 
@@ -389,7 +389,7 @@ def _description(args: tuple, options: dict) -> dict[str, Any]:
 
 
 def _plain(details: dict[str, Any] | tuple) -> dict[str, Any]:
-    """Return details as JSON has them."""
+    """Return the details of an event as values for JSON."""
     plain: dict[str, Any] = {}
     if isinstance(details, tuple):
         *others, code, instruction = details
@@ -417,7 +417,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _written(code: CodeType, instruction: int) -> str:
-    """Return file and line of an instruction."""
+    """Return "FILE:LINE" of an instruction."""
     line = next((n for a, b, n in code.co_lines() if a <= instruction < b), None)
     return f"{code.co_filename}:{line or code.co_firstlineno}"
 

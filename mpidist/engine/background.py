@@ -52,7 +52,7 @@ class BackgroundService(Protocol):
     def timed_out(
         self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
-        """Return the error of a deadline that passed."""
+        """Return the error to raise for an operation that has passed its deadline."""
 
 
 class Background:

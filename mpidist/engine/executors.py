@@ -66,7 +66,7 @@ class NativeExecutor(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Bind the library's call to the arrays' addresses."""
+        """Return a program of the library's call, bound to the arrays' addresses."""
         backend, native = self._backend, self._backend.native
         assert native is not None
         if not background:

@@ -46,7 +46,7 @@ def key_of(call: Call, algorithm: str) -> CallKey:
 
 
 def _at(data: np.ndarray | None) -> tuple[int, int] | None:
-    """Return address and length; memory without elements has no address of its own."""
+    """Return address and length of an array; (0, 0) if it is empty, as it has no own address."""
     if data is None:
         return None
     size = data.size
@@ -54,7 +54,7 @@ def _at(data: np.ndarray | None) -> tuple[int, int] | None:
 
 
 def owners_of(call: Call) -> list[Any]:
-    """Return the objects that a bound call depends on: once one has died, it is dropped.
+    """Return the objects that a bound call depends on: when one is deleted, the call is dropped.
 
     These are the owners of its arrays' memory, and a user's function: one that is made anew in
     every call, with all that it captures, is not to be kept.  Of memory that no weak reference
@@ -85,7 +85,7 @@ def _function_of(call: Call) -> Callable[[Any, Any], Any] | None:
 
 
 def to_keep(call: Call) -> Call:
-    """Return a copy of a call to keep: it does not keep a user's function alive.
+    """Return a copy of a call for the cache, which does not keep a user's function alive.
 
     Whoever makes the call has the function; when it dies, the program is dropped.
     """

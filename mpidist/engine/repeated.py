@@ -61,7 +61,7 @@ class RepeatedService(Protocol):
         """Mark the communicator broken by an unfinished operation; return the error to raise."""
 
     def timed_out(self, operation: str, sequence: int | None, how: str) -> Exception:
-        """Return the error of a deadline that passed."""
+        """Return the error to raise for an operation that has passed its deadline."""
 
 
 def repeated(
@@ -108,7 +108,7 @@ def repeated(
 
 
 def served_by(call: Call, executor: Executor, way: Way) -> Served:
-    """Return how a call is served, for traces."""
+    """Return the executor, algorithm and size of a call, for traces."""
     algorithm = None if way.choice is None else way.name
     op = None if call.op is None else call.op.name
     return Served(executor.name, algorithm, call.nbytes, call.dtype, op)

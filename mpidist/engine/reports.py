@@ -172,7 +172,7 @@ class Reports:
         seconds: float | None,
         ask: bool = True,
     ) -> CollectiveTimeout:
-        """Return the error of a deadline that passed, `seconds` after its wait began.
+        """Return the error to raise for an operation not finished within `seconds`.
 
         Without `ask` it uses the board only, and makes no call of MPI.
         """

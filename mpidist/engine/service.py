@@ -400,7 +400,7 @@ class Service:
     def timed_out(
         self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
-        """Return the error of a deadline that passed."""
+        """Return the error to raise for an operation that has passed its deadline."""
         seconds = self.timeout if timeout is UNSET else timeout
         return self.reports.timed_out(operation, sequence, how, seconds)
 

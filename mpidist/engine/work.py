@@ -53,7 +53,7 @@ class Work:
         _pending.add(self)
 
     def observe(self, ended: Callable[[], object], waited: Callable[[float], object]) -> None:
-        """Call ``ended()`` once it is found to have ended, ``waited(begin)`` after each wait."""
+        """Register ``ended()`` to be called at the end, and ``waited(begin)`` after each wait."""
         give, wait = self._give, self._wait
 
         def ending() -> Any:

@@ -152,7 +152,7 @@ def _arrow(reading: Reading, move: Move, x: list[int], y: float) -> str:
 
 
 def _legend(reading: Reading) -> tuple[list[str], float]:
-    """Return the legend, and where it ends."""
+    """Return the SVG elements of the legend, and the x coordinate of its end."""
     kinds = {move.kind for move in reading.moves}
     cut = reading.proof.block_count > 1
     strands = any(reading.name(strand) for strand in reading.strands)

@@ -21,7 +21,7 @@ _NOTES = 1  # index of the first note in a line; word 0 counts barriers
 
 
 class BarrierLines:
-    """Barrier counters and notes: a cache line for each rank and each operation pending at a time.
+    """Barrier counters and notes: a cache line per rank, for each slot of pending operations.
 
     Parameters
     ----------

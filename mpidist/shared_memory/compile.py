@@ -62,7 +62,7 @@ class KernelService(Protocol):
         """Wait until all ranks have reached operation number `sequence`."""
 
     def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
-        """Return the error that reports a passed deadline."""
+        """Return the error to raise for an operation that has passed its deadline."""
 
 
 def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
