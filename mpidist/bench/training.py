@@ -212,6 +212,30 @@ def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]
     return results
 
 
+def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) -> Results:
+    """Measure training steps of real models; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    iterations : int
+        Timed steps of each kind.
+    names : sequence of str
+        Models, of :data:`mpidist.bench.models_torch.MODELS`.
+    """
+    has_torch = ranks_have(comm, "torch")
+    results = _results(comm, has_torch)
+    if has_torch:
+        from .training_torch import model_steps
+
+        for name in names:
+            rows, stats = model_steps(comm, iterations, name)
+            results.rows += rows
+            results.notes.append(f"{rows[0].work}: {describe(stats)}")
+    return results
+
+
 def measure_overlap(comm: Communicator, iterations: int) -> Results:
     """Measure steps with each kind of overlap; collective, on 2 ranks or more."""
     if comm.size == 1:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import distributed
 
 from ..communicator.communicator import Communicator
 from ..parallel import DDP, Stats
+from .models_torch import MODELS
 from .results import Row
 from .training import OURS, TrainingContender, race
 
@@ -87,6 +89,49 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
             theirs = torch.nn.parallel.DistributedDataParallel(mlp(width))
             name = "torch DDP over gloo"
             contenders.append(TrainingContender(name, stepper(theirs, theirs.parameters(), width)))
+            rows = race(comm, work, contenders, rounds)
+            del theirs, contenders
+    return rows, model.stats()
+
+
+def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], Stats]:
+    """Measure steps of a real model with AdamW; return the statistics of mpidist.DDP too."""
+
+    def step(wrap: Callable[[torch.nn.Module], Any]) -> tuple[Callable[[], None], Any]:
+        torch.manual_seed(0)
+        net, loss = MODELS[name]()
+        model, optimizer = wrap(net), torch.optim.AdamW(net.parameters())
+
+        def act() -> None:
+            loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return act, model
+
+    with threads(comm):
+        ours, model = step(lambda net: DDP(net, comm))
+        bare, net = step(lambda net: net)
+        count = sum(p.numel() for p in net.parameters())
+        work = f"step, {name} of {count / 1e6:.1f} M parameters"
+        contenders = [
+            TrainingContender(OURS, ours, model),
+            TrainingContender("no communication", bare),
+        ]
+        if comm.size == 1:
+            return race(comm, work, contenders, rounds), model.stats()
+        with gloo(comm):
+            unused = {"find_unused_parameters": True} if name == "moe" else {}
+            for views in (True, False):
+                theirs, _ = step(
+                    partial(
+                        torch.nn.parallel.DistributedDataParallel,
+                        gradient_as_bucket_view=views,
+                        **unused,
+                    )
+                )
+                what = "torch DDP over gloo, views" if views else "torch DDP over gloo"
+                contenders.append(TrainingContender(what, theirs))
             rows = race(comm, work, contenders, rounds)
             del theirs, contenders
     return rows, model.stats()

@@ -61,3 +61,39 @@ def test_training(comm):
     rows, stats = training(comm, rounds=2, width=16)
     check(comm, rows, names)
     assert f"overlap '{stats.overlap}'" in describe(stats) and " ms, hidden " in describe(stats)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_models(comm, monkeypatch):
+    from mpidist.bench import models_torch
+    from mpidist.bench.training_torch import model_steps
+    from mpidist.commands.bench.ddp import MODELS
+
+    assert tuple(models_torch.MODELS) == MODELS
+    small = {
+        "gpt2": lambda: (models_torch.Language(True, 20, 64, 1), language),
+        "bert": lambda: (models_torch.Language(False, 20, 64, 1), classifier),
+        "lstm": lambda: (models_torch.Recurrent(20, 8), language),
+        "moe": lambda: (models_torch.Experts(4, 8, 4), experts),
+    }
+    words = torch.arange(6).reshape(2, 3) + comm.rank
+
+    def language(model):
+        return torch.nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+
+    def classifier(model):
+        return torch.nn.functional.cross_entropy(model(words), words[:, 0] % 2)
+
+    def experts(model):
+        return model(torch.ones(3, 4)).pow(2).mean()
+
+    names = [OURS, "no communication"]
+    if comm.size > 1:
+        names += ["torch DDP over gloo, views", "torch DDP over gloo"]
+    for name, make in small.items():
+        monkeypatch.setitem(models_torch.MODELS, name, make)
+        rows, stats = model_steps(comm, 2, name)
+        check(comm, rows, names)
+        assert rows[0].work.startswith(f"step, {name} of ") and stats.steps >= 5
+    net, loss = models_torch.resnet18()
+    assert sum(p.numel() for p in net.parameters()) == 11_173_962 and loss(net).isfinite()

@@ -8,12 +8,15 @@ from ..console import examples
 from ..options import Count, Millions, check_not_given
 from .collectives import files_options, report_results, warn_if_busy
 
+MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models_torch, not imported here
+
 
 @click.command(
     "ddp",
     short_help="Measure steps of data-parallel training beside PyTorch's.",
     epilog=examples(
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
+        "mpidist run -n 2 -- mpidist bench ddp --model gpt2 --model moe",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
     ),
 )
@@ -24,6 +27,13 @@ from .collectives import files_options, report_results, warn_if_busy
     show_default=True,
     metavar="MILLIONS",
     help="Sizes of the networks, in millions of parameters.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice(MODELS),
+    help="Measure a real model instead, with random weights; may be repeated.",
 )
 @click.option(
     "--overlap",
@@ -42,6 +52,7 @@ from .collectives import files_options, report_results, warn_if_busy
 def ddp_command(
     context: click.Context,
     parameters: list[float],
+    models: tuple[str, ...],
     overlap: bool,
     iterations: int,
     json_file: str | None,
@@ -51,19 +62,24 @@ def ddp_command(
 
     The contenders are mpidist.DDP, training without communication, one allreduce per parameter, and
     PyTorch's DistributedDataParallel over gloo.  Without PyTorch, only the averaging of small
-    gradients is measured.
+    gradients is measured.  With --model, the last is measured with gradient_as_bucket_view and
+    without.
     """
     if overlap:
-        check_not_given(context, ("parameters",), "steps without --overlap")
+        check_not_given(context, ("parameters", "models"), "steps without --overlap")
+    if models:
+        check_not_given(context, ("parameters",), "steps without --model")
     import mpidist
 
-    from ...bench.training import measure_overlap, measure_steps
+    from ...bench.training import measure_models, measure_overlap, measure_steps
 
     comm = mpidist.init()
     warn_if_busy(comm)
     results = (
         measure_overlap(comm, iterations)
         if overlap
+        else measure_models(comm, iterations, models)
+        if models
         else measure_steps(comm, iterations, parameters)
     )
     if comm.rank == 0:
