@@ -102,7 +102,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
         lengths = sorted({len(group) for group in groups})
         if len(lengths) > 1:
             many = " and ".join(map(str, lengths))
-            return f"its lanes need equally many ranks on every node; the nodes have {many}"
+            return f"nodes of {many} ranks: expected equally many ranks on every node, for lanes"
         return made["requires"](size, groups=groups, local=local, across=across)
 
     def blocks(size: int, *, groups: Groups, local: str, across: str) -> int:

@@ -7,7 +7,7 @@ from ..schedule.rounds import Recv, Round, Send
 
 
 def _even(size: int) -> str | None:
-    return f"{size} ranks cannot be paired: expected an even number" if size % 2 else None
+    return f"{size} ranks cannot be paired: expected an even number of ranks" if size % 2 else None
 
 
 @algorithm("allgather", "neighbor_exchange", requires=_even)

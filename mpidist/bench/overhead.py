@@ -14,6 +14,7 @@ from ..communicator.communicator import Communicator
 from ..measure import median
 from .cases import BARE
 from .contenders import mpi_communicator
+from .progress import advance
 from .results import Results, Row, make_header
 
 RANKS = 33
@@ -69,7 +70,8 @@ def native_overhead(comm: Communicator) -> list[Row]:
         ("native", deadline or 60.0, native),
     ]
     blocks = np.zeros((BLOCKS, len(entries)))
-    for block in blocks:
+    for done, block in enumerate(blocks, 1):
+        advance("blocks of calls", done, BLOCKS)
         for k, (_, timeout, call) in enumerate(entries):
             comm.timeout = timeout
             _block(call, 5)

@@ -17,6 +17,7 @@ from ..parallel.transport import chained
 from ..pipeline import Pipeline
 from ..pipeline.schedules import as_schedule
 from ..topology import Grid
+from .progress import advance
 from .results import Results, Row, make_header
 from .training import NO_TORCH, REFERENCE, TrainingContender, race, ranks_have
 
@@ -45,6 +46,7 @@ def engine_cost(comm: Communicator, steps: int, microbatches: int = MICROBATCHES
         x = np.ones((microbatches, 16))
         times = np.empty(WARM_STEPS + steps)
         for k in range(len(times)):
+            advance(f"{name}, steps of identity stages", k + 1, len(times))
             comm.barrier()
             began = perf_counter()
             pipe.step(x, x, no_loss)

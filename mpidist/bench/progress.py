@@ -4,15 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+Advance = Callable[..., None]
+
+
+def _no_bar(text: str = "", done: int | None = None, total: int | None = None) -> None:
+    """Stand for the bar where none is drawn."""
+
+
+_drawn: ContextVar[Advance] = ContextVar("drawn", default=_no_bar)
+
+
+def advance(text: str, done: int | None = None, total: int | None = None) -> None:
+    """Move the bar that is being drawn, if any: one step more, or `done` steps of `total`.
+
+    For measurements deep inside a benchmark, which have no bar of their own.
+    """
+    _drawn.get()(text, done, total)
 
 
 @contextmanager
 def draw_progress(
     console: Console, doing: str, total: int | None = None, keep: bool = False
-) -> Iterator[Callable[..., None]]:
+) -> Iterator[Advance]:
     """Draw a progress bar, if the console is a terminal.
 
     Parameters
@@ -32,20 +57,25 @@ def draw_progress(
         ``advance(text=doing, done=None, total=None)``: one step more, or `done` steps of `total`.
     """
     if not console.is_terminal:
-        yield lambda text=doing, done=None, total=None: None
+        yield _no_bar
         return
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console,
         transient=not keep,
     ) as bar:
         task = bar.add_task(doing, total=total)
 
-        def advance(text: str = doing, done: int | None = None, total: int | None = None) -> None:
+        def move(text: str = doing, done: int | None = None, total: int | None = None) -> None:
             more = 1 if done is None else None
             bar.update(task, advance=more, completed=done, total=total, description=text)
 
-        yield advance
+        token = _drawn.set(move)
+        try:
+            yield move
+        finally:
+            _drawn.reset(token)

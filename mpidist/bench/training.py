@@ -17,6 +17,7 @@ from ..errors import InvalidArgument
 from ..nn import Module, Parameter
 from ..parallel import DDP, Stats
 from ..parallel.autotune import candidates
+from .progress import advance
 from .results import Results, Row, make_header
 
 WARM_ROUNDS = 3
@@ -52,7 +53,8 @@ def take_turns(
     for contender in contenders:
         contender.warm_up()
     draw = np.random.default_rng(0)  # in a fixed order each would always follow the same one
-    for taken in times:
+    for done, taken in enumerate(times, 1):
+        advance(f"step {done} of {rounds}: {', '.join(c.name for c in contenders)}", done, rounds)
         for k in draw.permutation(len(contenders)):
             comm.barrier()
             began = perf_counter()

@@ -80,7 +80,7 @@ def tabulate(console: Console, rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         first = "" if row["collective"] == before and console.is_terminal else row["collective"]
         before = row["collective"]
-        notes = f" ({row['requires']})" if row["requires"] else ""
+        notes = f" (needs {row['requires']})" if row["requires"] else ""
         table.add_row(
             first,
             row["algorithm"] + (":K" if "arity" in row["uses"] else ""),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from ..errors import InvalidArgument, UnknownName
 from ..measure import parse_size, parse_sizes
@@ -46,6 +47,13 @@ class Seconds(click.FloatRange):
         super().__init__(min=0, min_open=positive)
 
 
+def complete(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """Return the names that begin like `incomplete`, or like its part behind the last comma."""
+    before, comma, last = incomplete.rpartition(",")
+    fitting = (name for name in dict.fromkeys(names) if name.startswith(last))
+    return [CompletionItem(f"{before}{comma}{name}") for name in fitting]
+
+
 class Parsed(click.ParamType):
     """Base class of option types whose :meth:`parse` raises InvalidArgument, a usage error here."""
 
@@ -57,6 +65,16 @@ class Parsed(click.ParamType):
             return self.parse(value)
         except InvalidArgument as error:
             self.fail(str(error), param, ctx)
+
+    def known(self) -> Iterable[str]:
+        """Return the names that a shell completes."""
+        return ()
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the names that begin like the last one of a list with commas."""
+        return complete(self.known(), incomplete)
 
     def parse(self, text: str) -> Any:
         """Parse the text of an option; raise InvalidArgument if it is not valid."""
@@ -166,6 +184,10 @@ class CollectiveName(Parsed):
     def __init__(self, *more: str):
         self.more = more  # names that stand beside those of the collectives
 
+    def known(self) -> Iterable[str]:
+        """Return the names of collectives, and those beside them."""
+        return (*COLLECTIVES, *self.more)
+
     def parse(self, text: str) -> str:
         """Return the name; raise UnknownName if it is no collective."""
         if text not in self.more:
@@ -177,6 +199,10 @@ class CollectiveNames(Names):
     """Option type: names of collectives with commas between them."""
 
     name = "collectives"
+
+    def known(self) -> Iterable[str]:
+        """Return the names of collectives."""
+        return COLLECTIVES
 
     def parse(self, text: str) -> tuple[str, ...]:
         """Return the names; raise UnknownName for one that is no collective."""
@@ -199,6 +225,11 @@ class AlgorithmNames(Names):
 
     def __init__(self, collectives: Iterable[str] = COLLECTIVES, *more: str):
         self.collectives, self.more = tuple(collectives), more
+
+    def known(self) -> Iterable[str]:
+        """Return the names of algorithms, and those beside them."""
+        every = (a.name for collective in self.collectives for a in algorithms(collective))
+        return (*self.more, *every)
 
     def parse(self, text: str) -> tuple[str, ...]:
         """Return the names; raise InvalidArgument for one that is no algorithm."""

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 from rich.text import Text
 
 from ..errors import InvalidArgument, InvalidRank
 from ..pipeline.schedules.automatic import automatic
+from ..pipeline.schedules.schedule import schedules
 from ..pipeline.schedules.simulate import Costs
+from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Groups, algorithms, find
 from .console import examples, make_console
 from .options import (
@@ -21,6 +24,7 @@ from .options import (
     PipelineName,
     PlotFile,
     check_not_given,
+    complete,
     load_option,
     naming,
 )
@@ -41,6 +45,18 @@ OF_PIPELINES = ("stages", "microbatches", "chunks", "costs", "trace", "png")
 STAGES, MICROBATCHES = 4, 8  # by default
 
 
+def _complete(
+    context: click.Context, argument: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete collectives and schedules; behind a collective its algorithms."""
+    given = context.params.get("what") or ()
+    if given:
+        names = [a.name for a in algorithms(given[0])] if given[0] in COLLECTIVES else []
+    else:
+        names = [*COLLECTIVES, *(schedule.name for schedule in schedules())]
+    return complete(names, incomplete)
+
+
 @click.command(
     "show",
     short_help="Draw an ALGORITHM of a COLLECTIVE, or a pipeline SCHEDULE.",
@@ -54,7 +70,9 @@ STAGES, MICROBATCHES = 4, 8  # by default
         "mpidist show --trace run.json",
     ),
 )
-@click.argument("what", nargs=-1, metavar="{COLLECTIVE ALGORITHM | SCHEDULE}")
+@click.argument(
+    "what", nargs=-1, metavar="{COLLECTIVE ALGORITHM | SCHEDULE}", shell_complete=_complete
+)
 @click.option("--ranks", type=Count(), default=5, show_default=True, help="Number of ranks.")
 @click.option(
     "--root", default=0, metavar="RANK", show_default=True, help="Root of rooted collectives."

@@ -359,10 +359,11 @@ def documented_costs(doc: str) -> tuple[str, str]:
 
 
 def requirement(algorithm: Algorithm) -> str | None:
-    """Return a size, or uneven nodes, that an algorithm cannot serve, and why; or None."""
-    for size in _SIZES:
-        reason = algorithm.unsupported(size)
-        if reason:
-            return f"{size} ranks: {reason}"
-    reason = algorithm.unsupported(5, groups=_UNEVEN)
-    return f"nodes of 3 and 2 ranks: {reason}" if reason else None
+    """Return the sizes or nodes that an algorithm needs, as text; None if it serves all.
+
+    It is what the algorithm says of some that it refuses: from the word "expected" on.
+    """
+    reasons = [algorithm.unsupported(size) for size in _SIZES]
+    reasons.append(algorithm.unsupported(5, groups=_UNEVEN))
+    reason = next(filter(None, reasons), None)
+    return reason and reason.rpartition("expected ")[2]

@@ -82,7 +82,7 @@ def test_lanes_over_every_equal_partition(collective, size):
         if {len(group) for group in groups} != {each}:
             uneven += 1
             if uneven < 5:
-                with pytest.raises(Unsupported, match="lanes need equally many ranks"):
+                with pytest.raises(Unsupported, match="expected equally many ranks"):
                     prove(collective, "hierarchical", size, groups=groups)
             continue
         for root in roots(collective, size):

@@ -426,3 +426,28 @@ def test_only_rank_0_prints(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     assert "unknown collective" in call("list", "nothing", status=2)
     assert isinstance(main, click.Group)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("bench all", "allreduce allgather alltoall"),
+        ("bench over", "overhead"),
+        ("bench allreduce --algorithms rin", "ring"),
+        ("show allreduce ri", "ring"),
+        ("show zb-", "zb-h1 zb-h2 zb-v"),
+        ("prove --algorithm ring,rab", "ring,rabenseifner"),
+        ("explain reduce_", "reduce_scatter"),
+    ],
+)
+def test_completion(words, completed):
+    arguments = {"COMP_WORDS": f"mpidist {words}", "COMP_CWORD": str(len(words.split()))}
+    env = arguments | {"_MPIDIST_COMPLETE": "bash_complete"}
+    done = CliRunner().invoke(main, [], prog_name="mpidist", env=env)
+    assert done.output.split() == [f"plain,{word}" for word in completed.split()]
+
+
+def test_list_says_what_is_needed():
+    text = call("list", "allgather")
+    assert "(needs an even number of ranks)" in text
+    assert "(needs equally many ranks on every node, for lanes)" in text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import CompletionItem
 
 from ...errors import UnknownName
 from ...schedule.contract import COLLECTIVES
 from ..console import examples
+from ..options import complete
 from .collectives import collectives_command
 from .compare import compare_command
 from .ddp import ddp_command
@@ -21,6 +23,10 @@ DEFAULT = "collectives"
 
 class BenchGroup(click.Group):
     """The benchmarks; the name of a collective, or an option, stands for ``collectives``."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the benchmarks and collectives that begin like `incomplete`."""
+        return [*super().shell_complete(ctx, incomplete), *complete(COLLECTIVES, incomplete)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert ``collectives`` where no benchmark is named."""

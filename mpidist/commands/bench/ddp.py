@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..console import examples
+from ..console import examples, progress_bar
 from ..options import Count, Millions, check_not_given
 from .collectives import files_options, report_results, warn_if_busy
 
@@ -75,13 +75,13 @@ def ddp_command(
 
     comm = mpidist.init()
     warn_if_busy(comm)
-    results = (
-        measure_overlap(comm, iterations)
-        if overlap
-        else measure_models(comm, iterations, models)
-        if models
-        else measure_steps(comm, iterations, parameters)
-    )
+    with progress_bar("measuring"):
+        if overlap:
+            results = measure_overlap(comm, iterations)
+        elif models:
+            results = measure_models(comm, iterations, models)
+        else:
+            results = measure_steps(comm, iterations, parameters)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0

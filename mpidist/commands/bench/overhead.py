@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..console import examples
+from ..console import examples, progress_bar
 from .collectives import files_options, report_results, warn_if_busy
 
 
@@ -22,7 +22,8 @@ def overhead_command(json_file: str | None, csv_file: str | None) -> int:
 
     comm = mpidist.init()
     warn_if_busy(comm)
-    results = measure_overhead(comm)
+    with progress_bar("measuring"):
+        results = measure_overhead(comm)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0

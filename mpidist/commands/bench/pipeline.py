@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..console import examples
+from ..console import examples, progress_bar
 from ..options import Count
 from .collectives import files_options, report_results, warn_if_busy
 
@@ -33,7 +33,8 @@ def pipeline_command(iterations: int, json_file: str | None, csv_file: str | Non
 
     comm = mpidist.init()
     warn_if_busy(comm)
-    results = measure_pipelines(comm, iterations)
+    with progress_bar("measuring"):
+        results = measure_pipelines(comm, iterations)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0
