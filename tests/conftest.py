@@ -11,11 +11,9 @@ import os
 import pytest
 from hypothesis import settings
 
-from tests.support.rank_reports import Exchange, RankReports, silence
+from mpidist.pytest import Exchange, RankReports, communicator, is_launched, report_together
 from tests.support.results import Recorder
 
-# What an mpiexec, or srun, sets for the processes it starts.
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 COMM_TIMEOUT = "20"  # seconds; a collective that never ends fails well before the test's limit
 
 # Each rank must try the same examples, and a run must not fail by luck; `make stress` is for luck.
@@ -23,19 +21,12 @@ settings.register_profile("fixed", derandomize=True, deadline=None, database=Non
 settings.register_profile("stress", max_examples=2000, deadline=None, database=None)
 settings.load_profile(os.environ.get("MPIDIST_TEST_PROFILE", "fixed"))
 
-RANKS = pytest.StashKey[RankReports]()
-
 # How a file is run: test_x.py serially, test_x_mpi.py under mpiexec, test_x_cuda.py too but with a
 # GPU, test_x_alone.py with the machine for itself; these folders' files each in a way of their own.
 SUFFIXES = ("mpi", "cuda", "alone")
 FOLDERS = ("slurm", "stress")
 KINDS = ("serial", *SUFFIXES, *FOLDERS)
 KINDS_CHOSEN = pytest.StashKey[tuple[str, ...]]()
-
-
-def is_launched():
-    """Return whether an mpiexec or srun started this process."""
-    return any(name in os.environ for name in LAUNCHED)
 
 
 def pytest_addoption(parser):
@@ -82,9 +73,9 @@ def pytest_configure(config):
     config.option.with_mpi = True  # tests marked mpi run without more ado, on one rank too
     exchange = Exchange() if is_launched() else None
     path = config.getoption("results")
-    if exchange is not None and exchange.rank:
-        silence(config, path and f"{path}.rank{exchange.rank}.log")
-    elif path and not hasattr(config, "workerinput"):  # a worker of pytest-xdist reports to another
+    reports = exchange is None or exchange.rank == 0
+    # A worker of pytest-xdist reports to another process.
+    if path and reports and not hasattr(config, "workerinput"):
         mpi = exchange.describe() if exchange else "no MPI"
         config.pluginmanager.register(Recorder(path, mpi))
     if exchange is not None:
@@ -95,12 +86,7 @@ def pytest_configure(config):
                 Recorder.add(path, event="abort", reason=why)
 
         ranks = RankReports(exchange, config.getoption("rank_grace"), abort)
-        config.pluginmanager.register(ranks)
-        config.stash[RANKS] = ranks
-
-
-_communicator = None
-_failures = 0  # when it was made
+        report_together(config, ranks, path and f"{path}.rank{exchange.rank}.log")
 
 
 def pytest_collection_finish():
@@ -125,22 +111,8 @@ def emulated_device():
 
 @pytest.fixture
 def comm(request):
-    """The communicator of the session; another one after a test that failed on any rank.
-
-    A failed test may have left the ranks at different collectives, even where nothing is broken.
-    """
-    global _communicator, _failures
-    import mpidist
-
-    ranks = request.config.stash.get(RANKS, None)
-    failures = ranks.failures if ranks else 0
-    if _communicator is None:
-        _communicator = mpidist.init()
-    elif failures > _failures:  # the same on every rank, as `broken` need not be
-        from mpi4py import MPI
-
-        _communicator = mpidist.init(comm=MPI.COMM_WORLD)
-    _failures = failures
-    if request.node.get_closest_marker("one_node") and _communicator.topology.num_nodes > 1:
+    """The communicator of the session, see :func:`mpidist.pytest.communicator`."""
+    made = communicator(request.config)
+    if request.node.get_closest_marker("one_node") and made.topology.num_nodes > 1:
         pytest.skip("needs all ranks on one node")
-    return _communicator
+    return made

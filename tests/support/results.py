@@ -19,6 +19,9 @@ class Recorder:
     """A pytest plugin that writes the lines; several processes may add to `path`."""
 
     def __init__(self, path: str, mpi: str):
+        from mpidist.pytest import outcome_of  # not for the launcher, which has no pytest
+
+        self.outcome_of = outcome_of
         self.file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self.outcomes: dict[str, tuple[str, str]] = {}
         self.begun: dict[str, float] = {}
@@ -38,7 +41,7 @@ class Recorder:
         self.write(event="start", test=nodeid)
 
     def pytest_runtest_logreport(self, report):
-        outcome, reason = outcome_of(report)
+        outcome, reason = self.outcome_of(report)
         worst, _ = self.outcomes.setdefault(report.nodeid, (PASSED, ""))
         if worst == PASSED or outcome == BAD:
             self.outcomes[report.nodeid] = outcome, reason
@@ -51,7 +54,7 @@ class Recorder:
 
     def pytest_collectreport(self, report):
         """A file that cannot be imported, or that skips itself as a whole."""
-        outcome, reason = outcome_of(report)
+        outcome, reason = self.outcome_of(report)
         if outcome != PASSED:
             self.write(event="test", test=report.nodeid, outcome=outcome, reason=reason)
 
@@ -59,21 +62,6 @@ class Recorder:
         for nodeid in list(self.outcomes):  # of a worker that crashed
             self.pytest_runtest_logfinish(nodeid)
         self.write(event="end", status=int(exitstatus))
-
-
-def outcome_of(report) -> tuple[str, str]:
-    """Outcome and one-line reason of a pytest report; an expected failure counts as skipped."""
-    if hasattr(report, "wasxfail") and report.skipped:
-        return SKIPPED, f"expected failure: {report.wasxfail}"
-    if report.failed:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        text = crash.message if crash else report.longreprtext.strip().rpartition("\n")[2]
-        return BAD, text.partition("\n")[0]
-    if report.skipped:
-        longrepr = report.longrepr
-        reason = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
-        return SKIPPED, reason.removeprefix("Skipped: ")
-    return PASSED, ""
 
 
 @dataclass

@@ -1,7 +1,9 @@
-"""pytest in every rank, one report: a test that fails on any rank fails, and rank 0 says where.
+"""A plugin of pytest for tests on several ranks: ``-p mpidist.pytest --with-mpi``.
 
-After each test the ranks tell each other how it went.  A rank that does not come in time ends the
-launch, with its stacks and its number; every other failure lets the later tests go on.
+pytest runs in every rank, and rank 0 reports for all.  After each test the ranks tell each other
+how it went: a test that fails on any rank fails, with each rank's failure.  A rank that does not
+come in time ends the launch, with its stacks and its number; every other failure lets the later
+tests go on.
 """
 
 from __future__ import annotations
@@ -10,18 +12,24 @@ import faulthandler
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest.runner import runtestprotocol
 
-from tests.support.results import outcome_of
+if TYPE_CHECKING:  # importing it here would start nothing, but takes 0.2 s
+    from .communicator.communicator import Communicator
 
+BAD, SKIPPED, PASSED = "failed", "skipped", "passed"
+# What an mpiexec, or srun, sets for the processes it starts.
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 STACKS = signal.SIGUSR1  # makes a rank show its stacks, wherever it is
 
 
@@ -34,9 +42,17 @@ class Missing(Exception):
 
 
 class Exchange:
-    """The duplicate of COMM_WORLD, and what is known of the other ranks."""
+    """Exchange of values between the ranks, by messages of their own, with a limit of time.
 
-    def __init__(self):
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and the number of ranks.
+    stderr : file
+        The standard error of the process, while pytest captures that of a test.
+    """
+
+    def __init__(self) -> None:
         from mpi4py import MPI
 
         self.MPI = MPI
@@ -45,16 +61,17 @@ class Exchange:
         self.others = [peer for peer in range(self.size) if peer != self.rank]
         self.ordinal = 0
         # pytest redirects descriptor 2 while a test runs: keep the real one.
-        self.stderr = os.fdopen(os.dup(sys.__stderr__.fileno()), "w", buffering=1)
+        self.stderr = os.fdopen(os.dup(2), "w", buffering=1)
         faulthandler.register(STACKS, file=self.stderr, all_threads=True)
         self.places = self.everyone((os.uname().nodename, os.getpid()), 60)
 
     def describe(self) -> str:
+        """Return name and version of the MPI library."""
         vendor, version = self.MPI.get_vendor()
         return f"{vendor} {'.'.join(map(str, version))}"
 
-    def everyone(self, value: object, limit: float) -> list:
-        """Give `value`, get those of all ranks in rank order; after `limit` s raise `Missing`."""
+    def everyone(self, value: object, limit: float) -> list[Any]:
+        """Return the values of all ranks, in rank order; raise `Missing` after `limit` seconds."""
         MPI, data = self.MPI, pickle.dumps(value)
         self.ordinal += 1
         tag = self.ordinal % 32749  # below the smallest upper bound that MPI promises
@@ -74,7 +91,7 @@ class Exchange:
                 time.sleep(0.0002)
         return [got[rank] for rank in range(self.size)]
 
-    def _take(self, peer: int, tag: int, got: dict) -> None:
+    def _take(self, peer: int, tag: int, got: dict[int, Any]) -> None:
         status = self.MPI.Status()
         message = self.comm.Improbe(peer, tag, status)
         if message is not None:
@@ -83,11 +100,11 @@ class Exchange:
             got[peer] = pickle.loads(data)
 
     def speaks(self, missing: list[int]) -> bool:
-        """Whether this rank is the lowest of those that are there."""
+        """Return whether this rank is the lowest of those that are not missing."""
         return all(rank in missing for rank in range(self.rank))
 
     def give_up(self, why: str, missing: list[int]) -> None:
-        """Say why, let the missing ranks show their stacks, and end the job on all ranks."""
+        """Write the reason and the stacks of the missing ranks, and end the job on all ranks."""
         if not self.speaks(missing):
             time.sleep(10)  # the one that speaks ends this rank too
         self.stderr.write(f"\nrank {self.rank}: {why}\n")
@@ -128,30 +145,56 @@ class RankFailures(TerminalRepr):
         summary = "; ".join(f"{who}: {message}" for who, message, _ in failures)
         self.reprcrash = ReprFileLocation(nodeid, 0, summary)
 
-    def toterminal(self, tw) -> None:
+    def toterminal(self, tw: Any) -> None:
+        """Write each failure."""
         for who, message, text in self.failures:
             tw.line(f"{who}: {message}", red=True, bold=True)
             tw.line(text)
 
 
 class RankReports:
-    """The pytest plugin of a run under mpiexec.
+    """The hooks of a run under mpiexec.
 
     Parameters
     ----------
+    exchange : Exchange
+        Exchange of values between the ranks.
     grace : float
         Seconds that the others are waited for beyond the time limit of the test.
     abort : callable
-        Told the reason before the job is aborted.
+        Called with the reason before the job is aborted.
+    limit : float
+        Time limit of a test for which pytest-timeout has none.
+
+    Attributes
+    ----------
+    failures : int
+        Number of tests that failed on any rank.
+    running : str
+        Name of the test that runs.
     """
 
-    def __init__(self, exchange: Exchange, grace: float, abort):
-        self.exchange, self.grace, self.abort = exchange, grace, abort
-        self.limit = 600.0  # of the test that runs; pytest-timeout knows it
-        self.failures = 0  # tests that failed on any rank
+    def __init__(
+        self,
+        exchange: Exchange,
+        grace: float,
+        abort: Callable[[str], object] = lambda why: None,
+        limit: float = 600.0,
+    ):
+        self.exchange, self.grace, self.abort, self.limit = exchange, grace, abort, limit
+        self.failures, self.running = 0, ""
         self.collect_errors: list[str] = []
+        signal.signal(signal.SIGTERM, self.ended)
 
-    def together(self, value, limit: float, what: str) -> list:
+    def ended(self, number: int, _: FrameType | None) -> None:
+        """Name the test in which the launcher ends this rank, as another rank has died."""
+        where = f" in {self.running}" if self.running else ""
+        self.exchange.stderr.write(f"rank {self.exchange.rank}: ended by the launcher{where}\n")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def together(self, value: object, limit: float, what: str) -> list[Any]:
+        """Return the values of all ranks; end the job if one is missing."""
         try:
             return self.exchange.everyone(value, limit)
         except Missing as missing:
@@ -161,12 +204,13 @@ class RankReports:
             self.exchange.give_up(why, missing.ranks)
             raise
 
-    def pytest_collectreport(self, report):
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep the error of a file that cannot be imported."""
         if report.failed:
             self.collect_errors.append(f"{report.nodeid}: {report.longreprtext}"[-LONGEST_TEXT:])
 
-    def pytest_collection_finish(self, session):
-        """All ranks must have found the same tests, or they would wait for each other in vain."""
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Check that all ranks have found the same tests: else they would wait for each other."""
         names = "\n".join(item.nodeid for item in session.items)
         mine = (zlib.crc32(names.encode()), len(session.items), "\n".join(self.collect_errors))
         ranks = self.together(mine, 120, "the collection")
@@ -178,19 +222,22 @@ class RankReports:
                     returncode=4,
                 )
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_timeout_set_timer(self, settings):
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, settings: Any) -> None:
+        """Take the time limit of pytest-timeout."""
         self.limit = settings.timeout
 
-    def pytest_runtest_protocol(self, item, nextitem):
-        hook = item.ihook
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        """Run a test, and report how it went on all ranks."""
+        hook, self.running = item.ihook, item.nodeid
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         watch = threading.Timer(self.limit + 2 * self.grace, self.stuck, [item.nodeid])
         watch.daemon = True
         watch.start()
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         watch.cancel()
-        hook.pytest_timeout_cancel_timer(item=item)  # what is waited for below is not this rank
+        if item.config.pluginmanager.hasplugin("timeout"):
+            hook.pytest_timeout_cancel_timer(item=item)  # below this rank waits for others
         verdicts = self.together(verdict_of(reports), self.limit + self.grace, item.nodeid)
         merge(item.nodeid, reports, verdicts)
         self.failures += any(verdict.outcome == "failed" for verdict in verdicts)
@@ -199,34 +246,49 @@ class RankReports:
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
-    def stuck(self, nodeid):
-        """Called where not one rank came to the end: then none waits for the others."""
+    def stuck(self, nodeid: str) -> None:
+        """End the job: not one rank came to the end of a test, so none waits for the others."""
         time.sleep(10 * self.exchange.rank)  # rank 0 speaks, if it can
         why = f"no rank came to the end of {nodeid}; the launch is aborted"
         self.abort(why)
         self.exchange.give_up(why, list(range(self.exchange.size)))
 
-    def pytest_internalerror(self, excrepr):
-        """A rank that leaves like this would be waited for by the others."""
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """End the job: the others would wait for a rank that leaves like this."""
         if "Missing" not in str(excrepr):
             self.exchange.stderr.write(f"{excrepr}\n")
             self.exchange.give_up("an error in pytest itself; the launch is aborted", [])
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session):
-        """Only rank 0 leaves with a bad status: else mpiexec ends the job before its report."""
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Have only rank 0 leave with a status: else mpiexec ends the job before its report."""
         if self.exchange.rank:
             session.exitstatus = 0
 
-    def pytest_unconfigure(self):
+    def pytest_unconfigure(self) -> None:
         """Leave when rank 0 has reported; where MPI cannot finalize, the kernel ends this rank."""
         self.together(None, 60, "the session")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
 
 
-def verdict_of(reports) -> Verdict:
-    """The worst of setup, call and teardown."""
+def outcome_of(report: Any) -> tuple[str, str]:
+    """Return outcome and one-line reason of a report; an expected failure counts as skipped."""
+    if hasattr(report, "wasxfail") and report.skipped:
+        return SKIPPED, f"expected failure: {report.wasxfail}"
+    if report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = crash.message if crash else report.longreprtext.strip().rpartition("\n")[2]
+        return BAD, text.partition("\n")[0]
+    if report.skipped:
+        longrepr = report.longrepr
+        reason = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+        return SKIPPED, reason.removeprefix("Skipped: ")
+    return PASSED, ""
+
+
+def verdict_of(reports: Sequence[pytest.TestReport]) -> Verdict:
+    """Return the worst of setup, call and teardown."""
     verdict = Verdict("passed")
     for report in reports:
         outcome, reason = outcome_of(report)
@@ -238,13 +300,13 @@ def verdict_of(reports) -> Verdict:
     return verdict
 
 
-def captured(report) -> str:
-    """What the test printed, the end of it."""
+def captured(report: pytest.TestReport) -> str:
+    """Return the end of what the test printed."""
     return "".join(f"\n--- {name}\n{text[-4000:]}" for name, text in report.sections if text)
 
 
-def merge(nodeid: str, reports: list, verdicts: list[Verdict]) -> None:
-    """Make the reports of this rank tell what happened on all of them."""
+def merge(nodeid: str, reports: Sequence[Any], verdicts: list[Verdict]) -> None:
+    """Change the reports of this rank into those of all ranks."""
     failures = together_by_message(verdicts)
     ran = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "passed"]
     skipped = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "skipped"]
@@ -264,6 +326,7 @@ def merge(nodeid: str, reports: list, verdicts: list[Verdict]) -> None:
 
 
 def together_by_message(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+    """Return the different failures: on which ranks, message, and traceback."""
     groups: dict[str, list[int]] = {}
     for rank, verdict in enumerate(verdicts):
         if verdict.outcome == "failed":
@@ -275,10 +338,90 @@ def together_by_message(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
 
 
 def named(ranks: list[int]) -> str:
+    """Return ranks as text."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def silence(config, log: str | None) -> None:
-    """Send what pytest prints on this rank to the file `log`, or nowhere."""
+def silence(config: pytest.Config, log: str | None) -> None:
+    """Write what pytest prints on this rank to the file `log`, or nowhere."""
     # Not by taking the reporter away: other plugins write to it.
     config.get_terminal_writer()._file = open(log or os.devnull, "w", buffering=1)  # noqa: SIM115
+
+
+# -- the plugin ------------------------------------------------------------------------------------
+
+RANKS = pytest.StashKey[RankReports]()
+COMM = pytest.StashKey[Any]()
+
+
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether an mpiexec or srun started this process."""
+    return any(name in environ for name in LAUNCHED)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("mpidist")
+    group.addoption(
+        "--rank-grace",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long beyond a test's time limit the other ranks are waited for",
+    )
+    group.addoption(
+        "--rank-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="time limit of a test for which pytest-timeout has none",
+    )
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> None:
+    """Add ``--with-mpi`` unless pytest-mpi, loaded by now, has done so."""
+    if not hasattr(early_config.known_args_namespace, "with_mpi"):
+        group = parser.getgroup("mpidist")
+        group.addoption("--with-mpi", action="store_true", help="one report of all MPI ranks")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the ranks report together, if an mpiexec started them."""
+    if config.getoption("with_mpi", False) and is_launched() and RANKS not in config.stash:
+        grace, limit = config.getoption("rank_grace"), config.getoption("rank_timeout")
+        report_together(config, RankReports(Exchange(), grace, limit=limit))
+
+
+def report_together(config: pytest.Config, ranks: RankReports, log: str | None = None) -> None:
+    """Register the hooks of a rank; what pytest prints on others than rank 0 goes to `log`."""
+    if ranks.exchange.rank:
+        silence(config, log)
+    config.pluginmanager.register(ranks)
+    config.stash[RANKS] = ranks
+
+
+def communicator(config: pytest.Config) -> Communicator:
+    """Return the communicator of the session; another one after a test that failed on any rank.
+
+    A failed test may have left the ranks at different collectives, even where nothing is broken.
+    """
+    from .communicator.launch import init
+
+    ranks = config.stash.get(RANKS, None)
+    failures = ranks.failures if ranks else 0
+    comm, before = config.stash.get(COMM, (None, 0))
+    if comm is None:
+        comm = init()
+    elif failures > before:  # the same on every rank, as `broken` need not be
+        from mpi4py import MPI
+
+        comm = init(comm=MPI.COMM_WORLD)
+    config.stash[COMM] = comm, failures
+    return comm
+
+
+@pytest.fixture
+def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
+    """Return the communicator of all ranks; another one after a test that failed on any rank."""
+    yield communicator(request.config)
