@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -53,7 +54,7 @@ OPERATIONS = {
     _Kind.BXOR: "xor",
 }
 ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # as PyTorch's arithmetic is
-_MOST_KEPT, _MOST_PENDING = 1024, 64
+_MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
 _FOREVER = 10 * 365 * 86400.0
 
@@ -87,6 +88,9 @@ class HostArrays:
 
 
 ARRAYS = HostArrays()
+_UNUSED = (lambda pool: sys.getrefcount(pool[0]))(
+    [object()]
+)  # references to what is in a pool only
 
 
 def _uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,6 +354,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._queued = 0  # operations of the group's thread that have not ended
         self._counting = threading.Lock()
         self._pending: list[_Message] = []
+        self._buffers: dict[tuple[int, torch.dtype], list[np.ndarray]] = {}
         self.bound_device_id = None
         self.options = torch._C._distributed_c10d.Backend.Options("mpidist", timeout)
         self.set_timeout(timeout)
@@ -954,19 +959,42 @@ class ProcessGroup(dist.ProcessGroup):
 
     def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a tensor of zeros in symmetric memory, see :func:`mpidist.torch.empty`."""
-        made: list[Tensor] = []
-        nbytes = math.prod(size) * dtype.itemsize
+        memory = self._symmetric(math.prod(size) * dtype.itemsize)
+        return torch.from_numpy(memory).view(dtype)[: math.prod(size)].view(tuple(size))
+
+    def _symmetric(self, nbytes: int) -> np.ndarray:
+        """Return bytes in symmetric memory; collective."""
+        made: list[np.ndarray] = []
 
         def act() -> None:
-            memory = self.comm.empty(max(nbytes, 1), np.uint8)
+            made.append(self.comm.empty(-(-max(nbytes, 1) // 16) * 16, np.uint8))
             ARRAYS.forget()  # private memory may have been there
-            weakref.finalize(memory, ARRAYS.forget)
-            made.append(torch.from_numpy(memory)[:nbytes].view(dtype).view(tuple(size)))
+            weakref.finalize(made[0], ARRAYS.forget)
 
         opts = c10d.BarrierOptions()
         opts.asyncOp = False
         self._run("empty", act, [], opts).wait()
         return made[0]
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return whether there is :meth:`allocate_tensor`: all ranks are on one node."""
+        return torch.device(device).type == "cpu" and self.comm.topology.num_nodes == 1
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a flat tensor in symmetric memory, for buffers of FSDP2; collective.
+
+        Memory of an earlier one is taken again once its tensors are gone on all ranks.
+        """
+        pool = self._buffers.setdefault((size, dtype), [])
+        idle = [k for k in range(len(pool)) if sys.getrefcount(pool[k]) == _UNUSED]
+        mine = np.array([sum(1 << k for k in idle)])
+        common = int(self.messages.allreduce(mine, "and")[0])
+        if not common and len(pool) == _MOST_BUFFERS:
+            return torch.empty(size, dtype=dtype)
+        if not common:
+            pool.append(self._symmetric(size * dtype.itemsize))
+        which = (common & -common).bit_length() - 1 if common else -1
+        return torch.from_numpy(pool[which]).view(dtype)[:size]
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Do nothing: each call within is an operation of its own."""

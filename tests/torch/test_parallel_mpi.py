@@ -206,6 +206,37 @@ def test_fsdp2(rank):
     assert total == 0 or total.full_tensor() >= 0
 
 
+def test_fsdp2_in_symmetric_memory(rank):
+    """Its staging buffers come from the group, a few that are used again."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule
+
+    wanted, losses = alone()
+    mesh = init_device_mesh("cpu", (RANKS,))
+    model = sharded(mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    found = train(model, lambda x: part(x, rank))
+    same(whole(model), wanted)
+    assert mean(found) == pytest.approx(losses, rel=1e-12)
+    group = mesh.get_group()
+    if group.supports_tensor_alloc(torch.device("cpu")):
+        x = group.allocate_tensor(40, dtype=torch.float64, device=torch.device("cpu"))
+        assert x.shape == (40,) and x.dtype == torch.float64
+        first = x.data_ptr()
+        y = group.allocate_tensor(40, dtype=torch.float64, device=torch.device("cpu"))
+        assert y.data_ptr() != first
+        if rank:  # rank 0 still has it
+            del x
+        z = group.allocate_tensor(40, dtype=torch.float64, device=torch.device("cpu"))
+        assert z.data_ptr() not in (first, y.data_ptr())
+        if not rank:
+            del x
+        again = group.allocate_tensor(40, dtype=torch.float64, device=torch.device("cpu"))
+        assert again.data_ptr() == first
+
+
 def test_hsdp(rank):
     from torch.distributed.device_mesh import init_device_mesh
 
