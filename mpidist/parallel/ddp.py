@@ -232,13 +232,14 @@ class DDP(NotCopyable):
         self.reducer.sync()
         self._after_sync()
 
-    def check_averaged(self, parameters: Iterable[Any]) -> None:
-        """Raise if an optimizer is about to use gradients of this rank alone."""
+    def check_averaged(self, parameters: Iterable[Any] | None = None) -> None:
+        """Raise if an optimizer, of all or some parameters, would use gradients of this rank alone."""
         mine = self.reducer.not_averaged() if self.reducer.enabled else []
         if not mine:
             return
-        given, named = {id(p) for p in parameters}, self.reducer.grouping.named
-        names = [named[i][0] for i in mine if id(named[i][1]) in given]
+        given = None if parameters is None else {id(p) for p in parameters}
+        named = [self.reducer.grouping.named[i] for i in mine]
+        names = [name for name, p in named if given is None or id(p) in given]
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise InvalidArgument(

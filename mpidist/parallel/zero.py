@@ -229,7 +229,7 @@ class ZeroOptimizer(NotCopyable):
 
     def step(self) -> None:
         """Update this rank's shards, and gather those of all ranks; collective."""
-        self._model.check_averaged(self._model.parameters())
+        self._model.check_averaged()
         for piece in self._pieces:  # of a parameter that no rank has used
             piece.flat.grad = None if piece.parameter.grad is None else piece.grad
         self.optimizer.step()
