@@ -233,7 +233,7 @@ class DDP(NotCopyable):
         self._after_sync()
 
     def check_averaged(self, parameters: Iterable[Any] | None = None) -> None:
-        """Raise if an optimizer, of all or some parameters, would use gradients of this rank alone."""
+        """Raise if an optimizer (of these parameters) would use gradients of this rank alone."""
         mine = self.reducer.not_averaged() if self.reducer.enabled else []
         if not mine:
             return
