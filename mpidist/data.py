@@ -113,7 +113,7 @@ class Samples:
 
 
 class Stream:
-    """Every p-th item of an iterable of unknown length, all of which each rank reads."""
+    """Every p-th item of an iterable of unknown length; each rank reads all items."""
 
     def __init__(self, data: Iterable[Any], comm: Communicator, uneven: str):
         self._data, self._uneven = data, uneven

@@ -196,7 +196,7 @@ def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
 
 
 _outcomes: WeakKeyDictionary[Any, dict[np.dtype, np.dtype | None]] = WeakKeyDictionary()
-"""Dtypes that users' functions returned for two ones, as long as the functions live."""
+"""Dtypes that users' functions returned for arrays of ones, kept as long as the functions."""
 
 
 def _outcome(op: Op, dtype: np.dtype) -> np.dtype | None:
@@ -281,7 +281,7 @@ def is_mean(op: Op | None) -> bool:
 
 
 def division(total: np.ndarray, size: int) -> Callable[[], Any]:
-    """Return the action that divides a sum by the number of ranks, in place, for a mean."""
+    """Return a function without arguments that divides `total` by `size` in place, for a mean."""
     return partial(np.true_divide, total, np.asarray(size, total.dtype), total)
 
 

@@ -47,7 +47,7 @@ def number_dtype(name: str) -> np.dtype:
 
 
 def span(dtype: np.dtype, size: int, op: str) -> int:
-    """Return how many different numbers may occur so that `op` over the ranks is exact."""
+    """Return how many distinct input values to use, so that `op` over all ranks never rounds."""
     kind = kind_of(dtype)
     if kind == "bool" or op == "prod":
         return 2
@@ -59,7 +59,7 @@ def span(dtype: np.dtype, size: int, op: str) -> int:
 
 
 def mantissa_bits(dtype: np.dtype) -> int:
-    """Return the bits of the fraction of a floating-point dtype."""
+    """Return the number of bits in the fraction of a floating-point dtype."""
     try:
         return int(np.finfo(dtype).nmant)
     except ValueError:  # numpy does not know those of ml_dtypes
@@ -69,9 +69,9 @@ def mantissa_bits(dtype: np.dtype) -> int:
 
 
 def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.ndarray:
-    """Return `length` pseudo-random whole numbers below `span`; 1 and 2 for products.
+    """Return `length` pseudo-random whole numbers in 0 … span - 1; 1 and 2 for products.
 
-    For a mean of half precision, multiples of `size`: each is divided before they are added.
+    For a mean of half precision, they are multiples of `size`, as each is divided before the sum.
     """
     steps = np.arange(_PERIOD, dtype=np.uint64)
     mixed = (steps * np.uint64(2654435761)) & np.uint64(0xFFFFFFFF)
@@ -96,7 +96,7 @@ def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.nd
 def rounded_total(
     g: np.ndarray, size: int, length: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the largest value that a sum of real numbers in g's dtype may have.
+    """Return the least and the largest correct sum, elementwise, given rounding in g's dtype.
 
     Each of the p-1 additions rounds by at most half a unit in the last place of a partial sum, and
     no partial sum exceeds the sum of magnitudes, whatever the order (Higham 2002, §4.2).
@@ -171,7 +171,7 @@ def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 
 
 def _own_part(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
-    """Return this rank's part of a buffer; in place, the root's part lies in its whole buffer."""
+    """Return this rank's part of `memory`, a view; in place, the root's has all parts."""
     begin = case.root * part if case.in_place and case.rank == case.root else 0
     return memory[begin : begin + part]
 
@@ -200,7 +200,10 @@ LAYOUT = {
     "alltoall": _alltoall,
     "barrier": _barrier,
 }
-"""By collective: function of (case, g, E, elements of one part) that sets memory and windows."""
+"""For each collective, a function (case, g, E, part) that sets the case's arrays and windows.
+
+g and E are the sequences of inputs and of combined values, `part` is the elements per rank.
+"""
 
 TURNS = 61  # turns before the windows repeat
 
@@ -327,7 +330,7 @@ class Workload:
             self.e = combine(self.op, self.g, size, count + TURNS, STRIDE)
 
     def elsewhere(self, empty: Callable[[int, np.dtype], np.ndarray]) -> Workload:
-        """Return the same workload in other memory; the sequences are shared.
+        """Return a copy of the workload on new buffers from `empty`; the sequences are shared.
 
         Parameters
         ----------
@@ -345,14 +348,14 @@ class Workload:
         return self._turn
 
     def count(self, nbytes: int) -> int:
-        """Return the elements of the whole buffer, rounded up to a multiple of the ranks."""
+        """Return the length of the whole buffer in elements, a multiple of the number of ranks."""
         count = -(-nbytes // self.dtype.itemsize)
         if COLLECTIVES[self.collective].per_rank:
             count = -(-count // self.size) * self.size
         return 0 if self.collective == "barrier" else count
 
     def case(self, nbytes: int) -> Case:
-        """Return the case of a size."""
+        """Return the case for a whole buffer of about `nbytes`, on memory of this workload."""
         n = self.count(nbytes)
         case = Case(
             self.collective,

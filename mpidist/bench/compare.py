@@ -81,7 +81,9 @@ class Comparison:
 
 
 def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison:
-    """Pair the rows of two runs by work, bytes, contender, memory, dtype, op and place.
+    """Pair the rows of two runs that measured the same.
+
+    They have equal work, bytes, contender, memory, dtype and op, and are both in place or not.
 
     The noise of a pair is the largest of `noise` and the spreads of its two rows.
     """

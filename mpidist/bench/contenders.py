@@ -148,6 +148,8 @@ def mpi_communicator(comm: Communicator) -> Any:
 def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
     """Return a function without arguments that runs a case by the bare mpi4py call.
 
+    It uses the same MPI communicator as mpidist.
+
     Raises
     ------
     Unsupported

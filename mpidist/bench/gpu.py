@@ -53,7 +53,7 @@ class DeviceCase:
 
     @property
     def taken(self) -> set[str]:
-        """The available paths that serve this collective."""
+        """Names of the available paths that can serve this call."""
         paths = self._comm.gpu.paths
         return {p.name for p in paths if p.taken and self._collective in CLASSES[p.operations]}
 
@@ -123,7 +123,7 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
 
 
 def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float:
-    """Return the slowest rank's seconds until the work that `act` queues is done; collective."""
+    """Return the slowest rank's seconds from calling `act` to the end of its stream; collective."""
     device = find_device()
     device.synchronize(stream)
     comm.barrier()

@@ -87,7 +87,7 @@ class TimedStage(Module):
 
 @chained
 def slowly(bucket: Bucket) -> Iterator[Any]:
-    """Average a bucket after a delay that a slow link would cause."""
+    """Average a bucket after a fixed delay, which stands for a slow link."""
     sleep(AVERAGING)
     yield bucket.comm.iallreduce(bucket.flat, op="mean", out=bucket.flat)
 

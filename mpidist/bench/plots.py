@@ -27,7 +27,7 @@ _COLOURS = (
 
 
 def check_packages(option: str, *packages: str) -> None:
-    """Raise Unsupported, with the command that installs them, if packages are missing."""
+    """Raise Unsupported if packages for plots are missing, with the pip command for them."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise Unsupported(
@@ -85,7 +85,7 @@ def _curves(axes: Any, rows: list[Row], value: str) -> None:
 
 
 def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
-    """Return the style of each curve: a colour per algorithm, hollow and dashed in other memory.
+    """Return the style of each curve: a colour per algorithm; dashed outside private memory.
 
     The bare call and native are thick and black; auto, one of the others, is thin and black.
     """

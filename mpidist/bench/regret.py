@@ -38,7 +38,7 @@ LEAST = 4  # iterations that two halves need
 
 
 def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float, float, str]:
-    """Return regret, raw regret, noise floor, and the best candidate.
+    """Return the regret and raw regret of `pick`, the noise floor, and the best candidate.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclass
 class Verified:
-    """Results of a verification.
+    """The measured regrets of ``mpidist tune --verify``.
 
     Attributes
     ----------
@@ -182,6 +182,6 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
 
 
 def between(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes, and the middle of each two neighbours on a logarithmic axis."""
+    """Return the sizes, and between neighbours their geometric mean."""
     middles = [round((low * high) ** 0.5) for low, high in zip(sizes, sizes[1:])]
     return sorted({*sizes, *middles})

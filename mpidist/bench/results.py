@@ -353,7 +353,7 @@ def make_header(comm: Communicator, *libraries: str) -> dict[str, Any]:
 
 
 def bound_us(nbytes: int, ranks: int, gbs: float) -> float:
-    """Return the microseconds of 2·p·S bytes at the memory bandwidth.
+    """Return the least time of an allreduce, in µs: that of 2·p·S bytes at `gbs` GB/s.
 
     An allreduce of S bytes on p ranks reads p inputs and writes p results, if every rank needs a
     copy of its own.
@@ -373,7 +373,10 @@ def bound_percent(row: Row, header: Mapping[str, Any]) -> float | None:
     return 100 * bound_us(row.bytes, row.ranks, stream["gbs"]) / row.time_us
 
 
-BOUND_NOTE = "% of bound: time of 2·p·S bytes at the memory bandwidth, divided by the time"
+BOUND_NOTE = (
+    "% of bound: time to move 2·p·S bytes (p ranks, S bytes) at the memory bandwidth, "
+    "divided by the measured time"
+)
 
 # -- tables --------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
 @dataclass(frozen=True)
 class TrainingContender:
-    """One implementation of a step: `act` is timed, once `model` has chosen its transport."""
+    """One implementation of a step: `act` runs one, timed once `model` has chosen a transport."""
 
     name: str
     act: Callable[[], object]
@@ -66,7 +66,7 @@ def take_turns(
 def race(
     comm: Communicator, work: str, contenders: Sequence[TrainingContender], rounds: int
 ) -> list[Row]:
-    """Measure contenders in turns; ratios refer to the first, which is ours."""
+    """Measure contenders in turns; ratios refer to the first, mpidist's."""
     times = take_turns(comm, contenders, rounds)
     medians = [statistics.median(column) for column in times.T.tolist()]
     return [

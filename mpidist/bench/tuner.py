@@ -177,7 +177,7 @@ def candidates(
 
 
 def faster_half(*kept: str) -> Keep:
-    """Return a rule that keeps the faster half, all that are close to the fastest, and `kept`."""
+    """Return a function that selects entrants: the faster half, near ties, and those in `kept`."""
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
         half, limit = -(-len(ranking) // 2), ranking[0][0] * CLOSE
@@ -191,7 +191,7 @@ def faster_half(*kept: str) -> Keep:
 
 
 def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
-    """Return a rule that drops all that take more than `limit` times the least, except `kept`."""
+    """Return a function that drops entrants slower than `limit` × the fastest, except `kept`."""
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
         least = ranking[0][0]
@@ -292,12 +292,12 @@ class History:
         self.nbytes, self.cycle = 1, 0.0
 
     def order(self, names: list[str], usual: str) -> list[str]:
-        """Return the contenders' names, fastest first: if time is short, the last are skipped."""
+        """Return the names to measure: `usual`, then the fastest first, as time may run out."""
         left = [n for n in names if n not in self.hopeless or n == usual]
         return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
 
     def cost(self, nbytes: int) -> float:
-        """Return the least seconds that a cycle of the fastest contenders will take."""
+        """Return a lower bound in seconds for one cycle of the fastest contenders at `nbytes`."""
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
     def learn(self, race: Race) -> dict[str, float]:
@@ -397,7 +397,9 @@ def tune(
 
 
 def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> str:
-    """Return `usual` or `previous`, the smaller size's choice, unless another is clearly faster.
+    """Return the new choice: `usual` or `previous`, unless another is clearly faster.
+
+    `previous` is the choice at the next smaller size.
 
     Clearly faster is more than 3 %, and more than the medians of so few iterations, which scatter
     so much, differ by chance.  On a busy machine the usual choice therefore stays.
@@ -413,7 +415,7 @@ def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> s
 
 
 def uncertainty(seconds: Sequence[float]) -> float:
-    """Return the standard error of the median, as a part of it.
+    """Return the standard error of the median, divided by the median.
 
     Of normal times it is 1.253 σ / √n, and σ is 1.483 times half the interquartile range.  Of fewer
     than four times half their range stands for that.

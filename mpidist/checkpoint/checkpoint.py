@@ -304,7 +304,7 @@ class Checkpoint:
         said = f"{name} was saved per {by}, for {count} {by}s"
         if by == "stage" and self._grid is None:
             raise CheckpointError(
-                f"{said}: expected Checkpoint(folder, grid), with a grid of as many"
+                f"{said}: expected Checkpoint(folder, grid), with a grid of {count} stages"
             )
         if count != there:
             raise CheckpointError(

@@ -55,7 +55,7 @@ def complete(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 class Parsed(click.ParamType):
-    """Base class of option types whose :meth:`parse` raises InvalidArgument, a usage error here."""
+    """Base class of option types: an InvalidArgument of :meth:`parse` becomes a usage error."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the parsed value; a usage error names option, value and expected form."""
@@ -277,7 +277,7 @@ class PipelineName(Parsed):
         module, colon, function = text.rpartition(":")
         if not colon:
             if text in COLLECTIVES:
-                raise InvalidArgument(f"{text} is a collective: expected one of its algorithms too")
+                raise InvalidArgument(f"{text} is a collective: expected an algorithm after it")
             return find_schedule(text)
         found = load_names(module, text).get(function)
         if not callable(found):
@@ -286,7 +286,10 @@ class PipelineName(Parsed):
 
 
 class ActionCosts(Parsed):
-    """Option type: times of F, I, W and of a message: ``1,1,1``; per stage ``1:2:1,1,1,0.1``."""
+    """Option type: times of F, I, W and optionally a message; ``1:2:1`` is one per stage.
+
+    F is forward, I the gradient of the input, W that of the weights: ``1,1,1``, ``1:2:1,1,1,0.1``.
+    """
 
     name = "F,I,W[,message]"
 

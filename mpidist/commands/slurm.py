@@ -16,7 +16,7 @@ FOLDER, PROGRAM = "slurm", "examples/digits.py"  # of train_ddp
 
 
 def root() -> Path:
-    """Return the folder in which the paths of the scripts begin."""
+    """Return the folder that contains the folders of the scripts and of the examples."""
     return next(folder for folder in ROOTS if (folder / FOLDER).is_dir())
 
 

@@ -192,7 +192,7 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
             f"{row.contender} is {100 * row.figures['regret']:.1f} % slower than "
             f"{row.figures['best']}"
         )
-    _print_missing(console, found.left_out, stop.wanted, "they are not in these figures")
+    _print_missing(console, found.left_out, stop.wanted, "these figures do not include them")
     about = make_header(comm) | {"summary": [dataclasses.asdict(line) for line in summary]}
     if json_file is not None and comm.rank == 0:
         Results(about, found.regrets, benchmark="tune").save(json_file)

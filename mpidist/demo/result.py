@@ -72,7 +72,7 @@ class DemoResult:
 
     @property
     def max_loss_difference(self) -> float | None:
-        """Largest difference between the losses of an epoch here and in one process."""
+        """Largest difference of an epoch's loss between this run and one process."""
         pairs = zip(self.losses, self.reference_losses, strict=False)
         return max((abs(a - b) for a, b in pairs), default=None)
 

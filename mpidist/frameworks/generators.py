@@ -11,7 +11,7 @@ PAIRS = (("getstate", "setstate"), ("get_state", "set_state"), ("get_rng_state",
 
 
 class Source:
-    """A random number generator, with the methods that all generators have here.
+    """A random number generator of any library, with the same two methods for its state.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ class SlurmAllocation:
 
 
 def per_node(text: str) -> tuple[int, ...]:
-    """Return the numbers of all nodes, from the compressed form of SLURM.
+    """Return one number per node (of tasks or CPUs), expanded from SLURM's short form.
 
     Examples
     --------

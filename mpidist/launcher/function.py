@@ -70,7 +70,7 @@ def run(
     if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
         raise InvalidArgument(f"n={n!r}: expected a whole number of ranks >= 1")
     if not callable(fn):
-        raise InvalidArgument(f"fn={fn!r}: expected a function of a communicator")
+        raise InvalidArgument(f"fn={fn!r}: expected a function that takes a communicator")
     check_not_nested(os.environ)
     payload = _pickled(fn, args, kwargs)
     allocation = SlurmAllocation.find()
@@ -86,7 +86,7 @@ def run(
 
 
 def _shared(allocation: SlurmAllocation | None) -> str | None:
-    """Return the folder for files: the nodes of an allocation share the working directory."""
+    """Return the parent of the temporary folder: one that all nodes share; None: the default."""
     return None if allocation is None or allocation.nodes == 1 else os.getcwd()
 
 
@@ -192,7 +192,7 @@ def _pickled_error(error: BaseException) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that is whole as soon as it is there."""
+    """Write a file atomically, so that a reader never sees a part of it."""
     beside = path.with_name(f".{path.name}")
     beside.write_bytes(content)
     beside.rename(path)

@@ -215,7 +215,7 @@ class JobWatch:
             say(f"{len(self.connections.known)} of {self.ranks} ranks have started: waiting")
 
     def _end_if_mpi_does_not_start(self) -> None:
-        """End the job if every rank has entered MPI_Init, and it does not return on some."""
+        """End the job if all ranks have entered MPI_Init, but some do not return from it."""
         if (
             self._failed_since is not None
             or time.monotonic() < self.connections.last_mpi_report + self.start_timeout

@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 
 
 def namespace(x: Any) -> ModuleType:
-    """Return the module of an array, numpy or cupy, without importing either."""
+    """Return the library of an array, the module numpy or cupy, without importing either."""
     return sys.modules[type(x).__module__.partition(".")[0]]
 
 

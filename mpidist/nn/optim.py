@@ -85,7 +85,7 @@ class Optimizer:
         if not all(isinstance(index, int) for index in state["state"]):
             raise InvalidArgument(
                 "state is keyed by parameter names, as that of a ZeroOptimizer is: expected the "
-                "result of state_dict() of an optimizer of this kind, which has their numbers"
+                "result of state_dict() of an optimizer of this kind, keyed by their numbers"
             )
         for index, kept in state["state"].items():
             shape = (

@@ -36,7 +36,7 @@ class Wrapper:
             )
 
     def watch(self) -> None:
-        """Return None: :meth:`backward` knows when a backward pass ends."""
+        """Register no hook, return None: :meth:`backward` averages the gradients at its end."""
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Call the module."""

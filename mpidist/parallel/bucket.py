@@ -234,7 +234,7 @@ class Bucket:
             p.grad = view
 
     def settle(self) -> None:
-        """Check the gradients as :meth:`collect` does, where they are not sent (one rank)."""
+        """Check the shapes of the gradients, on one rank, where :meth:`collect` is not called."""
         for k, p in enumerate(self.parameters):
             if p.grad is not None:
                 self._check_shape(k, p.grad)

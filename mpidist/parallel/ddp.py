@@ -110,7 +110,7 @@ class DDP(NotCopyable):
         def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, module: Any = None, *_: Any, **options: Any) -> DDP:
-        """Return a DDP that is a module of the same library."""
+        """Return a DDP of the subclass for the library of `module`: for PyTorch, a torch Module."""
         return super().__new__(_with_wrapper(cls, library(module)))  # type: ignore[arg-type]
 
     def __init__(
@@ -495,7 +495,7 @@ def _with_wrapper(cls: Any, name: str | None) -> type[DDP]:
 
 
 def _remove(removes: list[Remove | None]) -> None:
-    """Remove callbacks, once."""
+    """Call the functions, each of which removes a callback, and empty the list."""
     while removes:
         remove = removes.pop()
         if remove is not None:

@@ -79,7 +79,7 @@ class Join:
         self._exchange(True)
 
     def _exchange(self, active: bool) -> bool:
-        """Exchange which ranks have not finished; return whether any has not."""
+        """Tell all ranks whether this one is `active` (has batches); return whether any is."""
         flags = self._comm.allgather(np.array([active], np.uint8))
         if not flags.any():
             return False

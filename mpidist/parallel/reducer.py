@@ -179,7 +179,7 @@ class Reducer:
         """
         if self._failed:
             raise InvalidArgument(
-                f"rank {self.comm.rank}: a sync_gradients() failed before ({self._failed}); "
+                f"rank {self.comm.rank}: an earlier sync_gradients() failed ({self._failed}); "
                 "some gradients were sent, some not: close() this DDP and make another one"
             )
         self.clock.sync_begins()
@@ -315,7 +315,7 @@ class Reducer:
         return [i for i in np.flatnonzero(self.touched).tolist() if named[i][1].grad is not None]
 
     def is_averaged(self) -> bool:
-        """Return whether a sync at the end of backward left nothing to be sent."""
+        """Return whether backward ended with a sync, and no gradient has changed since."""
         if self.averaged and self.active:
             self._note_set()
         return self.averaged and not self.touched.any()
@@ -339,7 +339,7 @@ class Reducer:
         self.transport = self._use(self.name)
 
     def count_as_used(self) -> None:
-        """Count all parameters as used where unused ones are an error: of ranks with a batch."""
+        """With ``unused="error"``, mark all parameters as used: this rank has no batch."""
         self.touched[:] = self._unused == "error"
 
     def _names(self, which: np.ndarray) -> str:

@@ -31,7 +31,7 @@ Hook = Callable[[Bucket], Any]
 
 
 class Chain:
-    """A Work of several consecutive ones, with computation between them.
+    """A Work that runs several others in sequence, with computation between them.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def add_span(spans: Spans, bucket: Bucket, began: float) -> None:
 
 
 def start(hook: Hook, bucket: Bucket) -> Any:
-    """Call a communication hook; return its Work, or raise InvalidArgument if it is none."""
+    """Call a communication hook; return its Work, or raise InvalidArgument for other results."""
     work = hook(bucket)
     if not callable(getattr(work, "wait", None)) or not callable(getattr(work, "test", None)):
         raise InvalidArgument(

@@ -48,7 +48,7 @@ class ShardPiece:
     shape: tuple[int, ...]
 
     def is_like(self, value: Any) -> bool:
-        """Return whether an entry of the optimizer's state has one number for each element."""
+        """Return whether an array of the optimizer's state has one number per element."""
         return tuple(getattr(value, "shape", ())) == (self.stop - self.start,)
 
     def read(self, value: Any) -> Any:
@@ -285,12 +285,12 @@ class ZeroOptimizer(NotCopyable):
         """
         where = f"rank {self._comm.rank}: state is not that of a ZeroOptimizer in a checkpoint"
         if not is_divided(state):
-            raise InvalidArgument(f"{where}; load the state of an undivided optimizer into one")
+            raise InvalidArgument(f"{where}; load it into an undivided optimizer")
         groups = getattr(self.optimizer, "param_groups", [])
         if len(groups) != len(state["options"]):
             raise InvalidArgument(
-                f"{where} with {len(groups)} groups of parameters, but of one with "
-                f"{len(state['options'])}"
+                f"rank {self._comm.rank}: state has {len(state['options'])} groups of parameters, "
+                f"this ZeroOptimizer has {len(groups)}: expected as many"
             )
         self._load_sending(state.get("sending"))
         framework = self._model.framework

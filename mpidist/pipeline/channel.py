@@ -127,7 +127,7 @@ class Channel:
         return Receipt(metadata, arrays, messages)
 
     def receive(self, message: Message, tag: int, tensors: Tensors) -> TensorMessage:
-        """Wait for a value."""
+        """Wait for a message, and return the value in it."""
         receipt = self._posted.pop(tag, None)
         if receipt is None or not self._wait(receipt, message):
             metadata = self._header(message, tag)
@@ -138,7 +138,7 @@ class Channel:
         return TensorMessage(receipt.metadata, receipt.arrays)
 
     def _wait(self, receipt: Receipt, message: Message) -> bool:
-        """Wait for posted receives; return False if the sender announced other shapes."""
+        """Wait for posted receives; return False if a message has an unexpected size."""
         try:
             self._comm.wait_all(receipt.messages, partial(describe, message))
         except CollectiveMismatch:

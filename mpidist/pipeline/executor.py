@@ -185,7 +185,7 @@ class PipelineExecutor:
     # -- actions ----------------------------------------------------------------------------------
 
     def _act(self, task: Task, batch: Batch) -> None:
-        """Run one action between its messages."""
+        """Receive the message of an action, run it, and send its result."""
         message = None
         if task.receive is not None:
             message = self._receive(task)
@@ -317,8 +317,8 @@ class PipelineExecutor:
         live, peak = len(self._live), self._peak
         if problem is None and (live or peak > self._predicted):
             problem = ScheduleError(
-                f"{peak} activations were alive at a time and {live} still are, "
-                f"{self._predicted} and 0 are what {self.plan.name} promises",
+                f"{peak} activations were alive at a time, and {live} after the step: expected at "
+                f"most {self._predicted}, and 0, by the proof of schedule {self.plan.name}",
                 rank=self._comm.rank,
             )
         return problem

@@ -21,7 +21,7 @@ REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
 
 
 def declared(function: Any, name: str) -> Any:
-    """Return what a loss function declares by a name: attribute, partial's keyword, or default."""
+    """Return a loss function's keyword of a partial, attribute or default of this name, or None."""
     if isinstance(function, partial):
         return function.keywords.get(name, declared(function.func, name))
     if hasattr(function, name):
@@ -49,7 +49,7 @@ def is_sum(function: Any, reduction: Any, rank: int) -> bool:
     keywords = function.keywords if isinstance(function, partial) else {}
     for old in ("reduce", "size_average"):
         if old in keywords:
-            raise InvalidArgument(f"{where} has {old}={keywords[old]!r}: expected reduction=")
+            raise InvalidArgument(f"{where} has {old}={keywords[old]!r}: use reduction=")
     if reduction not in (None, "mean", "sum"):
         raise InvalidArgument(f"rank {rank}: reduction={reduction!r}: expected 'mean' or 'sum'")
     own = declared(function, "reduction")

@@ -313,7 +313,7 @@ class Measuring:
         self._seconds: dict[tuple[int, str], list[float]] = {}
 
     def _compute(self, costs: Costs) -> Plan:
-        """Compute the plan on rank 0 for all ranks, which may have registered other schedules."""
+        """Compute the plan on rank 0 for all ranks, as their registered schedules may differ."""
         size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
         where = self._cap, chunks, self._placement, self._splits
 

@@ -137,8 +137,8 @@ class Tied:
             if len(every) < 2 or len(set(every)) > 1:
                 shown = "; ".join(f"rank {r}: {', '.join(found)}" for r, found in kinds.items())
                 raise InvalidArgument(
-                    f"Pipeline: tied: {name!r} is {shown}: expected names that several ranks "
-                    "give, or one for several, for parameters of the same shape and dtype"
+                    f"Pipeline: tied: {name!r} is {shown}: expected at least two parameters "
+                    "under each name, on one rank or several, of the same shape and dtype"
                 )
             part = comm.split(0 if name in self._parameters else None)
             if part is not None:

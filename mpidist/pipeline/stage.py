@@ -34,7 +34,7 @@ class SavedActivations:
 
 
 MARK = "@gpu"
-"""End of the dtype of a tensor that its sender has on a GPU."""
+"""Suffix of a dtype's name in a message: the sender has the tensor on a GPU."""
 
 
 class DevicePlace:

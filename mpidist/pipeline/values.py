@@ -138,7 +138,7 @@ def _count(tree: Tree) -> int:
 
 
 def caller_of(function: Callable[..., Any], module: Any) -> Callable[[Any], Any]:
-    """Return a function of one value, which it unpacks into arguments of a stage's forward.
+    """Return a function that unpacks one value into the arguments of `function`, a forward.
 
     A tuple becomes the arguments, a dict the keyword arguments.  A Sequential takes a single
     argument: its layers pass on any value, and must do so wherever the model is cut.
@@ -153,7 +153,7 @@ def _spread(function: Callable[..., Any], value: Any) -> Any:
 
 
 def _takes_one(module: Any) -> bool:
-    """Return whether `module` is a Sequential with the forward of that class."""
+    """Return whether `module` is a Sequential that does not override forward."""
     own = getattr(type(module), "forward", None)
     torch = sys.modules.get("torch")
     return own is Sequential.forward or (torch is not None and own is torch.nn.Sequential.forward)

@@ -13,7 +13,7 @@ from ..errors import InvalidArgument
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalisation by mean and variance over all ranks; one collective each way.
+    """Normalisation by mean and variance over all ranks: a collective in forward and backward.
 
     Forward combines the ranks' counts, means and sums of squared deviations (Chan et al., 1979), so
     nothing cancels.  Both collectives give the same bits on all ranks.
@@ -31,8 +31,8 @@ class _Normalise(torch.autograd.Function):
         total = counts.sum()
         if total == 0:
             raise InvalidArgument(
-                f"rank {comm.rank}: SyncBatchNorm: x has shape {tuple(x.shape)} on every rank: "
-                "expected values for each channel on some rank"
+                f"rank {comm.rank}: SyncBatchNorm: x has shape {tuple(x.shape)}, empty on every "
+                "rank: expected at least one value for each channel"
             )
         mean = (counts * means).sum(0) / total
         squares = (every[:, channels:-1] + counts * (means - mean).square()).sum(0)

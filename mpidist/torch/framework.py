@@ -175,7 +175,7 @@ class Torch:
         p.grad.zero_()
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback that follows each addition by autograd."""
+        """Register a callback after each addition of autograd to the gradient of `p`."""
         return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:

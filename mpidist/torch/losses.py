@@ -36,7 +36,7 @@ class Known:
 
 
 def known(function: Any) -> Known | None:
-    """Return a loss with its divisor: cross_entropy or nll_loss, as function, module or partial."""
+    """Return cross_entropy or nll_loss, also a module or partial, with its divisor; else None."""
     for kind in _MODULES:
         if isinstance(function, kind) and type(function).forward is kind.forward:
             summed = copy.copy(function)

@@ -112,7 +112,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _writable(x: Tensor) -> tuple[Tensor, Act | None]:
-    """Return a contiguous tensor for a result, and what copies it to `x` if it is not `x`."""
+    """Return a contiguous result tensor: `x` and None, or another and a function that copies it."""
     if x.is_contiguous() and not x.is_conj() and not x.is_neg():
         return x, None
     given, made = x.detach(), _readable(x)
@@ -139,7 +139,7 @@ def _counts(tensors: Sequence[Tensor]) -> list[int] | None:
 
 
 class _Work(dist.Work):
-    """An operation of a process group, as its caller and C++ hold it."""
+    """An operation of a process group: the Work that it returns to PyTorch."""
 
     def __init__(self, outputs: Sequence[Tensor]):
         super().__init__()
@@ -151,7 +151,7 @@ class _Work(dist.Work):
         self._lock = threading.Lock()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Note that the operation has ended, and have its future know."""
+        """Record that the operation has ended, and complete its future."""
         with self._lock:
             if self._ended:
                 return
@@ -178,11 +178,11 @@ class _Work(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, well or not."""
+        """Return whether the operation has ended, with or without an error."""
         return self._ended
 
     def is_success(self) -> bool:
-        """Return whether the operation has ended well."""
+        """Return whether the operation has ended without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
@@ -266,7 +266,7 @@ class _Message(_Work):
 
     @_uncompiled
     def is_completed(self) -> bool:
-        """Make progress; return whether the message has moved."""
+        """Make progress; return whether the send or receive is complete."""
         if not self._ended:
             try:
                 moved = self._work.test()
@@ -480,7 +480,7 @@ class ProcessGroup(dist.ProcessGroup):
     # -- running ----------------------------------------------------------------------------------
 
     def translated(self, error: MpidistError, what: str, seconds: Any = UNSET) -> BaseException:
-        """Return the error that users of torch.distributed expect for one of mpidist."""
+        """Return the error of torch.distributed that stands for an error of mpidist."""
         if not isinstance(error, CommunicationError):
             return error
         late = ""
@@ -495,7 +495,7 @@ class ProcessGroup(dist.ProcessGroup):
         return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
 
     def _run(self, name: str, act: Act, outputs: Sequence[Tensor], opts: Any) -> Any:
-        """Run an operation: a blocking one here, any other in the group's thread."""
+        """Run a blocking operation in this thread, any other in the group's thread."""
         self._sequence += 1
         timeout = opts.timeout.total_seconds()
         seconds = timeout if 0 < timeout < _FOREVER else self._seconds
@@ -863,7 +863,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run("all_to_all_single", act, [output], opts)
 
     def _elements(self, x: Tensor, splits: Sequence[int], which: str) -> list[int]:
-        """Return the elements for each rank, of splits that count rows."""
+        """Return the number of elements for each rank, given the rows for each in `splits`."""
         if not splits:
             if x.dim() and x.shape[0] % self._size:
                 raise InvalidArgument(
@@ -895,7 +895,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
-        """Wait until all members have reached it."""
+        """Wait until all members have reached the barrier."""
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         opts = _options(c10d.BarrierOptions, timeout, opts)
@@ -905,7 +905,7 @@ class ProcessGroup(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until all members have reached it, by messages to and from rank 0, as gloo's.
+        """Wait until all members have called this, by messages to and from rank 0, as gloo does.
 
         It leaves the group usable if some do not come.
 
@@ -997,7 +997,7 @@ class ProcessGroup(dist.ProcessGroup):
         return torch.from_numpy(pool[which]).view(dtype)[:size]
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Do nothing: each call within is an operation of its own."""
+        """Do nothing: the calls of a coalesced block remain separate operations."""
 
     def _end_coalescing(self, device: torch.device) -> Any:
         return _Done([])
@@ -1039,7 +1039,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Receive a tensor from any member; the work says from which."""
+        """Receive a tensor from any member; the returned Work has the sender's rank."""
         return self.recv(tensors, None, tag)
 
     def _post(self, what: str, outputs: Sequence[Tensor], begin: Callable[[], Any]) -> _Message:

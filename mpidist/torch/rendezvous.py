@@ -47,7 +47,7 @@ def set_variables(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def root(timeout: float | None = None) -> Communicator:
-    """Return the communicator of all ranks by which groups are made; collective at first.
+    """Return the communicator of all ranks for creating groups; the first call is collective.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ class MpiStore(dist.Store):
         self._ask("append", key, _as_bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a key if it holds `expected`, or does not exist and that is empty; return its value.
+        """Set a key whose value is `expected` (if empty, also a missing key); return its value.
 
         The value of a key that does not exist is `expected`.
         """

@@ -31,7 +31,10 @@ MEANINGS: dict[str, Any] = {
     "output_device": "outputs stay where they are",
     "mixed_precision": "use torch.autocast",
 }
-"""Options of ``DistributedDataParallel`` by value, as options of DDP; or why there is only None."""
+"""For each option of ``DistributedDataParallel``: the options of DDP for each value, or a reason.
+
+The reason says why only None is allowed.
+"""
 
 DEFAULTS = {"unused": "skip", "buffers": "broadcast"}
 
@@ -60,7 +63,7 @@ class Wrapper(torch.nn.Module):
         def _end_backward(self) -> None: ...
 
     def watch(self) -> Remove:
-        """Average gradients at the end of each backward pass, while ``sync`` is "auto"."""
+        """Register hooks that average the gradients after each backward pass, if sync="auto"."""
         self.reducer.on_backward = WeakHook(self._begin_backward)
         hook = partial(_with_output, WeakHook(self._watch_output))
         return self.module.register_forward_hook(hook).remove
@@ -168,8 +171,8 @@ class Wrapper(torch.nn.Module):
             for own, means in meaning[value].items():
                 if options[own] not in (DEFAULTS[own], means):
                     raise InvalidArgument(
-                        f"rank {rank}: {name}={value} means {own}={means!r}, and there is "
-                        f"{own}={options[own]!r}: expected one of them"
+                        f"rank {rank}: {name}={value} means {own}={means!r}, but "
+                        f"{own}={options[own]!r} is also given: expected one of the two"
                     )
                 options[own] = means
 
@@ -198,5 +201,5 @@ def _with_output(act: Callable[[Any], object], module: Any, inputs: Any, output:
 
 
 def _at_gradient(act: Callable[[], object], gradient: Any) -> None:
-    """Call `act`; a hook that returns None changes nothing."""
+    """Call `act` and return None, so that this hook leaves the gradient as it is."""
     act()

@@ -22,7 +22,7 @@ DEFAULT = "collectives"
 
 
 class BenchGroup(click.Group):
-    """The benchmarks; the name of a collective, or an option, stands for ``collectives``."""
+    """The group of benchmarks, of which ``collectives`` is the default and may be left out."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the benchmarks and collectives that begin like `incomplete`."""

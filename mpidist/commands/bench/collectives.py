@@ -197,7 +197,7 @@ def report_results(
     plot: str | None = None,
     report: str | None = None,
 ) -> None:
-    """Print the results, and write the files that the user named; a text for - instead."""
+    """Print the results, and write the named files; for ``-``, print JSON or CSV instead."""
     texts = (json_file, results.to_json), (csv_file, results.to_csv)
     if STDOUT not in (json_file, csv_file):
         print_results(results)

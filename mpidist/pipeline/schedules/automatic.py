@@ -217,7 +217,7 @@ def automatic(
 
 
 def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
-    """Return the cap of each rank, from one number for all ranks, one for each, or None.
+    """Return the cap of each rank; `cap` is one number for all, one for each, or None: p * v.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]
 def _candidates(
     place: Placement, microbatches: int, costs: Costs, caps: list[int], splits: bool
 ) -> Iterator[list[list[Action]]]:
-    """Yield the actions of all ranks for every candidate."""
+    """Yield each candidate schedule, as a list of actions for each rank."""
     size, chunks = place.ranks, place.chunks
     # A lower cap can make a shorter schedule.
     lower = [min(cap, size * chunks) for cap in caps]

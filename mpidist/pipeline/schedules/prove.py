@@ -15,7 +15,7 @@ from .walk import check, peak_live, walk
 
 @dataclass(frozen=True)
 class PipelineProof:
-    """Proved facts about a pipeline schedule, whatever actions and messages take.
+    """Proved facts about a pipeline schedule, true for all durations of actions and messages.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ class ActionCheck:
     splits: bool | None
 
     def of(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
-        """List the actions of a generator; raise if it does not end, or yields others.
+        """List the actions of a generator; raise if it does not end, or yields another object.
 
         Repeated actions are left to the prover, whose error names the first one.
 
@@ -145,8 +145,8 @@ class PipelineSchedule(Registered):
         if chunks != self.chunks and not self.any_chunks:
             able = [s.name for s in schedules() if s.any_chunks or s.chunks == chunks]
             raise Unsupported(
-                f"pipeline schedule {self.name}: chunks={chunks}, but it has {self.chunks} a rank; "
-                f"served by {', '.join(able)}"
+                f"pipeline schedule {self.name}: chunks={chunks}: expected {self.chunks} on each "
+                f"rank; chunks={chunks} is possible with {', '.join(able)}"
             )
         return chunks
 
@@ -192,7 +192,7 @@ def check_count(value: object, name: str) -> None:
 
 
 RESERVED = ("auto",)
-"""Choices of a schedule that are not schedules themselves."""
+"""Values of the argument `schedule` that no registered schedule may have as its name."""
 
 
 _registry: dict[str, PipelineSchedule] = {}

@@ -95,8 +95,8 @@ def _check_chunks(schedule: PipelineSchedule, chunks: Sequence[int]) -> None:
     if wrong and not schedule.any_chunks:
         able = [known.name for known in schedules() if known.any_chunks]
         raise InvalidArgument(
-            f"chunks {wrong[0]}: pipeline schedule {schedule.name} has {schedule.chunks} on a "
-            f"rank; any number is served by {', '.join(able)}"
+            f"chunks {wrong[0]}: pipeline schedule {schedule.name} has {schedule.chunks} on each "
+            f"rank; any number is possible with {', '.join(able)}"
         )
 
 

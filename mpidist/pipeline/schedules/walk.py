@@ -25,7 +25,7 @@ def peak_live(actions: Iterable[Action]) -> int:
 
 
 def walk(parts: Sequence[Sequence[Step]], placement: Placement) -> Iterator[tuple[int, int, Step]]:
-    """Walk through the steps of all ranks: each after its predecessors and after its message.
+    """Yield the steps of all ranks: each after the steps before it and after its message.
 
     Sends do not block and receives are posted: a step waits for its own message only.  The time is
     proportional to the number of steps.

@@ -304,7 +304,7 @@ def test_list_pipelines():
     "arguments, message",
     [
         (("show",), "expected a COLLECTIVE and an ALGORITHM, or a pipeline SCHEDULE"),
-        (("show", "allreduce"), "allreduce is a collective: expected one of its algorithms"),
+        (("show", "allreduce"), "allreduce is a collective: expected an algorithm after it"),
         (("show", "a", "b", "c"), "expected a COLLECTIVE and an ALGORITHM"),
         (("show", "2f2b"), "unknown pipeline schedule '2f2b'; did you mean '1f1b'?"),
         (("show", "1f1b", "--ranks", "3"), "--ranks: only for algorithms of collectives"),
@@ -327,7 +327,7 @@ def test_list_pipelines():
         (("prove", "--pipeline", "1f1b", "--arity", "2"), "--arity: only for algorithms"),
         (
             ("prove", "--pipeline", "interleaved,1f1b", "--chunks", "1-3"),
-            "chunks 2 … 1f1b has 1 on a rank … any number is served by interleaved",
+            "chunks 2 … 1f1b has 1 on each rank … any number is possible with interleaved",
         ),
         (("prove", "--chunks", "2"), "--chunks: only for pipeline schedules"),
         (("prove", "--pipeline", "--microbatches", "0"), "--microbatches … 0 is too small … >= 1"),
@@ -342,7 +342,7 @@ def test_what_is_asked_wrongly(arguments, message):
 
 def test_error_names_schedules_for_the_chunks():
     told = call("show", "zb-v", "--chunks", "3", status=1)
-    assert "zb-v: chunks=3, but it has 2 a rank; served by interleaved" in told
+    assert "zb-v: chunks=3: expected 2 on each rank; chunks=3 is possible with interleaved" in told
 
 
 def test_timeline_peaks():
