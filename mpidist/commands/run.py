@@ -86,6 +86,11 @@ from .options import Count, OutputFile, Seconds
     metavar="FILE",
     help="Write a trace of all ranks at the end of the job, for ui.perfetto.dev.",
 )
+@click.option(
+    "--full-traceback",
+    is_flag=True,
+    help="Show the frames inside mpidist in the traceback of a rank that fails.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command, do not start it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends.board import Board
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # importing it starts MPI
     from ..backends.mpi import MpiBackend
 
 VARIABLE, TRACE = "MPIDIST_TUNING", "MPIDIST_TRACE"
+FULL_TRACEBACK = "MPIDIST_FULL_TRACEBACK"
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def share_tuning(
@@ -239,7 +242,7 @@ def _end_together() -> None:
         if comm is None or comm.size == 1:
             previous(kind, error, trace)
             return
-        text = "".join(traceback.format_exception(kind, error, of_the_program(trace)))
+        text = written(kind, error, of_the_program(trace), os.environ)
         # What another hook keeps to print later (torch.distributed puts the rank in front of each
         # line) would be lost: the job ends here.
         stderr = sys.stderr if _has_file(sys.stderr) else sys.__stderr__ or sys.stderr
@@ -266,6 +269,30 @@ def of_the_program(trace: Any) -> Any:
     while left is not None and left.tb_frame.f_code.co_filename.endswith(beside):
         left = left.tb_next
     return trace if left is None else left
+
+
+def written(kind: Any, error: Any, trace: Any, environ: Mapping[str, str]) -> str:
+    """Return a traceback as text, without the frames inside mpidist that the program has called.
+
+    ``MPIDIST_FULL_TRACEBACK=1`` keeps them.  A traceback of mpidist's own frames alone is whole.
+    """
+    told = traceback.TracebackException(kind, error, trace)
+    cut, chain, seen = 0, [told], set()
+    while chain and environ.get(FULL_TRACEBACK, "") in ("", "0"):
+        part = chain.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        chain += [other for other in (part.__cause__, part.__context__) if other is not None]
+        outside = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
+        if outside:
+            cut += len(part.stack) - len(outside)
+            part.stack = traceback.StackSummary.from_list(outside)
+    text = "".join(told.format())
+    if cut:
+        frames = f"{cut} frame{'s' * (cut > 1)}"
+        text += f"({frames} inside mpidist left out; {FULL_TRACEBACK}=1 shows them)\n"
+    return text
 
 
 def _leave() -> None:

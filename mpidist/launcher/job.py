@@ -49,6 +49,8 @@ class JobOptions:
         Seconds that MPI may take to start on all ranks.
     trace : str or None
         File of the trace that all ranks record.
+    full_traceback : bool
+        Whether tracebacks have the frames inside mpidist.
     """
 
     ranks: int | None = None
@@ -63,6 +65,7 @@ class JobOptions:
     watch: bool | None = None
     start_timeout: float | None = None
     trace: str | None = None
+    full_traceback: bool = False
 
     def check(self, allocation: SlurmAllocation | None) -> None:
         """Raise InvalidArgument for options that have no effect here, or are missing."""
@@ -192,6 +195,8 @@ def make_launch(
         launch.settings.update({k: v for k, v in knobs.items() if k not in os.environ})
     if options.trace is not None:
         launch.settings["MPIDIST_TRACE"] = os.path.abspath(options.trace)
+    if options.full_traceback:
+        launch.settings["MPIDIST_FULL_TRACEBACK"] = "1"
     return launch
 
 

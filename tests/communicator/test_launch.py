@@ -3,6 +3,9 @@
 import subprocess
 import sys
 
+import mpidist
+from mpidist.communicator import launch
+
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
 import mpidist
@@ -26,3 +29,41 @@ def test_import_does_not_start_mpi():
         [sys.executable, "-c", _IMPORT_ALL], timeout=120, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def own(x):
+    raise ZeroDivisionError("in a function of the user's")
+
+
+def test_tracebacks_leave_mpidist_out():
+    """But for what is called back, for causes the same, and for tracebacks of mpidist alone."""
+
+    def told(call, **environ):
+        try:
+            call()
+        except Exception as error:
+            return launch.written(type(error), error, error.__traceback__, environ)
+
+    def wrong():
+        mpidist.run_simulated(1, lambda comm: comm.allreduce(1, op="summ"))
+
+    for environ in ({}, {"MPIDIST_FULL_TRACEBACK": "0"}):
+        text = told(wrong, **environ)
+        assert "unknown op 'summ'" in text and "in wrong" in text
+        assert "mpidist/communicator/communicator.py" not in text
+        assert "inside mpidist left out; MPIDIST_FULL_TRACEBACK=1 shows them" in text
+    text = told(wrong, MPIDIST_FULL_TRACEBACK="1")
+    assert "mpidist/communicator/communicator.py" in text and "left out" not in text
+    text = told(lambda: mpidist.run_simulated(1, own))
+    assert "in own" in text and "mpidist/backends/" not in text
+    try:
+        mpidist.run_simulated(1, lambda comm: comm.allreduce(1, op="summ"))
+    except mpidist.MpidistError as error:
+        inside = error.__traceback__.tb_next
+        while inside.tb_frame.f_code.co_filename == __file__:
+            inside = inside.tb_next
+        innermost = inside
+        while innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        alone = launch.written(type(error), error, innermost, {})
+    assert "mpidist/" in alone.splitlines()[1] and "left out" not in alone
