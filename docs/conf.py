@@ -41,4 +41,9 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # the types stand in the docstrings
 numpydoc_show_class_members = False
-numpydoc_xref_param_type = True  # the types of parameters are links
+numpydoc_xref_param_type = True  # the types of parameters are links, other words are text
+numpydoc_xref_ignore = "all"
+classes = [name for name in mpidist.__all__ if name[0].isupper()]
+numpydoc_xref_aliases = {name: f"mpidist.{name}" for name in classes} | {
+    name: f":class:`{name}`" for name in ("torch.nn.Module", "mpi4py.MPI.Comm")
+}

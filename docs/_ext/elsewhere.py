@@ -21,7 +21,10 @@ SITES = {
 NAMES = {
     "python": """
         library/exceptions.html exception - RuntimeError TimeoutError TypeError ValueError
-        library/stdtypes.html class - bool bytearray bytes dict int list memoryview str tuple
+        library/stdtypes.html class - bytearray bytes dict list memoryview str tuple
+        library/functions.html class - bool float int
+        library/functions.html function - callable
+        library/constants.html data - None True False
         library/pickle.html module - pickle
         library/stdtypes.html label - bltin-boolean-values
         glossary.html term - iterable iterator sequence mapping generator

@@ -172,12 +172,12 @@ def ratio_axis(axes: Any, low: float, high: float, colours: dict[str, str]) -> N
     axes.axhline(1, color=colours["ink"], linewidth=1.2)
 
 
-def speed_panel(axes: Any, found: Sequence[Table], colours: dict[str, str], column: str) -> None:
+def speed_panel(axes: Any, found: Sequence[Table], colours: dict[str, str]) -> None:
     """Draw × mpi4py against size, a line for each collective."""
     for table, (colour, mark) in zip(found, LOOKS):
-        points = table.column(column)
+        points = table.column("auto, symmetric arrays")
         axes.plot(*zip(*points), color=colour, marker=mark, label=table.collective)
-    size_axis(axes, [n for n, _ in found[0].column(column)])
+    size_axis(axes, [size(row["bytes"]) for row in found[0].rows])
     ratio_axis(axes, 0.17, 21, colours)
     axes.set_title(found[0].group)
 
@@ -189,21 +189,16 @@ def groups() -> Iterator[list[Table]]:
         yield [table for table in everything if table.group == name]
 
 
-def draw_speed(plt: Any, colours: dict[str, str], column: str = "auto, symmetric arrays") -> Any:
+def draw_speed(plt: Any, colours: dict[str, str]) -> Any:
     """Draw × mpi4py over the size, one panel for each MPI library and number of ranks."""
     found = list(groups())
     figure, panels = plt.subplots(2, 2, figsize=(9.2, 7.0), sharey=True, layout="constrained")
     for axes, group in zip(panels.flat, found):
-        speed_panel(axes, group, colours, column)
+        speed_panel(axes, group, colours)
     for axes in panels[:, 0]:
         axes.set_ylabel("× mpi4py, above 1 is faster")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
-
-
-def draw_speed_private(plt: Any, colours: dict[str, str]) -> Any:
-    """Draw the same for private arrays."""
-    return draw_speed(plt, colours, "auto, private arrays")
 
 
 def draw_readme(plt: Any, colours: dict[str, str]) -> Any:
@@ -211,7 +206,7 @@ def draw_readme(plt: Any, colours: dict[str, str]) -> Any:
     found = [group for group in groups() if group[0].group.endswith(", 2 ranks")]
     figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.7), sharey=True, layout="constrained")
     for axes, group in zip(panels, found):
-        speed_panel(axes, group, colours, "auto, symmetric arrays")
+        speed_panel(axes, group, colours)
     panels[0].set_ylabel("× mpi4py, above 1 is faster")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
     return figure
@@ -390,7 +385,6 @@ def draw_pipelines(plt: Any, colours: dict[str, str]) -> Any:
 
 PLOTS = {
     "speed": draw_speed,
-    "speed-private": draw_speed_private,
     "heat": draw_heat,
     "bound": draw_bound,
     "slow-link": draw_slow_link,

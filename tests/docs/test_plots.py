@@ -1,0 +1,61 @@
+"""The plots of the pages: the tables that they are drawn from, and the plots themselves."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def plots():
+    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+    try:
+        import plots
+    except ModuleNotFoundError as error:
+        pytest.skip(f"needs {error.name}, of the extra docs")
+    finally:
+        sys.path.pop(0)
+    return plots
+
+
+def test_tables_are_read_whole(plots):
+    text = (ROOT / "docs" / "benchmarks_data" / "tables.inc").read_text(encoding="utf-8")
+    found = plots.tables()
+    assert len(found) == text.count(".. csv-table::") == 28
+    for table in found:
+        for column in ("native", "auto, private arrays", "auto, symmetric arrays"):
+            points = table.column(column)
+            assert [n for n, _ in points] == sorted({n for n, _ in points})
+            assert len(points) == len(table.rows) and all(ratio > 0 for _, ratio in points)
+
+
+def test_outputs_of_the_pages_are_read(plots):
+    rows = plots.printed("hierarchical.rst", "MPI       bytes")
+    assert [row["MPI"] for row in rows] == ["Open MPI"] * 5 + ["MPICH"] * 5
+    for row in rows:
+        two, ring = plots.number(row["two levels"]), plots.number(row["ring"])
+        assert ring / two == pytest.approx(float(row["over ring"]), abs=0.06), "the page's ratio"
+
+
+def test_every_plot_is_drawn_and_shown(plots, tmp_path):
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.rst"))
+    shown = set(re.findall(r"^\.\. plot:: (\S+)$", pages, re.MULTILINE))
+    assert shown == set(plots.PLOTS)
+    for name, draw in plots.PLOTS.items():
+        plots.with_colours(draw, plots.LIGHT, tmp_path / f"{name}.svg")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+
+
+def test_plot_of_the_readme_has_the_figures_of_the_tables(plots, tmp_path):
+    """Compared by its lines, since another matplotlib writes other texts around them."""
+    plots.with_colours(plots.draw_readme, plots.LIGHT, tmp_path / "now.svg")
+    lines = [
+        re.findall(r'<path d="(M [^"]*?L [^"]*?)" clip-path', path.read_text(encoding="utf-8"))
+        for path in (plots.README_PLOT, tmp_path / "now.svg")
+    ]
+    assert lines[0], "no lines"
+    assert lines[0] == lines[1], "run: python docs/_ext/plots.py"
