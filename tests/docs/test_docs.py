@@ -277,6 +277,12 @@ def test_catalogue_of_pipelines(catalogue):
     assert "ranks, 5 microbatches::" not in page  # there is the large picture
 
 
+def test_trace_of_the_gallery(catalogue):
+    """The committed trace is of the form that ``mpidist show --trace`` reads."""
+    drawn = catalogue.comparison(catalogue.read(catalogue.TRACE)).svg()
+    assert "predicted" in drawn and "measured" in drawn
+
+
 def test_commands_of_the_docs(catalogue):
     """The page of the commands holds the help of each."""
     from mpidist.cli import main
