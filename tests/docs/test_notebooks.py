@@ -20,7 +20,6 @@ def test_notebook(path, monkeypatch):
     book = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in book.cells), "committed without outputs"
     nbclient.NotebookClient(book, timeout=TIMEOUT, kernel_name="python3").execute()
-    shown = {
-        kind for cell in book.cells for out in cell.get("outputs", ()) for kind in out.data
-    } - {"text/plain"}
-    assert shown == {"image/svg+xml", "text/html"}
+    outputs = [output for cell in book.cells for output in cell.get("outputs", ())]
+    kinds = {kind for output in outputs for kind in output.get("data", ())}
+    assert {"image/svg+xml", "text/html"} <= kinds
