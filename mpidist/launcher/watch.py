@@ -255,7 +255,9 @@ class JobWatch:
         failed = self._failed()
         if failed and not self._reported:
             self._reported = True
-            say(str(failed[0]))
+            # The name is that of rank_process.py, which imports nothing of this package.
+            log = f"; its log: {self.logs}/rank-{failed[0].number:05d}.log" if self.logs else ""
+            say(f"{failed[0]}{log}")
 
     def _failed(self) -> list[RankState]:
         failed = [rank for rank in self.ended if not rank.succeeded]

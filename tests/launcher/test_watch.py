@@ -43,6 +43,15 @@ def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
     assert done.status == status and told in done.output, done.output
 
 
+def test_the_watch_names_the_log_of_the_rank_that_failed(tmp_path):
+    (tmp_path / "program.py").write_text("print('why'); raise SystemExit(3)")
+    words = ["-m", "mpidist", "run", "-n", "1", "--log-dir", str(tmp_path)]
+    done = run([sys.executable, *words, str(tmp_path / "program.py")], 40, environment())
+    (line,) = (line for line in done.output.splitlines() if "ended with exit code 3" in line)
+    assert done.status == 3 and line.endswith(f"; its log: {tmp_path}/rank-00000.log")
+    assert (tmp_path / "rank-00000.log").read_text() == "why\n"
+
+
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
 def test_the_watch_does_not_listen_to_strangers(said):
     """A port scan must not end a job: the one rank ends well after it."""
