@@ -230,7 +230,7 @@ def _us(seconds: float) -> float:
 
 
 def _tracks(events: Iterable[Event]) -> dict[int | str, int]:
-    """Return the number of each track: the first thread's calls, other threads, the named ones."""
+    """Map each track to a number from 0: threads in ascending order, then named tracks by name."""
     found = {event.track for event in events}
     threads = sorted(track for track in found if isinstance(track, int))
     named = sorted(track for track in found if isinstance(track, str))

@@ -30,7 +30,7 @@ class Word(NamedTuple):
 
 
 class RollCall:
-    """Questions, answers and notices over a communicator of their own.
+    """Asks ranks of other nodes, on its own communicator, which operations they have reached.
 
     Parameters
     ----------

@@ -170,7 +170,11 @@ class Autotune:
         return best if self._trial is None else self._trial.current
 
     def _observe(self, fixed: bool) -> None:
-        """Regroup parameters by rank 0's order, and count the additions that complete a bucket."""
+        """Once rank 0 has seen an order of gradients, regroup by it unless `fixed`; collective.
+
+        It also sets how many additions to each gradient complete its bucket, and begins to time the
+        transports.
+        """
         self._left -= 1
         order = self._comm.broadcast_object(list(self._order))
         if not order:

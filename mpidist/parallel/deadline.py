@@ -1,4 +1,4 @@
-"""The deadline of training: ranks validate, write and compile while others wait."""
+"""A longer default deadline for training: some ranks wait while others validate or compile."""
 
 from __future__ import annotations
 

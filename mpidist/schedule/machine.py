@@ -214,7 +214,9 @@ class Machine:
         sources = self.memory.places(strand, step.source, step.source_blocks)
         targets = self.memory.places(strand, step.target, step.target_blocks)
         if len(sources) != len(targets):
-            raise strand.error(f"copies {len(sources)} blocks to {len(targets)}")
+            raise strand.error(
+                f"copies {len(sources)} blocks to {len(targets)}: expected equally many"
+            )
         values = self.memory.read(strand, sources)
         for place, value in zip(targets, values):
             self.memory.write(strand, place, value)

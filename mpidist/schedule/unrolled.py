@@ -35,7 +35,7 @@ def tags_of(limit: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Strands:
-    """A ``parallel`` whose strands are materialised."""
+    """A ``Parallel`` with its strands as lists, not iterables, and its window always a number."""
 
     strands: list[Written]
     window: int

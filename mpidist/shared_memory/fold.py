@@ -116,7 +116,7 @@ def _combine_in_dtype(
     first: np.ndarray,
     scratch: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Return actions that combine in the data's dtype, in scratch memory unless `apart`."""
+    """Return actions that combine the ranks' pieces in their own dtype, into `first`."""
     function: Callable[..., Any] = op.function if op.builtin else op.combine
     value, order = pieces[rank], outward(rank, len(pieces))
     actions: list[Action] = []

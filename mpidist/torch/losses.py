@@ -36,7 +36,7 @@ class Known:
 
 
 def known(function: Any) -> Known | None:
-    """Return cross_entropy or nll_loss, also a module or partial, with its divisor; else None."""
+    """Return PyTorch's cross_entropy or nll_loss as a :class:`Known`; None for any other loss."""
     for kind in _MODULES:
         if isinstance(function, kind) and type(function).forward is kind.forward:
             summed = copy.copy(function)

@@ -146,7 +146,7 @@ def prove(
 def prove_parts(
     name: str, parts: Sequence[Sequence[Step]], placement: Placement, microbatches: int
 ) -> PipelineProof:
-    """Prove derived steps; see :func:`prove`."""
+    """Return the proof of a schedule from the derived steps of each rank; see :func:`prove`."""
     check(parts, placement, microbatches)
     outstanding = Outstanding(placement.ranks)
     for rank, index, step in walk(parts, placement):
