@@ -133,13 +133,13 @@ class AbsentRanks(Protocol):
     absent: tuple[int, ...]
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, once per number, which operation it announced as `sequence`."""
+        """Ask the next rank once which operation it has as `sequence`, if it is on another node."""
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
         """Return the ranks whose operation `sequence` differs from this rank's, and what it is."""
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send the absent ranks what operation `sequence` is on this rank."""
+        """Tell the absent ranks which operation has the number `sequence` on this rank."""
 
     def notify(self, sequence: int, text: str) -> None:
         """Send the absent ranks the reason why operation `sequence` will not complete."""
@@ -190,7 +190,7 @@ class Backend(Protocol):
     threads : bool
         Whether several threads may call the backend at the same time.
     roll_call : AbsentRanks or None
-        Questions to the ranks of other nodes, which are not on the board.
+        Asks the ranks of other nodes, which are not on the board, what they have announced.
     alike : bool
         Whether all ranks meant the same operation in the last arrival across nodes.
     """

@@ -90,7 +90,7 @@ class Executor:
         background : bool
             Whether the program is to run in the background.
         repeated : bool
-            Whether the program will be kept: setting up more for each run to do less pays.
+            Whether the program will be kept and run again, so that more work in binding pays.
         turn : int
             Which of the `turns`.
 

@@ -115,7 +115,7 @@ _answers: weakref.WeakKeyDictionary[Backend, Answers] = weakref.WeakKeyDictionar
 
 
 def answers_of(backend: Backend) -> Answers:
-    """Return the pending answers of a backend, one object for each."""
+    """Return the `Answers` of a backend, the same object in every call."""
     if backend not in _answers:
         _answers[backend] = Answers(backend)
     return _answers[backend]

@@ -135,7 +135,7 @@ class MpiBackend(Backend):
     Attributes
     ----------
     roll_call : RollCall or None
-        Questions to the ranks of other nodes; None if there are none.
+        Asks the ranks of other nodes which operations they have reached; None if all are on one.
     alike : bool
         Whether all ranks meant the same operation in the last arrival across nodes.
     """

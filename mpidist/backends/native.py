@@ -60,7 +60,7 @@ def _standard() -> str:
 
 
 def _calling(op: Op, call: Callable[[], Any]) -> None:
-    """Run a bound call that uses the user function `op`, an argument only to keep it alive."""
+    """Run a bound call; `op`, whose function MPI calls, is passed only to be kept alive."""
     call()
 
 
@@ -133,7 +133,10 @@ class NativeCollectives:
         return before, _Request(method, arguments, call.op), after
 
     def _bound(self, call: Call, form: str) -> tuple:
-        """Return the mpi4py method and its arguments; `form` is "" (blocking) or "I"."""
+        """Return the mpi4py method of a call, and its arguments.
+
+        `form` is the prefix of the method's name: "" for blocking, "I" for non-blocking.
+        """
         arguments = getattr(self, f"_{call.collective}")(call)
         name, *rest = arguments
         return (getattr(self.comm, form + name if not form else form + name.lower()), *rest)
@@ -143,7 +146,8 @@ class NativeCollectives:
     def _operation(self, op: Op | None, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype]:
         """Return the MPI operation and type.
 
-        Where MPI has none, or one with another arithmetic, they call our own function.
+        Where MPI has none, or one with another arithmetic, both are made here: MPI then calls a
+        function of this module.
         """
         assert op is not None
         known = _library_operation(op.name, dtype) if op.builtin else None
@@ -166,7 +170,7 @@ class NativeCollectives:
         return [MPI.buffer.fromaddress(start, data.nbytes), data.size, datatype]
 
     def _split(self, data: np.ndarray | None, size: int, dtype: np.dtype) -> list:
-        """Return a buffer of one equal part per rank; mpi4py counts the elements of one part."""
+        """Return an mpi4py buffer of equal parts, one per rank; its count is that of one part."""
         memory, count, element = self._moved(data, dtype)
         return [memory, count // size, element]
 

@@ -73,7 +73,7 @@ class Program:
         Whether a wait inside can end at the deadline; a call of a library cannot, so the watchdog
         looks at it.
     announced : bool
-        Whether a run is an operation with a number of its own; if not, it makes such calls itself.
+        Whether a run is announced as one numbered operation; if not, it makes calls that are.
     slot : int or None
         The slot of staging memory that it uses.
     named : OperationCheck or None

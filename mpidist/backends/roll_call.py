@@ -1,4 +1,4 @@
-"""The roll call: questions to the ranks of other nodes, which are not on this node's board."""
+"""The roll call: asks ranks of other nodes, which are not on this node's board, what they do."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class RollCall:
         return tuple(r for r in self.absent if reached.get(r, -1) < sequence)
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, once per number, which operation it announced as `sequence`.
+        """Ask the next rank once which operation it has as `sequence`, if it is on another node.
 
         If any two ranks differ, then two neighbours in the ring of all ranks do; neighbours on one
         node compare on their board.

@@ -28,7 +28,10 @@ _MOST_DIMENSIONS = 32 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 64
 
 
 def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
-    """Return a view that does not keep the memory's owner alive, which the program cache tracks."""
+    """Return an array of `count` elements at `address`, which does not keep their owner alive.
+
+    The program cache drops a bound call when the owner dies.
+    """
     if count == 0:
         return np.empty(0, dtype)
     memory = (_BYTE * (count * dtype.itemsize)).from_address(address)
@@ -243,7 +246,7 @@ def check_out(
 
 
 def address(x: np.ndarray) -> int:
-    """Return the address of the first element (as a buffer, in a quarter of numpy's time)."""
+    """Return the address of the first element, in a quarter of the time that numpy takes."""
     try:
         return ctypes.addressof(_BYTE.from_buffer(x))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # read-only, empty, of no plain dtype, or not contiguous

@@ -31,7 +31,7 @@ class Prepared:
     shown : object, optional
         Object on the memory of `result` to return in its place: the user's `out`, or a tensor.
     fresh : bool
-        Whether the memory of the result was made for this call: it will not be made again with it.
+        Whether the memory of the result was made for this call: no later call writes there.
     """
 
     call: Call

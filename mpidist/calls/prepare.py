@@ -209,10 +209,10 @@ def _rows(
     joins: bool,
     received: bool,
 ) -> tuple[int, ...]:
-    """Return the number of rows of each rank's part.
+    """Check `shape` against `counts`; return the number of rows of each rank's part.
 
-    `shape` is that of the whole; where the ranks join their parts, or it is that of the `received`
-    memory, it is that of this rank's part.
+    `shape` is that of `out` if `received`, else of `x`.  With `joins` or `received` that array is
+    this rank's part; else it is the whole, dealt out to the ranks.
     """
     argument = "out" if received else "x"
     if not shape and not joins:
@@ -267,6 +267,9 @@ def _is_in_place(x: Any, out: Any, own: slice | None, place: Caller) -> bool:
 
 
 def _words(what: str, shape: tuple[int, ...], least: int = 1) -> str:
-    """Return the text by which ranks compare shapes; empty if fewer than `least` axes exceed 1."""
+    """Return the text by which ranks compare shapes, without axes of length 1.
+
+    It is empty if fewer than `least` axes are left.
+    """
     axes = tuple(n for n in shape if n != 1)
     return f" {what}={axes}" if len(axes) >= least else ""

@@ -70,7 +70,7 @@ def begun(
 
 
 def same_here(name: str, known: Iterable[str]) -> str:
-    """Return a hint: the name here for mpi4py's or torch.distributed's `name`; or empty text."""
+    """Return a hint with mpidist's name for mpi4py's or torch.distributed's `name`; "" if none."""
     plain = name.lower().removeprefix("get_").replace("_", "")
     if plain in ("bcast", "ibcast"):
         start = "i" * (plain == "ibcast")
@@ -93,7 +93,7 @@ class _Beginning:
         return getattr(self._comm, name)
 
     def _find(self, *_: Any) -> None:
-        """Return None, no bound call to repeat: only blocking calls are kept for repetition."""
+        """Return None, so that the call is prepared anew: `find` has bound blocking calls only."""
 
     def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
         return self._comm._begin(collective, make, algorithm)
@@ -1249,7 +1249,7 @@ class Communicator:
     # -- within ---------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError; for a name of mpi4py or torch, the message has the name here."""
+        """Raise AttributeError; for a name of mpi4py or torch, the message has mpidist's name."""
         hint = "" if name.startswith("_") else same_here(name, dir(self))
         raise AttributeError(f"'Communicator' object has no attribute {name!r}{hint}", name=name)
 
@@ -1264,7 +1264,10 @@ class Communicator:
         return Estimates(library, groups, measures, known, table, pipelining)
 
     def _calibrated(self) -> dict[str, Any]:
-        """Return `calibrate` for a sub-communicator: the constants, or whether to measure them."""
+        """Return the argument `calibrate` for a sub-communicator.
+
+        That is the cost model's constants if they are known, else whether to measure them.
+        """
         estimates = self._service.chooser.estimates
         assert estimates is not None
         return {"calibrate": estimates.calibration or estimates.calibrates}
@@ -1298,7 +1301,10 @@ class Communicator:
         algorithm: str,
         background: bool = False,
     ) -> Prepared:
-        """Return ``make()``, after a comparison of all ranks' calls; for MPIDIST_DEBUG=1."""
+        """Return the call that `make` prepares, once all ranks have compared theirs.
+
+        Used with ``MPIDIST_DEBUG=1``.  An error of `make` on one rank is reported on all.
+        """
         self._service.check_usable()
         try:
             prepared = make()
@@ -1316,7 +1322,7 @@ class Communicator:
         return prepared
 
     def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:
-        """Return the result of `check`; raise on all ranks if it fails on one, or differs."""
+        """Return the result of `check`; raise on all ranks if it fails on one or results differ."""
         self._service.check_usable()
         try:
             found = check()
@@ -1344,7 +1350,7 @@ class Communicator:
         return prepare("scatter", self._place, x, out, root=root, counts=counts, told=told)
 
     def _exchanging(self, x: Any, out: Any, counts: Any) -> Prepared:
-        """Prepare alltoall; with one row of counts, the ranks first exchange them."""
+        """Prepare alltoall; if `counts` is only this rank's, the ranks first exchange theirs."""
         place = self._place
         if counts is None:
             return prepare("alltoall", place, x, out)

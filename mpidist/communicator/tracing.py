@@ -119,7 +119,7 @@ class Tracing:
         self._traced = []
 
     def end_with(self, comm: Communicator) -> None:
-        """Write the file before the communicator that the trace began with is freed."""
+        """Stop and write the file if `comm`, about to be freed, is the one that began the trace."""
         if comm is self._comm:
             self.stop()
 
@@ -169,9 +169,9 @@ class Tracing:
 def clock_offset(comm: Communicator) -> tuple[float, float]:
     """Return this rank's clock minus that of rank 0, and the largest possible error; collective.
 
-    The ranks of a node read one clock.  Between nodes a message goes to one rank of the node and
-    comes back with its time: in the shortest of several round trips it was read in the middle, but
-    for half of that trip.
+    The ranks of a node share one clock, so one rank of each node answers messages of rank 0 with
+    its time.  Of several round trips the shortest counts: its answer is taken to be from the middle
+    of the trip, so the error is at most half of the trip.
     """
     groups = comm.topology.groups
     if len(groups) == 1:
@@ -235,8 +235,9 @@ def _gather(comm: Communicator, mine: RankEvents) -> list[RankEvents]:
 class _Methods:
     """The communicator's methods, replaced by recording ones while a trace runs in this process.
 
-    So a call without a trace does not even ask for one.  Not those of an object: Python finds the
-    attributes of an object that once had more than 30 of them more slowly, 0.2 µs a call.
+    So a call without a trace does not even ask for one.  The methods are replaced in the class: set
+    on each object they would make it hold more than 30 attributes, after which Python finds every
+    attribute of the object more slowly, 0.2 µs a call.
     """
 
     def __init__(self) -> None:
@@ -364,7 +365,10 @@ def _outside(frame: FrameType) -> FrameType:
 
 
 def _endpoints(direction: str, kind: str, at: int) -> Callable[[tuple, dict], dict[str, Any]]:
-    """Return the function that reads peer, tag and bytes from the arguments of a message."""
+    """Return the function that reads peer, tag and bytes from the arguments of send, recv, ….
+
+    `direction` names the peer in the details; the array is argument `at`, or none if that is -1.
+    """
 
     def facts(args: tuple, options: dict) -> dict[str, Any]:
         given = len(args)
@@ -380,7 +384,7 @@ def _endpoints(direction: str, kind: str, at: int) -> Callable[[tuple, dict], di
 
 
 def _description(args: tuple, options: dict) -> dict[str, Any]:
-    """Return the text that ``wait_all`` was given, or the function that returns it."""
+    """Return the argument `what` of a call of ``wait_all``, as an event's details."""
     what = args[1] if len(args) > 1 else options.get("what")
     return {"what": what}
 
@@ -417,7 +421,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _written(code: CodeType, instruction: int) -> str:
-    """Return "FILE:LINE" of an instruction."""
+    """Return "FILE:LINE" of the bytecode instruction at an offset in `code`."""
     line = next((n for a, b, n in code.co_lines() if a <= instruction < b), None)
     return f"{code.co_filename}:{line or code.co_firstlineno}"
 
@@ -432,7 +436,7 @@ def _numbered_threads(events: list[Event], first: int) -> list[Event]:
 
 
 def stop_at_exit(comm: Communicator) -> None:
-    """Write the trace of a communicator at the end of the program; wait for all without limit."""
+    """Write a communicator's trace at the end of the program, without a deadline for slow ranks."""
     if comm.traced is None:
         return
     comm.timeout = None  # as MPI_Finalize, which comes next: a slow rank is no failure

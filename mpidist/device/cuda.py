@@ -131,7 +131,7 @@ class CudaDevice:
         return cupyx.empty_pinned(nbytes, np.uint8)
 
     def current_stream(self) -> int:
-        """Return cupy's current stream; the default stream by its number in the array interface."""
+        """Return cupy's current stream; 1 if that is the default, as in the array interface."""
         return cupy.cuda.get_current_stream().ptr or runtime.streamLegacy
 
     def new_stream(self) -> int:

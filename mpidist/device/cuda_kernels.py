@@ -90,7 +90,10 @@ def write_word(pointer: int, value: int, stream: int) -> None:
 
 
 def wait_word(pointer: int, value: int, stream: int, flush: bool) -> None:
-    """Queue a wait for a word; with `flush` also for other GPUs' earlier writes."""
+    """Queue a wait until a 32-bit word minus `value`, as a signed number, is at least 0.
+
+    With `flush`, writes of other GPUs that came before the word's are visible afterwards.
+    """
     flags = _AT_LEAST | (_FLUSH if flush else 0)
     _queue_word("cuStreamWaitValue32_v2", stream, pointer, value, flags)
 

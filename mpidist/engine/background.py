@@ -149,9 +149,10 @@ class Background:
         return Work(test, wait, give, self.works)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
-        """Set a program's tags: a slot that no pending program uses, the same on all ranks.
+        """Give a program a slot of tags that no pending program uses; all ranks take the same one.
 
-        Before the kernel's first action: its notes are keyed by the tags.
+        It waits for the pending program in that slot, if any.  It comes before the first action of
+        a kernel in shared memory, which writes its notes to the lines of that slot.
         """
         service = self._service
         self._begun += 1

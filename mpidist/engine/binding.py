@@ -48,7 +48,10 @@ def held_bytes(program: Program) -> int:
 
 
 def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
-    """Return the bytes, by id, of the arrays that only these actions keep alive."""
+    """Return the lengths in bytes, by ``id(array)``, of the arrays that these actions own.
+
+    Views of users' memory are made from addresses, own nothing, and are left out.
+    """
     found, ndarray = {}, np.ndarray
     for action in actions:
         for array in action.args if type(action) is partial else ():
@@ -73,7 +76,7 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
 
 
 class _Gone:
-    """The last transfer of a program with greetings, complete when the greetings are sent."""
+    """Transfer at the end of a program with greetings, complete when the greetings are sent."""
 
     __slots__ = ("start", "test")
 
@@ -90,7 +93,7 @@ class Bindable(Protocol):
 
     @property
     def roll_call(self) -> RollCall | None:
-        """Questions to the ranks of other nodes; None without such ranks or without greetings."""
+        """What asks ranks of other nodes for their calls; None if nobody is to be greeted."""
 
     def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
         """Return the transfer of these messages."""
@@ -238,7 +241,10 @@ class Binder:
     def _strand(
         self, written: Written, arena: MessageScratch, tag: int, heard: set[int]
     ) -> list[Round | Side]:
-        """Bind one strand; the greetings of the peers `heard` are compared in earlier rounds."""
+        """Bind one strand; add the peers whose greetings its rounds compare to `heard`.
+
+        Greetings of the peers that are in `heard` already are compared in earlier rounds.
+        """
         items: list[Round | Side] = []
         for item in written:
             if isinstance(item, Strands):

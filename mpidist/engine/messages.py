@@ -187,11 +187,11 @@ class PointToPoint:
             )
 
     def _input(self, x: Any) -> np.ndarray:
-        """Return the array to send."""
+        """Return a numpy array of the elements of `x`, a user's argument to send."""
         return as_input(x, self.place.rank)
 
     def _output(self, out: Any) -> np.ndarray:
-        """Return the array to receive into."""
+        """Return a numpy array on the memory of `out`, a user's argument to receive into."""
         if type(out) is np.ndarray and out.flags.carray and not out.dtype.hasobject:
             return out  # contiguous and writable
         return as_output(out, self.place.rank)
@@ -213,7 +213,10 @@ class PointToPoint:
     def _take(
         self, first: Any, room: Room, form: Form | None, peer: int | None, tag: int
     ) -> Iterator[None]:
-        """Receive a message; a generator that yields while a part is missing."""
+        """Receive a message into `room`, once its header has arrived in `first`.
+
+        A generator, which yields while a part of the message is missing.
+        """
         while not first.test():
             yield
         content = first.content
@@ -241,7 +244,7 @@ class PointToPoint:
             room.filled()
 
     def _drop(self, nbytes: int, peer: int, wire: int) -> Iterator[None]:
-        """Receive and drop a mismatched message, so that its sender does not wait forever."""
+        """Receive and discard a mismatched message, so that its sender does not wait forever."""
         memory = np.empty(min(nbytes, CHUNK_BYTES), np.uint8)
         for start in range(0, nbytes, CHUNK_BYTES):
             request = self.backend.irecv(memory[: nbytes - start], peer, wire)

@@ -46,7 +46,7 @@ def key_of(call: Call, algorithm: str) -> CallKey:
 
 
 def _at(data: np.ndarray | None) -> tuple[int, int] | None:
-    """Return address and length of an array; (0, 0) if it is empty, as it has no own address."""
+    """Return address and length of an array; (0, 0) if it is empty: its address has no meaning."""
     if data is None:
         return None
     size = data.size
@@ -56,9 +56,9 @@ def _at(data: np.ndarray | None) -> tuple[int, int] | None:
 def owners_of(call: Call) -> list[Any]:
     """Return the objects that a bound call depends on: when one is deleted, the call is dropped.
 
-    These are the owners of its arrays' memory, and a user's function: one that is made anew in
-    every call, with all that it captures, is not to be kept.  Of memory that no weak reference
-    can watch, the last array on the way to it.
+    These are the owners of its arrays' memory, and a user's function, which the cache must not keep
+    alive: the user may make a new one for every call.  If the owner of an array's memory takes no
+    weak reference, it is replaced by the last base of the array that does.
     """
     found: list[Any] = []
     for data in (call.x, call.out):
@@ -126,9 +126,9 @@ class Bound:
     nbytes : int
         Bytes that it holds: scratch memory, requests, arrays, and its own objects.
     used : int
-        Number of the operation before its last use by address.
+        Number of operations begun before its last use by :meth:`Programs.get`, by addresses.
     shared : bool
-        Whether calls are copied into arrays of its own, and out.
+        Whether it has arrays of its own: a call's input is copied in, and its result copied out.
     x, out : ndarray or None
         These arrays.
     served : Served or None
@@ -178,7 +178,7 @@ class Repeated:
     run : callable
         Serves the call again.
     used : int
-        Number of the operation before its last use.
+        Number of operations begun before its last use.
     served : Served or None
         How it is served, for traces.
     """
@@ -219,11 +219,11 @@ class Programs:
     call or two.  A bound call refers to memory by address and is dropped when the memory's owner
     dies, so it neither outlives the user's array nor keeps it alive.
 
-    Once the cache is full, a call replaces another only if that was not used since the call's own
-    last use: the reuse distances of both are compared, as in LIRS (Jiang and Zhang, SIGMETRICS
-    2002).  A loop over more arrays than fit thus keeps as many as fit.  The least recently used
-    alone would not do: each call of the loop would drop the one that is needed soonest, and be
-    dropped before its next turn.
+    Once the cache is full, a new call replaces a kept one only if that has not been used since the
+    previous use of the new call: their reuse distances are compared, as in LIRS (Jiang and Zhang,
+    SIGMETRICS 2002).  A loop over more arrays than fit thus keeps as many as fit.  To drop the
+    least recently used call would not do: each call of the loop would drop the one that is needed
+    soonest, and be dropped before its next turn.
 
     A hit only writes `used`.  As in CLOCK, the order is brought up to date when room is needed.
 
@@ -301,7 +301,8 @@ class Programs:
     def repeat(self, key: CallKey, call: Call, bound: Bound, x: Any, out: Any) -> None:
         """Register a bound call for :meth:`find` under the user's arrays, if they are its memory.
 
-        At the second use of an array: views may be made anew for every call.
+        A view is registered at its second use only, because users may make new views for every
+        call.
 
         Parameters
         ----------
@@ -344,8 +345,8 @@ class Programs:
         key : hashable
             Names the call.
         *things : object
-            Only a call with these very objects counts: others may have their identity later.  The
-            note keeps neither them nor the key alive.
+            A previous use counts only if it had these very objects: after their end, new objects
+            may have the same ``id``.  The record keeps neither them nor the key alive.
 
         Raises
         ------

@@ -69,7 +69,10 @@ class Reports:
             self._check_elsewhere(sequence, operation)
 
     def _check_elsewhere(self, sequence: int, operation: str) -> None:
-        """Ask the next rank; raise if a rank runs a different operation, or reports a failure."""
+        """Ask a rank of another node, without waiting; raise if the answers so far show an error.
+
+        That is a different operation, or a failure that a rank has reported.
+        """
         roll_call = self._roll_call
         if roll_call is None:
             return
@@ -96,8 +99,9 @@ class Reports:
     def notify(self, sequence: int, error: BaseException) -> None:
         """Notify other ranks that an operation will not complete.
 
-        After a passed deadline, the ranks of this node that have not arrived: in a native call they
-        would hang.  After a mismatch, those of other nodes: those of this node compare themselves.
+        After a passed deadline the board tells the ranks of this node that arrive later: they would
+        hang in a native call.  After a mismatch a message tells the ranks of other nodes; those of
+        this node find it by their own comparison.
         """
         if isinstance(error, CollectiveTimeout) and error.sequence is not None:
             self._backend.board.give_up(error.sequence)
@@ -174,7 +178,7 @@ class Reports:
     ) -> CollectiveTimeout:
         """Return the error to raise for an operation not finished within `seconds`.
 
-        Without `ask` it uses the board only, and makes no call of MPI.
+        `ask`: whether to ask other nodes too; else it reads the board only, and does not call MPI.
         """
         board, rank = self._backend.board, self._backend.rank
         missing: tuple[int, ...] = ()
@@ -216,5 +220,5 @@ class Reports:
 
 
 def _timed_out(ranks: Sequence[int]) -> str:
-    """Return the text for ranks that have given up an operation."""
+    """Return the part of a report that names ranks that have given up an operation."""
     return f"rank {', '.join(map(str, ranks))} has timed out in this operation"

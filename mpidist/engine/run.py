@@ -107,7 +107,7 @@ class Engine:
         return self.patiently(lambda until: wait(test, until, self.background()), deadline)
 
     def patiently(self, wait: Callable[[float | None], bool], deadline: float | None) -> bool:
-        """Return ``wait(deadline)``, interrupted at intervals to call the alarm."""
+        """Return the result of ``wait(deadline)``, interrupted at intervals to call the alarm."""
         if self.alarm is None:
             return wait(deadline)
         until = time.monotonic() + ALARM_SECONDS[0]
@@ -123,7 +123,7 @@ class Engine:
         return self.progress if _pending.engines else None
 
     def progress(self) -> None:
-        """Poll pending operations of all communicators; each engine raises its own errors."""
+        """Poll pending operations of all communicators; raise errors of this one's only."""
         for engine in tuple(_pending.engines):
             if engine is self:
                 self.active = [run for run in self.active if not run.test()]

@@ -207,7 +207,10 @@ class Service:
         return bound
 
     def _of_kind(self, call: Call, executor: Executor, way: Way) -> Bound | None:
-        """Return the bound call, with its own arrays, that calls of this kind share; or None."""
+        """Return the bound call that all calls of one :meth:`Executor.kind` share, or None.
+
+        It has arrays of its own, and is bound at the second call of the kind.
+        """
         kind = executor.kind(call)
         if kind is None:
             return None

@@ -209,7 +209,10 @@ def merge(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
-    """Join rows whose pieces follow each other in every column, and leave out empty rows."""
+    """Join consecutive rows, each the pieces of one action, that follow each other in every piece.
+
+    Rows of empty pieces are left out.
+    """
     merged: list[tuple[Piece, ...]] = []
     for row in pairs:
         if row[0][1] == row[0][2]:

@@ -76,14 +76,14 @@ class VisibleGpus:
 
 
 def choose(ranks: Sequence[VisibleGpus]) -> list[int]:
-    """Return the number of each rank's GPU: of those visible to it, the first with fewest ranks.
+    """Choose each rank's GPU, by its index in `gpus`: the first one that the fewest ranks use.
 
-    If all ranks of a host see the same n GPUs, that is the local rank modulo n; if each rank sees
-    only a GPU of its own, 0.
+    A rank that uses a GPU already keeps it.  If all ranks of a host see the same n GPUs, the index
+    is the local rank modulo n; if each rank sees only a GPU of its own, 0.
 
     Parameters
     ----------
-    ranks : sequence of Seen
+    ranks : sequence of VisibleGpus
         The GPUs of each rank; each rank sees at least one.
     """
     users = Counter(seen.place for seen in ranks if seen.place is not None)
@@ -124,7 +124,7 @@ def warn_of_sharing(ranks: Sequence[VisibleGpus], rank: int) -> str | None:
 
     Parameters
     ----------
-    ranks : sequence of Seen
+    ranks : sequence of VisibleGpus
         The GPUs visible to and in use by each rank.
     rank : int
         This rank.

@@ -230,7 +230,7 @@ class IpcKernels(GpuExecutor):
         self._event = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a blocking call has a kernel; background calls would need a barrier."""
+        """Return whether a call has a kernel here: a blocking one without a requested algorithm."""
         return algorithm == "auto" and call.collective in NEEDS and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:

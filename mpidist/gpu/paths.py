@@ -102,7 +102,7 @@ class RankProperties:
         Bytes of a chunk of the staged path.
     no_nccl : str
         Why NCCL cannot be used on this rank; empty if it can.
-    seen : Seen or None
+    seen : VisibleGpus or None
         The GPUs visible to it, and the one in use.
     """
 
@@ -159,7 +159,7 @@ class GpuPaths(Protocol):
         """Whether NCCL is the path of at least one class of operations."""
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether sums should use symmetric memory: without NCCL, if `dtype` allows it."""
+        """Return whether to sum in symmetric memory: without NCCL, if kernels add `dtype`."""
 
     def serves_alone(self, x: Any, collective: str) -> bool:
         """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory."""

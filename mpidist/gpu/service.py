@@ -120,7 +120,7 @@ class GpuService:
     # -- symmetric memory -----------------------------------------------------------------------
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether sums should use symmetric memory: without NCCL, if `dtype` allows it."""
+        """Return whether to sum in symmetric memory: without NCCL, if kernels add `dtype`."""
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
     def serves_alone(self, x: Any, collective: str) -> bool:

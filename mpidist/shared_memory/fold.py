@@ -116,7 +116,11 @@ def _combine_in_dtype(
     first: np.ndarray,
     scratch: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Return actions that combine the ranks' pieces in their own dtype, into `first`."""
+    """Return actions that combine the ranks' pieces in their own dtype, with the result in `first`.
+
+    `apart` means that `first` shares no memory with another rank's input, so that it can hold
+    intermediate results.
+    """
     function: Callable[..., Any] = op.function if op.builtin else op.combine
     value, order = pieces[rank], outward(rank, len(pieces))
     actions: list[Action] = []
@@ -144,7 +148,10 @@ def _combine_in_float32(
     first: np.ndarray,
     scratch: dict[str, np.ndarray],
 ) -> list[Action]:
-    """Return actions that combine in float32 and round; a mean divides the inputs, as elsewhere."""
+    """Return actions that combine half-precision pieces in float32, rounded at the end to `first`.
+
+    A mean divides each input first, as all algorithms do in half precision.
+    """
     value = _scratch_array(scratch, "value", first.size, np.float32)
     other = _scratch_array(scratch, "other", first.size, np.float32)
     actions: list[Action] = [partial(widen, pieces[rank], value, divisor)]

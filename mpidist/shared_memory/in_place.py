@@ -50,8 +50,8 @@ BY_PARTS = ("gather", "scatter")
 def location_of(call: Call, heap: Heap) -> Location | None:
     """Return the location of the array that must be symmetric, or None if it is private.
 
-    Numpy gives an empty array no address of its own, so a rank whose part has no elements cannot
-    find the allocation of the others' parts: then it is None as well.
+    It is None on every rank if any rank's part is empty: numpy gives an empty array no address of
+    its own, so that rank could not find the allocation of the others' parts.
     """
     need = NEEDS.get(call.collective)
     if need is None or call.on_device:

@@ -76,13 +76,16 @@ def divisor(call: Call) -> int:
 def combine(
     call: Call, inputs: Sequence[np.ndarray], owner: int, part: slice, target: np.ndarray
 ) -> list[Action]:
-    """Return the actions that combine a slice of all ranks' inputs as its owner orders them."""
+    """Return the actions that combine a slice of all ranks' inputs, in the order of its owner.
+
+    The order is that of :func:`~mpidist.shared_memory.fold.fold`, with `owner` as the rank.
+    """
     assert call.op is not None
     return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
 
 
 def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Action]:
-    """Return the actions that combine the whole inputs, each slice as its owner orders them.
+    """Return the actions that combine the whole inputs, each slice in the order of its owner.
 
     With two ranks both orders give the same bits, so the whole is one slice.
     """
@@ -114,7 +117,7 @@ def unowned(x: np.ndarray) -> np.ndarray:
 
 
 def copier(result: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Action]:
-    """Return the function that binds copies into `result`: `stream` if it is long, else `store`."""
+    """Return the function that makes copies into `result`: `stream` if it is long, else `store`."""
     return stream if streams(result.nbytes) else store
 
 

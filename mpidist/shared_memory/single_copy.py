@@ -77,7 +77,10 @@ class _PeerArrays:
         self._own = [(which, address(data)) for which, data in arrays if data is not None]
 
     def publish(self, which: int, data: np.ndarray) -> None:
-        """Note the address of `data` in place of the call's own array, and keep `data` alive."""
+        """Announce `data` to the other ranks in place of the call's input or result; keep it alive.
+
+        `which` is `_X` for the input, `_OUT` for the result.
+        """
         self._own = [(w, a) for w, a in self._own if w != which] + [(which, address(data))]
         self._published = data
 

@@ -68,7 +68,11 @@ class Staged(Executor):
         return self.name
 
     def kind(self, call: Call) -> Hashable:
-        """Return the key of short calls that can share a program with its own arrays, or None."""
+        """Return the key of the calls that can share one program; None for long ones.
+
+        That program has arrays of its own, through which calls with any arrays go.  None also for
+        reductions by a user's function.
+        """
         if call.nbytes > _MAX_SHARED_BYTES or not (call.op is None or call.op.builtin):
             return None
         op = None if call.op is None else call.op.name

@@ -217,7 +217,10 @@ class NcclCollectives(GpuExecutor):
         self._service.broken = f"{reason}; create a new communicator"
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether the call's path is NCCL; not for symmetric arrays in the background."""
+        """Return whether the call's path is NCCL.
+
+        Not if "auto" is to serve symmetric arrays in the background.
+        """
         if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
             return False
         if not background or algorithm != "auto":

@@ -80,7 +80,7 @@ def _rounds_of(written: Written) -> list[tuple[Step, ...]]:
 
 
 def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Remove one rank's next round; return its numbers of messages to and from each peer."""
+    """Remove one rank's next round; return its counts of messages to each peer, and from each."""
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     for step in rounds.popleft() if rounds else ():
