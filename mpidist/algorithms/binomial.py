@@ -17,7 +17,11 @@ def _block_0(first: int, stop: int) -> Blocks:
 def _up(
     rank: int, size: int, arrive: type[Reduce] | type[Recv] = Reduce, part: Part = _block_0
 ) -> Iterator[Round]:
-    """Yield a reduce or gather up the tree to rank 0, small subtrees first."""
+    """Yield one rank's reduce or gather up the tree to rank 0, small subtrees first.
+
+    `arrive` is the step that receives, and ``part(first, end)`` returns the blocks that are sent
+    for the ranks `first` to `end` - 1 of a subtree.
+    """
     for distance in powers(size):
         if rank & distance:
             yield Send(rank - distance, part(rank, min(rank + distance, size)))
@@ -28,7 +32,11 @@ def _up(
 
 
 def _down(rank: int, size: int, part: Part = _block_0) -> Iterator[Round]:
-    """Yield a broadcast or scatter down the tree from rank 0, large subtrees first."""
+    """Yield one rank's broadcast or scatter down the tree from rank 0, large subtrees first.
+
+    ``part(first, end)`` returns the blocks that are sent to the ranks `first` to `end` - 1
+    of a subtree.
+    """
     for distance in reversed(powers(size)):
         child = rank + distance
         if rank % (2 * distance) == distance:

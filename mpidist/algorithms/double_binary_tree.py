@@ -30,7 +30,10 @@ def _top(low: int, count: int) -> list[int]:
 
 
 def _relatives(node: int, size: int) -> tuple[int | None, list[int]]:
-    """Return parent and children of a node; the last node is the root, above the in-order tree."""
+    """Return parent and children of a node in a tree whose root is the last node.
+
+    Below the root is the in-order tree over the other nodes.
+    """
     inner = size - 1
     if node == inner:
         return None, _top(0, inner)
@@ -57,7 +60,11 @@ def _broadcast(node: int, size: int, block: int) -> Iterator[Round]:
 def _both(
     rank: int, size: int, root: int, half: Callable[[int, int, int], Iterator[Round]]
 ) -> Iterator[Round]:
-    """Yield the schedule `half` on both trees; the second is mirrored, or shifted by a rank."""
+    """Yield both halves of the data as two strands, each on a tree of its own.
+
+    ``half(rank, size, block)`` is the schedule of one half.  In the second tree the ranks are
+    mirrored, or shifted by one rank, so that inner ranks of one tree are leaves of the other.
+    """
     others = [(root + 1 + i) % size for i in range(size - 1)]
     mirrored = others[::-1] if len(others) % 2 == 0 else others[1:] + others[:1]
     strands = []

@@ -84,7 +84,10 @@ def base(size: int) -> int:
 
 
 def fold(rank: int, size: int, keep: int = -1) -> Fold:
-    """Return the folding of `size` ranks; a pair's proxy is its upper rank, or `keep` if in it."""
+    """Return the folding of `size` ranks.
+
+    The proxy of a pair is its upper rank, except that rank `keep` is never an extra.
+    """
     pairs = size - base(size)
     players = [2 * i if 2 * i == keep else 2 * i + 1 for i in range(pairs)]
     players += range(2 * pairs, size)

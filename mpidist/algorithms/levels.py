@@ -31,7 +31,8 @@ def play(
     rank : int
         This rank, one of `ranks`.
     shares : sequence of sequence of int
-        The blocks of each rank's part; a single share for collectives without a part per rank.
+        Blocks of the enclosing schedule on which the algorithm works: those of each rank's part,
+        or a single share for collectives without a part per rank.
     root : int
         One of `ranks`, for collectives with a root.
     """
@@ -62,7 +63,7 @@ def lane_of(rank: int, groups: Groups) -> tuple[int, ...]:
 
 
 def member(lane: Sequence[int], node: Sequence[int]) -> int:
-    """Return the rank of a lane on a node."""
+    """Return the rank that is both in a lane and on a node."""
     return next(rank for rank in lane if rank in node)
 
 
@@ -72,13 +73,13 @@ def leaders_of(groups: Groups, root: int = -1) -> tuple[int, ...]:
 
 
 def slices(blocks: int, ranks: Sequence[int]) -> list[Share]:
-    """Return one slice of the blocks for each rank, of equal length."""
+    """Cut `blocks` blocks into slices of equal length, one for each of `ranks`."""
     each = blocks // len(ranks)
     return [range(i * each, (i + 1) * each) for i in range(len(ranks))]
 
 
 def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
-    """Return the blocks owned by `ranks`, if each rank owns equally many."""
+    """Return the numbers of the blocks that `ranks` own, if all `size` ranks own equally many."""
     each = blocks // size
     return tuple(block for rank in ranks for block in range(rank * each, (rank + 1) * each))
 
@@ -113,7 +114,10 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
 
 
 def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return `requires` and `blocks` of ``@algorithm`` for an algorithm by leaders of nodes."""
+    """Return `requires` and `blocks` of ``@algorithm`` for an algorithm by leaders of nodes.
+
+    Parameters are those of :func:`lanes`, with the leaders in place of the lanes.
+    """
     per_rank = COLLECTIVES[collective].per_rank
 
     def parts(groups: Groups, local: str, across: str) -> Iterator[tuple[Algorithm, int]]:

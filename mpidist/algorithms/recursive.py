@@ -11,13 +11,19 @@ from .ring import allgather_ring
 
 
 def _exchange(rank: int, size: int) -> Iterator[Round]:
-    """Yield exchanges of the whole sum with the ranks at distance 1, 2, 4, … (power of two)."""
+    """Yield an allreduce by recursive doubling, on a power of two of ranks.
+
+    In each round the rank exchanges its whole sum with the one at distance 1, 2, 4, ….
+    """
     for distance in powers(size):
         yield Send(rank ^ distance), Reduce(rank ^ distance)
 
 
 def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, range, range]]:
-    """Return (partner, blocks kept, blocks sent) for each round of recursive halving."""
+    """Return (partner, blocks kept, blocks sent) for each round of recursive halving.
+
+    Partners are at distance 1, 2, 4, … if `nearest_first`, else in the reverse order.
+    """
     kept, rounds = range(size), []
     distances = powers(size) if nearest_first else powers(size)[::-1]
     for distance in distances:
@@ -29,25 +35,31 @@ def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, range,
 
 
 def _halve(rank: int, size: int, nearest_first: bool = False) -> Iterator[Round]:
-    """Yield a reduce-scatter (power of two); with the farthest first, rank r ends with block r."""
+    """Yield a reduce-scatter by recursive halving, on a power of two of ranks.
+
+    Rank r ends with block r, unless `nearest_first`.
+    """
     for partner, kept, given in _halves(rank, size, nearest_first):
         yield Send(partner, given), Reduce(partner, kept)
 
 
 def _unhalve(rank: int, size: int, nearest_first: bool = False) -> Iterator[Round]:
-    """Yield an allgather (power of two): the rounds of the halving in reverse."""
+    """Yield an allgather on a power of two of ranks: the rounds of :func:`_halve` in reverse."""
     for partner, kept, given in reversed(_halves(rank, size, nearest_first)):
         yield Send(partner, kept), Recv(partner, given)
 
 
 def _halve_and_back(rank: int, size: int) -> Iterator[Round]:
-    """Yield an allreduce (power of two); the nearest partner first keeps operands in rank order."""
+    """Yield an allreduce on a power of two of ranks: :func:`_halve`, then :func:`_unhalve`.
+
+    The nearest partner comes first, which keeps operands in rank order.
+    """
     yield from _halve(rank, size, nearest_first=True)
     yield from _unhalve(rank, size, nearest_first=True)
 
 
 def _all(count: int) -> Callable[[int], range]:
-    """Return a function that returns the numbers of all blocks, whatever the rank."""
+    """Return a function that returns the numbers of all `count` blocks, for any rank."""
     return lambda rank: range(count)
 
 

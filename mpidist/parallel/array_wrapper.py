@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Wrapper:
-    """The methods of a module, which call those of the wrapped one.
+    """The module methods of a DDP, each of which calls the wrapped module's.
 
     ``backward`` ends with the averaging of the gradients, unless ``sync`` is "manual".
     """
@@ -29,7 +29,7 @@ class Wrapper:
 
     @staticmethod
     def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
-        """Raise InvalidArgument if there are options that a DDP does not have."""
+        """Raise InvalidArgument if `others` is not empty: a DDP has only the named `options`."""
         if others:
             raise InvalidArgument(
                 f"rank {rank}: DDP has no option {', '.join(others)}: expected {', '.join(options)}"
@@ -64,7 +64,10 @@ class Wrapper:
         return list(self.module.parameters())
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """Return names (or numbers) and parameters whose gradients are averaged, each once."""
+        """Return (name, parameter) for each parameter whose gradient is averaged.
+
+        A shared parameter appears once.  Where the module gives no names, they are indices.
+        """
         return list(self.reducer.grouping.named)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -140,7 +140,7 @@ class Autotune:
 
     @property
     def observed(self) -> bool:
-        """Whether the order of gradients is known, or will not be observed any more."""
+        """Whether the order of gradients is final: it is known, or no more steps are observed."""
         return not self._left
 
     def ready(self, index: int) -> None:

@@ -197,7 +197,7 @@ class Bucket:
         return True
 
     def was_set(self, k: int) -> bool:
-        """Return whether gradient `k` was assigned, or added to in its zeroed view, by hand."""
+        """Return whether the user set gradient `k`: assigned it, or changed its zeroed view."""
         grad = self.parameters[k].grad
         if grad is None:
             return False
@@ -234,7 +234,10 @@ class Bucket:
             p.grad = view
 
     def settle(self) -> None:
-        """Check the shapes of the gradients, on one rank, where :meth:`collect` is not called."""
+        """Check the shapes of the gradients, where they are not sent.
+
+        On one rank :meth:`collect`, which checks them otherwise, is not called.
+        """
         for k, p in enumerate(self.parameters):
             if p.grad is not None:
                 self._check_shape(k, p.grad)

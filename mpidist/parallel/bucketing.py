@@ -180,7 +180,7 @@ class Grouping:
     buckets : tuple of Bucket
         The buckets, in the order in which a backward pass completes them.
     layout : list of tuple of int
-        Numbers of the parameters in each bucket.
+        Indices of the parameters in each bucket.
     where : dict of int to (int, int)
         The bucket of each parameter, and its place there.
     symmetric : bool
@@ -222,7 +222,7 @@ class Grouping:
         comm : Communicator
             The communicator on which buckets are sent.
         layout : list of tuple of int
-            Numbers of the parameters in each bucket, as :meth:`plan` returns them.
+            Indices of the parameters in each bucket, as :meth:`plan` returns them.
         algorithms : sequence of str, optional
             Algorithm of each bucket's allreduce; by default they are chosen.
         """

@@ -1,4 +1,4 @@
-"""Equal replicas: the initial broadcast, buffers after each step, and differences of ranks."""
+"""Keeping replicas equal: copies from one rank, equal buffers, and a search for differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_unlike(comm: Communicator, arrays: Named) -> dict[str, list[int]]:
 
 
 def describe_unlike(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
-    """Return the result of :func:`find_unlike` as text, with `most` names at most."""
+    """Return the result of :func:`find_unlike` as text, naming at most `most` arrays."""
     lines = [
         f"{name} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         for name, ranks in unlike.items()

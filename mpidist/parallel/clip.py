@@ -33,7 +33,8 @@ def clip_by_norm(
     total : callable, optional
         ``total(squares)`` returns the sum of squares over the ranks that hold parts.
     copies : sequence of array, optional
-        Gradients that are scaled too, but count elsewhere.
+        Gradients that are scaled by the same factor, but left out of the norm, because
+        equal ones are counted already.
 
     Returns
     -------

@@ -103,7 +103,7 @@ class Ownership:
         self._parameters = [p for _, p in named]  # while one is alive its id is not used again
 
     def why_not(self, rank: int) -> str:
-        """Return which parameters belong to another wrapper; an empty string if none does.
+        """Return an error text if parameters belong to another wrapper; empty if none does.
 
         A dropped wrapper may be alive on some ranks only, until the garbage collector finds it, so
         this rank's answer is to be exchanged.
@@ -165,7 +165,7 @@ def check_used(comm: Communicator, names: Sequence[str], touched: np.ndarray) ->
 
 
 class ParameterGuard:
-    """Checks that the module has the parameters it was wrapped with, and trains the same.
+    """Checks that a module still has, and still trains, the parameters it was wrapped with.
 
     A parameter that is unfrozen later would get each rank's own gradient.  One that is frozen later
     would get zeros, with which an optimizer's momentum and weight decay still move it.  One that
@@ -195,18 +195,21 @@ class ParameterGuard:
         self._note()
 
     def _note(self) -> None:
-        """Record the registered objects, and keep them alive, so that ids are not reused."""
+        """Record the parameters and submodules that the module has registered.
+
+        They are kept alive, so that their ids are not reused.
+        """
         self._registries = self._framework.registries(self._module)
         self._objects = [list(registry.values()) for registry in self._registries]
         self._object_ids = [list(map(id, objects)) for objects in self._objects]
 
     def check(self, rank: int) -> None:
-        """Raise if the module's parameters, or the trained ones, have changed.
+        """Raise if the module has other parameters than at first, or trains other ones.
 
         Raises
         ------
         InvalidArgument
-            If there are others, or others are trained; with their names.
+            If a parameter was added, removed, frozen or unfrozen; the message has the names.
         """
         if [list(map(id, registry.values())) for registry in self._registries] != self._object_ids:
             self._check_replaced(rank)

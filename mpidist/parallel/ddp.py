@@ -34,7 +34,7 @@ UNUSED = ("skip", "zero", "error")
 class DDP(NotCopyable):
     """A module whose gradients are averaged over the ranks of a communicator.
 
-    It is used in place of the module, and is one of the same library: ``model(x)``,
+    It is used in place of the module, and is itself a module of that library: ``model(x)``,
     ``model.parameters()``, ``model.train()``, ``model.state_dict()``.  The training loop does not
     change; gradients are averaged when a backward pass ends.
 
@@ -110,7 +110,10 @@ class DDP(NotCopyable):
         def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, module: Any = None, *_: Any, **options: Any) -> DDP:
-        """Return a DDP of the subclass for the library of `module`: for PyTorch, a torch Module."""
+        """Return an instance of the subclass that has the module methods of `module`'s library.
+
+        For a module of PyTorch it is a :class:`torch.nn.Module`, too.
+        """
         return super().__new__(_with_wrapper(cls, library(module)))  # type: ignore[arg-type]
 
     def __init__(
@@ -486,7 +489,7 @@ class DDP(NotCopyable):
 
 @cache
 def _with_wrapper(cls: Any, name: str | None) -> type[DDP]:
-    """Return a class of DDPs that are modules of a library."""
+    """Return `cls`, with the module methods for the library `name` added if it lacks them."""
     wrapper = adapter(name, "wrapper").Wrapper
     if issubclass(cls, wrapper):
         return cls
@@ -495,7 +498,7 @@ def _with_wrapper(cls: Any, name: str | None) -> type[DDP]:
 
 
 def _remove(removes: list[Remove | None]) -> None:
-    """Call the functions, each of which removes a callback, and empty the list."""
+    """Remove callbacks: call each function of the list, which removes one, and empty the list."""
     while removes:
         remove = removes.pop()
         if remove is not None:

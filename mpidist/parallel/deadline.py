@@ -11,7 +11,7 @@ TRAINING_SECONDS = 1800.0  # as PyTorch's
 def allow_for_training(comm: Communicator) -> None:
     """Set the deadline of a communicator to 30 minutes, unless the user has set one.
 
-    Communicators that are split off from it have the same.
+    Communicators that are later split off from it have the same deadline.
     """
     if "timeout" not in comm.config.given and comm.timeout == CollectiveConfig().timeout:
         comm.timeout = TRAINING_SECONDS

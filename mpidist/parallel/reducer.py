@@ -249,7 +249,7 @@ class Reducer:
                 bucket.take_back(k)
 
     def _end_step(self, transport: Transport) -> None:
-        """Reset the buckets; in the first steps regroup them, or change the transport."""
+        """Reset the buckets; in the first steps, regroup parameters or change the transport."""
         buckets = self.grouping.buckets
         self.pending, self._opened = [], False
         for bucket in buckets:
@@ -281,7 +281,9 @@ class Reducer:
     def regroup(
         self, layout: Layout, algorithms: Sequence[str] | None = None, observed: bool = True
     ) -> None:
-        """Change the buckets, for the last time if the order was observed; collective.
+        """Replace the buckets by those of `layout`; collective.
+
+        If `observed`, the layout is of an observed order, and training does not change it.
 
         Raises
         ------
@@ -305,12 +307,15 @@ class Reducer:
         return any(bucket.shard is not None for bucket in self.grouping.buckets)
 
     def fix(self, on_regroup: Callable[[], object]) -> None:
-        """Keep these buckets, with their gradients, until :meth:`regroup` calls `on_regroup`."""
+        """Keep parameters in their present buckets, and gradients in the buckets' buffers.
+
+        Only :meth:`regroup` still changes the buckets; it then calls `on_regroup`.
+        """
         self.fixed = self.active = True
         self._on_regroup = on_regroup
 
     def not_averaged(self) -> list[int]:
-        """Return the numbers of parameters with a gradient that was not averaged."""
+        """Return the indices of parameters with a gradient that was not averaged."""
         named = self.grouping.named
         return [i for i in np.flatnonzero(self.touched).tolist() if named[i][1].grad is not None]
 

@@ -93,9 +93,10 @@ class Clock:
         self._sync_began = perf_counter()
 
     def end(self, spans: Spans, recorder: Recorder | None = None) -> None:
-        """Record the end of a step, and sum its parts; `spans` is emptied.
+        """Record the end of a step, and add the times of its parts to the sums.
 
-        With a `recorder` they are events of a trace too.
+        `spans` has the communication of each bucket, and is emptied.  A `recorder` records the
+        computation and the ``sync_gradients()`` of the step as events of a trace.
         """
         now = perf_counter()
         began = self._sync_began if self._began is None else self._began

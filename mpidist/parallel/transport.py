@@ -110,7 +110,10 @@ def average(bucket: Bucket) -> Any:
 
 
 def add_span(spans: Spans, bucket: Bucket, began: float) -> None:
-    """Add the communication of a bucket, which has ended, to the spans and to a running trace."""
+    """Record that the communication of a bucket lasted from `began` to now.
+
+    It is added to `spans`, and to the trace if one is being recorded.
+    """
     ended, traced = perf_counter(), bucket.comm.traced
     spans.append((began, ended))
     if traced is not None:
@@ -285,7 +288,10 @@ class _Job:
         return self.complete.is_set()
 
     def wait(self) -> None:
-        """Wait for the thread; the collective that it calls has the deadline."""
+        """Wait until the thread has sent the bucket, and raise the error that it met.
+
+        No deadline is needed here: the thread's collective has one.
+        """
         while not self.complete.wait(ALIVE_SECONDS):
             if not self._thread.is_alive():
                 raise CommunicationError("the thread that sends gradients has ended")

@@ -48,11 +48,11 @@ class ShardPiece:
     shape: tuple[int, ...]
 
     def is_like(self, value: Any) -> bool:
-        """Return whether an array of the optimizer's state has one number per element."""
+        """Return whether a value of the optimizer's state has a number per element of the piece."""
         return tuple(getattr(value, "shape", ())) == (self.stop - self.start,)
 
     def read(self, value: Any) -> Any:
-        """Return the piece's elements of an array in a checkpoint; other values as they are."""
+        """Return the piece's part of an array in a checkpoint; other values are returned as is."""
         read = getattr(value, "read", None)
         return value if read is None else read(self.start, self.stop)
 
@@ -75,7 +75,7 @@ class ZeroOptimizer(NotCopyable):
     groups : iterable of dict, optional
         Parameter groups of PyTorch; by default one group with all parameters of the model.
     elementwise : bool
-        Whether an optimizer that is not known to do so updates each element by itself.
+        Set True for an optimizer that updates each element by itself, but is not known to.
     **options
         Options of the optimizer.
 
@@ -205,12 +205,15 @@ class ZeroOptimizer(NotCopyable):
             self._pieces += _cut(bucket, shard.mine, values)
 
     def _regroup(self) -> None:
-        """Divide the new buckets, which a checkpoint has brought, into shards."""
+        """Divide new buckets, those of a loaded checkpoint, and give the optimizer their pieces."""
         self._divide()
         self._model.framework.set_parameters(self.optimizer, self._group_pieces())
 
     def _group_pieces(self) -> list[list[Any]]:
-        """Return the flat parameters of each group, at least one, as optimizers require it."""
+        """Return the flat pieces of each group on this rank.
+
+        A group without any gets an empty one, because optimizers refuse an empty group.
+        """
         groups = self._groups or [{"params": list(self._model.parameters())}]
         members = [{id(p) for p in group["params"]} for group in groups]
         bucket, values = self._model.buckets[0], self._values[0]
@@ -304,7 +307,10 @@ class ZeroOptimizer(NotCopyable):
             group.update(options)
 
     def _load_sending(self, sending: Mapping[str, Any] | None) -> None:
-        """Adopt the buckets and algorithms of the saved run, for results with the same bits."""
+        """Adopt the buckets of the saved run, so that results have the same bits.
+
+        On as many ranks as then, its algorithms are adopted, too.
+        """
         if sending is None:
             return
         grouping = self._reducer.grouping
@@ -320,7 +326,10 @@ class ZeroOptimizer(NotCopyable):
 
 
 def _cut(bucket: Bucket, mine: slice, values: Any) -> list[ShardPiece]:
-    """Return the pieces of a bucket's parameters that lie in a slice of the bucket."""
+    """Return the pieces of a bucket's parameters that lie in its slice `mine`.
+
+    `values` is the buffer that holds the values of these parameters, in the bucket's order.
+    """
     pieces = []
     for i, (name, p) in enumerate(zip(bucket.names, bucket.parameters, strict=True)):
         begin = bucket.starts[i]

@@ -49,9 +49,9 @@ def _on_gpu(x: Any) -> bool:
 
 
 class ArrayTensors(DevicePlace):
-    """Arrays of numpy or cupy (see :class:`~.values.Tensors`).
+    """Conversion of numpy and cupy arrays to and from messages; see :class:`~.values.Tensors`.
 
-    They are received in the machine's byte order.
+    Arrays are received in the machine's byte order.
     """
 
     def form(self, x: Any) -> TensorForm:
@@ -266,7 +266,10 @@ class ArrayStage:
         return self._of_inputs(saved, found)
 
     def backward_input(self, saved: ArraySaved, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of the inputs; all gradients if the module has no halves."""
+        """Compute the gradients of the inputs.
+
+        A module without ``backward_input`` computes those of the parameters at the same time.
+        """
         if not self._halves:
             found = self.backward(saved, grads)
             saved.inputs, saved.layers, saved.again = [], [], None
@@ -292,7 +295,10 @@ class ArrayStage:
         return unflatten(saved.output_tree, whole, plain=False)
 
     def _of_inputs(self, saved: ArraySaved, found: Any) -> list[Any]:
-        """Return a gradient, or None, for each input tensor."""
+        """Return a copy of the gradient, or None, for each input tensor.
+
+        `found` is what the module's backward returned; InvalidArgument if it does not fit.
+        """
         if saved.tree is None:
             return []
         name = type(self.module).__name__

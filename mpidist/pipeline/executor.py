@@ -144,7 +144,11 @@ class PipelineExecutor:
         self._finish(None, began)
 
     def _begin(self, predicted: int) -> float:
-        """Begin a step; drop activations of a forward that no backward followed."""
+        """Begin a step, and return the time.
+
+        Activations are dropped that a forward without a backward has left.  `predicted` is the
+        largest number of live activations that the schedule allows.
+        """
         began = perf_counter()
         self._saved.clear()
         self._handed.clear()
@@ -305,7 +309,10 @@ class PipelineExecutor:
         self._seconds += perf_counter() - began
 
     def _sync(self) -> MpidistError | None:
-        """Average and add up gradients; return an error, which other ranks may not have."""
+        """Average gradients over replicas, and add up those of tied parameters; collective.
+
+        An error that other ranks may not have is returned, so that :meth:`_agree` can share it.
+        """
         problem: MpidistError | None = None
         for sync in (self._replicas.sync, self._tied.sync):  # both: other ranks wait in them
             try:
@@ -391,7 +398,7 @@ _ACTIONS: dict[str, Callable[..., TensorMessage | None]] = {
 
 
 def _tensors(message: TensorMessage, convert: Tensors) -> list[Any]:
-    """Return the tensors of a message."""
+    """Return the arrays of a message, converted to tensors of the stage that receives them."""
     tensor = convert.tensor
     return [tensor(array, f) for array, f in zip(message.arrays, message.metadata.tensors)]
 

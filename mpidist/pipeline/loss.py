@@ -1,4 +1,4 @@
-"""The loss of the last stage: of microbatches, weighted so that they add up to the batch's."""
+"""The loss: the last stage's microbatch losses, weighted to add up to the batch's loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
 
 
 def declared(function: Any, name: str) -> Any:
-    """Return a loss function's keyword of a partial, attribute or default of this name, or None."""
+    """Return the value that a loss function declares for `name`, such as "reduction", or None.
+
+    It is a keyword of a :class:`functools.partial`, an attribute, or a parameter's default.
+    """
     if isinstance(function, partial):
         return function.keywords.get(name, declared(function.func, name))
     if hasattr(function, name):
@@ -80,8 +83,8 @@ class MicrobatchLoss:
     target : tensor or structure of tensors
         The target of the microbatch.
     weight : float
-        Factor of the function's result.  With 0 the function is not called: the mean over nothing
-        is not a number.
+        Factor of the function's result.  With 0 the function is not called: the mean over no rows
+        would be NaN.
     rank : int
         Rank named by errors.
     """
@@ -92,7 +95,7 @@ class MicrobatchLoss:
         self._function, self._target, self.weight, self._rank = function, target, weight, rank
 
     def tensor(self, output: Any) -> Any:
-        """Return the weighted loss as a tensor with a graph."""
+        """Return the weighted loss as a tensor from which autograd can go backward."""
         if self.weight:
             found = self._function(output, self._target)
         else:
@@ -154,7 +157,8 @@ class BatchLoss:
     Attributes
     ----------
     total : float
-        Number by which the loss of the batch is divided; with replicas the mean of theirs.
+        Number by which the sum over the batch is divided: the rows, or targets, that count.  With
+        replicas it is set to the mean of their numbers.
     """
 
     def __init__(
@@ -179,7 +183,13 @@ class BatchLoss:
         self.total = sum(self.counts)
 
     def _find_counts(self, losses: Any) -> None:
-        """Set the divisors of the means, if the library knows the loss function."""
+        """Set each microbatch's divisor of the mean, if the function is a loss of its library.
+
+        Raises
+        ------
+        InvalidArgument
+            If another function ignores some targets: its divisors cannot be known.
+        """
         known = None
         if losses is not None and is_tensor(self._targets[0]):
             known = losses.known(self._function)

@@ -87,7 +87,10 @@ def tied_in(stage: Any) -> dict[str, Any]:
 
 
 def _tie(stages: Sequence[Any], layers: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> Any:
-    """Note the parameters that are in several stages; return these stages by name."""
+    """Find the parameters that several stages share; return those stages by the parameter's name.
+
+    They are remembered for :func:`tied_in`.
+    """
     found: dict[int, tuple[str, Any, list[int]]] = {}
     for number, (start, stop) in enumerate(ranges):
         for k in range(start, stop):
@@ -184,7 +187,11 @@ def _recording(layer: Any) -> AbstractContextManager[Any]:
 def _round(
     stage: Stage, tree: Tree, tensors: list[Any], first: bool
 ) -> tuple[float, tuple[Tree, list[Any]]]:
-    """Return the seconds of forward and backward of one layer, and its output."""
+    """Run forward and backward of one layer once; return the seconds that it took, and its output.
+
+    The output has the form of the input: `tree` and `tensors`, see :func:`~.values.flatten`.
+    `first` is whether this is the first layer, whose input needs no gradient.
+    """
     # A layer may change its input in place: every round gets a copy, as from another rank.
     convert = stage.tensors
     forms = [convert.form(t) for t in tensors]

@@ -360,7 +360,7 @@ class Pipeline:
         Returns
         -------
         float
-            The norm before, from sums in float64, on every rank.
+            The norm before scaling, from sums in float64, on every rank.
 
         Raises
         ------

@@ -102,13 +102,14 @@ class Tied:
     names : list of str
         The names on all ranks.
     copies : list of parameter
-        Parameters of this rank that repeat one which comes before them.
+        Tied parameters of this rank whose values are counted elsewhere: on a lower rank, or as an
+        earlier parameter of the same name.
 
     Raises
     ------
     InvalidArgument
-        On every rank, if one gives another type than a mapping to parameters, a name has only one
-        parameter, or shapes or dtypes differ.
+        On every rank: if one gives anything but a mapping to parameters, if a name has only one
+        parameter, or if shapes or dtypes differ.
     """
 
     def __init__(
@@ -146,7 +147,10 @@ class Tied:
                 self._begin_equal(name, part)
 
     def _begin_equal(self, name: str, part: Communicator) -> None:
-        """Copy the value of the lowest rank's first parameter to all that share its name."""
+        """Make the parameters of one name equal: copy the first of the lowest rank; collective.
+
+        `part` has the ranks that share the name.
+        """
         first, *others = self._parameters[name]
         part.broadcast(values := _array(first.data), 0, out=values)
         for p in others:
@@ -154,7 +158,10 @@ class Tied:
         self.copies += others if part.rank == 0 else [first, *others]
 
     def begin(self) -> None:
-        """Set aside the gradients of earlier steps, which are summed already."""
+        """Set aside the gradients of tied parameters from earlier steps, as those are sums already.
+
+        :meth:`sync` sums the gradients of this step, and adds them to the others.
+        """
         for name in self._comms:
             for k, p in enumerate(self._parameters[name]):
                 if p.grad is not None:
@@ -252,7 +259,12 @@ def clip(
     tied: Tied,
     max_norm: float,
 ) -> float:
-    """Scale the gradients of all stages to a norm; return their norm before; collective.
+    """Scale all stages' gradients to a norm of at most `max_norm`; collective.
+
+    Returns
+    -------
+    float
+        The norm before scaling.
 
     Raises
     ------

@@ -38,7 +38,7 @@ MARK = "@gpu"
 
 
 class DevicePlace:
-    """The device of a stage's tensors: its parameters', or without parameters the sender's.
+    """Where a stage's tensors are: on the device of its parameters, or, without any, of the sender.
 
     Attributes
     ----------
@@ -55,11 +55,14 @@ class DevicePlace:
 
     @cached_property
     def tensor_messages(self) -> TensorMessages:
-        """Copies of tensors between a GPU and messages."""
+        """The object that copies tensors between a GPU and messages."""
         return TensorMessages(self.direct())
 
     def place(self, dtype: str) -> tuple[str, bool]:
-        """Return a dtype's name without its GPU mark, and whether the tensor is on a GPU here."""
+        """Return a received dtype's name, and whether its tensor is to be on a GPU here.
+
+        In a message, the name has a suffix if the sender has the tensor on a GPU.
+        """
         marked = dtype.endswith(MARK)
         name = dtype[: -len(MARK)] if marked else dtype
         return name, marked if self.on_gpu is None else self.on_gpu
@@ -78,7 +81,7 @@ class Stage(Protocol):
 
     @property
     def splits(self) -> bool:
-        """Whether backward has two halves; otherwise the first half does everything."""
+        """Whether backward runs in two halves; if not, :meth:`backward_input` does all of it."""
 
     @property
     def tensors(self) -> Tensors:

@@ -58,7 +58,7 @@ def parameters(layer: Any) -> list[Any]:
 
 
 def layers_of(module: Any) -> int | None:
-    """Return the number of layers of a Sequential; None if their names are not their numbers."""
+    """Return the number of layers of a Sequential whose layers are named 0, 1, …; else None."""
     bare = module.module if isinstance(module, DDP) else module
     if type(bare) is Sequential:
         return len(bare.layers)
@@ -109,7 +109,7 @@ def deal(
 
 
 def _counted(layers: Sequence[int | None]) -> list[int] | None:
-    """Return the numbers of layers; None if any is unknown."""
+    """Return the number of layers of each stage as given; None if one is unknown."""
     known = [count for count in layers if count is not None]
     return known if len(known) == len(layers) else None
 

@@ -107,7 +107,10 @@ class StepTimes:
         self.bubble = 0.0
 
     def note(self, parts: Sequence[Sequence[Span]], seconds: float) -> None:
-        """Add the spans of a step, in one part, or in the parts of forward() and backward()."""
+        """Add the times of a step, which took `seconds` in all.
+
+        `parts` has the spans of step() as one part, or those of forward() and backward() as two.
+        """
         busy = sum([end - begin for part in parts for _, begin, end in part])
         whole = sum([part[-1].end - part[0].begin for part in parts])
         self.steps += 1

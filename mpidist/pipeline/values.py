@@ -58,9 +58,9 @@ def _tree(value: Any, tensors: list[Any], what: str) -> Tree:
 
 
 def unflatten(tree: Tree, tensors: Sequence[Any], plain: bool = True) -> Any:
-    """Return the value that has this tree and these tensors.
+    """Rebuild a value from its tree and its tensors, the results of :func:`flatten`.
 
-    Without `plain` the value has None in place of numbers and strings.
+    If `plain` is False, numbers and strings in it are replaced by None.
     """
     if tree == TENSOR:
         return tensors[0]
@@ -171,7 +171,7 @@ class Metadata(NamedTuple):
     tree
         Structure of the value, see :func:`flatten`.
     tensors : tuple of TensorForm
-        Dtype, shape and wish for a gradient of each tensor.
+        Dtype and shape of each tensor, and whether it needs a gradient.
     rows : int
         Number of rows of the batch in this microbatch, as the first stage counted them.
     """

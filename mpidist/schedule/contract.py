@@ -56,9 +56,9 @@ class Contract:
         return size if self.per_rank else 1
 
     def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
-        """Return a key of a block's length: two places with equal keys hold equally many elements.
+        """Return a key of a block's length: blocks with equal keys have equally many elements.
 
-        Two places certainly hold equally many elements only if their keys are equal.
+        Blocks with different keys may differ in length.
         """
         if self.name != "alltoall":
             return block

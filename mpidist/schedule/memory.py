@@ -28,7 +28,7 @@ class SymbolicMemory:
         self._equal = equal_blocks
 
     def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[BlockPlace]:
-        """Return the places that a step names."""
+        """Return (buffer, block) for each block that a step names; raise for an unknown buffer."""
         if buffer not in BUFFERS:
             raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(BUFFERS)}")
         return [(buffer, b) for b in block_tuple(spec)]
@@ -48,7 +48,7 @@ class SymbolicMemory:
         return values
 
     def write(self, strand: Strand, place: BlockPlace, value: int) -> None:
-        """Write a value to a place; raise if it is not writable, or may have another length."""
+        """Write a value to a place; raise if it is read-only, or may differ in length."""
         buffer, block = place
         rank = strand.rank
         if buffer == "in":

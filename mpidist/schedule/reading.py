@@ -74,7 +74,7 @@ class Reading:
             yield time, list(moves)
 
     def name(self, strand: tuple[int, ...]) -> str:
-        """Return a strand's letters with a colon; empty if there is only one strand."""
+        """Return a strand's name for labels, such as ``a:``; empty if there is only one strand."""
         if len(self.strands) < 2 or not strand:
             return ""
         return ".".join(_letter(number) for number in strand) + ":"

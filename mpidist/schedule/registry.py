@@ -44,7 +44,10 @@ def check_name(name: object, kind: str, reserved: Container[str]) -> None:
 
 
 def check_made(made: object, label: str, items: str, rank: int) -> None:
-    """Raise ScheduleError if a function returned nothing iterable, as one without yield does."""
+    """Raise ScheduleError if a schedule's function did not return an iterable, as without a yield.
+
+    `label` names the schedule, and `items` says what it must yield.
+    """
     if not isinstance(made, Iterable):
         raise ScheduleError(f"{label} returned {made!r}; it must yield its {items}", rank=rank)
 
@@ -124,7 +127,7 @@ class Algorithm(Registered):
         return self._ask(self.blocks, size, groups)
 
     def _ask(self, function: Callable[..., Any], size: int, groups: Groups | None) -> Any:
-        """Call a declared function with the parameters that it takes."""
+        """Return the result of `requires` or `blocks`, called with those parameters that it has."""
         known = {"groups": _groups(groups, size), "local": self.local, "across": self.across}
         return function(size, known)
 
@@ -311,9 +314,10 @@ def registered(function: Callable[..., Schedule]) -> Algorithm | None:
 
 
 def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any]:
-    """Return ``ask(size, known)``, which calls `function` with its own parameters among `known`.
+    """Return ``ask(size, known)``: it calls `function` with `size` and some arguments of `known`.
 
-    The signature is read only once, because that takes 20 µs and every binding calls it.
+    These are the ones that `function` has as parameters.  The signature is read only once,
+    because that takes 20 µs and every binding calls it.
     """
     parameters = inspect.signature(function).parameters
 
@@ -361,7 +365,7 @@ def documented_costs(doc: str) -> tuple[str, str]:
 def requirement(algorithm: Algorithm) -> str | None:
     """Return the sizes or nodes that an algorithm needs, as text; None if it serves all.
 
-    It is what the algorithm says of some that it refuses: from the word "expected" on.
+    Some sizes are tried; the text is what follows "expected" in the reason of the first refusal.
     """
     reasons = [algorithm.unsupported(size) for size in _SIZES]
     reasons.append(algorithm.unsupported(5, groups=_UNEVEN))

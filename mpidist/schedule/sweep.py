@@ -23,7 +23,10 @@ _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every 
 
 @dataclass(frozen=True)
 class ProofTask:
-    """The proofs of one algorithm and size for some roots, with all arities and groupings."""
+    """Some work of the sweep: to prove one algorithm for one size and some roots.
+
+    Each root is proved with all arities and with groupings of ranks by node; see :func:`_pairs`.
+    """
 
     collective: str
     name: str
@@ -35,7 +38,7 @@ class ProofTask:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a task."""
+    """The result of a :class:`ProofTask`: its counts, or the first counter-example."""
 
     task: ProofTask
     proofs: int
@@ -93,7 +96,10 @@ def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
 
 
 def _collected(future: Future, batch: list[ProofTask]) -> Iterator[Result]:
-    """Yield the results of a batch; prove it here if the other process could not."""
+    """Yield the results of a batch that another process proves.
+
+    If that process could not run it, the batch is proved in this one.
+    """
     try:
         yield from future.result()
     except (ImportError, UnknownName, BrokenProcessPool):
@@ -159,10 +165,11 @@ def _prove_all(task: ProofTask) -> Result:
 
 
 def _pairs(task: ProofTask, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
-    """Yield the pairs (root, grouping of ranks) to prove.
+    """Yield the pairs (root, grouping of ranks) of a task to prove.
 
-    With many ranks, the first, middle and last root are proved with all groupings, the others with
-    nodes of two, or of one if the ranks are odd and the nodes must be equal.
+    `served` has the groupings that the algorithm serves.  With many ranks, the first, middle and
+    last root are proved with all of them, the others with one: nodes of two ranks if that is
+    served, else the last.
     """
     ends = (0, task.size // 2, task.size - 1)
     small = [way for way in served if len(way[0]) == 2] or served[-1:]

@@ -62,9 +62,10 @@ class Terms:
         return self._sorted[value]
 
     def fault(self, value: int, block: int, expected: tuple[int, int] | None) -> str | None:
-        """Return a description of the error in a computed result, or None if it is correct.
+        """Return what is wrong with a value at the end of a schedule, or None if it is right.
 
-        Without `expected` (rank, block), the right result is `block` of all ranks combined.
+        The right value is the contribution `expected`, a (rank, block); if that is None, it is
+        `block` of all ranks combined.
         """
         mask = self._mask[value]
         if expected is not None:

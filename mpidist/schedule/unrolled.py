@@ -19,7 +19,8 @@ Written = list["tuple[Step, ...] | Strands"]
 def tags_of(limit: int) -> tuple[int, int]:
     """Return the number of tags per operation, and how many can be pending in the background.
 
-    Slot 0 belongs to blocking calls.  The collectives have the lower half of a backend's tags.
+    `limit` is the number of tags that a backend has; collectives use the lower half.  Blocking
+    calls have some of these tags, and each pending operation has as many of its own.
 
     Examples
     --------
@@ -64,7 +65,7 @@ class Lengths:
 
     @classmethod
     def even(cls, n: int, count: int, segments: int) -> Lengths:
-        """Return the lengths of `n` elements in `count` blocks of `segments` pieces each."""
+        """Return the lengths for `n` elements in `count` blocks of `segments` pieces each."""
         parts = [s.stop - s.start for s in blocks(n, count)]
         fine = _pieces(parts, segments)
         return cls(fine, fine)
@@ -73,7 +74,11 @@ class Lengths:
     def per_rank(
         cls, sends: Sequence[int], receives: Sequence[int], each: int, segments: int
     ) -> Lengths:
-        """Return the lengths of every rank's part in `each` blocks of `segments` pieces each."""
+        """Return the lengths where the ranks' parts differ in length.
+
+        `sends` and `receives` are the elements of each rank's part; it is cut into `each` blocks,
+        and each of these into `segments` pieces.
+        """
         incoming = _pieces(_pieces(sends, each), segments)
         if sends is receives:
             return cls(incoming, incoming)

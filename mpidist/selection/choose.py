@@ -75,7 +75,7 @@ def two_level_candidates(
     where = call.size, len(groups), crowded
 
     def fitting(rules: tuple[Rule, ...]) -> list[Choice]:
-        """Return the algorithms that can serve, first those whose rule holds for these bytes."""
+        """Return the rules' algorithms that can serve; those whose rule holds come first."""
         ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, *where))
         names = dict.fromkeys(rule.name for rule in ordered if rule.name != NATIVE)
         return [choice for name in names if (choice := able(name)) is not None]
@@ -354,7 +354,13 @@ class Ways:
         return self._choices[name] if self.can(name) else None
 
     def taken(self, name: str, why: str) -> Way:
-        """Return the implementation `name` as chosen; raise Unsupported if it cannot serve."""
+        """Return the implementation `name` with `why`, the reason for its choice.
+
+        Raises
+        ------
+        Unsupported
+            If it cannot serve the call.
+        """
         reason = self.why_not(name)
         if reason is not None:
             raise self.unsupported(name, reason)
@@ -376,7 +382,7 @@ class Ways:
             yield Way(algorithm.name, choice, reason or algorithm.summary, reason is None)
 
     def first(self, why: str) -> Way:
-        """Return the first implementation that can serve the call, or raise Unsupported."""
+        """Return the first in order of listing that can serve the call, or raise Unsupported."""
         for way in self._each():
             if way.can:
                 return replace(way, why=why)
@@ -513,7 +519,8 @@ def _predicted(
 def _rivals(ways: Ways) -> list[Choice]:
     """Return the algorithms from which the calibrated cost model chooses.
 
-    If native cannot serve the call, these are the rules' algorithms that can.
+    These are the rules' algorithms that can serve the call; none if there are fewer than two, if
+    native or symmetric memory can serve it, or if it is an uneven alltoall.
     """
     call, means = ways.call, ways.means
     if ways.can(NATIVE) or ways.can(SYMMETRIC) or call.uneven_alltoall:

@@ -189,7 +189,7 @@ class Steering:
         return type(self)(**kept)
 
     def level(self, collective: str, which: str, nbytes: int, size: int) -> str:
-        """Return the algorithm of one of two levels, ``"auto"`` if the user has not set it.
+        """Return the algorithm for one of the two levels; ``"auto"`` if the user has not set it.
 
         Parameters
         ----------

@@ -55,14 +55,17 @@ class Model:
         self._known: dict[tuple[str, str, int], float | None] = {}
 
     def seconds(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        """Return the time of an algorithm for the power of two next to `nbytes`.
+        """Return the predicted time of an algorithm, for the power of two nearest to `nbytes`.
 
         None for more than 16 ranks.  The schedule is simulated in at most 16 segments.
         """
         return None if self._size > MOST_RANKS else self.seconds_of_few(collective, choice, nbytes)
 
     def seconds_of_few(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        """Return the time of :meth:`seconds`; more than 16 ranks are scaled down."""
+        """Return the predicted time as :meth:`seconds` does, for any number of ranks.
+
+        For more than 16 it is the time of a smaller grouping; see :func:`scaled_down`.
+        """
         bucket = 1 << round(math.log2(max(nbytes, 1)))
         key = (collective, choice.name, bucket)
         if key not in self._known:
@@ -192,7 +195,10 @@ class Estimates:
     # -- the table ------------------------------------------------------------------------------
 
     def entry(self, call: Call, memory: str) -> tuple[TuningEntry | None, str]:
-        """Return the table's entry for a call, or None with the reason ("" without a table)."""
+        """Return the tuning table's entry for a call, and ""; or None, and why there is none.
+
+        Without a table the reason is empty.  `memory` is the result of :func:`memory_of`.
+        """
         if self.table is None:
             return None, ""
         if self.mute:

@@ -78,7 +78,7 @@ class TuningEntry:
 
     @classmethod
     def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
-        """Return an entry made from the implementations chosen at some sizes.
+        """Return an entry, given the implementation `chosen` for each measured size in bytes.
 
         Between two sizes with different ways the bound is where their times, interpolated on
         logarithmic axes, cross; it is in the middle if one way was not measured at both sizes.
@@ -251,7 +251,7 @@ def _write(entry: TuningEntry) -> dict[str, Any]:
 
 
 def _read(entry: Any, where: str) -> TuningEntry:
-    """Return one entry of the document; ConfigError if it is wrong."""
+    """Return an entry of a table in JSON, parsed; ConfigError, naming `where`, if it is wrong."""
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} is {entry!r:.60}: expected an object")
     key = _read_key(entry, where)

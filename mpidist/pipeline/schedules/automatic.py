@@ -26,8 +26,8 @@ class PlannerRule:
     order : str
         Kinds of actions, the most urgent first.
     patience : float
-        Share of a less urgent action for which a more urgent one may have to wait; with 1 a free
-        rank never waits.
+        Largest delay of a more urgent action by a less urgent one that begins before it, as a
+        share of the less urgent one's time; with 1 a free rank never waits.
     lead : int or None
         Stage s is at most ``lead * (p - s)`` microbatches ahead of its backward; None: no limit.
     """
@@ -87,7 +87,10 @@ class Planner:
         return self.orders
 
     def _choose(self, now: float, rank: int) -> None:
-        """Begin the most urgent action that can begin, unless waiting for another is faster."""
+        """Begin the most urgent action that can begin on a free rank.
+
+        None begins if it would delay a more urgent one by more than the rule's patience.
+        """
         soonest = float("inf")
         # Later chunks first: nearer to the loss, they free memory sooner.
         for kind, chunk in product(self.rule.order, reversed(range(self.placement.chunks))):
@@ -124,7 +127,10 @@ class Planner:
         return 0.0 if stage == 0 else self.arrived.get(("F", stage, microbatch), never)
 
     def _begin(self, now: float, kind: str, rank: int, stage: int, chunk: int, took: float) -> None:
-        """Record an action, with the events that follow from it."""
+        """Begin the next action of a kind, and record its end and the arrival of its message.
+
+        `took` is the time that the action takes.
+        """
         microbatch = self.next[kind][stage]
         self.next[kind][stage] += 1
         made: Action
@@ -217,7 +223,9 @@ def automatic(
 
 
 def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
-    """Return the cap of each rank; `cap` is one number for all, one for each, or None: p * v.
+    """Return the cap of each rank: by default ``size * chunks``.
+
+    `cap` is one number for all ranks, or one for each, or None for the default.
 
     Raises
     ------
@@ -261,7 +269,7 @@ def _candidates(
 
 
 def _schedule(parts: list[list[Action]], place: Placement, microbatches: int) -> PipelineSchedule:
-    """Return precomputed actions as a schedule."""
+    """Return a schedule that yields these actions, one list for each rank."""
 
     def requires(size: int, number: int, chunks: int) -> str | None:
         if (size, number) == (place.ranks, microbatches):

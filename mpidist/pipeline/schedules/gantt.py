@@ -99,7 +99,7 @@ def sheet(title: str, panels: Sequence[Panel]) -> Sheet:
 
 
 def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
-    """Add the legend of the colours."""
+    """Add the legend to a sheet: the colours of `kinds` of actions, and the shades of chunks."""
     x = 16.0
     for kind in (kind for kind in MEANINGS if kind in kinds):
         made.boxes.append(Box(x, 42, 18, 16, COLOURS[kind], kind, True))
@@ -111,7 +111,10 @@ def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
 
 
 def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> float:
-    """Lay out one timeline from height `y` on; return the height at which it ends."""
+    """Lay out one timeline from height `y` on; return the height at which it ends.
+
+    `scale` is in pixels per unit of time; `whole` is the longest time among the panels.
+    """
     line = panel.timeline
     room = 7 * len(str(line.microbatches - 1)) + 3  # a number in every box, or in none
     if panel.heading:

@@ -80,7 +80,7 @@ class Outstanding:
         return sum(map(len, self._lives.values()))
 
     def see(self, rank: int, index: int, step: Step) -> None:
-        """Count the messages of a step; steps come in an order in which they can run."""
+        """Count the messages of a step; call it for all steps in an order in which they can run."""
         clock = self._clock[rank]
         message = step.receive
         if message is not None and not message.local:

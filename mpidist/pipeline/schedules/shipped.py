@@ -89,7 +89,11 @@ def _groups(microbatches: int, size: int) -> list[range]:
 
 
 def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator[Action]:
-    """Yield F, I and W: I follows F by `lead` steps per later stage, W by `lead` * (p-1)."""
+    """Yield at most one F, one I and one W per step, in this order.
+
+    Stage s of p runs F of microbatch k in its step k, I in step k + `lead` * (p-1-s), and W in step
+    k + `lead` * (p-1).
+    """
     delay = lead * (size - 1)
     for step in range(microbatches + delay):
         turns = ((F, step), (I, step - lead * (size - 1 - rank)), (W, step - delay))

@@ -46,7 +46,10 @@ def figure(timeline: Timeline, columns: int | None = None, end: float | None = N
 def pieces(
     timeline: Timeline, columns: int | None = None, end: float | None = None
 ) -> list[list[TextPiece]]:
-    """Return the lines of :func:`figure` in pieces with their kinds, to colour them."""
+    """Return the lines of :func:`figure`, each cut into pieces that can be coloured.
+
+    A piece is the characters of one action and its kind, or those between actions and "".
+    """
     heads = [f"rank {rank}" for rank in range(len(timeline.spans))]
     margin = max(map(len, heads)) + 2
     whole = timeline.makespan if end is None else end
@@ -75,7 +78,10 @@ def label(action: Action, timeline: Timeline) -> str:
 
 
 def _slot(timeline: Timeline) -> Fraction | None:
-    """Return the longest time unit that divides all begins and ends; None if it is too short."""
+    """Return the longest unit of time of which all begins and ends are multiples.
+
+    None if there is none, or the shortest action would be more than a few units long.
+    """
     slot = Fraction(0)
     for part in timeline.spans:
         for span in part:
@@ -102,7 +108,10 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
 def _rank(
     part: Sequence[Span], timeline: Timeline, per_time: float, idle: str, width: int
 ) -> list[TextPiece]:
-    """Return the pieces of one rank's line."""
+    """Return the pieces of one rank's line, which is `width` columns wide.
+
+    `per_time` is columns per unit of time; `idle` is the pattern drawn between actions.
+    """
     line: list[TextPiece] = []
     at = 0
     begins = [round((span.begin - timeline.begin) * per_time) for span in part]
@@ -123,7 +132,7 @@ def _rank(
 
 
 def _idle(idle: str, first: int, last: int) -> str:
-    """Return the characters for idle time, aligned with the slots of the whole figure."""
+    """Return the pattern `idle` for columns `first` to `last`, repeated from column 0 on."""
     return "".join(idle[k % len(idle)] for k in range(first, last))
 
 
@@ -140,7 +149,7 @@ class Picture:
         return "\n".join(line.rstrip() for line in lines)
 
     def lines(self, columns: int | None = None) -> list[list[TextPiece]]:
-        """Return the lines of :meth:`text` in pieces with their kinds, to colour them."""
+        """Return the lines of :meth:`text`, cut into the pieces of :func:`pieces`."""
         lines: list[list[TextPiece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
         whole = max(panel.timeline.makespan for panel in self.panels)
         for panel in self.panels:
@@ -255,7 +264,10 @@ def legend(panels: Sequence[gantt.Panel]) -> str:
 
 
 def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
-    """Return makespan, bubble and peaks of a timeline in two lines."""
+    """Return two lines on a timeline: its makespan, bubble and idle times, and its peaks.
+
+    ``write(time)`` returns a time as text.
+    """
     rounding = 1e-9 * line.makespan  # of sums of times
     idle = ", ".join(write(time if time > rounding else 0.0) for time in line.idle)
     of = "chunks of microbatches" if line.placement.chunks > 1 else "microbatches"
@@ -274,7 +286,7 @@ def _left_out(line: Timeline, drawn: Sequence[Sequence[TextPiece]]) -> list[str]
 
 
 def outstanding(proof: PipelineProof) -> str:
-    """Return the bounds on messages as a line of text."""
+    """Return the number of messages, and the most that can be outstanding, as a line of text."""
     return (
         f"{proof.messages} messages; outstanding at most, to each rank: "
         f"{_numbers(proof.outstanding)}; on one edge: {proof.outstanding_edge}"

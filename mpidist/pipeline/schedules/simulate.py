@@ -192,7 +192,7 @@ def simulate(
 def run(
     parts: Sequence[Sequence[Step]], placement: Placement, costs: Costs
 ) -> tuple[tuple[Span, ...], ...]:
-    """Return the time spans of steps that are known to be complete; see :func:`simulate`."""
+    """Return the spans of each rank's actions, given checked steps; see :func:`simulate`."""
     table = costs.table(placement.stages)
     times = [
         {

@@ -38,7 +38,7 @@ def walk(parts: Sequence[Sequence[Step]], placement: Placement) -> Iterator[tupl
     Raises
     ------
     ScheduleError
-        If ranks wait for each other, with the whole circle.
+        If ranks wait for each other in a circle; the message names them all.
     """
     sent: set[Message] = set()
     waiting: dict[Message, int] = {}
@@ -98,7 +98,9 @@ _BEFORE = {"B": F, "I": F, "W": I}
 
 
 def check(parts: Sequence[Sequence[Step]], placement: Placement, microbatches: int) -> None:
-    """Raise ScheduleError unless each microbatch passes once through each stage, in one order.
+    """Raise ScheduleError unless each microbatch passes every stage once forward and once back.
+
+    Neighbouring stages on two ranks must also take the microbatches in the same order.
 
     Parameters
     ----------
@@ -134,7 +136,10 @@ def check(parts: Sequence[Sequence[Step]], placement: Placement, microbatches: i
 
 
 def _misplaced(action: Action, at: dict[Action, int]) -> str | None:
-    """Return why an action cannot follow those in `at`; None if it can."""
+    """Return why an action cannot come next on its rank; None if it can.
+
+    `at` has the earlier actions of the rank, with the numbers of their steps.
+    """
     if action in at:
         return f"{action} is done again: step {at[action]} did it"
     microbatch, chunk, kind = action
@@ -176,7 +181,11 @@ def _check_order(
     placement: Placement,
     parts: Sequence[Sequence[Step]],
 ) -> None:
-    """Raise ScheduleError if a stage uses messages in another order than they are sent."""
+    """Raise ScheduleError if `target` uses messages in another order than `source` sends them.
+
+    They are virtual stages.  `orders` has the microbatches of each stage, in order, with the
+    numbers of their steps.
+    """
     (giver, _), (taker, _) = placement.owner(source), placement.owner(target)
     if giver == taker:
         return  # passed in memory: there are no messages to mix up
