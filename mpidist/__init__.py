@@ -83,6 +83,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and the modules for users, without the rooms of the package."""
+    """Return the public names and the modules meant for users, without the internal subpackages."""
     modules = ("errors", "nn", "operations", "schedule", "testing", "topology", "torch")
     return sorted([*__all__, *modules, "__version__", "__doc__"])

@@ -16,7 +16,7 @@ UNEVEN = ("repeat", "drop", "keep")
 
 
 class Order:
-    """The samples of each rank, epoch after epoch.
+    """Decides which samples of a data set each rank takes, and in which order, in every epoch.
 
     Parameters
     ----------
@@ -46,7 +46,11 @@ class Order:
         self.epoch, self.position = 0, 0
 
     def _samples(self) -> np.ndarray:
-        """Return the numbers of the samples that are left in the epoch, for all ranks."""
+        """Return the indices of the samples that all ranks together still take in this epoch.
+
+        With `uneven` "drop" or "repeat" the list is cut, or filled with repeats, to a multiple of
+        the number of ranks.
+        """
         if self.shuffle:
             order = np.random.default_rng((self.seed, self.epoch)).permutation(self.count)
         else:
@@ -64,14 +68,14 @@ class Order:
         return len(self._samples()[self.rank :: self.size])
 
     def __iter__(self) -> Iterator[int]:
-        """Yield this rank's samples in the rest of the epoch; then the next epoch begins."""
+        """Yield the indices of this rank's samples in the rest of the epoch, then end the epoch."""
         for index in self._samples()[self.rank :: self.size]:
             self.position = min(self.position + self.size, self.count)
             yield int(index)
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, from which any number of ranks can resume."""
+        """Return seed, epoch and position, from which any number of ranks can resume."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -34,7 +34,7 @@ STACKS = signal.SIGUSR1  # makes a rank show its stacks, wherever it is
 
 
 class Missing(Exception):
-    """Some ranks did not come in time."""
+    """Raised when the values of some ranks do not arrive within the time limit of an exchange."""
 
     def __init__(self, ranks: list[int], seconds: float):
         self.ranks, self.seconds = ranks, seconds
@@ -100,7 +100,7 @@ class Exchange:
             got[peer] = pickle.loads(data)
 
     def speaks(self, missing: list[int]) -> bool:
-        """Return whether this rank is the lowest of those that are not missing."""
+        """Return whether this rank is the lowest one not in `missing`: it alone reports for all."""
         return all(rank in missing for rank in range(self.rank))
 
     def give_up(self, why: str, missing: list[int]) -> None:
@@ -130,7 +130,7 @@ LONGEST_TEXT = 20_000  # characters of one rank's traceback
 
 @dataclass
 class Verdict:
-    """How a test went on one rank."""
+    """The outcome of a test on one rank: passed, failed or skipped, with reason and traceback."""
 
     outcome: str
     message: str = ""  # one line
@@ -187,14 +187,17 @@ class RankReports:
         signal.signal(signal.SIGTERM, self.ended)
 
     def ended(self, number: int, _: FrameType | None) -> None:
-        """Name the test in which the launcher ends this rank, as another rank has died."""
+        """Handle a signal of the launcher: write which test was running, then end by the signal.
+
+        The launcher ends this rank as another one has died.
+        """
         where = f" in {self.running}" if self.running else ""
         self.exchange.stderr.write(f"rank {self.exchange.rank}: ended by the launcher{where}\n")
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def together(self, value: object, limit: float, what: str) -> list[Any]:
-        """Return the values of all ranks; end the job if one is missing."""
+        """Return the values that all ranks pass to this call; end the job if one does not come."""
         try:
             return self.exchange.everyone(value, limit)
         except Missing as missing:
@@ -224,7 +227,7 @@ class RankReports:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, settings: Any) -> None:
-        """Take the time limit of pytest-timeout."""
+        """Record the time limit that pytest-timeout has set for the test, to wait by it."""
         self.limit = settings.timeout
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -247,14 +250,18 @@ class RankReports:
         return True
 
     def stuck(self, nodeid: str) -> None:
-        """End the job: not one rank came to the end of a test, so none waits for the others."""
+        """End the job when this rank is still in the test long after its time limit.
+
+        It is called by a timer, for a test in which all ranks hang: where a rank has ended the
+        test, that one ends the job.
+        """
         time.sleep(10 * self.exchange.rank)  # rank 0 speaks, if it can
         why = f"no rank came to the end of {nodeid}; the launch is aborted"
         self.abort(why)
         self.exchange.give_up(why, list(range(self.exchange.size)))
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """End the job: the others would wait for a rank that leaves like this."""
+        """End the job after an error in pytest itself: the other ranks would wait for this one."""
         if "Missing" not in str(excrepr):
             self.exchange.stderr.write(f"{excrepr}\n")
             self.exchange.give_up("an error in pytest itself; the launch is aborted", [])
@@ -288,7 +295,10 @@ def outcome_of(report: Any) -> tuple[str, str]:
 
 
 def verdict_of(reports: Sequence[pytest.TestReport]) -> Verdict:
-    """Return the worst of setup, call and teardown."""
+    """Return the verdict of a test from the reports of its setup, call and teardown.
+
+    Failed goes before skipped, and skipped before passed.
+    """
     verdict = Verdict("passed")
     for report in reports:
         outcome, reason = outcome_of(report)
@@ -301,12 +311,15 @@ def verdict_of(reports: Sequence[pytest.TestReport]) -> Verdict:
 
 
 def captured(report: pytest.TestReport) -> str:
-    """Return the end of what the test printed."""
+    """Return the last characters of each captured section (stdout, stderr, log) of a report."""
     return "".join(f"\n--- {name}\n{text[-4000:]}" for name, text in report.sections if text)
 
 
 def merge(nodeid: str, reports: Sequence[Any], verdicts: list[Verdict]) -> None:
-    """Change the reports of this rank into those of all ranks."""
+    """Mark the test as failed in this rank's reports if it failed on any rank, with all failures.
+
+    A test that is skipped on some ranks only fails too.
+    """
     failures = together_by_message(verdicts)
     ran = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "passed"]
     skipped = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "skipped"]
@@ -326,7 +339,7 @@ def merge(nodeid: str, reports: Sequence[Any], verdicts: list[Verdict]) -> None:
 
 
 def together_by_message(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
-    """Return the different failures: on which ranks, message, and traceback."""
+    """Group the failed verdicts by message; return title with ranks, message, first traceback."""
     groups: dict[str, list[int]] = {}
     for rank, verdict in enumerate(verdicts):
         if verdict.outcome == "failed":
@@ -338,12 +351,12 @@ def together_by_message(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
 
 
 def named(ranks: list[int]) -> str:
-    """Return ranks as text."""
+    """Return a list of ranks as text: ``"rank 3"``, ``"ranks 0, 2"``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def silence(config: pytest.Config, log: str | None) -> None:
-    """Write what pytest prints on this rank to the file `log`, or nowhere."""
+    """Redirect pytest's terminal output of this rank to the file `log`, or discard it if None."""
     # Not by taking the reporter away: other plugins write to it.
     config.get_terminal_writer()._file = open(log or os.devnull, "w", buffering=1)  # noqa: SIM115
 

@@ -44,7 +44,7 @@ class Event(NamedTuple):
 
 
 class Served(NamedTuple):
-    """How a call was served.
+    """How a collective call was performed: by which executor and algorithm, and on what data.
 
     Attributes
     ----------
@@ -130,8 +130,9 @@ class RankEvents(NamedTuple):
 def add_waits(ranks: Sequence[RankEvents]) -> None:
     """Add to the details of each call how long its rank waited for others.
 
-    A collective waits from its begin to the last begin on any rank, a receive to the begin of the
-    send.  Messages get a number of their `flow` too, which an arrow is drawn by.
+    A collective waits from its own begin to the last begin on any rank, a receive from its own
+    begin to that of the send.  The send and the receive of one message get the same number as their
+    detail `flow`, by which :func:`write` draws an arrow between them.
     """
     calls: dict[Any, list[tuple[int, Event]]] = {}
     sends: dict[Any, deque[Event]] = {}
@@ -196,7 +197,10 @@ def write(path: str | Path, ranks: Sequence[RankEvents]) -> None:
 
 
 def _rows(part: RankEvents, origin: float) -> Iterator[dict[str, Any]]:
-    """Yield the trace events of one rank."""
+    """Yield one rank's part of the file, as dicts: titles of the tracks, events, ends of arrows.
+
+    `origin` is the time of the first event of all ranks, which becomes 0.
+    """
     pid, tids = part.rank, _tracks(part.events)
     clock = f", clock ± {part.error * 1e6:.1f} µs" if part.error else ""
     yield _about(pid, 0, "process_name", name=f"rank {pid} on {part.host}{clock}")

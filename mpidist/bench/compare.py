@@ -103,7 +103,10 @@ def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison
 
 
 def _rows_by_key(results: Results) -> dict[tuple, Row]:
-    """Return the rows by pairing key, with the number of ranks only if a run has several."""
+    """Return the rows of a run in a dict, whose keys are equal for rows that measured the same.
+
+    The number of ranks is part of the key only in ``bench scaling``, where one run has several.
+    """
     several = results.benchmark == "scaling"
     return {
         (
@@ -119,7 +122,10 @@ def _described(results: Results) -> dict[str, Any]:
 
 
 def _differences(first: Any, second: Any, name: str = "") -> Iterable[tuple[str, str, str]]:
-    """Yield the differences: name, and both values as text; nested names joined by blanks."""
+    """Yield each difference between two headers: its name, and both values as text.
+
+    The name of a value in nested dicts is that of all their keys, with blanks between them.
+    """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in dict.fromkeys([*first, *second]):
             if name or key not in _IGNORED:

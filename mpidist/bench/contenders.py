@@ -98,7 +98,7 @@ def _find_any(comm: Communicator, name: str, collectives: Sequence[str]) -> None
 
 
 def knows(comm: Communicator, name: str, collective: str) -> bool:
-    """Return whether a collective has a contender of that name."""
+    """Return whether `name` is "auto", the bare call, or an implementation of `collective`."""
     return name in (BARE, "auto") or _unknown(comm, name, collective) is None
 
 
@@ -194,7 +194,7 @@ def _operation(case: Case) -> Any:
 
 
 def _buffer(data: np.ndarray | None, op: Any) -> Any:
-    """Return the buffer for mpi4py: the array, or its bytes if they are only moved."""
+    """Return what mpi4py gets as buffer: the array for a reduction, else a view of its bytes."""
     if data is None or op is not None:
         return data
     return data.view(np.uint8)

@@ -181,7 +181,10 @@ def measure_paths(
 
 @contextmanager
 def forced(comm: Communicator, path: str) -> Iterator[Communicator]:
-    """Yield a communicator whose arrays on GPUs take one path; collective."""
+    """Yield a communicator of the same ranks whose arrays on GPUs all take `path`; collective.
+
+    It sets the environment variable that chooses the path, and restores it in the end.
+    """
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = path
     backend = comm.backend.split(0, comm.rank)
@@ -232,7 +235,10 @@ def _row(
 
 
 def _bound(collective: str, path: str, nbytes: int, ranks: int, copies: Copies) -> float | None:
-    """Return the time of an allreduce's unavoidable copies by `path`; None if unknown."""
+    """Return the seconds of the copies that an allreduce by `path` cannot avoid.
+
+    None for other collectives, and for paths whose copies are not known.
+    """
     if collective != "allreduce":
         return None
     if path == "ipc":  # every rank's input is read, and every rank's result written

@@ -91,7 +91,7 @@ def native_overhead(comm: Communicator) -> list[Row]:
 
 
 def _block(call: Callable[[], Any], count: int) -> float:
-    """Return the mean time of a call in seconds, over `count` calls."""
+    """Perform one block of `count` calls; return this rank's mean time of a call in seconds."""
     begun = perf_counter()
     for _ in range(count):
         call()

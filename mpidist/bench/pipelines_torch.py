@@ -52,7 +52,7 @@ def stepper(
 def theirs(
     comm: Communicator, module: torch.nn.Module
 ) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """Return a function that runs one step of torch.distributed.pipelining."""
+    """Return a function that runs one training step by the 1F1B of torch.distributed.pipelining."""
     part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"))
     loss = torch.nn.functional.cross_entropy
     schedule = Schedule1F1B(part, n_microbatches=MICROBATCHES, loss_fn=loss)
@@ -91,7 +91,7 @@ def steps(comm: Communicator, rounds: int) -> list[Row]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute in one thread, as ranks share the cores."""
+    """Within the block, limit PyTorch to one thread, as ranks share the cores; hide warnings."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -111,7 +111,7 @@ def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _legend(axes: Any, rows: list[Row]) -> None:
-    """Add the legend beside the panel, the fastest at the largest size first."""
+    """Add the legend to the right of the panel, sorted by bandwidth at the largest size."""
     last = max(row.bytes or 0 for row in rows)
     speed = {row.label: row.busbw_gbs or 0.0 for row in rows if row.bytes == last}
     handles, labels = axes.get_legend_handles_labels()

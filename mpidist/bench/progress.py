@@ -20,7 +20,7 @@ Advance = Callable[..., None]
 
 
 def _no_bar(text: str = "", done: int | None = None, total: int | None = None) -> None:
-    """Stand for the bar where none is drawn."""
+    """Do nothing: called in place of the function that moves the bar, where no bar is drawn."""
 
 
 _drawn: ContextVar[Advance] = ContextVar("drawn", default=_no_bar)

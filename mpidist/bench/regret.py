@@ -61,7 +61,10 @@ def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and 95th percentile of the regrets over sizes; in total, over collectives too."""
+    """The regrets of one collective and kind of memory, as mean and 95th percentile over sizes.
+
+    One summary is over all collectives and kinds of memory.
+    """
 
     collective: str
     memory: str
@@ -182,6 +185,6 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
 
 
 def between(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes, and between neighbours their geometric mean."""
+    """Return the given sizes, and between each two neighbours their geometric mean."""
     middles = [round((low * high) ** 0.5) for low, high in zip(sizes, sizes[1:])]
     return sorted({*sizes, *middles})

@@ -288,7 +288,7 @@ def versions() -> dict[str, str]:
 
 
 def cores_here(comm: Communicator) -> set[int]:
-    """Return the cores that the ranks on rank 0's node may use together; collective."""
+    """Return how many different cores the ranks on rank 0's node may use together; collective."""
     mine = comm.allgather_object(sorted(os.sched_getaffinity(0)))
     return {core for rank in comm.topology.groups[0] for core in mine[rank]}
 
@@ -314,7 +314,7 @@ def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
 
 
 def _ticks() -> list[int]:
-    """Return the time of all cores in user, nice, system, idle, iowait, …; from proc(5)."""
+    """Return the counters of all cores together, from /proc/stat: user, nice, system, idle, …."""
     with open("/proc/stat", encoding="ascii") as file:
         return [int(word) for word in file.readline().split()[1:9]]
 
@@ -530,7 +530,7 @@ def _style(row: Row, fastest: Row) -> str:
 
 
 def _scaling_tables(results: Results) -> list[Table]:
-    """Return a table for each collective, with a column for each number of nodes."""
+    """Return a table for each collective, with a column of times for each number of nodes."""
     nodes, made = results.header["nodes"], []
     for work in dict.fromkeys(row.work for row in results.rows):
         heads = [f">{count} node{'s' * (count > 1)}\nµs" for count in nodes.values()]

@@ -184,11 +184,16 @@ class Contest:
         return figures[:-1, 0].tolist()
 
     def must_end(self) -> bool:
-        """Return, on rank 0, whether the time limit has passed."""
+        """Return, on rank 0, whether the settings' time limit for this size has passed."""
         return self.spent > self.settings.limit
 
     def _call(self, entry: Entrant) -> tuple[float, ...]:
-        """Call one contender; return this rank's figures, to be reduced by their maximum."""
+        """Call one contender once with new data, after a barrier; return this rank's measurements.
+
+        They are the seconds, whether the result is wrong, begin and negative end of the call, and a
+        checksum of the result with its negative: a maximum over the ranks then tells all that is
+        needed.
+        """
         case, turn = entry.case, entry.work.next_turn()
         case.fill(turn)
         self.comm.barrier()
@@ -256,7 +261,10 @@ class Series(Contest):
         )
 
     def run(self, turn: int, passes: int) -> None:
-        """Run this pass's share of the iterations."""
+        """Time this pass's iterations: the planned number is divided over `passes`.
+
+        `turn` is the index of this pass.
+        """
         count, rest = divmod(self.iterations, passes)
         for k in range(count + (turn < rest)):
             if self.over:
@@ -458,7 +466,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def _add(results: Results, series: Series, comm: Communicator, settings: Settings) -> None:
-    """Append the rows and refusals of one size."""
+    """Append to the results the rows of one collective at one size, and its refused contenders."""
     case = series.case
     results.unsupported += [
         Refusal(case.collective, contender.name, case.nbytes, reason, contender.memory)

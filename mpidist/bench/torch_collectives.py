@@ -104,12 +104,12 @@ def _rows(comm: Communicator, name: str, nbytes: int, beside: Any, rounds: int) 
 
 
 def _count(seconds: float) -> int:
-    """Return the number of calls in a block."""
+    """Return how many calls of about `seconds` each make up one block, at least 1."""
     return max(1, min(MOST_CALLS, round(BLOCK_SECONDS / max(seconds, 1e-7))))
 
 
 def _block(comm: Communicator, call: Callable[[], object], count: int) -> float:
-    """Return the mean seconds of a call."""
+    """Perform a block of `count` calls, after a barrier; return this rank's mean seconds."""
     comm.barrier()
     begun = perf_counter()
     for _ in range(count):
@@ -118,7 +118,7 @@ def _block(comm: Communicator, call: Callable[[], object], count: int) -> float:
 
 
 def _own(data: torch.Tensor, comm: Communicator) -> torch.Tensor:
-    """Return this rank's part of a gathered tensor."""
+    """Return the part of the tensor `data` that this rank contributes to an allgather, a view."""
     return data.chunk(comm.size)[comm.rank]
 
 

@@ -28,14 +28,18 @@ NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
 @dataclass(frozen=True)
 class TrainingContender:
-    """One implementation of a step: `act` runs one, timed once `model` has chosen a transport."""
+    """One implementation of a training step, to be timed.
+
+    `act` runs one step.  If it uses a DDP, `model` is that: steps are timed once its buckets and
+    transport are final.
+    """
 
     name: str
     act: Callable[[], object]
     model: DDP | None = None
 
     def warm_up(self) -> None:
-        """Run steps until the choice of the transport is settled."""
+        """Run some steps, and then more until buckets and transport of the DDP are final."""
         for _ in range(WARM_ROUNDS):
             self.act()
         while self.model is not None and not self.model.reducer.settled:
@@ -76,7 +80,7 @@ def race(
 
 
 class BareArrays:
-    """A module of bare arrays of given numbers of elements, with gradients."""
+    """A module without layers: arrays of the given lengths, each with a gradient of ones."""
 
     def __init__(self, sizes: Sequence[int]):
         self._arrays = [Parameter(np.zeros(size, np.float32)) for size in sizes]
@@ -84,7 +88,7 @@ class BareArrays:
             p.grad = np.ones(p.data.size, np.float32)
 
     def parameters(self) -> list[Parameter]:
-        """Return the arrays as named parameters."""
+        """Return the list of its parameters."""
         return self._arrays
 
 
@@ -116,7 +120,7 @@ Make = Callable[[Communicator, str], tuple[Callable[[], object], DDP]]
 
 
 class Waiting(Module):
-    """Layers whose gradients take a given time, but no core."""
+    """A module whose backward sleeps before each layer's gradient: it takes time, but no core."""
 
     def __init__(self) -> None:
         self.weights = [Parameter(np.zeros(ELEMENTS, np.float32)) for _ in range(LAYERS)]
@@ -131,7 +135,7 @@ class Waiting(Module):
         return x
 
     def backward(self, grad: Any) -> Any:
-        """Wait before each gradient."""
+        """Sleep, then add the gradient of a layer, from the last layer to the first."""
         for p in reversed(self.weights):
             time.sleep(SECONDS)
             p.accumulate(self._gradient)
@@ -139,7 +143,7 @@ class Waiting(Module):
 
 
 def waiting(comm: Communicator, overlap: str) -> tuple[Callable[[], object], DDP]:
-    """Return a step function and the DDP of a model whose backward waits on a timer."""
+    """Return a function that runs one step of a :class:`Waiting` model, and the model's DDP."""
     nbytes = 4 * ELEMENTS
     model = DDP(Waiting(), comm, nbytes, nbytes, overlap=overlap)
 
@@ -264,7 +268,7 @@ def _results(comm: Communicator, has_torch: bool) -> Results:
 
 
 def describe(stats: Stats) -> str:
-    """Return the chosen overlap, the trials before it, and the parts of a step's time, as text."""
+    """Return as text a DDP's overlap, the trials before that choice, and the parts of a step."""
     parts = ("compute", "exposed", "hidden")
     times = ", ".join(f"{part} {1e3 * getattr(stats, part):.2f} ms" for part in parts)
     trials = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in stats.trials.items())

@@ -58,7 +58,7 @@ def stepper(
 
 
 def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
-    """Return a function that averages the gradients one by one."""
+    """Return a function that averages the gradients by one allreduce for each parameter."""
 
     def sync() -> None:
         for p in net.parameters():
@@ -147,7 +147,10 @@ def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
 
 @contextmanager
 def threads(comm: Communicator) -> Iterator[None]:
-    """Divide the cores among the node's ranks as PyTorch threads, unless OMP_NUM_THREADS is set."""
+    """Within the block, have each rank's PyTorch use an equal part of the node's cores.
+
+    If OMP_NUM_THREADS is set, nothing changes.
+    """
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
@@ -160,7 +163,7 @@ def threads(comm: Communicator) -> Iterator[None]:
 
 @contextmanager
 def gloo(comm: Communicator) -> Iterator[None]:
-    """Start PyTorch's process group over gloo, with these ranks."""
+    """Within the block, have PyTorch's default process group: backend gloo, the ranks of `comm`."""
     if comm.topology.num_nodes == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     host = os.uname().nodename if comm.topology.num_nodes > 1 else "127.0.0.1"

@@ -51,7 +51,7 @@ class TuningSettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One collective at one size in one kind of memory, and the time at which its race ends."""
+    """One race of the tuner: a collective at one size in one kind of memory, until a given time."""
 
     collective: str
     memory: str
@@ -61,7 +61,7 @@ class Cell:
 
 
 class Stop:
-    """Request to stop: Ctrl-C, or a launcher that ends the job."""
+    """Records whether the run should stop early: by Ctrl-C, or as the launcher ends the job."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -72,7 +72,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Record the first SIGINT or SIGTERM; a second one ends the process."""
+        """Within the block, record the first SIGINT or SIGTERM; a second acts as usual."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, frame: Any) -> None:
@@ -142,7 +142,7 @@ def cells(
 
 
 def _agree(comm: Communicator, value: bool) -> bool:
-    """Return rank 0's value on all ranks."""
+    """Return on every rank the truth value that rank 0 passed; collective."""
     return bool(comm.broadcast(np.array([value], np.int8), root=0)[0])
 
 
@@ -230,7 +230,7 @@ class Race(Contest):
         self.complete = True  # every contender was called
 
     def must_end(self) -> bool:
-        """Return, on rank 0, whether the current heat of the race is over."""
+        """Return, on rank 0, whether the heat is over: its time is up, or a stop was requested."""
         return self.stopped() or perf_counter() > self.until
 
     def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:
@@ -259,7 +259,10 @@ class Race(Contest):
         return {entry.name: entry.times for entry in alive}
 
     def _heat(self, alive: list[Entrant], end: float) -> list[Entrant]:
-        """Time the remaining contenders for this heat's share of the remaining time."""
+        """Time the remaining contenders in turns, for this heat's share of the time up to `end`.
+
+        A heat is the measurement before some of them drop out; the last heat gets all of the rest.
+        """
         heats = max(len(alive).bit_length() - 1, 1)
         now = perf_counter()
         self.until = end if heats == 1 else now + (end - now) / heats
@@ -284,7 +287,10 @@ class Race(Contest):
 
 
 class History:
-    """Times of the smaller sizes of one collective and kind of memory."""
+    """What races at smaller sizes have shown, for one collective and kind of memory.
+
+    It holds the last time of each contender, and which ones are hopelessly slow.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}  # at the last size at which each was measured
@@ -292,16 +298,20 @@ class History:
         self.nbytes, self.cycle = 1, 0.0
 
     def order(self, names: list[str], usual: str) -> list[str]:
-        """Return the names to measure: `usual`, then the fastest first, as time may run out."""
+        """Return the names to measure: `usual`, new ones, then the fastest of smaller sizes.
+
+        Names that were hopelessly slow at a smaller size are left out.  If time runs out, the last
+        ones are not measured.
+        """
         left = [n for n in names if n not in self.hopeless or n == usual]
         return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
 
     def cost(self, nbytes: int) -> float:
-        """Return a lower bound in seconds for one cycle of the fastest contenders at `nbytes`."""
+        """Return a lower bound in seconds at `nbytes` for one call of each of the fastest."""
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
     def learn(self, race: Race) -> dict[str, float]:
-        """Record a race; return the medians."""
+        """Record the result of a race; return the median time of each contender in it."""
         medians = {e.name: median(e.times) for e in race.entries if e.times}
         self.seconds.update(medians)
         self.nbytes, self.cycle = max(race.case.nbytes, 1), race.cycle_seconds

@@ -163,7 +163,10 @@ class Checkpoint:
         return self._agree("save", finish)[0]
 
     def _declared(self, per_rank: Any, objects: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """Return all objects by name, and the names of those saved per rank."""
+        """Return all objects to save, by name, and the set of names saved per rank.
+
+        `per_rank` is the argument of :meth:`save`.
+        """
         where = f"rank {self._comm.rank}: per_rank={per_rank!r}"
         if isinstance(per_rank, Mapping):
             twice = sorted(set(per_rank) & set(objects))
@@ -179,7 +182,10 @@ class Checkpoint:
         return objects, names
 
     def _division(self, value: Any, own: bool) -> tuple[str, int] | None:
-        """Return ("rank" or "stage", their number) of a divided state; None if replicated."""
+        """Return whether a state is saved per rank or stage: the word and their number, else None.
+
+        `own` is whether the user declared it as per rank.
+        """
         if own or source_of(value) is not None:
             return "rank", self._comm.size
         if self._grid is not None and not getattr(value, "by_stage", False):
@@ -187,11 +193,11 @@ class Checkpoint:
         return None
 
     def _key(self, by: str) -> int:
-        """Return the key of this rank's entry in a divided state."""
+        """Return this process's rank, or its stage, as its key in a state saved per `by`."""
         return self._grid.pipe_index if by == "stage" and self._grid else self._comm.rank
 
     def _publish(self, step: int, made: Path) -> Path:
-        """Rename the checkpoint to its final name, then remove those that it replaces."""
+        """Rename the folder `made` to its final name; then remove replaced and old checkpoints."""
         there = self._found()
         newer = [generation for other, generation, _ in there if other == step]
         final = self.folder / f"step-{step:08d}.{max(newer, default=-1) + 1}"
@@ -296,7 +302,11 @@ class Checkpoint:
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
-        """Return this rank's key in the state saved under `name`; None if that is not divided."""
+        """Return this process's key in the saved state `name`; None if all ranks share that.
+
+        The key is its rank or stage.  Raises CheckpointError if the state is for another number of
+        them.
+        """
         if divided is None:
             return None
         by, count = divided
@@ -320,7 +330,10 @@ class Checkpoint:
         return wanted[-1] if wanted else None
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """List step, generation and folder of each complete checkpoint."""
+        """List the complete checkpoints in the folder: step, generation and path of each.
+
+        Saving a step again makes a new generation.
+        """
         try:
             entries = list(self.folder.iterdir())
         except FileNotFoundError:
@@ -329,7 +342,7 @@ class Checkpoint:
         return [(int(name[1]), int(name[2]), path) for path, name in named if name]
 
     def _same(self, what: str, mine: Any) -> None:
-        """Raise CheckpointError on every rank unless `mine` is equal on all ranks."""
+        """Raise CheckpointError on every rank if `mine` is not equal on all ranks; collective."""
         every = self._comm.allgather_object(mine)
         for rank, other in enumerate(every):
             if other != every[0]:
@@ -339,7 +352,10 @@ class Checkpoint:
                 )
 
     def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """Call `act` on every rank; return all results, or raise on every rank if any failed."""
+        """Call `act` on every rank and return the results of all; collective.
+
+        If it fails on any rank, CheckpointError is raised on every rank.
+        """
         result, wrong = None, ""
         try:
             result = act()
@@ -359,7 +375,10 @@ class Checkpoint:
 def _compare(
     trees: list[dict[str, str]], tables: list[dict[str, Entry]]
 ) -> tuple[dict[str, Any], str]:
-    """Return the trees that all ranks share, and the error message if states differ, or ""."""
+    """Join the ranks' states; return the joined JSON trees, and an error message if states differ.
+
+    The message is "" if all states agree.
+    """
     wrong: dict[str, str] = {}
 
     def unlike(path: str, ranks: Sequence[int]) -> None:
@@ -393,13 +412,20 @@ def _compare(
 
 
 def _entry(leaf: Leaf, shared: bool) -> Entry:
-    """Return the entry by which the other ranks compare an array of this rank's state."""
+    """Return a tuple that identifies an array to the other ranks, which compare it.
+
+    It has dtype, shape and place; a whole array that should be equal on all ranks has a checksum
+    too.
+    """
     checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.led else None
     return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, checksum
 
 
 def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
-    """Return a description of how ranks' entries of an array differ; "" if they agree."""
+    """Return how the entries of one array differ between ranks, as text; "" if they agree.
+
+    Slices of an array agree if together they make up the whole array.
+    """
     lowest = min(entries)
     dtype, shape, whole, *_ = first = entries[lowest]
     if whole and all(entry == first for entry in entries.values()):
@@ -426,7 +452,7 @@ def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
 def _join(
     tables: list[dict[str, Any]], written: list[dict[str, list[Segment]]]
 ) -> dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]:
-    """Return dtype, shape, and the segments that all ranks wrote, of each array by path."""
+    """Return for each array, by path: dtype, shape, and the segments of it that any rank wrote."""
     joined = {}
     for path, (dtype, shape, *_) in {p: t for table in tables for p, t in table.items()}.items():
         segments = [segment for shares in written for segment in shares.get(path, ())]

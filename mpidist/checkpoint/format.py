@@ -48,7 +48,7 @@ class Part:
 
 
 class Divided(dict):
-    """A dict in a state of which each rank has only some of the keys.
+    """A dict of which each rank has only some of the keys; in the checkpoint they are joined.
 
     Entries that several ranks have under the same key must be equal.
     """
@@ -56,7 +56,7 @@ class Divided(dict):
 
 @dataclass(frozen=True)
 class Led:
-    """An array that may differ between ranks; the lowest rank's is saved."""
+    """Marks an array that may differ between ranks: the checkpoint has that of the lowest rank."""
 
     array: Any
 
@@ -145,7 +145,10 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
 
 
 def put_together(tree: Any, give: Callable[[str, str], Any]) -> Any:
-    """Return the state of a JSON tree; ``give(path, library)`` returns its arrays."""
+    """Return the state that a JSON tree describes: the inverse of :func:`take_apart`.
+
+    ``give(path, library)`` returns its arrays.
+    """
     if not isinstance(tree, dict):
         return tree
     if "dict" in tree:
@@ -175,7 +178,7 @@ def convert(flat: np.ndarray, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[int]], None]) -> Any:
-    """Return the tree that all ranks share, with divided dicts joined.
+    """Return one tree for the trees of all ranks; the keys of divided dicts are joined.
 
     Parameters
     ----------
@@ -212,7 +215,7 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
-    """Return the type of a tree's root node, with a list's length or a leaf's value."""
+    """Return what must be equal of a tree's root on all ranks: type, and length or plain value."""
     if isinstance(tree, dict):
         for name in ("dict", "divided"):
             if name in tree:

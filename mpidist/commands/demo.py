@@ -121,13 +121,13 @@ def _write_report(path: str, result: DemoResult, results: Results) -> None:
 
 
 def _live() -> Console:
-    """Return the console on which the progress bar is drawn; a quiet one without a terminal."""
+    """Return a console on standard error for the bar; without a terminal it prints nothing."""
     console = make_console(stderr=True)
     return console if console.is_terminal else Console(quiet=True)
 
 
 def _log_epochs(rank: int, console: Console) -> None:
-    """Print a line for each epoch where no progress bar can be drawn."""
+    """Without a terminal, have rank 0 print a line after each epoch, in place of a bar."""
     if rank or console.is_terminal:
         return
     log = logging.getLogger("mpidist.demo")

@@ -107,7 +107,7 @@ def info_command(links: bool, as_json: bool) -> None:
 
 
 def _surroundings(hosts: list[str]) -> dict[str, str]:
-    """Return text about the SLURM allocation, and the network between hosts as rank 0 sees it."""
+    """Return facts by name, as text: the SLURM allocation, rank 0's network to another host."""
     from ..launcher.allocation import SlurmAllocation
     from ..launcher.connections import adapters, addresses, describe, interface_to
 
@@ -147,7 +147,7 @@ def _show_links(links: list[LinkSpeed], console: Console) -> None:
 
 
 def _choices(comm: Communicator) -> dict[str, dict[str, str]]:
-    """Return the choice of "auto" for each collective, by size."""
+    """Return the name of the implementation that "auto" takes, by collective and then by size."""
     return {
         collective: {
             format_size(nbytes): comm.explain(collective, nbytes)[0].name
@@ -158,7 +158,7 @@ def _choices(comm: Communicator) -> dict[str, dict[str, str]]:
 
 
 def _device(reasons: list[str | None]) -> str:
-    """Return the device, or the reason why the first rank without one has none."""
+    """Return a description of rank 0's GPU, or why the first rank without a GPU has none."""
     without = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
     if not without:
         return find_device().describe() + (" (rank 0)" if len(reasons) > 1 else "")
@@ -167,7 +167,7 @@ def _device(reasons: list[str | None]) -> str:
 
 
 def _tabulate(paths: list[Path], console: Console) -> Table:
-    """Return a table of the paths of each class of operations; the chosen one is marked."""
+    """Return a table of the paths of GPU arrays, by class of operations; chosen ones are marked."""
     made = make_table(console, "=operations", "=path", "=taken", "why")
     for operations, names in CLASSES.items():
         first = f"{operations}: {', '.join(names)}"

@@ -80,7 +80,7 @@ def report(error: MpidistError) -> int:
 
 
 def _all_failed(comm: Communicator) -> bool:
-    """Return whether all ranks failed, which all of them reach this barrier to confirm."""
+    """Return whether all ranks failed: only failed ranks wait at the barrier in this function."""
     comm.timeout = AGREE_SECONDS
     try:
         comm.barrier()

@@ -48,7 +48,7 @@ class Seconds(click.FloatRange):
 
 
 def complete(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Return the names that begin like `incomplete`, or like its part behind the last comma."""
+    """Return completions: the names that begin with what is behind the last comma."""
     before, comma, last = incomplete.rpartition(",")
     fitting = (name for name in dict.fromkeys(names) if name.startswith(last))
     return [CompletionItem(f"{before}{comma}{name}") for name in fitting]
@@ -67,13 +67,13 @@ class Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
     def known(self) -> Iterable[str]:
-        """Return the names that a shell completes."""
+        """Return the names that a shell offers as completions of this option; here none."""
         return ()
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names that begin like the last one of a list with commas."""
+        """Return the completions of the last name in a list with commas."""
         return complete(self.known(), incomplete)
 
     def parse(self, text: str) -> Any:
@@ -185,7 +185,7 @@ class CollectiveName(Parsed):
         self.more = more  # names that stand beside those of the collectives
 
     def known(self) -> Iterable[str]:
-        """Return the names of collectives, and those beside them."""
+        """Return the names of all collectives, and the further names that the option allows."""
         return (*COLLECTIVES, *self.more)
 
     def parse(self, text: str) -> str:
@@ -227,7 +227,7 @@ class AlgorithmNames(Names):
         self.collectives, self.more = tuple(collectives), more
 
     def known(self) -> Iterable[str]:
-        """Return the names of algorithms, and those beside them."""
+        """Return the names of all algorithms, and the further names that the option allows."""
         every = (a.name for collective in self.collectives for a in algorithms(collective))
         return (*self.more, *every)
 

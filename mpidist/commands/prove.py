@@ -144,12 +144,12 @@ def prove_command(
 
 
 def _on_proof(advance: Callable[..., None]) -> Callable[[int, int, str], None]:
-    """Return a function that moves a progress bar to `done` of `total`."""
+    """Return a function that moves a progress bar to `done` of `total`, beside a label."""
     return lambda done, total, label: advance(f"proving {label}", done, total)
 
 
 def spans(numbers: tuple[int, ...]) -> str:
-    """Return numbers as short text: ``1-4, 7``; ``2, 4, … 32`` where every other one is missing."""
+    """Return whole numbers as short text: ``1-4, 7``, or ``2, 4, … 32`` for equal steps above 1."""
     parts: list[list[int]] = []
     step = numbers[1] - numbers[0] if len(numbers) > 3 else 1
     if step > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):

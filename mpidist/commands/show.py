@@ -48,7 +48,7 @@ STAGES, MICROBATCHES = 4, 8  # by default
 def _complete(
     context: click.Context, argument: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete collectives and schedules; behind a collective its algorithms."""
+    """Return a shell's completions: collectives and schedules, or algorithms after a collective."""
     given = context.params.get("what") or ()
     if given:
         names = [a.name for a in algorithms(given[0])] if given[0] in COLLECTIVES else []
@@ -179,7 +179,7 @@ def _show_algorithm(
 
 
 def _groups(nodes: list[int] | None, ranks: int) -> Groups | None:
-    """Return the ranks of each node, from the number of ranks on each."""
+    """Return a tuple of ranks for each node, given how many ranks each has; None if not given."""
     if nodes is None:
         return None
     if sum(nodes) != ranks:

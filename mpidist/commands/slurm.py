@@ -16,7 +16,10 @@ FOLDER, PROGRAM = "slurm", "examples/digits.py"  # of train_ddp
 
 
 def root() -> Path:
-    """Return the folder that contains the folders of the scripts and of the examples."""
+    """Return the folder that has the subfolders ``slurm`` and ``examples``.
+
+    In an installed package it is another one than in a checkout.
+    """
     return next(folder for folder in ROOTS if (folder / FOLDER).is_dir())
 
 
@@ -58,13 +61,13 @@ def slurm_command(name: str | None, into: str | None) -> None:
 
 
 def _summary(path: Path) -> str:
-    """Return the first comment of a script."""
+    """Return the first comment line of a batch script, which says what the script is for."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next(line[2:] for line in lines if line.startswith("# "))
 
 
 def _write(target: Path) -> None:
-    """Write the scripts, the folder of their programs and knobs, and the example into a folder."""
+    """Copy the folder of the batch scripts, and the example program, into the folder `target`."""
     for name in (FOLDER, PROGRAM):
         if (target / name).exists():
             raise InvalidArgument(f"--into {target}: {target / name} exists already")

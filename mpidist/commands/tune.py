@@ -115,7 +115,7 @@ def tune_command(
 
 
 def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the collectives of a table for these ranks, and their measured sizes; collective."""
+    """Return the collectives and the sizes that a table has for these ranks; collective."""
     from ..bench.tuner import existing_table
     from ..errors import ConfigError
 

@@ -287,7 +287,10 @@ def _parallel_replica(
 
 
 def _one_process(comm: Communicator, alone: Replica, epochs: int) -> float:
-    """Train on rank 0 alone; the other ranks wait for each epoch, within its deadline."""
+    """Train on rank 0 alone; return its seconds.
+
+    The other ranks wait at a barrier after each epoch, so their deadline is for one epoch only.
+    """
     if comm.rank == 0:
         return alone.run(epochs, lambda done, loss, accuracy: comm.barrier())
     for _ in range(epochs):
@@ -296,7 +299,7 @@ def _one_process(comm: Communicator, alone: Replica, epochs: int) -> float:
 
 
 def _check(rank: int, **values: Any) -> None:
-    """Raise InvalidArgument for wrong arguments of the training."""
+    """Raise InvalidArgument if an argument of :func:`train` has a wrong value."""
 
     def refuse(name: str, expected: str) -> None:
         raise InvalidArgument(f"rank {rank}: {name}={values[name]!r}: expected {expected}")

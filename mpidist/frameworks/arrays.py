@@ -71,7 +71,7 @@ class Arrays:
         return flat[start : start + math.prod(p.data.shape)].reshape(p.data.shape)
 
     def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Return a :class:`mpidist.nn.Parameter`."""
+        """Return a :class:`mpidist.nn.Parameter` on a slice of the two flat arrays."""
         return Parameter(flat[start:stop], gradient[start:stop])
 
     def stream(self, p: Any) -> int | None:
@@ -100,8 +100,6 @@ class Arrays:
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
         """Register a callback on a :class:`mpidist.nn.Parameter`; None for other parameters.
-
-        Returns the function that removes it.
 
         Returns the function that removes it.
         """

@@ -52,7 +52,7 @@ def find_dtype(name: str) -> np.dtype:
 
 
 def nothing(*_: Any) -> None:
-    """Do nothing."""
+    """Accept any arguments and do nothing: a callback where none is needed."""
 
 
 class WeakHook:
@@ -135,13 +135,13 @@ class Framework(Protocol):
         """Return an array of this library on the memory of a numpy array."""
 
     def values(self, p: Any) -> Any:
-        """Return an array for a communicator on the memory of a parameter."""
+        """Return an array on the memory of a parameter, such as a communicator can send."""
 
     def kind(self, p: Any) -> Hashable:
-        """Return the key (dtype, device) that all parameters of a bucket share."""
+        """Return a key of dtype and device; only parameters with equal keys share a bucket."""
 
     def zeros(self, p: Any, count: int) -> Any:
-        """Return a flat array for a communicator, of the dtype and on the device of `p`."""
+        """Return a flat array of zeros for a communicator, with the dtype and device of `p`."""
 
     def view(self, flat: Any, start: int, p: Any) -> Any:
         """Return elements of a flat array, from `start` on, in the shape and library of `p`."""
@@ -159,7 +159,7 @@ class Framework(Protocol):
         """Return an array of a loaded state, copied to the memory of `p`: its GPU or the host."""
 
     def copy(self, view: Any, gradient: Any) -> None:
-        """Copy a gradient, which may be sparse or have a graph, into a view."""
+        """Copy the values of a gradient, which may be sparse or have a graph, into `view`."""
 
     def clear(self, p: Any) -> None:
         """Fill the gradient of a parameter with zeros, in place."""
@@ -168,14 +168,10 @@ class Framework(Protocol):
         """Register a callback for each addition to ``p.grad``; None if the library has no hook.
 
         Returns the function that removes it.
-
-        Returns the function that removes it.
         """
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
         """Register a callback that precedes each forward; None if the DDP's own forward calls it.
-
-        Returns the function that removes it.
 
         Returns the function that removes it.
         """
@@ -190,7 +186,7 @@ class Framework(Protocol):
         """Return the optimizer's state of a parameter; changes to it take effect."""
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
-        """Replace the parameters of an optimizer, by groups, and clear its state."""
+        """Replace the parameters of each group of an optimizer by `groups`; clear its state."""
 
 
 def library(x: Any) -> str | None:

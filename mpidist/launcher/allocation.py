@@ -133,9 +133,9 @@ def kill_wait() -> float:
 def whole_job(
     allocation: SlurmAllocation, environ: Mapping[str, str] = os.environ
 ) -> SlurmAllocation:
-    """Return the allocation with all tasks of the job, even inside a shell of ``srun --pty``.
+    """Return the allocation with the tasks of the whole job, even in a shell of ``srun --pty``.
 
-    There the environment has only the one task of the shell.
+    The environment of such a shell has only the one task of the shell.
     """
     if not in_step(environ):
         return allocation

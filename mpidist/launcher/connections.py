@@ -101,7 +101,7 @@ LOST = "lost"
 
 @dataclass
 class RankState:
-    """The state of a rank: its host, its MPI, and its status once it has ended."""
+    """What is known of a rank: its host, whether MPI has started, and its status at the end."""
 
     number: int
     host: str
@@ -134,7 +134,7 @@ class RankState:
 
 @dataclass
 class Connection:
-    """The connection to the monitor of one rank."""
+    """A connection from the monitor of one rank, and what of its next report has arrived."""
 
     socket: socket.socket
     text: bytes = b""
@@ -226,7 +226,7 @@ class Connections:
                 self._end(connection.rank, LOST)
 
     def _handle(self, connection: Connection, report: dict[str, Any]) -> None:
-        """Handle a report: the first has secret, rank and host; later ones have MPI or status."""
+        """Handle a report of a rank: first secret, rank and host, later MPI or exit status."""
         if connection.rank is None:
             if report.get("secret") != self.secret:
                 raise ValueError("the first report has a wrong secret: not a process of this job")

@@ -86,12 +86,15 @@ def run(
 
 
 def _shared(allocation: SlurmAllocation | None) -> str | None:
-    """Return the parent of the temporary folder: one that all nodes share; None: the default."""
+    """Return where to make the temporary folder: with several nodes the current folder, else None.
+
+    The current folder is taken to be shared by all nodes; None stands for the system's default.
+    """
     return None if allocation is None or allocation.nodes == 1 else os.getcwd()
 
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Return the call as bytes: functions of modules by name, others by cloudpickle."""
+    """Pickle a function and its arguments, by cloudpickle if ranks cannot import the function."""
     local = "<" in getattr(fn, "__qualname__", "<") or fn.__module__ == "__main__"
     try:
         if not local:
@@ -111,7 +114,7 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _follow(command: list[str], environ: dict[str, str], timeout: float | None) -> list[str]:
-    """Run a command and print its output; return the last lines."""
+    """Run a command and print its output as it comes; return the last lines of it."""
     lines: list[str] = []
     late = False
     with subprocess.Popen(
@@ -192,7 +195,7 @@ def _pickled_error(error: BaseException) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically, so that a reader never sees a part of it."""
+    """Write a file under another name and rename it, so that a reader never sees a part of it."""
     beside = path.with_name(f".{path.name}")
     beside.write_bytes(content)
     beside.rename(path)

@@ -90,7 +90,7 @@ class JobOptions:
 
     @property
     def needs_watch(self) -> bool:
-        """Whether an option was given that only a monitored job can serve."""
+        """Whether an option was given that has an effect only if the ranks are monitored."""
         given = self.label, self.log_dir is not None, self.requeue, self.start_timeout is not None
         return any(given)
 
@@ -182,7 +182,7 @@ def run_job(
 def make_launch(
     library: InstalledMpi, allocation: SlurmAllocation | None, options: JobOptions
 ) -> Launch:
-    """Return the launch of this MPI library, on this machine or in the allocation."""
+    """Return how to launch programs of an MPI library: here, or in an allocation if given."""
     if allocation is None:
         launch = local_launch(library.vendor, options.ranks or cores())
     else:
@@ -216,7 +216,7 @@ def start_twice(
     watch: WatchOptions | None,
     instead: Callable[[], Launch] | None,
 ) -> int:
-    """Start the launcher; if MPI does not start under SLURM's pmi2, try another launcher."""
+    """Start the launcher; if MPI does not start under srun's pmi2, start the one of `instead`."""
     status, begun = start(launch, arguments, watch)
     if status and not begun and PMI2 in launch.launcher:
         say(f"no rank came through MPI_Init under srun {PMI2}")
@@ -258,7 +258,10 @@ def start(launch: Launch, arguments: list[str], watch: WatchOptions | None) -> t
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a launcher, without that of the SLURM step of this shell."""
+    """Return the environment for a launcher, without the variables of an enclosing SLURM step.
+
+    A launcher with those would take itself for a part of that step.
+    """
     foreign = OF_A_STEP if in_step(environ) else ()
     kept = "PMIX_MCA_"  # settings, not the address of a server
     return {k: v for k, v in environ.items() if k.startswith(kept) or not k.startswith(foreign)}

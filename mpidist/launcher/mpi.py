@@ -17,7 +17,7 @@ TERMINAL = "MPIDIST_TERMINAL"  # set by `mpidist run`: columns of the terminal, 
 
 
 def say(text: str) -> None:
-    """Write a line of ``mpidist run`` to standard error."""
+    """Print a message of ``mpidist run`` to standard error."""
     sys.stderr.write(f"mpidist run: {text}\n")
     sys.stderr.flush()
 
@@ -162,7 +162,10 @@ def environment_for(
 
 
 def folder_of(path: Path) -> str:
-    """Return the folder of a relative path as text; in a job, with a hint on its origin."""
+    """Return the folder that a relative path starts from, for an error; ``/`` if it is absolute.
+
+    In a job it has a hint on where that folder comes from.
+    """
     if path.is_absolute():
         return "/"
     job = " (a job starts in the folder where sbatch was called: call it where this path starts)"

@@ -71,7 +71,7 @@ class RankProcess:
         os.environ[NOTES] = os.fsdecode(self.notes.getsockname()[1:])
 
     def report(self, **facts: object) -> None:
-        """Send a report to ``mpidist run``."""
+        """Send the keyword arguments to ``mpidist run``, as one line of JSON."""
         with self.sending:
             if self.connection is not None:
                 try:
@@ -80,12 +80,12 @@ class RankProcess:
                     self.connection = None
 
     def read_notes(self) -> None:
-        """Forward the program's notes about MPI, as long as it runs."""
+        """Forward the program's notes, which say how far MPI_Init is, whenever one arrives."""
         while select.select([self.notes], (), ())[0]:
             self.forward_notes()
 
     def forward_notes(self) -> None:
-        """Forward the notes of the program that have arrived."""
+        """Forward to ``mpidist run`` all notes that have arrived; do not wait for more."""
         with self.reading, contextlib.suppress(BlockingIOError):
             while note := self.notes.recv(64, socket.MSG_DONTWAIT):
                 self.report(mpi=note.decode(errors="replace"))
@@ -107,7 +107,10 @@ class RankProcess:
                 self.send(signal.SIGKILL)
 
     def send(self, number: int, _: object = None) -> None:
-        """Send a signal to the process group of the program."""
+        """Send a signal to the program's process group.
+
+        Those of DEFERRED go only to processes that have a handler: see :meth:`send_when_handled`.
+        """
         if number in DEFERRED:
             threading.Thread(target=self.send_when_handled, args=(number,), daemon=True).start()
         elif self.alive():
@@ -119,9 +122,10 @@ class RankProcess:
         return self.child is not None and self.child.poll() is None
 
     def send_when_handled(self, number: int) -> None:
-        """Send a signal to the program's processes with a handler, waiting until there is one.
+        """Send a signal to those processes of the program that have a handler for it.
 
-        It would kill a program that has just started, and a shell around it.
+        If there is none yet, wait for one: without a handler the signal would kill a program that
+        has just started, or a shell around it.
         """
         until = time.monotonic() + HANDLED_WITHIN
         while self.alive():
@@ -194,7 +198,10 @@ class RankProcess:
         return threads
 
     def copy_output(self, source: IO[bytes], screen: IO[bytes], file: IO[bytes] | None) -> None:
-        """Copy lines to the log, and to the screen; with logs, rank 0's only."""
+        """Copy lines to the log, if there is one, and to the screen.
+
+        With logs, only rank 0's lines go to the screen.
+        """
         shown = file is None or self.rank == 0
         prefix = f"{self.rank}: ".encode() if self.label else b""
         for text in source:  # up to the end, whatever fails: a full pipe would block the program
@@ -213,7 +220,7 @@ class RankProcess:
 
 
 def own_group() -> None:
-    """Make the program the leader of a process group, and have it killed with this process."""
+    """Run in the new process before the program: lead a process group, and die with the monitor."""
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -245,7 +252,7 @@ def start_guard(leader: int) -> tuple[int, int]:
 
 
 def join(threads: list[threading.Thread], seconds: float) -> None:
-    """Wait for threads, for at most `seconds` altogether."""
+    """Wait until all threads have ended, but at most `seconds` for all of them together."""
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
@@ -271,7 +278,7 @@ def end_rest(leader: int) -> None:
 
 
 def group(leader: int) -> list[int]:
-    """Return the running processes of a process group."""
+    """Return the ids of the running processes in a process group."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:

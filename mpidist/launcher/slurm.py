@@ -104,7 +104,7 @@ def place(
 
 
 def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Return the ranks on each node, filled one after another up to its tasks."""
+    """Return how many ranks each node gets if one node after another is filled up to its tasks."""
     before = [sum(tasks[:k]) for k in range(len(tasks))]
     return tuple(min(n, ranks - first) for n, first in zip(tasks, before) if first < ranks)
 
@@ -193,7 +193,7 @@ def choose_launcher(library: InstalledMpi, launcher: str, plugin: str | None) ->
 
 
 def _first(wanted: tuple[str, ...], offered: list[str]) -> str | None:
-    """Return the best plugin on offer; ``pmix_v4`` counts as ``pmix``."""
+    """Return the first wanted srun plugin that is offered; ``pmix_v4`` counts as ``pmix``."""
     fitting = ((w, o) for w in wanted for o in offered if o.split("_v")[0] == w)
     return next((offer for _, offer in fitting), None)
 
@@ -221,7 +221,7 @@ def slurm_command(vendor: str, plugin: str | None, placed: RankLayout) -> list[s
 
 
 def _mapped(placed: RankLayout) -> list[str]:
-    """Return the options of Open MPI's mpirun."""
+    """Return the options of Open MPI's mpirun that place and bind the ranks as `placed` says."""
     share, bind = (placed.cores, "core") if not placed.by_threads else (placed.cpus, "hwthread")
     how = f":PE={share}" * (share > 1) + ":HWTCPUS" * placed.by_threads
     how += ":oversubscribe" * (placed.oversubscribed or placed.per_node > placed.slots)

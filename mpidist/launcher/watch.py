@@ -31,7 +31,7 @@ class Signals:
 
     @contextlib.contextmanager
     def recorded(self, *numbers: signal.Signals) -> Iterator[None]:
-        """Record these signals instead of handling them."""
+        """Within the block, record signals of these numbers instead of handling them."""
         before = {number: signal.signal(number, self._record) for number in numbers}
         try:
             yield
@@ -43,13 +43,13 @@ class Signals:
         self._received.append(number)
 
     def pending(self) -> Iterator[int]:
-        """Yield the signals since the last call."""
+        """Yield the signals that were received since the last call of this method."""
         while self._received:
             yield self._received.pop(0)
 
 
 def by_terminal(number: int) -> bool:
-    """Return whether a signal is Ctrl-C at the terminal, which sends it to the launcher too.
+    """Return whether a signal is a Ctrl-C that the terminal has sent to the launcher as well.
 
     The sender is unknown (any thread may receive the signal); if this process group is in the
     foreground, the terminal is assumed.
@@ -145,7 +145,10 @@ class JobWatch:
                 self.connections.close()
 
     def _wait(self) -> int:
-        """Wait for the end of the launcher, and for the last reports of the ranks."""
+        """Serve the job until the launcher ends; return its status.
+
+        Then wait a little for the last reports of the ranks.
+        """
         begun = time.monotonic()
         while self._launcher.poll() is None:
             self.connections.listen(0.1)
@@ -164,7 +167,10 @@ class JobWatch:
     # -- signals, and jobs that do not end by themselves ------------------------------------------
 
     def _pass(self, number: int) -> None:
-        """Forward a signal to the ranks or the launcher; a Ctrl-C that both got is not sent."""
+        """Forward a received signal: SIGUSR1 and SIGUSR2 to the ranks, others to the launcher.
+
+        A Ctrl-C is not forwarded if the terminal has sent it to the launcher too.
+        """
         if number in TO_RANKS:
             self.connections.send(number)
             return
@@ -177,7 +183,10 @@ class JobWatch:
             self._step = min(STEP, self.kill_wait / 10)
 
     def _end_if_stuck(self) -> None:
-        """End the job, step by step, if the launcher has not ended it after a rank failed."""
+        """End the job if the launcher has not done so in time after a rank failed.
+
+        First the ranks get SIGTERM, then SIGKILL; then the launcher does.
+        """
         if self._failed_since is None:
             return
         if time.monotonic() > self._failed_since + CAUSE_WITHIN:
@@ -207,7 +216,7 @@ class JobWatch:
         self._steps += 1
 
     def _report_missing(self, begun: float) -> None:
-        """Log once how many ranks have not connected; a node, or SLURM, may be slow."""
+        """Print, once and after a while, how many ranks have started if some have not."""
         if self._reported_missing or time.monotonic() < begun + STARTED_WITHIN:
             return
         self._reported_missing = True
@@ -251,7 +260,10 @@ class JobWatch:
             self._succeeded_since = time.monotonic()
 
     def _report(self) -> None:
-        """Report the first failed rank, once; a rank with an exit status goes before a lost one."""
+        """Print, once, which rank failed first.
+
+        A rank with an exit status is preferred to one that was lost.
+        """
         failed = self._failed()
         if failed and not self._reported:
             self._reported = True

@@ -169,7 +169,7 @@ class Module:
 
 
 def _fill(data: Any, value: Any) -> None:
-    """Copy a value into an array, also from the host into an array on a GPU."""
+    """Copy `value` in place into the array `data`, which may be on a GPU, `value` on the host."""
     if isinstance(data, np.ndarray) or hasattr(value, "get"):
         data[...] = value
     else:

@@ -66,7 +66,7 @@ class Optimizer:
         return self.state.setdefault(index, {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the parameters' states, by number."""
+        """Return copies of the parameters' states, by each parameter's index in `parameters`."""
         return {
             "state": {
                 index: {k: v.copy() if hasattr(v, "copy") else v for k, v in kept.items()}

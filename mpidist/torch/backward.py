@@ -36,10 +36,10 @@ def can_halve() -> bool:
 
 @cache
 def root_finder() -> Callable[[Any], Any]:
-    """Return a function that finds the graph node at which backward from a tensor begins.
+    """Return a function that maps a tensor to what backward can later begin from.
 
-    It is an edge of the graph, which does not keep the tensor alive, if edges keep the graph alive
-    (also that of a function in Python); otherwise the tensor itself.
+    That is an edge of the graph, which does not keep the tensor alive, if in this PyTorch edges
+    keep the graph alive (that of a function in Python, too); otherwise it is the tensor itself.
     """
     edges = can_halve() and "ownership_token" in GradientEdge._fields
     return get_gradient_edge if edges else _itself
@@ -121,7 +121,10 @@ class Halves:
         self._share(border)
 
     def _share(self, border: dict[Node, list[Any]]) -> None:
-        """Leave to the second half the parameters that exactly one node leads to."""
+        """Divide the parameters: those behind exactly one border node go to the second half.
+
+        `border` maps the nodes at which the second half can begin to the parameters behind them.
+        """
         counts: dict[int, int] = {}
         for parameters in border.values():
             for p in parameters:
@@ -135,7 +138,7 @@ class Halves:
         self._early = list(early.values())
 
     def inputs(self) -> None:
-        """Add to the gradients of the inputs, and of parameters that must come with them."""
+        """Run the first half: gradients of the inputs, and of parameters that cannot wait."""
         if not self.divisible:
             torch.autograd.backward(self._roots, self._grads)
             self._roots, self._grads, self._inputs = [], [], []
@@ -160,7 +163,7 @@ class Halves:
         self._arrived[node] = grads
 
     def weights(self) -> None:
-        """Add to the gradients of all other parameters."""
+        """Run the second half: gradients of all other parameters."""
         if not self._inputs:
             if self._roots:
                 torch.autograd.backward(self._roots, self._grads)

@@ -21,7 +21,7 @@ class GradBucket:
         self._buffer = flat if isinstance(flat, torch.Tensor) else as_tensor(flat, dtype)
 
     def index(self) -> int:
-        """Return the number of the bucket."""
+        """Return the index of the bucket among those of a step, from 0."""
         return self._bucket.index
 
     def is_last(self) -> bool:
@@ -47,7 +47,7 @@ class GradBucket:
 
 
 class CommHook:
-    """A hook of PyTorch as one of mpidist.
+    """Adapts a communication hook of PyTorch, so that mpidist.DDP calls it for each bucket.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class CommHook:
         self._state, self._hook, self._count, self._rank = state, hook, count, rank
 
     def __call__(self, bucket: Bucket) -> _Pending:
-        """Start to send a bucket."""
+        """Call PyTorch's hook with a bucket; return an object that waits for the hook's future."""
         given = GradBucket(bucket, self._count())
         future = self._hook(self._state, given)
         if not callable(getattr(future, "wait", None)):
@@ -75,13 +75,13 @@ class CommHook:
 
 
 class _Pending:
-    """A bucket whose future is pending."""
+    """A bucket whose averaging has begun: waits for the future that PyTorch's hook returned."""
 
     def __init__(self, future: Any, bucket: GradBucket):
         self._future, self._bucket = future, bucket
 
     def test(self) -> bool:
-        """Return whether the mean is in the bucket."""
+        """Return whether the averaging has ended, and its result is in the bucket."""
         if self._future is not None and self._future.done():
             self.wait()
         return self._future is None

@@ -33,7 +33,7 @@ DEVICE = "cuda"  # the current GPU
 
 
 def is_there(x: Any) -> bool:
-    """Return whether a tensor is on a GPU."""
+    """Return whether a tensor is on a GPU, not in host memory."""
     return x.is_cuda
 
 
@@ -140,7 +140,7 @@ class Torch:
         return _tensor(flat, p.dtype)[start : start + p.numel()].view(p.shape)
 
     def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Return a :class:`torch.nn.Parameter`."""
+        """Return a :class:`torch.nn.Parameter` on a slice of the two flat arrays."""
         if isinstance(flat, torch.Tensor):
             dtype = flat.dtype
         elif flat.dtype.name == "bfloat16":
@@ -156,7 +156,7 @@ class Torch:
         return stream_of(p) if is_there(p) else None
 
     def from_device(self, array: Any, p: Any) -> Any:
-        """Return a tensor on the same memory."""
+        """Return a tensor on the memory of `array`, with the dtype of `p`."""
         return tensor_on(array, p)
 
     def place(self, value: Any, p: Any) -> Any:
@@ -164,7 +164,7 @@ class Torch:
         return value.to(p.device)
 
     def copy(self, view: Any, gradient: Any) -> None:
-        """Copy a gradient, without its graph and dense, into a view."""
+        """Copy a gradient into `view`: as a dense tensor if it is sparse, and without its graph."""
         gradient = gradient.detach()
         view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
 
@@ -206,14 +206,14 @@ def _distributed() -> bool:
 
 
 def _ignoring(act: Callable[[], object], *_: Any) -> None:
-    """Call `act` without a hook's arguments, and return None: the hook changes no tensor."""
+    """Serve as hook: call `act` without the hook's arguments; the None returned changes nothing."""
     act()
 
 
 def _with_parameters(
     act: Callable[[Iterable[Any]], object], optimizer: torch.optim.Optimizer, *_: Any
 ) -> None:
-    """Call `act` with the parameters of an optimizer that is about to make a step."""
+    """Serve as hook before an optimizer's step: call `act` with all parameters of the optimizer."""
     act(p for group in optimizer.param_groups for p in group["params"])
 
 

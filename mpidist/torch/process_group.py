@@ -60,10 +60,11 @@ _FOREVER = 10 * 365 * 86400.0
 
 
 class HostArrays:
-    """Flat arrays on the memory of tensors, the same object again for the same memory.
+    """Numpy arrays on the memory of tensors: the same object whenever the memory is the same.
 
-    PyTorch makes new tensors on the same memory all the time; the communicator finds a repeated
-    call by the very array.  The arrays do not keep the memory alive: only a tensor asks for them.
+    PyTorch makes new tensors on the same memory all the time, but a communicator recognises a
+    repeated call by the identity of its array.  The arrays do not keep the memory alive; they are
+    only used while a tensor does.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class HostArrays:
         return found
 
     def forget(self) -> None:
-        """Forget all arrays: symmetric memory comes or goes, maybe where private memory was."""
+        """Forget all arrays, as symmetric memory comes or goes: addresses change their owner."""
         self._kept.clear()
 
 
@@ -112,7 +113,10 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _writable(x: Tensor) -> tuple[Tensor, Act | None]:
-    """Return a contiguous result tensor: `x` and None, or another and a function that copies it."""
+    """Return a contiguous tensor for a result, and a function that copies it into `x`.
+
+    If `x` is contiguous itself, it is returned, and None in place of the function.
+    """
     if x.is_contiguous() and not x.is_conj() and not x.is_neg():
         return x, None
     given, made = x.detach(), _readable(x)
@@ -124,13 +128,13 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _deal(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy consecutive parts of a flat tensor into `tensors`."""
+    """Copy the flat tensor into `tensors`, one part after the other."""
     for target, part in zip(tensors, flat.split([t.numel() for t in tensors])):
         target.copy_(part.view(target.shape))
 
 
 def _counts(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return the numbers of elements, or None if they are all the same."""
+    """Return the number of elements of each tensor; None if all have equally many."""
     counts = [t.numel() for t in tensors]
     return None if len(set(counts)) == 1 else counts
 
@@ -208,7 +212,7 @@ class _Work(dist.Work):
 
 
 class _Done(_Work):
-    """A blocking operation, which has ended."""
+    """The Work of an operation that ran in the caller's thread: it ended before it was returned."""
 
     def __init__(self, outputs: Sequence[Tensor]):
         super().__init__(outputs)
@@ -219,7 +223,7 @@ _BLOCKING = _Done([])  # for callers that see nothing of it
 
 
 class _Queued(_Work):
-    """An operation that the group's thread runs."""
+    """The Work of an operation that runs in the group's thread."""
 
     def __init__(self, group: ProcessGroup, what: str, outputs: Sequence[Tensor]):
         super().__init__(outputs)
@@ -231,7 +235,7 @@ class _Queued(_Work):
 
     @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end; this thread's messages advance meanwhile."""
+        """Wait for the end of the operation; messages of this thread make progress meanwhile."""
         seconds = timeout.total_seconds()
         if not self._group.await_event(self._event, seconds if seconds > 0 else None):
             raise dist.DistBackendError(
@@ -241,7 +245,7 @@ class _Queued(_Work):
 
 
 class _Message(_Work):
-    """A send or receive."""
+    """The Work of a send or receive."""
 
     def __init__(self, group: ProcessGroup, what: str, outputs: Sequence[Tensor], work: Any):
         super().__init__(outputs)
@@ -281,7 +285,7 @@ class _Message(_Work):
 
     @_uncompiled
     def get_future(self) -> Any:
-        """Return a future of the tensors; it waits for the message."""
+        """Return a future of the tensors, complete on return: this call waits for the message."""
         try:
             self.wait()
         except Exception:
@@ -306,9 +310,9 @@ _MADE: dict[tuple[int, ...], int] = {}  # groups, by their members
 
 
 def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
-    """Free the communicators of destroyed groups, all of whose ranks are members; collective.
+    """Free the communicators of destroyed groups whose ranks are all in `members`; collective.
 
-    Of those only that every rank has retired: a group may be destroyed on some ranks only.
+    A communicator is kept until each of its ranks has destroyed the group: some may not have yet.
     """
     mine = [key for key, (own, _) in _RETIRED.items() if own.broken is None]
     every = dict(zip(members, comm.allgather_object(mine)))
@@ -447,7 +451,7 @@ class ProcessGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """Return a group of some members; only these call it, the others get None."""
+        """Return a new group of `new_ranks`, which alone must call this; None on other ranks."""
         if self._rank not in new_ranks:
             return None
         name = group_name or f"{self._name}:{','.join(map(str, new_ranks))}"
@@ -480,7 +484,10 @@ class ProcessGroup(dist.ProcessGroup):
     # -- running ----------------------------------------------------------------------------------
 
     def translated(self, error: MpidistError, what: str, seconds: Any = UNSET) -> BaseException:
-        """Return the error of torch.distributed that stands for an error of mpidist."""
+        """Return the exception of torch.distributed to raise for an error of mpidist.
+
+        Errors that are not of communication are returned as they are.
+        """
         if not isinstance(error, CommunicationError):
             return error
         late = ""
@@ -495,7 +502,11 @@ class ProcessGroup(dist.ProcessGroup):
         return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
 
     def _run(self, name: str, act: Act, outputs: Sequence[Tensor], opts: Any) -> Any:
-        """Run a blocking operation in this thread, any other in the group's thread."""
+        """Run an operation: in this thread if it blocks, else in the group's; return its Work.
+
+        A blocking one goes to the group's thread too while others are queued there, to keep the
+        order.
+        """
         self._sequence += 1
         timeout = opts.timeout.total_seconds()
         seconds = timeout if 0 < timeout < _FOREVER else self._seconds
@@ -516,7 +527,7 @@ class ProcessGroup(dist.ProcessGroup):
         return work
 
     def _attempt(self, name: str, act: Act, seconds: float | None) -> BaseException | None:
-        """Perform an operation within `seconds`; return its error."""
+        """Perform an operation with a deadline; return its error, None if it succeeded."""
         comm = self.comm
         try:
             if seconds is not self._seconds:
@@ -544,7 +555,10 @@ class ProcessGroup(dist.ProcessGroup):
             del work, act, item
 
     def await_event(self, event: threading.Event, seconds: float | None) -> bool:
-        """Wait for an event of the group's thread, and poll this rank's messages meanwhile."""
+        """Wait for an event of the group's thread; this thread's messages make progress meanwhile.
+
+        Return False if `seconds` pass.
+        """
         if not self._pending:
             return event.wait(seconds)
         waited = 0.0
@@ -556,7 +570,7 @@ class ProcessGroup(dist.ProcessGroup):
         return True
 
     def _flat(self, x: Tensor) -> np.ndarray:
-        """Return the array of a contiguous tensor of the CPU."""
+        """Return a flat numpy array on a contiguous CPU tensor's memory; refuse other tensors."""
         if x.device.type != "cpu" or x.layout is not torch.strided:
             kind = f"on {x.device}" if x.device.type != "cpu" else f"with layout {x.layout}"
             raise NotImplementedError(
@@ -566,7 +580,10 @@ class ProcessGroup(dist.ProcessGroup):
         return ARRAYS.of(x)
 
     def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, bool]:
-        """Return the communicator's operation, and whether its result is to be divided after it."""
+        """Return mpidist's name of a reduction, and whether to divide its result by the size.
+
+        That is so for the mean of integers, which is computed as a sum.
+        """
         kind = getattr(op, "op", op)
         name = OPERATIONS.get(kind)
         if name is None:
@@ -729,7 +746,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
-        """Send several tensors of each rank to all: ``outputs[rank][k]`` is `k` of `rank`."""
+        """Send several tensors of each rank to all: ``outputs[rank][k]`` is the rank's k-th."""
         opts = _options(c10d.AllgatherOptions, None, opts)
         self._check_length("all_gather_coalesced: output", outputs)
         columns = [[given[k].detach() for given in outputs] for k in range(len(inputs))]
@@ -789,7 +806,10 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
-        """Combine lists of tensors; rank r gets number r, of any length."""
+        """Combine the ranks' lists of tensors; rank r gets the r-th.
+
+        The tensors of a list may differ in length.
+        """
         (x,) = _list(outputs)
         given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
         opts = _options(c10d.ReduceScatterOptions, timeout, opts, reduceOp=opts)
@@ -799,7 +819,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
-        """Combine tensors; rank r gets part r."""
+        """Combine one tensor of each rank; rank r gets the r-th of equal parts."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
         act = self._reducing(output, input, opts)
         return self._run("reduce_scatter_single", act, [output], opts)
@@ -839,7 +859,7 @@ class ProcessGroup(dist.ProcessGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> Any:
-        """Send a part of a tensor to each rank; the splits count rows."""
+        """Send a part of one tensor to each rank; the splits are the parts' numbers of rows."""
         opts = _options(c10d.AllToAllOptions, None, opts)
         out, back = _writable(output)
         x = _readable(_apart(input, out))
@@ -863,7 +883,10 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run("all_to_all_single", act, [output], opts)
 
     def _elements(self, x: Tensor, splits: Sequence[int], which: str) -> list[int]:
-        """Return the number of elements for each rank, given the rows for each in `splits`."""
+        """Return how many elements each rank gets, from the rows for each in `splits`.
+
+        Without splits all get equally many.
+        """
         if not splits:
             if x.dim() and x.shape[0] % self._size:
                 raise InvalidArgument(
@@ -963,7 +986,7 @@ class ProcessGroup(dist.ProcessGroup):
         return torch.from_numpy(memory).view(dtype)[: math.prod(size)].view(tuple(size))
 
     def _symmetric(self, nbytes: int) -> np.ndarray:
-        """Return bytes in symmetric memory; collective."""
+        """Return a new array of `nbytes` bytes or a few more, in symmetric memory; collective."""
         made: list[np.ndarray] = []
 
         def act() -> None:
@@ -977,7 +1000,7 @@ class ProcessGroup(dist.ProcessGroup):
         return made[0]
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return whether there is :meth:`allocate_tensor`: all ranks are on one node."""
+        """Return whether :meth:`allocate_tensor` can be used: only if all ranks are on one node."""
         return torch.device(device).type == "cpu" and self.comm.topology.num_nodes == 1
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -1056,7 +1079,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _list(x: Any) -> Sequence[Tensor]:
-    """Return a list of the tensors that c10d passes in a list, or by themselves."""
+    """Return the one tensor of a call in a list: c10d passes it in a list or by itself."""
     tensors = [x] if isinstance(x, Tensor) else x
     if len(tensors) != 1:
         raise InvalidArgument(f"{len(tensors)} tensors: a process group takes one per call")
@@ -1064,7 +1087,7 @@ def _list(x: Any) -> Sequence[Tensor]:
 
 
 def _options(kind: type, timeout: timedelta | None, given: Any, **fields: Any) -> Any:
-    """Return the options of a call: those given, or new ones of the plain arguments."""
+    """Return c10d's options of a call: `given` if of that kind, else new ones with `fields`."""
     if isinstance(given, kind):
         return given
     made = kind()
@@ -1077,7 +1100,7 @@ def _options(kind: type, timeout: timedelta | None, given: Any, **fields: Any) -
 
 
 def _apart(x: Tensor, out: Tensor) -> Tensor:
-    """Return `x`, or a copy if it shares memory with `out`."""
+    """Return `x`, or a copy of it if it may share memory with `out`."""
     start, nbytes = out.data_ptr(), out.numel() * out.element_size()
     mine = x.data_ptr()
     last = mine + (x.untyped_storage().nbytes() if not x.is_contiguous() else x.nbytes)

@@ -52,7 +52,7 @@ def root(timeout: float | None = None) -> Communicator:
     Parameters
     ----------
     timeout : float, optional
-        Seconds that the ranks may be apart.
+        Deadline of the returned communicator in seconds, also for creating it.
     """
     global _root
     if _root is None or _root.freed:
@@ -72,7 +72,9 @@ def root(timeout: float | None = None) -> Communicator:
 
 
 def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield store, rank and size, by MPI; the handler of ``mpidist://``.
+    """Yield store, rank and size of a new process group, from MPI, for URLs of ``mpidist://``.
+
+    It is a rendezvous handler, as torch.distributed calls it.
 
     Raises
     ------
@@ -99,7 +101,7 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
 
 
 def _tell_address(comm: Communicator) -> None:
-    """Set the variables of torchrun that are missing: some libraries refuse to work without."""
+    """Set RANK, WORLD_SIZE, MASTER_ADDR and the like where missing, as some libraries need them."""
     global _address
     if _address is None:
         with socket.socket() as free:
@@ -119,7 +121,7 @@ def _tell_address(comm: Communicator) -> None:
 
 
 def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler of ``env://`` that needs no MASTER_ADDR: without it, MPI serves."""
+    """Return a handler of ``env://`` that uses MPI if MASTER_ADDR is not set, else `before`."""
 
     def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         given = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -130,7 +132,7 @@ def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Register the handlers, once."""
+    """Register the handlers of ``mpidist://`` and ``env://`` with torch.distributed, once."""
     if SCHEME not in HANDLERS:
         dist.register_rendezvous_handler(SCHEME, meet)
         HANDLERS["env"] = _without_address(HANDLERS["env"])

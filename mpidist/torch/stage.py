@@ -34,7 +34,7 @@ _EXPECTED = f"expected one of {', '.join(_DTYPES)}"
 
 
 def separate(given: Sequence[Any]) -> list[Any]:
-    """Return tensors on a microbatch's memory that have version counters of their own.
+    """Return tensors on the memory of the given ones, but with version counters of their own.
 
     All views of a batch share one version counter: a microbatch that is changed in place would
     invalidate what autograd saved of the others.  Tensors that have a graph, or share memory, are
@@ -47,7 +47,7 @@ def separate(given: Sequence[Any]) -> list[Any]:
 
 
 def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
-    """Count changes to the tensors of :func:`separate` in the batch's version counter."""
+    """Increment the version counters of `given` whose tensors of :func:`separate` were changed."""
     for x, y in zip(given, own):
         if x is not y and y._version:
             torch.autograd.graph.increment_version(x)
@@ -57,7 +57,7 @@ class TorchTensors(DevicePlace):
     """Tensors of PyTorch (see :class:`~mpidist.pipeline.values.Tensors`)."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return dtype name, shape, and ``x.requires_grad``."""
+        """Return what a receiver must know of a tensor: dtype, shape and ``requires_grad``."""
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
@@ -73,13 +73,13 @@ class TorchTensors(DevicePlace):
         return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
 
     def own(self, x: Any) -> np.ndarray:
-        """Return a copy of the elements."""
+        """Return the elements as a flat array on memory of its own, never a view of `x`."""
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         copied = framework.is_there(x) and not self.tensor_messages.direct  # to the host
         return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not copied else flat)
 
     def result(self, x: Any) -> Any:
-        """Return the tensor itself, as PyTorch does."""
+        """Return `x` itself: a pipeline in PyTorch gives its outputs as tensors."""
         return x
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
@@ -107,7 +107,7 @@ class TorchTensors(DevicePlace):
         return made.requires_grad_() if wants else made
 
     def _make(self, name: str, count: int) -> Any:
-        """Return a flat tensor on the GPU."""
+        """Return an uninitialised flat GPU tensor of `count` elements of the named dtype."""
         return torch.empty(count, dtype=_DTYPES[name], device=framework.DEVICE)
 
 
@@ -180,7 +180,7 @@ class TorchStage:
     def _run(
         self, call: Call, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
     ) -> Any:
-        """Call the module with tensors that it may change in place."""
+        """Return the module's output, or loss, for tensors that it may change in place."""
         own = separate(tensors) if first else [_opened(x) for x in tensors]
         try:
             output = call(unflatten(tree, own))
@@ -216,7 +216,7 @@ class TorchStage:
         return checkpointed(run, *(separate(tensors) if first else tensors), use_reentrant=False)
 
     def _buffers_now(self) -> dict[str, Any]:
-        """Return the values of the buffers; those of a buffer that does not change are shared."""
+        """Return copies of the module's buffers; an unchanged one's earlier copy is shared."""
         before, now = self._buffers, {}
         for name, buffer in self.module.named_buffers():
             known = before.get(name)
@@ -237,7 +237,7 @@ class TorchStage:
         return caller_of(forward, self.module)
 
     def finish(self, saved: TorchSaved, tree: Tree, outputs: list[Any]) -> None:
-        """Record the graph nodes at which the gradients of the output enter."""
+        """Record in `saved` where backward begins for each output that requires a gradient."""
         saved.roots = [self._root_of(x) if x.requires_grad else None for x in outputs]
 
     def backward(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
@@ -269,7 +269,10 @@ class TorchStage:
             saved.halves = None
 
     def _pairs(self, saved: TorchSaved, grads: list[Any] | None) -> tuple[list[Any], list[Any]]:
-        """Return the roots that have a gradient, and these gradients."""
+        """Return the saved roots and their gradients, without the pairs where one is None.
+
+        If `grads` is None, backward begins at the loss, with a gradient of ones.
+        """
         roots, saved.roots = saved.roots, []
         if grads is None:
             shape, dtype, device = saved.loss
@@ -285,12 +288,12 @@ class TorchStage:
 
 
 def _opened(x: Any) -> Any:
-    """Return a leaf as the output of an operation: layers may not change a leaf in place."""
+    """Return a view of `x` that is no leaf of the graph, so that layers may change it in place."""
     return torch.ops.aten._unsafe_view(x, x.shape) if x.requires_grad else x
 
 
 def stage(module: Any, caller: Any, where: str, checkpoint: bool = False) -> TorchStage:
-    """Return the stage of a module."""
+    """Return the :class:`TorchStage` of a module; raise InvalidArgument if it is not of PyTorch."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument(
             f"{where} has type {type(module).__name__}: expected a module of PyTorch or "

@@ -130,7 +130,7 @@ class MpiStore(dist.Store):
     # -- within ---------------------------------------------------------------------------------
 
     def _ask(self, operation: str, *arguments: Any) -> Any:
-        """Perform an operation, on rank 0 at once, elsewhere by a message to it."""
+        """Return the result of an operation on the keys: on rank 0 directly, else by a message."""
         if self._comm.rank == 0:
             return self._perform(operation, *arguments)
         with self._lock:
@@ -142,7 +142,7 @@ class MpiStore(dist.Store):
             return _OPERATIONS[operation](self._keys, *arguments)
 
     def _serve(self) -> None:
-        """Answer requests for the rest of the job."""
+        """Answer the other ranks' requests, in a thread of rank 0, for the rest of the job."""
         comm, pause = self._comm, _POLL_SECONDS[0]
         while True:
             try:

@@ -78,14 +78,17 @@ class Wrapper(torch.nn.Module):
                 x.register_hook(begin)
 
     def _begin_backward(self) -> None:
-        """Queue the averaging at the end of the running backward pass, once."""
+        """Queue the averaging of gradients for the end of the running backward pass, once."""
         reducer = self.reducer
         if self.sync == "auto" and reducer.enabled and not reducer.queued:
             reducer.queued = True
             Variable._execution_engine.queue_callback(self._at_end)
 
     def _at_end(self) -> None:
-        """Average, unless no gradient was added, as in ``torch.autograd.grad``."""
+        """Average the gradients, at the end of a backward pass that has added to any.
+
+        ``torch.autograd.grad`` adds to none.
+        """
         self.reducer.queued = False
         if self.reducer.touched.any():
             self._end_backward()
@@ -105,7 +108,10 @@ class Wrapper(torch.nn.Module):
             raise AttributeError(text, name=name, obj=self) from None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Apply a conversion, as ``.to()`` and ``.half()`` do, if it changes no parameter."""
+        """Apply a conversion, as ``.to()`` does.
+
+        Raises InvalidArgument if a parameter's dtype or device would change.
+        """
         for name, p in self.module.named_parameters():
             with torch.no_grad():
                 found = fn(p.detach()[..., :0] if p.dim() else p.detach())
@@ -142,7 +148,7 @@ class Wrapper(torch.nn.Module):
 
     @staticmethod
     def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
-        """Replace options by what options of ``DistributedDataParallel`` stand for.
+        """Translate `others`, options of ``DistributedDataParallel``, and store them in `options`.
 
         Raises
         ------
@@ -195,11 +201,11 @@ class Wrapper(torch.nn.Module):
 
 
 def _with_output(act: Callable[[Any], object], module: Any, inputs: Any, output: Any) -> None:
-    """Call `act` with the output of a forward, unless it is being compiled."""
+    """Serve as forward hook: call `act` with the output, unless torch.compile traces the module."""
     if not torch.compiler.is_compiling():
         act(output)
 
 
 def _at_gradient(act: Callable[[], object], gradient: Any) -> None:
-    """Call `act` and return None, so that this hook leaves the gradient as it is."""
+    """Serve as hook on a tensor: call `act`; None is returned, so the gradient stays as it is."""
     act()
