@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 class Count(click.IntRange):
     """Option type: a whole number >= 1."""
 
-    name = "n"
+    name = "whole number >= 1"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the word in the help."""
+        return "N"
 
     def __init__(self) -> None:
         super().__init__(min=1)

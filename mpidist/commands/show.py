@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 from rich.text import Text
 
-from ..errors import InvalidArgument, InvalidRank
+from ..errors import InvalidArgument, InvalidRank, UnknownName
 from ..pipeline.schedules.automatic import automatic
 from ..pipeline.schedules.schedule import schedules
 from ..pipeline.schedules.simulate import Costs
@@ -197,6 +197,9 @@ def _draw(
     from ..pipeline.schedules.show import picture
 
     if name != "auto":
+        every = [*(schedule.name for schedule in schedules()), "auto", *COLLECTIVES]
+        if ":" not in name and name not in every:
+            raise click.UsageError(str(UnknownName("SCHEDULE or COLLECTIVE", name, every)))
         with naming("SCHEDULE"):
             schedule = PipelineName().parse(name)
         return picture(schedule, stages, microbatches, chunks, costs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import pickle
@@ -78,7 +79,10 @@ def same_here(name: str, known: Iterable[str]) -> str:
         return f"; it is {start}broadcast here{objects}"
     plain = {"worldsize": "size", "reducescattertensor": "reducescatter"}.get(plain, plain)
     same = [own for own in known if own[0] != "_" and own.replace("_", "") == plain]
-    return f"; it is {same[0]} here" if same else ""
+    if same:
+        return f"; it is {same[0]} here"
+    near = difflib.get_close_matches(name, [own for own in known if own[0] != "_"], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class _Beginning:

@@ -691,7 +691,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         def act() -> None:
             self.comm.broadcast(data, root, out=data)
-            if back is not None:
+            if back is not None and root != self._rank:  # the root's may not be writable: expand()
                 back()
 
         return self._run("broadcast", act, [x], opts)

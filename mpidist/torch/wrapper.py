@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 MEANINGS: dict[str, Any] = {
     "find_unused_parameters": {True: {"unused": "skip"}, False: {"unused": "error"}},
     "broadcast_buffers": {True: {"buffers": "broadcast"}, False: {"buffers": "keep"}},
+    "forward_sync_buffers": {True: {"buffers": "broadcast"}, False: {"buffers": "keep"}},
     "gradient_as_bucket_view": {True: {}},
     "process_group": "the ranks are comm",
     "device_mesh": "the ranks are comm",
     "device_ids": "parameters stay where they are: move the module before wrapping it",
     "output_device": "outputs stay where they are",
     "mixed_precision": "use torch.autocast",
+    "bucket_cap_mb": "use bucket_bytes",
+    "delay_all_reduce_named_params": "every parameter that requires a gradient is averaged",
 }
 """For each option of ``DistributedDataParallel``: the options of DDP for each value, or a reason.
 

@@ -359,7 +359,7 @@ def test_launched_rank():
         ("run -n 2", "PROGRAM"),
         ("run x.py", "x.py: no such script"),
         ("prove --pipeline 1f1b allreduce", "COLLECTIVE … only for algorithms"),
-        ("lisd", "No such command 'lisd'"),
+        ("lisd", "unknown command 'lisd'; did you mean 'list'"),
         ("list --jsno", "No such option"),
     ],
 )

@@ -306,7 +306,7 @@ def test_list_pipelines():
         (("show",), "expected a COLLECTIVE and an ALGORITHM, or a pipeline SCHEDULE"),
         (("show", "allreduce"), "allreduce is a collective: expected an algorithm after it"),
         (("show", "a", "b", "c"), "expected a COLLECTIVE and an ALGORITHM"),
-        (("show", "2f2b"), "unknown pipeline schedule '2f2b'; did you mean '1f1b'?"),
+        (("show", "2f2b"), "unknown SCHEDULE or COLLECTIVE '2f2b'; did you mean '1f1b'"),
         (("show", "1f1b", "--ranks", "3"), "--ranks: only for algorithms of collectives"),
         (("show", "allreduce", "ring", "--stages", "3"), "--stages: only for pipeline schedules"),
         (("show", "1f1b", "--stages", "0"), "--stages … 0 is not … x>=1"),
