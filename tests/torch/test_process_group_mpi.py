@@ -731,3 +731,11 @@ def test_a_wait_with_a_deadline(place):
     else:
         dist.barrier()
         dist.all_reduce(torch.ones(1), group=group)
+
+
+def test_broadcast_of_an_expanded_tensor(place):
+    """The root only reads: its tensor need not be writable."""
+    rank, _ = place
+    x = torch.ones(1).expand(4) if rank == 0 else torch.zeros(4)
+    dist.broadcast(x, 0)
+    assert x.tolist() == [1.0] * 4
