@@ -96,7 +96,7 @@ class Transfer(Protocol):
 
 
 class PendingArrival(Protocol):
-    """A pending arrival of all ranks at one operation."""
+    """A non-blocking wait until all ranks have announced one operation."""
 
     @property
     def alike(self) -> bool:

@@ -70,7 +70,7 @@ def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
 
 
 def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], Stats]:
-    """Measure steps of an MLP of `width`; return the statistics of mpidist.DDP too."""
+    """Time steps of an MLP with each contender; return the rows, and mpidist.DDP's statistics."""
     net, bare, each = mlp(width), mlp(width), mlp(width)
     count = sum(p.numel() for p in net.parameters())
     with threads(comm):
@@ -95,7 +95,7 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
 
 
 def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], Stats]:
-    """Measure steps of a real model with AdamW; return the statistics of mpidist.DDP too."""
+    """Time steps of a real model with AdamW; return the rows, and mpidist.DDP's statistics."""
 
     def step(wrap: Callable[[torch.nn.Module], Any]) -> tuple[Callable[[], None], Any]:
         torch.manual_seed(0)

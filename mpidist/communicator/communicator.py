@@ -221,7 +221,7 @@ class Communicator:
 
     @property
     def max_tag(self) -> int:
-        """Largest tag of messages, at most 2**20 - 1; fewer where the MPI library has fewer."""
+        """Largest tag of messages: 2**20 - 1, or less where the MPI library's limit is lower."""
         return self._messages.width - 1
 
     @property

@@ -299,7 +299,7 @@ class Programs:
         return bound
 
     def repeat(self, key: CallKey, call: Call, bound: Bound, x: Any, out: Any) -> None:
-        """Register a bound call for :meth:`find` under the user's arrays, if they are its memory.
+        """Let :meth:`find` find a bound call by the user's arrays, if it uses them and not copies.
 
         A view is registered at its second use only, because users may make new views for every
         call.

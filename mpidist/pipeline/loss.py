@@ -110,7 +110,7 @@ class MicrobatchLoss:
                 f"rank {self._rank}: loss_fn returned a loss without a graph, so no parameter "
                 "would get a gradient: expected a loss that PyTorch computes from the output, "
                 "not detached and not within no_grad(), of a model in which something requires a "
-                "gradient; forward() evaluates a model"
+                "gradient; to evaluate a model, call forward()"
             )
         return found * self.weight
 

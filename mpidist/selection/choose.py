@@ -553,7 +553,10 @@ def _by_shared_memory(ways: Ways) -> Way | None:
 
 
 def _by_rules(ways: Ways) -> Way:
-    """Return the implementation of the shipped rules, for calls not served by shared memory."""
+    """Return the implementation that the shipped rules choose, else the first that is able.
+
+    For calls that shared memory does not serve.
+    """
     call, means = ways.call, ways.means
     native = ways.can(NATIVE)
     if native and call.collective not in WITH_NATIVE:

@@ -64,7 +64,7 @@ class Staged(Executor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor's name: all ranks must use it, or they would wait for each other."""
+        """Return the executor's name, for ranks to compare: with different executors they hang."""
         return self.name
 
     def kind(self, call: Call) -> Hashable:

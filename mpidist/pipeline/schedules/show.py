@@ -255,7 +255,7 @@ def describe(line: Timeline) -> str:
 
 
 def legend(panels: Sequence[gantt.Panel]) -> str:
-    """Return the legend of the letters."""
+    """Return the legend of a drawing: what the letters of its actions mean."""
     kinds = {span.action.kind for p in panels for part in p.timeline.spans for span in part}
     marks = [f"{kind} {words}" for kind, words in MEANINGS.items() if kind in kinds]
     if any(panel.timeline.placement.chunks > 1 for panel in panels):
