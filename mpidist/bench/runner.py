@@ -401,7 +401,7 @@ def run_benchmark(
         results.header["stream"] = measure_stream(comm).as_header()
         results.notes.append(describe_stream(results.header))
     if comm.size == 1:
-        results.notes.append("1 rank: nothing is sent; mpidist run -n N -- … starts N ranks")
+        results.notes.append("1 rank: nothing is sent; `mpidist run -n N` starts N ranks")
     if any(bound_percent(row, results.header) is not None for row in results.rows):
         results.notes.append(BOUND_NOTE)
     return results
