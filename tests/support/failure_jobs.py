@@ -741,7 +741,7 @@ def interrupted_elsewhere(how):
 
 
 def interrupted_and_stays(how):
-    """It stays: the others are told at the deadline who has not reached a barrier; new communicators work."""
+    """It stays: the others are told at the deadline who is late; new communicators work."""
     comm = start()
     again = comm.split(0)
     again.timeout = HANG
