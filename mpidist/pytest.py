@@ -372,9 +372,8 @@ def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
     return any(name in environ for name in LAUNCHED)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
-    group = parser.getgroup("mpidist")
+def add_rank_grace(group: pytest.OptionGroup) -> None:
+    """Add the option of the time that :class:`RankReports` waits for other ranks."""
     group.addoption(
         "--rank-grace",
         type=float,
@@ -382,6 +381,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="how long beyond a test's time limit the other ranks are waited for",
     )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("mpidist")
+    add_rank_grace(group)
     group.addoption(
         "--rank-timeout",
         type=float,

@@ -11,7 +11,14 @@ import os
 import pytest
 from hypothesis import settings
 
-from mpidist.pytest import Exchange, RankReports, communicator, is_launched, report_together
+from mpidist.pytest import (
+    Exchange,
+    RankReports,
+    add_rank_grace,
+    communicator,
+    is_launched,
+    report_together,
+)
 from tests.support.results import Recorder
 
 COMM_TIMEOUT = "20"  # seconds; a collective that never ends fails well before the test's limit
@@ -40,13 +47,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--results", metavar="FILE", help="write a JSON line for every test begun, ended"
     )
-    group.addoption(
-        "--rank-grace",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="how long beyond a test's time limit the other ranks are waited for",
-    )
+    add_rank_grace(group)
 
 
 def kind_of(path):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..measure import format_size
 from ..schedule.registry import RESERVED
-from .bench.collectives import json_option, on_step, print_results
+from .bench.collectives import on_step, print_results
 from .console import examples, make_console, progress_bar
 from .options import (
     CALLED,
@@ -20,6 +20,7 @@ from .options import (
     AlgorithmNames,
     Bytes,
     Count,
+    OutputFile,
     ReportFile,
     Seconds,
     load_option,
@@ -70,7 +71,9 @@ if TYPE_CHECKING:
     help="Seconds for the comparison.",
 )
 @click.option("--report", type=ReportFile(), metavar="FILE", help="Write an HTML page, with plots.")
-@json_option
+@click.option(
+    "--json", "json_file", type=OutputFile(), metavar="FILE", help="Write the results as JSON."
+)
 @load_option
 def demo_command(
     epochs: int,

@@ -79,7 +79,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="mpidist-run-", dir=_shared(allocation)) as folder:
         Path(folder, "call").write_bytes(payload)
         command = [*launch.launcher, sys.executable, "-m", __name__, folder]
-        path = os.pathsep.join(filter(None, [*sys.path]))  # a notebook's folder is in it as ""
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # "" in a notebook
         environ = {**own_environment(os.environ), **launch.settings, TERMINAL: "0"}
         output = _follow(command, environ | {"PYTHONPATH": path}, timeout)
         return _results(Path(folder), launch.ranks, output)
@@ -97,18 +97,17 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """Pickle a function and its arguments, by cloudpickle if ranks cannot import the function."""
     local = "<" in getattr(fn, "__qualname__", "<") or fn.__module__ == "__main__"
     try:
-        if not local:
-            return pickle.dumps((fn, args, kwargs))
-        import cloudpickle
+        if local:
+            from cloudpickle import dumps
+        else:
+            from pickle import dumps
     except ImportError:
         raise InvalidArgument(
             f"fn={fn!r} is not in a module: expected a function that the ranks can import; or "
             "pip install cloudpickle"
         ) from None
-    except Exception as error:
-        raise InvalidArgument(f"fn={fn!r} and its arguments cannot be pickled: {error}") from error
     try:
-        return cloudpickle.dumps((fn, args, kwargs))
+        return dumps((fn, args, kwargs))
     except Exception as error:
         raise InvalidArgument(f"fn={fn!r} and its arguments cannot be pickled: {error}") from error
 
@@ -157,7 +156,8 @@ def _results(folder: Path, ranks: int, output: list[str]) -> list[Any]:
     if failed:
         rank = failed[0].name.partition("-")[2]
         error = pickle.loads(failed[0].read_bytes())  # of processes that this one started
-        error.add_note(f"on rank {rank} of {ranks}") if sys.version_info >= (3, 11) else None
+        if sys.version_info >= (3, 11):
+            error.add_note(f"on rank {rank} of {ranks}")
         raise error
     paths = [folder / f"result-{rank}" for rank in range(ranks)]
     missing = [rank for rank, path in enumerate(paths) if not path.exists()]

@@ -169,11 +169,6 @@ class Heap:
             flat, allocation = self._allocate(2 * STAGING_BYTES)
             self._staging = (allocation, flat)
 
-    @property
-    def has_staging(self) -> bool:
-        """Whether the staging slots have been allocated."""
-        return self._staging is not None
-
     def slot(self, index: int) -> Location:
         """Return the location of staging slot 0 or 1."""
         assert self._staging is not None

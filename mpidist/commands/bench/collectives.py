@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from ...bench import Results
     from ...communicator.communicator import Communicator
 
-json_option = click.option(
-    "--json", "json_file", type=OutputFile(), metavar="FILE", help="Write the results as JSON."
-)
-
 
 def files_options(command: Callable) -> Callable:
     """Add the options of files that every benchmark writes: --json and --csv."""
