@@ -1174,7 +1174,7 @@ class Communicator:
 
         Collectives with bytes, executor, algorithm, call site, and how long each rank waited for
         the others; messages; the buckets of a :class:`~mpidist.DDP`, the actions of a
-        :class:`~mpidist.Pipeline`.  A call takes about 1 µs more, and no more without a trace.
+        :class:`~mpidist.Pipeline`.  A call takes about 1.3 µs more, and no more without a trace.
         While the profiler of PyTorch runs, each call is a range of its profile too::
 
             with comm.trace("trace.json"):

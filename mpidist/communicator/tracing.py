@@ -279,7 +279,7 @@ def _recorder_of(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recording_collective(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a blocking collective wrapped to record each call, which adds about 1 µs."""
+    """Return a blocking collective wrapped to record each call, which adds about 1.3 µs."""
     now, thread, frame_of, modules = perf_counter, threading.get_ident, sys._getframe, sys.modules
     profile = f"mpidist.{name}"
 
