@@ -14,8 +14,8 @@ from ..communicator.communicator import Communicator
 from ..pipeline import Pipeline
 from .pipelines import MICROBATCHES, THEIRS
 from .results import Row
+from .torch_collectives import process_groups
 from .training import TrainingContender, race
-from .training_torch import gloo
 
 SIZES = ((128, 8), (256, 16), (512, 16), (1024, 16))
 """Widths of the layers, and numbers of rows of a microbatch."""
@@ -50,10 +50,10 @@ def stepper(
 
 
 def theirs(
-    comm: Communicator, module: torch.nn.Module
+    comm: Communicator, module: torch.nn.Module, gloo: Any
 ) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """Return a function that runs one training step by the 1F1B of torch.distributed.pipelining."""
-    part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"))
+    """Return a function that runs one training step by PyTorch's own 1F1B over the group `gloo`."""
+    part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"), group=gloo)
     loss = torch.nn.functional.cross_entropy
     schedule = Schedule1F1B(part, n_microbatches=MICROBATCHES, loss_fn=loss)
 
@@ -70,7 +70,7 @@ def steps(comm: Communicator, rounds: int) -> list[Row]:
     """Measure steps of MLPs of several sizes, with one thread per rank."""
     rows: list[Row] = []
     loss = torch.nn.functional.cross_entropy
-    with one_thread(), gloo(comm):
+    with one_thread(), process_groups(comm) as (_, gloo):
         for width, each in SIZES:
             shape = (MICROBATCHES * each, width)
             own, other = (stage(width, comm.rank, comm.size) for _ in range(2))
@@ -80,7 +80,7 @@ def steps(comm: Communicator, rounds: int) -> list[Row]:
                     OURS,
                     stepper(own, lambda x, t, p=pipe: p.step(x, t, loss), shape),  # type: ignore[misc]
                 ),
-                TrainingContender(THEIRS, stepper(other, theirs(comm, other), shape)),
+                TrainingContender(THEIRS, stepper(other, theirs(comm, other, gloo), shape)),
             ]
             count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
             work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"

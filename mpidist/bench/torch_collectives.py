@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -47,19 +49,30 @@ def measure_torch(
     for name in collectives:
         if name not in COLLECTIVES:
             raise InvalidArgument(f"collective {name!r}: allowed are {', '.join(COLLECTIVES)}")
+    with process_groups(comm) as (_, gloo):
+        results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
+        for name in collectives or COLLECTIVES:
+            for nbytes in sizes:
+                results.rows += _rows(comm, name, nbytes, gloo, rounds)
+    return results
+
+
+@contextmanager
+def process_groups(comm: Communicator) -> Iterator[tuple[Any, Any]]:
+    """Within the block, have two process groups of all ranks: yield (over mpidist, over gloo).
+
+    The first is PyTorch's default group, unless the caller has one already.
+    """
+    if comm.topology.num_nodes == 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     begun = not dist.is_initialized()
     if begun:
         dist.init_process_group("mpidist")
     try:
-        beside = dist.new_group(backend="gloo")
-        results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
-        for name in collectives or COLLECTIVES:
-            for nbytes in sizes:
-                results.rows += _rows(comm, name, nbytes, beside, rounds)
+        yield dist.new_group(backend="mpidist"), dist.new_group(backend="gloo")
     finally:
         if begun:
             dist.destroy_process_group()
-    return results
 
 
 @dataclass(frozen=True)

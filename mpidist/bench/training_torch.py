@@ -6,17 +6,16 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
-from torch import distributed
 
 from ..communicator.communicator import Communicator
 from ..parallel import DDP, Stats
 from .models_torch import MODELS
 from .results import Row
+from .torch_collectives import process_groups
 from .training import OURS, TrainingContender, race
 
 SAMPLES = 32  # of each rank in a step
@@ -85,8 +84,8 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
         contenders.append(TrainingContender(name, stepper(each, each.parameters(), width, sync)))
-        with gloo(comm):
-            theirs = torch.nn.parallel.DistributedDataParallel(mlp(width))
+        with process_groups(comm) as (_, gloo):
+            theirs = torch.nn.parallel.DistributedDataParallel(mlp(width), process_group=gloo)
             name = "torch DDP over gloo"
             contenders.append(TrainingContender(name, stepper(theirs, theirs.parameters(), width)))
             rows = race(comm, work, contenders, rounds)
@@ -120,18 +119,23 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
         ]
         if comm.size == 1:
             return race(comm, work, contenders, rounds), model.stats()
-        with gloo(comm):
+        with process_groups(comm) as (over_mpidist, over_gloo):
             unused = {"find_unused_parameters": True} if name == "moe" else {}
-            for views in (True, False):
+            for backend, group, views in (
+                ("mpidist", over_mpidist, True),
+                ("gloo", over_gloo, True),
+                ("gloo", over_gloo, False),
+            ):
                 theirs, _ = step(
                     partial(
                         torch.nn.parallel.DistributedDataParallel,
+                        process_group=group,
                         gradient_as_bucket_view=views,
                         **unused,
                     )
                 )
-                what = "torch DDP over gloo, views" if views else "torch DDP over gloo"
-                contenders.append(TrainingContender(what, theirs))
+                label = f"torch DDP over {backend}" + ", views" * views
+                contenders.append(TrainingContender(label, theirs))
             rows = race(comm, work, contenders, rounds)
             del theirs, contenders
     return rows, model.stats()
@@ -159,23 +163,3 @@ def threads(comm: Communicator) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def gloo(comm: Communicator) -> Iterator[None]:
-    """Within the block, have PyTorch's default process group: backend gloo, the ranks of `comm`."""
-    if comm.topology.num_nodes == 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    host = os.uname().nodename if comm.topology.num_nodes > 1 else "127.0.0.1"
-    limit = timedelta(seconds=60)
-    store = None
-    if comm.rank == 0:
-        store = distributed.TCPStore(host, 0, comm.size, True, limit, wait_for_workers=False)
-    host, port = comm.broadcast_object((host, store and store.port))
-    if store is None:
-        store = distributed.TCPStore(host, port, comm.size, False, limit)
-    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()

@@ -89,6 +89,7 @@ def test_models(comm, monkeypatch):
 
     names = [OURS, "no communication"]
     if comm.size > 1:
+        names += ["torch DDP over mpidist, views"]
         names += ["torch DDP over gloo, views", "torch DDP over gloo"]
     for name, make in small.items():
         monkeypatch.setitem(models_torch.MODELS, name, make)

@@ -62,8 +62,8 @@ def ddp_command(
 
     The contenders are mpidist.DDP, training without communication, one allreduce per parameter, and
     PyTorch's DistributedDataParallel over gloo.  Without PyTorch, only the averaging of small
-    gradients is measured.  With --model, the last is measured with gradient_as_bucket_view and
-    without.
+    gradients is measured.  With --model, PyTorch's wrapper is measured over mpidist and over gloo,
+    with gradient_as_bucket_view ("views"), over gloo also without.
     """
     if overlap:
         check_not_given(context, ("parameters", "models"), "steps without --overlap")
