@@ -90,10 +90,12 @@ def pytest_configure(config):
         report_together(config, ranks, path and f"{path}.rank{exchange.rank}.log")
 
 
-def pytest_collection_finish():
-    """Take what was imported out of the garbage collector's sight.
+@pytest.fixture(scope="module", autouse=True)
+def short_collections():
+    """Take what is alive before a file's tests out of the garbage collector's sight.
 
-    Tests collect often, and with PyTorch's objects to look at that takes 0.1 s each time.
+    Tests collect often, and with the objects of PyTorch and of all that earlier files imported to
+    look at, that takes 0.1 to 0.2 s each time.
     """
     gc.collect()
     gc.freeze()
