@@ -33,6 +33,13 @@ class Arrays:
         """Return an empty string: every module can be wrapped."""
         return ""
 
+    def sparse(self, module: Any) -> list[str]:
+        """Return an empty list: every gradient is an array."""
+        return []
+
+    def average_sparse(self, comm: Any, parameters: Sequence[Any], zeros: bool) -> None:
+        """Do nothing: there are no such parameters."""
+
     def without_shape(self, module: Any) -> list[str]:
         """Return an empty list: every array has a shape."""
         return []

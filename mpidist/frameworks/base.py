@@ -119,6 +119,15 @@ class Framework(Protocol):
     def why_not(self, module: Any) -> str:
         """Return why a module cannot be wrapped; an empty string if it can."""
 
+    def sparse(self, module: Any) -> list[str]:
+        """Return the names of trainable parameters whose gradients have only the rows in use."""
+
+    def average_sparse(self, comm: Any, parameters: Sequence[Any], zeros: bool) -> None:
+        """Replace the gradients of such parameters by their means over the ranks; collective.
+
+        One that is None on all ranks stays None unless `zeros`.
+        """
+
     def without_shape(self, module: Any) -> list[str]:
         """Return the names of parameters and buffers that have no shape yet."""
 

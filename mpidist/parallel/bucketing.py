@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,8 @@ class Grouping:
         Algorithm of the allreduces; "auto" chooses one for each bucket.
     chooser : Communicator
         The user's communicator, which chooses algorithms by its strategies and tuning.
+    sparse : collection of str
+        Names of parameters in no bucket, because their gradients are sparse.
 
     Attributes
     ----------
@@ -183,6 +185,8 @@ class Grouping:
         Indices of the parameters in each bucket.
     where : dict of int to (int, int)
         The bucket of each parameter, and its place there.
+    sparse : list of int
+        Indices of the parameters in no bucket.
     symmetric : bool
         Whether the buffers of parameters in host memory are in symmetric memory.
     on_device : bool
@@ -196,6 +200,7 @@ class Grouping:
         limits: tuple[int, int],
         algorithm: str,
         chooser: Communicator,
+        sparse: Collection[str] = (),
     ):
         self.framework, self.named, self._chooser = framework, list(named), chooser
         self.symmetric = False
@@ -203,14 +208,17 @@ class Grouping:
         self.buckets: tuple[Bucket, ...] = ()
         self.where: dict[int, tuple[int, int]] = {}
         self._limits, self._algorithm = limits, algorithm
+        self.sparse = [i for i, (name, _) in enumerate(self.named) if name in sparse]
         self._nbytes = [int(framework.values(p).nbytes) for _, p in self.named]
         self._kinds = [framework.kind(p) for _, p in self.named]
         self._copies = 0  # in buckets that were replaced
         self.layout = self.plan(None)
 
-    def plan(self, order: Sequence[int] | None) -> Layout:
+    def plan(self, order: Iterable[int] | None) -> Layout:
         """Return the layout for gradients that become ready in this order."""
-        return assign_buckets(self._nbytes, self._kinds, *self._limits, order)
+        order = reversed(range(len(self.named))) if order is None else order
+        bucketed = [i for i in order if i not in self.sparse]
+        return assign_buckets(self._nbytes, self._kinds, *self._limits, bucketed)
 
     def make(
         self, comm: Communicator, layout: Layout, algorithms: Sequence[str] | None = None
@@ -282,8 +290,8 @@ class Grouping:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of all gradients."""
-        return sum(self._nbytes)
+        """Size in bytes of all gradients in buckets."""
+        return sum(self._nbytes[i] for i in self.where)
 
     def names(self) -> list[list[str]]:
         """Return the names of the parameters in each bucket."""
@@ -291,7 +299,7 @@ class Grouping:
 
     def layout_of(self, names: Sequence[Sequence[str]]) -> Layout | None:
         """Return the layout with these names in its buckets; None if the model has others."""
-        number = {name: index for index, (name, _) in enumerate(self.named)}
+        number = {self.named[i][0]: i for i in self.where}
         flat = [name for bucket in names for name in bucket]
         if sorted(flat) != sorted(number):
             return None

@@ -100,6 +100,9 @@ class DDP(NotCopyable):
 
     Bucket sizes are those of PyTorch's reducer.  Gradients are views of their buckets, which other
     ranks read: copy a gradient to keep it.
+
+    The gradient of a ``torch.nn.Embedding`` or ``EmbeddingBag`` that was made with ``sparse=True``
+    stays sparse: the rows of all ranks are gathered and averaged after the buckets, without `hook`.
     """
 
     takes_parts = True  # a rank reads only its own hook state from a checkpoint
@@ -161,7 +164,7 @@ class DDP(NotCopyable):
                 f"rank {comm.rank}: {', '.join(without)}: no shape yet, as in a lazy module; call "
                 "the module once, on an input like those to come, then wrap it"
             )
-        named = self.framework.parameters(module)
+        named, sparse = self.framework.parameters(module), self.framework.sparse(module)
         self._guard = ParameterGuard(self.framework, module, named)
         self._ownership = Ownership(named)
         reason = self.framework.why_not(module)
@@ -172,13 +175,13 @@ class DDP(NotCopyable):
             self.framework,
             [*named, *self._guard.frozen],
             self.framework.buffers(module),
-            options,
+            {**options, "sparse gradients": sparse},
             reason or self._ownership.why_not(comm.rank),
         )
         read_buffers = partial(self.framework.buffers, module)
         self.buffer_sync = BufferSync(comm, read_buffers, options["buffers"])
         limits = (options["bucket_bytes"], options["first_bucket_bytes"])
-        grouping = Grouping(self.framework, named, limits, algorithm, comm)
+        grouping = Grouping(self.framework, named, limits, algorithm, comm, sparse)
         if grouping.on_device and getattr(hook, "on_host", False):
             raise Unsupported(
                 f"rank {comm.rank}: hook={type(hook).__name__} computes on the host, and there are "

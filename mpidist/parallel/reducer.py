@@ -84,6 +84,7 @@ class Reducer:
         self.touched = np.zeros(len(grouping.named), np.uint8)
         self._unused, self._used = unused, np.zeros_like(self.touched)
         self._static, self._first = static, None  # type: bool, np.ndarray | None
+        self._sparse: dict[int, Any] = dict.fromkeys(grouping.sparse)  # gradients of the last sync
         self.pending: list[Pending] = []
         self._opened, self._failed = False, ""
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
@@ -128,6 +129,9 @@ class Reducer:
         self.queued = False  # also if the last backward has failed
         if self.active and not self.pending:
             bare = [bucket.attach() for bucket in self.grouping.buckets]
+            for i in self._sparse:
+                if self.grouping.named[i][1].grad is None:
+                    self._sparse[i] = None  # free its memory
             if not self._warned and any(bare) and self.touched.any():
                 self._warned = True
                 log.warning(
@@ -138,15 +142,16 @@ class Reducer:
     def added(self, index: int) -> None:
         """Record an addition to the gradient of parameter `index`, and send complete buckets."""
         self.touched[index], self.averaged = 1, False
-        b, k = self.grouping.where[index]
-        buckets = self.grouping.buckets
-        streams = buckets[b].streams
-        if streams is not None:
+        place, buckets = self.grouping.where.get(index), self.grouping.buckets
+        if place is not None and (streams := buckets[place[0]].streams) is not None:
             streams.note()
         if not self.enabled:
             return
         if self.on_backward is not None and not self.queued:
             self.on_backward()
+        if place is None:  # sparse: sent by sync()
+            return
+        b, k = place
         self._autotune.ready(index)
         complete = buckets[b].ready(k)
         if not self.transport.early:
@@ -208,6 +213,8 @@ class Reducer:
                         bucket.settle()
                 if self._unused == "skip" and self.active:
                     self._take_back_unused()
+                if self._sparse:
+                    self._average_sparse()
                 self._end_step(transport)
             except BaseException as error:
                 if self.pending:
@@ -218,6 +225,10 @@ class Reducer:
     def _note_set(self) -> None:
         """Record gradients that were set by hand, for which no callback was called."""
         for i in np.flatnonzero(self.touched == 0).tolist():
+            if i in self._sparse:
+                grad = self.grouping.named[i][1].grad
+                self.touched[i] = grad is not None and grad is not self._sparse[i]
+                continue
             b, k = self.grouping.where[i]
             bucket = self.grouping.buckets[b]
             # Without callbacks any gradient may have been added to.
@@ -242,11 +253,19 @@ class Reducer:
                 "step: expected static_graph=False"
             )
         for i in np.flatnonzero(used == 0).tolist():
+            if i in self._sparse:
+                continue
             b, k = self.grouping.where[i]
             bucket = self.grouping.buckets[b]
             # A hook may have sent here what it had left out in earlier steps.
             if self.hook is None or not bool((bucket.views[k] != 0).any()):
                 bucket.take_back(k)
+
+    def _average_sparse(self) -> None:
+        """Average the sparse gradients; collective."""
+        parameters = [self.grouping.named[i][1] for i in self._sparse]
+        self.grouping.framework.average_sparse(self.comm, parameters, self._unused != "skip")
+        self._sparse = {i: p.grad for i, p in zip(self._sparse, parameters)}
 
     def _end_step(self, transport: Transport) -> None:
         """Reset the buckets; in the first steps, regroup parameters or change the transport."""

@@ -31,7 +31,7 @@ class Stats:
     hidden : float
         Communication that did not delay training: `communication` less `exposed`.
     bytes : int
-        Size in bytes of the gradients of a step.
+        Size in bytes of the gradients of a step, without sparse ones.
     copies : int
         Number of gradients that had to be copied into their buckets, in all steps.
     in_flight_high_water : int

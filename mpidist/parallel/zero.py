@@ -92,7 +92,7 @@ class ZeroOptimizer(NotCopyable):
     ------
     Unsupported
         If the optimizer is not known to update each element by itself, as LBFGS does not, or the
-        model has a communication hook.
+        model has a communication hook or sparse gradients.
     InvalidArgument
         If the model has made steps, or an argument is wrong.
 
@@ -127,8 +127,15 @@ class ZeroOptimizer(NotCopyable):
                 f"rank {rank}: the model has made {self._reducer.clock.steps} steps; "
                 "create a ZeroOptimizer before the first"
             )
-        if not model.buckets:
+        if not model.reducer.grouping.named:
             raise InvalidArgument(f"rank {rank}: the model has no trainable parameters")
+        grouping = self._reducer.grouping
+        if grouping.sparse:
+            names = ", ".join(grouping.named[i][0] for i in grouping.sparse)
+            raise Unsupported(
+                f"rank {rank}: ZeroOptimizer: the gradients of {names} are sparse, and only dense "
+                "ones can be divided among the ranks: expected an embedding with sparse=False"
+            )
         if self._reducer.hook is not None:
             raise Unsupported(f"rank {rank}: the model has a communication hook: expected none")
         inner = optimizer.func if isinstance(optimizer, partial) else optimizer

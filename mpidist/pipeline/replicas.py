@@ -242,7 +242,7 @@ def _array(x: Any) -> Any:
 
 
 def _gradient(p: Any) -> np.ndarray:
-    """Return a numpy array on the memory of a gradient; a sparse one becomes dense, as in a DDP."""
+    """Return a numpy array on the memory of a gradient; a sparse one becomes dense."""
     if getattr(p.grad, "is_sparse", False):
         p.grad = p.grad.to_dense()
     return _array(p.grad)

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..communicator.communicator import Communicator
 from ..device import tensors
 from ..errors import MpidistError, Unsupported
 from ..frameworks.base import Remove
+from . import sparse
 
 ELEMENTWISE = (
     "SGD",
@@ -99,6 +101,16 @@ class Torch:
             f"a {type(module).__name__}, as torch.jit.script and torch.jit.trace make them: "
             "expected the original module (torch.compile works on it)"
         )
+
+    def sparse(self, module: Any) -> list[str]:
+        """Return the names of parameters of embeddings that were made with ``sparse=True``."""
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        made = {id(m.weight) for m in module.modules() if isinstance(m, kinds) and m.sparse}
+        return [name for name, p in self.parameters(module) if id(p) in made]
+
+    def average_sparse(self, comm: Communicator, parameters: Sequence[Any], zeros: bool) -> None:
+        """Replace gradients by their means over the ranks: :func:`mpidist.torch.sparse.average`."""
+        sparse.average(comm, parameters, zeros)
 
     def without_shape(self, module: Any) -> list[str]:
         """Return the names of parameters and buffers that a lazy module makes at its first call."""

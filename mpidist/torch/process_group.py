@@ -32,6 +32,7 @@ from ..device import tensors as host
 from ..engine.work import UNSET
 from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, MpidistError
 from .rendezvous import root
+from .sparse import add_up
 
 Act = Callable[[], object]
 
@@ -628,19 +629,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Join the elements of all ranks; equal indices are summed."""
         if self._operation(opts.reduceOp, x.dtype)[0] != "sum":
             raise InvalidArgument(f"rank {self._rank}: sparse tensors are combined by SUM only")
-        own = x.detach().coalesce()
-        indices, values = own.indices().t().contiguous(), own.values().contiguous()
-        counts = self.comm.allgather(np.array([len(indices)])).tolist()
-        every = []
-        for mine in (indices, values):
-            joined = torch.empty(sum(counts), *mine.shape[1:], dtype=mine.dtype)
-            each = mine[0].numel() if len(mine) else joined[:1].numel()
-            if sum(counts):
-                self.comm.allgather(
-                    self._flat(mine), out=self._flat(joined), counts=[n * each for n in counts]
-                )
-            every.append(joined)
-        x.copy_(torch.sparse_coo_tensor(every[0].t(), every[1], x.shape).coalesce())
+        x.copy_(add_up(self.comm, x.detach().coalesce()))
 
     @_uncompiled
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
