@@ -84,7 +84,7 @@ def base(size: int) -> int:
 
 
 def fold(rank: int, size: int, keep: int = -1) -> Fold:
-    """Return the folding of `size` ranks.
+    """Return the folding of `size` ranks, seen by `rank`.
 
     The proxy of a pair is its upper rank, except that rank `keep` is never an extra.
     """

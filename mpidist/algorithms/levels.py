@@ -52,18 +52,18 @@ def play(
 
 
 def node_of(rank: int, groups: Groups) -> tuple[int, ...]:
-    """Return the ranks on the node of a rank."""
+    """Return all ranks on the node of `rank`, including itself."""
     return next(group for group in groups if rank in group)
 
 
 def lane_of(rank: int, groups: Groups) -> tuple[int, ...]:
-    """Return the ranks with the same local rank as this one; all nodes must be of one size."""
+    """Return the lane of `rank`: the ranks with its local rank, one per node, all of one size."""
     index = node_of(rank, groups).index(rank)
     return tuple(group[index] for group in groups)
 
 
 def member(lane: Sequence[int], node: Sequence[int]) -> int:
-    """Return the rank that is both in a lane and on a node."""
+    """Return the one rank that is both in a lane and on a node."""
     return next(rank for rank in lane if rank in node)
 
 
@@ -73,7 +73,7 @@ def leaders_of(groups: Groups, root: int = -1) -> tuple[int, ...]:
 
 
 def slices(blocks: int, ranks: Sequence[int]) -> list[Share]:
-    """Cut `blocks` blocks into slices of equal length, one for each of `ranks`."""
+    """Return `blocks` block numbers, cut into consecutive slices of equal length, one per rank."""
     each = blocks // len(ranks)
     return [range(i * each, (i + 1) * each) for i in range(len(ranks))]
 
@@ -85,7 +85,7 @@ def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
 
 
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return `requires` and `blocks` of ``@algorithm`` for an algorithm on all lanes.
+    """Return the keywords of ``@algorithm``, `requires` and `blocks`, for one on all lanes.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
 
 
 def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return `requires` and `blocks` of ``@algorithm`` for an algorithm by leaders of nodes.
+    """Return the keywords of ``@algorithm``, `requires` and `blocks`, for one by leaders.
 
-    Parameters are those of :func:`lanes`, with the leaders in place of the lanes.
+    Parameters are those of :func:`lanes`, with the nodes' leaders in place of the lanes.
     """
     per_rank = COLLECTIVES[collective].per_rank
 

@@ -59,7 +59,7 @@ def _halve_and_back(rank: int, size: int) -> Iterator[Round]:
 
 
 def _all(count: int) -> Callable[[int], range]:
-    """Return a function that returns the numbers of all `count` blocks, for any rank."""
+    """Return a function for `Fold.through`: the numbers of all `count` blocks, for any rank."""
     return lambda rank: range(count)
 
 

@@ -49,7 +49,7 @@ def outward(rank: int, size: int) -> list[int]:
 
 
 def onward(rank: int, size: int) -> list[int]:
-    """Return the other ranks from the right neighbour on, so that each rank starts with another."""
+    """Return the other ranks from the right neighbour on, so that all ranks start elsewhere."""
     return [*range(rank + 1, size), *range(rank)]
 
 

@@ -19,7 +19,7 @@ MAX_MESSAGE_BYTES = 1 << 30  # limit of any message: MPI before 4.0 counts bytes
 
 
 class Request(Protocol):
-    """One pending message."""
+    """One pending message, to poll until it is complete."""
 
     def test(self) -> bool:
         """Make progress; return whether the message is complete."""
@@ -118,7 +118,7 @@ class Native(Protocol):
     def started(
         self, call: Call
     ) -> tuple[list[Callable[[], Any]], Transfer, list[Callable[[], Any]]]:
-        """Return the actions before the non-blocking call, the call, and the actions after it."""
+        """Return a non-blocking call in three parts: actions before, the call, actions after."""
 
 
 class AbsentRanks(Protocol):
@@ -133,10 +133,10 @@ class AbsentRanks(Protocol):
     absent: tuple[int, ...]
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank once which operation it has as `sequence`, if it is on another node."""
+        """Ask the next rank, if it is on another node, once about its operation `sequence`."""
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the ranks whose operation `sequence` differs from this rank's, and what it is."""
+        """Return the absent ranks whose operation `sequence` differs, each with its text."""
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
         """Tell the absent ranks which operation has the number `sequence` on this rank."""
@@ -243,7 +243,7 @@ class Backend(Protocol):
     def subgroup(self, ranks: Sequence[int], tag: int) -> Backend:
         """Return a backend over `ranks`, in that order; only these call it, with the same tag.
 
-        They have met before.  By default unsupported.
+        By default unsupported.
         """
         raise Unsupported(
             f"rank {self.rank}: the {self.name} backend cannot make a group by its members alone; "

@@ -90,7 +90,10 @@ class Board:
         return tuple(r for r in ranks if self.fingerprint(sequence, r) == _GIVEN_UP)
 
     def fingerprint(self, sequence: int, rank: int | None = None) -> int:
-        """Return the fingerprint that a rank announced for operation `sequence`, a recent one."""
+        """Return the fingerprint that a rank (default: this one) announced for an operation.
+
+        Only the last `HISTORY` operations have one.
+        """
         base = self._at if rank is None else rank * _WIDTH
         return self.words[base + PRINTS + sequence % HISTORY]
 
@@ -190,5 +193,5 @@ def private_words(size: int) -> memoryview:
 
 
 def bytes_needed(size: int) -> int:
-    """Return the length of a board in bytes."""
+    """Return the length in bytes of a board for `size` ranks."""
     return 8 * _WIDTH * size

@@ -18,11 +18,11 @@ class Executor:
     Attributes
     ----------
     name : str
-        The name that a call's ``algorithm=`` asks for it by.
+        The name by which a call's ``algorithm=`` selects the executor.
     summary : str
-        How it works, in the list of ``explain``.
+        How the executor works, for the list of ``explain``.
     ready : bool
-        Whether :meth:`make_ready` has been called, or needs not be.
+        Whether :meth:`make_ready` has been called, or is not needed.
     turns : int
         Number of programs among which the runs of a call alternate, by the operation's number.
 
@@ -50,13 +50,16 @@ class Executor:
         raise NotImplementedError
 
     def depends_on(self, call: Call) -> Hashable:
-        """Return what :meth:`why_not` depends on besides collective, size, dtype and operation."""
+        """Return a key of further properties of a call on which :meth:`why_not` depends.
+
+        Collective, size, dtype and operation need not be in it.
+        """
         return None
 
     def make_ready(self) -> None:
-        """Allocate what the executor needs; collective, before the first call that it serves.
+        """Set the executor up, before the first call that it serves; collective.
 
-        Where that cannot be, :meth:`why_not` has a reason from then on.
+        If that fails, :meth:`why_not` has a reason from then on.
         """
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
@@ -64,9 +67,10 @@ class Executor:
         return ""
 
     def kind(self, call: Call) -> Hashable:
-        """Return the key of calls that may share one program with its own arrays; None if none may.
+        """Return the key of calls that may share one program; None if this call needs its own.
 
-        For calls whose arrays are copied in less time than a program is bound.
+        A shared program copies the calls' arrays to and from its own, which pays for calls whose
+        arrays are copied in less time than a program is bound.
         """
         return None
 
@@ -92,7 +96,7 @@ class Executor:
         repeated : bool
             Whether the program will be kept and run again, so that more work in binding pays.
         turn : int
-            Which of the `turns`.
+            Number of the program among the `turns`, from 0.
 
         Returns
         -------

@@ -50,7 +50,7 @@ def cgroup_free(
 
 
 def _left(root: Path, group: Path, version: int) -> float:
-    """Return the bytes left in one group; infinity if it has no limit or is not visible."""
+    """Return the bytes left in one control group; infinity if it has no limit or is not visible."""
     limit, use, spare = _FILES[version]
     folder = (root / limit).parent / group
     try:
@@ -100,7 +100,7 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
 
 
 def attach(made: str, nbytes: int) -> np.ndarray:
-    """Map the file as an array of bytes, until nothing refers to the array.
+    """Map the file `made` as an array of bytes, until nothing refers to the array.
 
     ``mmap.mmap`` is not used: it keeps a file descriptor for each mapping, of which many systems
     allow 1024.
@@ -124,7 +124,7 @@ def attach(made: str, nbytes: int) -> np.ndarray:
 
 
 def _map(handle: int, nbytes: int) -> np.ndarray:
-    """Map an open file, which may be closed afterwards."""
+    """Map an open file as an array of bytes; the file may be closed afterwards."""
     protection, library = mmap.PROT_READ | mmap.PROT_WRITE, _library()
     address = library.mmap(None, nbytes, protection, mmap.MAP_SHARED, handle, 0)
     if address == ctypes.c_void_p(-1).value:

@@ -176,7 +176,7 @@ class MpiBackend(Backend):
         return tuple(self.comm.allgather(lowest))
 
     def _cores_here(self) -> int:
-        """Return the number of cores that the ranks on the board may run on together."""
+        """Return the number of cores available to the ranks on this node's board together."""
         allowed = self.comm.allgather(os.sched_getaffinity(0))
         return len(set().union(*(allowed[r] for r in self.board.ranks)))
 
@@ -319,7 +319,7 @@ class MpiBackend(Backend):
         return self._arrival(number).start(self.board.fingerprint(sequence))
 
     def _arrival(self, number: int) -> DisseminationArrival:
-        """Return DisseminationArrival `number`: 0 for blocking calls, others for pending ones."""
+        """Return the arrival object `number`: 0 for blocking calls, others for pending ones."""
         if number not in self._arrivals:
             tag = min(self.tag_limit, 2**30) // 4 * 3 + 1 + number  # above that of the rendezvous
             self._arrivals[number] = DisseminationArrival(self.comm, tag)

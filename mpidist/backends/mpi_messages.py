@@ -138,7 +138,7 @@ class MpiRequest:
 
 
 class ShortBuffer:
-    """Memory for one short message at a time, used again and never freed."""
+    """Memory for one short message at a time, reused for later messages and never freed."""
 
     __slots__ = ("memory", "buffer")
 

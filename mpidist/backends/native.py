@@ -60,12 +60,12 @@ def _standard() -> str:
 
 
 def _calling(op: Op, call: Callable[[], Any]) -> None:
-    """Run a bound call; `op`, whose function MPI calls, is passed only to be kept alive."""
+    """Run a bound call; the unused argument `op` keeps the function alive that MPI calls."""
     call()
 
 
 class _Request:
-    """A non-blocking call; see :class:`~mpidist.backends.base.Transfer`."""
+    """One non-blocking collective of the library, as a :class:`~mpidist.backends.base.Transfer`."""
 
     __slots__ = ("_method", "_arguments", "_op", "_request")
 
@@ -127,7 +127,7 @@ class NativeCollectives:
         return [*before, bound, *after]
 
     def started(self, call: Call) -> tuple[Actions, _Request, Actions]:
-        """Return the actions before the non-blocking call, the call, and the actions after it."""
+        """Return a non-blocking call in three parts: actions before, the call, actions after."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "I")
         return before, _Request(method, arguments, call.op), after
@@ -144,7 +144,7 @@ class NativeCollectives:
     # -- arguments ------------------------------------------------------------------------------
 
     def _operation(self, op: Op | None, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype]:
-        """Return the MPI operation and type.
+        """Return the MPI operation and datatype that combine elements of `dtype` by `op`.
 
         Where MPI has none, or one with another arithmetic, both are made here: MPI then calls a
         function of this module.
@@ -261,7 +261,7 @@ class NativeCollectives:
 
 
 def _around(call: Call) -> tuple[Actions, Call, Actions]:
-    """Return the actions before the library's call, that call, and the actions after it.
+    """Return actions before the library's call, the call that it serves, and actions after it.
 
     They copy the input of a broadcast, which MPI does in place; divide the sum of a mean; and
     convert data that are accumulated in another dtype.
@@ -321,7 +321,10 @@ def _allows_weakref(function: object) -> bool:
 
 
 def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], None]:
-    """Return the function that MPI calls to combine; it does not keep a user's function alive."""
+    """Return the function by which MPI combines two buffers with a user's operation.
+
+    It does not keep the user's function alive.
+    """
     held = weakref.ref(holder)
     commute, name, builtin = op.commute, op.name, op.builtin
 

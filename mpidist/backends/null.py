@@ -78,7 +78,7 @@ class NullBackend(Backend):
         return None
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> NullBackend:
-        """Return a null backend of as many ranks."""
+        """Return a null backend with as many ranks as `ranks`."""
         return NullBackend(len(ranks), list(ranks).index(self.rank))
 
     def bind(self, messages: Sequence[RoundMessage]) -> NullTransfer:

@@ -97,7 +97,7 @@ def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
 
 
 def _try_all(memory: ProcessMemory, rank: int, words: list[tuple[int, int, int]]) -> str:
-    """Read the word of every other rank; return the first problem, or an empty text."""
+    """Read a random word of each other rank; return the first problem as text, or ""."""
     found = ctypes.c_uint64()
     try:
         for peer, (process, address, word) in enumerate(words):

@@ -34,7 +34,7 @@ class Round:
 
 @dataclass(slots=True)
 class Side:
-    """Strands that run concurrently, at most `window` at a time."""
+    """Strands (lists of rounds) that run side by side, at most `window` at a time."""
 
     strands: list[list[Round | Side]]
     window: int
@@ -71,7 +71,7 @@ class Program:
         Whether nothing else is done before all ranks have been announced.
     interruptible : bool
         Whether a wait inside can end at the deadline; a call of a library cannot, so the watchdog
-        looks at it.
+        watches it.
     announced : bool
         Whether a run is announced as one numbered operation; if not, it makes calls that are.
     slot : int or None

@@ -106,7 +106,7 @@ class RollCall:
         return tuple(r for r in self.absent if reached.get(r, -1) < sequence)
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank once which operation it has as `sequence`, if it is on another node.
+        """Ask the next rank, if it is on another node, once about its operation `sequence`.
 
         If any two ranks differ, then two neighbours in the ring of all ranks do; neighbours on one
         node compare on their board.
@@ -116,7 +116,7 @@ class RollCall:
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the ranks whose operation `sequence` differs from this rank's, and what it is."""
+        """Return the absent ranks whose operation `sequence` differs, each with its text."""
         self.answer()
         return {
             rank: word.text

@@ -75,7 +75,7 @@ class _Group:
         self.condition.notify_all()
 
     def arrive(self, key: tuple[int, int, int], message: _Pending) -> None:
-        """Put a delayed message into its mailbox."""
+        """Move a delayed message into its mailbox at the end of its delay."""
         with self.condition:
             message.late = False
             self.late -= 1
@@ -344,7 +344,7 @@ class SimulatedBackend(Backend):
                 group.waiting.discard(rank)
 
     def _stuck(self) -> None:
-        """Raise the reason why every rank waits or has ended; each of them raises the same."""
+        """Raise the reason why every rank waits or has ended; the same on all ranks."""
         group = self._group
         waits = ", ".join(map(str, sorted(group.waiting)))
         group.waiting.discard(self.rank)  # the user may catch the error and continue

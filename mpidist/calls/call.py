@@ -42,7 +42,7 @@ class Prepared:
     fresh: bool = False
 
     def give(self) -> Any:
-        """Return the user's result."""
+        """Return the user's result, after copying `staging` to it where there is one."""
         result = self.result
         if type(result) is DeviceArray:
             return result.owner
@@ -56,13 +56,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Caller:
-    """Rank and size of the caller."""
+    """Rank and size of the caller of a collective, to check arguments and to name in errors."""
 
     rank: int
     size: int
 
     def check_root(self, root: Any) -> int:
-        """Return `root`, or raise `InvalidRank`."""
+        """Return `root` as an int, or raise `InvalidRank`."""
         return self.check_rank(root, "root")
 
     def check_rank(self, rank: Any, argument: str) -> int:
@@ -74,7 +74,7 @@ class Caller:
         return int(rank)
 
     def wrong(self, message: str) -> InvalidArgument:
-        """Return an error that names this rank."""
+        """Return an InvalidArgument error with this rank and `message`."""
         return InvalidArgument(f"rank {self.rank}: {message}")
 
 
@@ -87,7 +87,7 @@ class Call:
     collective : str
         Name of the collective.
     rank, size, root : int
-        Place in the communicator; `root` is 0 where the collective has none.
+        Rank and size in the communicator; `root` is 0 where the collective has none.
     dtype : numpy.dtype
         Dtype of the elements.
     x, out : ndarray, DeviceArray or None
@@ -104,7 +104,7 @@ class Call:
     even : bool
         Whether all counts are equal.
     agreed : str
-        Further words that must be equal on all ranks: a shape, a table of counts.
+        Further text that must be equal on all ranks: a shape, a table of counts.
     count : int
         Elements of the whole buffer, the same on every rank (but for uneven alltoall).
     nbytes : int
@@ -154,6 +154,6 @@ class Call:
 
 @lru_cache(maxsize=256)
 def words_of(dtype: np.dtype) -> str:
-    """Return the text by which ranks compare dtypes (cached: numpy takes 4 µs)."""
+    """Return the text of a dtype, by which ranks compare dtypes (cached: numpy takes 4 µs)."""
     plain = np.dtype((np.void, dtype)) if dtype.type is np.record else dtype  # they are equal
     return str(plain)

@@ -168,9 +168,9 @@ def prepare(
 
 
 def apart(call: Call, stream: int) -> Call:
-    """Return an in-place alltoall as one with a copy of its input; return other calls unchanged.
+    """Return an in-place alltoall with a copy of its input as `x`; return any other call unchanged.
 
-    In place, a part could be overwritten before it is sent.  The copy is queued on a stream.
+    In place, a part could be overwritten before it is sent.  The copy is queued on a GPU `stream`.
     """
     if call.collective != "alltoall" or not call.in_place:
         return call
@@ -178,7 +178,7 @@ def apart(call: Call, stream: int) -> Call:
 
 
 def _target(collective: str, x: Any, out: Any, place: Caller) -> tuple[Any, Any]:
-    """Return the memory to fill on a rank without input, and the object that exposes it."""
+    """Return the memory to fill on a rank without input, and the user's object that exposes it."""
     target, argument = out, "out"
     if collective == "broadcast" and out is None:
         target, argument = x, "x"
@@ -256,7 +256,10 @@ def check_counts(counts: Sequence[int], place: Caller) -> tuple[int, ...]:
 
 
 def _is_in_place(x: Any, out: Any, own: slice | None, place: Caller) -> bool:
-    """Return whether a call is in place; raise InvalidArgument if input and output only overlap."""
+    """Return whether input and output are one memory; raise InvalidArgument if they only overlap.
+
+    `own` is this rank's part of the other, where a call has one.
+    """
     if not overlaps(x, out):
         return False
     longer, shorter = (out, x) if out.size >= x.size else (x, out)
@@ -267,7 +270,7 @@ def _is_in_place(x: Any, out: Any, own: slice | None, place: Caller) -> bool:
 
 
 def _words(what: str, shape: tuple[int, ...], least: int = 1) -> str:
-    """Return the text by which ranks compare shapes, without axes of length 1.
+    """Return the text " `what`=`shape`" by which ranks compare shapes, without axes of length 1.
 
     It is empty if fewer than `least` axes are left.
     """

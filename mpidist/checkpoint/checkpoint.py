@@ -182,7 +182,7 @@ class Checkpoint:
         return objects, names
 
     def _division(self, value: Any, own: bool) -> tuple[str, int] | None:
-        """Return whether a state is saved per rank or stage: the word and their number, else None.
+        """Return ("rank" or "stage", their number) for a state saved per rank or stage, else None.
 
         `own` is whether the user declared it as per rank.
         """
@@ -193,7 +193,7 @@ class Checkpoint:
         return None
 
     def _key(self, by: str) -> int:
-        """Return this process's rank, or its stage, as its key in a state saved per `by`."""
+        """Return this process's rank or stage, the key of a state saved per `by` (either word)."""
         return self._grid.pipe_index if by == "stage" and self._grid else self._comm.rank
 
     def _publish(self, step: int, made: Path) -> Path:
@@ -302,10 +302,10 @@ class Checkpoint:
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
-        """Return this process's key in the saved state `name`; None if all ranks share that.
+        """Return this process's key in the saved state `name`; None if all ranks share the state.
 
         The key is its rank or stage.  Raises CheckpointError if the state is for another number of
-        them.
+        ranks or stages.
         """
         if divided is None:
             return None
@@ -330,7 +330,7 @@ class Checkpoint:
         return wanted[-1] if wanted else None
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """List the complete checkpoints in the folder: step, generation and path of each.
+        """Return the step, generation and path of each complete checkpoint in the folder.
 
         Saving a step again makes a new generation.
         """

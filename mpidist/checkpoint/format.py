@@ -56,7 +56,7 @@ class Divided(dict):
 
 @dataclass(frozen=True)
 class Led:
-    """Marks an array that may differ between ranks: the checkpoint has that of the lowest rank."""
+    """Marker of an array that may differ between ranks: that of the lowest rank is saved."""
 
     array: Any
 
@@ -147,7 +147,7 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
 def put_together(tree: Any, give: Callable[[str, str], Any]) -> Any:
     """Return the state that a JSON tree describes: the inverse of :func:`take_apart`.
 
-    ``give(path, library)`` returns its arrays.
+    ``give(path, library)`` returns the array at a path, in that library.
     """
     if not isinstance(tree, dict):
         return tree
@@ -170,7 +170,10 @@ def read_all(state: Any) -> Any:
 
 
 def convert(flat: np.ndarray, name: str, shape: tuple[int, ...]) -> Any:
-    """Return an array of the named library, or the numpy scalar that was saved."""
+    """Return flat elements in the given shape as an array of the library `name`.
+
+    With the name "scalar" it is a numpy scalar.
+    """
     array = flat.reshape(shape)
     if name == "scalar":
         return array[()]
@@ -215,7 +218,7 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
-    """Return what must be equal of a tree's root on all ranks: type, and length or plain value."""
+    """Return the part of a tree that must be equal on all ranks: type, and length or value."""
     if isinstance(tree, dict):
         for name in ("dict", "divided"):
             if name in tree:
@@ -259,7 +262,7 @@ Holders = Mapping[str, Sequence[int]]
 def shares(
     leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yield what this rank writes of each array: path, first element in the array, elements.
+    """Yield this rank's share of each array to write: path, index of its first element, elements.
 
     An array that several ranks have whole, its `holders`, is divided among them.
     """
@@ -380,7 +383,7 @@ class Stored:
         return convert(self._elements(start, stop), self.library, (stop - start,))
 
     def whole(self) -> Any:
-        """Return the whole array."""
+        """Read and return the whole array."""
         return convert(self._elements(0, self.count), self.library, self.shape)
 
     def _elements(self, start: int, stop: int) -> np.ndarray:

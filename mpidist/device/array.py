@@ -13,7 +13,7 @@ from .base import Device
 
 
 class Flags(NamedTuple):
-    """The flags of numpy that callers read."""
+    """The flags of an array, as in numpy's ``ndarray.flags``, that callers read."""
 
     c_contiguous: bool
     writeable: bool

@@ -27,7 +27,7 @@ class InFlight:
 
 
 class Event(Protocol):
-    """A mark in a stream, complete when all work queued there before it is complete."""
+    """A mark in a stream; complete when all work queued in the stream before it is complete."""
 
     def record(self, stream: int) -> None:
         """Put the mark at the end of a stream, in place of any earlier one."""
@@ -73,7 +73,7 @@ class Device(Protocol):
         """Return the device's UUID, unique among the devices of this host."""
 
     def enter(self) -> None:
-        """Make this the current device of this thread."""
+        """Make this device the current one of the calling thread."""
 
     def is_current(self) -> bool:
         """Return whether this is the current device of this thread."""
@@ -105,7 +105,7 @@ class Device(Protocol):
     # -- memory that several processes of one node share ----------------------------------------
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
-        """Allocate zeros; return their address, and the handle for :meth:`open_shared`."""
+        """Allocate zeroed memory; return its address, and the handle for :meth:`open_shared`."""
 
     def open_shared(self, handle: bytes, nbytes: int) -> int:
         """Open another process's memory and return its address here; Unsupported if that fails."""
@@ -126,7 +126,10 @@ class Device(Protocol):
         """Queue the write of a 32-bit word, after all earlier writes are visible to others."""
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue a wait until a 32-bit word minus `value`, as a signed number, is at least 0."""
+        """Queue a wait until a 32-bit word is at least `value`.
+
+        They are compared by their difference, taken as a signed number.
+        """
 
     def combines(self, dtype: np.dtype) -> bool:
         """Return whether :meth:`combine` supports a dtype."""
@@ -141,7 +144,10 @@ class Device(Protocol):
         divisor: int,
         stream: int,
     ) -> None:
-        """Queue one kernel: combine the sources in their order, divide, store in all targets."""
+        """Queue one kernel that combines arrays in order, divides, and stores in all targets.
+
+        `sources` and `targets` are addresses of `count` elements each; a `divisor` of 0 means none.
+        """
 
 
 class DeviceClass(Protocol):

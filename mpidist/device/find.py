@@ -56,7 +56,10 @@ def visible() -> tuple[str, ...]:
 
 
 def taken() -> int | None:
-    """Return the number of this process's chosen device; None while it can still be chosen."""
+    """Return the number of the device that this process already uses, or None.
+
+    None means that it can still be chosen.
+    """
     if _selected:
         return _selected[0]
     found = _made.devices.get(installed_device())

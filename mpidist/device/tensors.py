@@ -113,5 +113,5 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by the itemsize of a
 
 
 def _is_extra(name: str) -> bool:
-    """Return whether ml_dtypes may provide a dtype that numpy does not."""
+    """Return whether a dtype's name is one that only ml_dtypes, not numpy, may provide."""
     return name.startswith(("bfloat", "float8", "float4"))

@@ -66,11 +66,11 @@ class Arrays:
         return p.data
 
     def kind(self, p: Any) -> Hashable:
-        """Return the array library and the dtype."""
+        """Return the key of buckets: the name of the array library, and the dtype."""
         return type(p.data).__module__, str(p.data.dtype)
 
     def zeros(self, p: Any, count: int) -> Any:
-        """Return a flat array of the same library, on the same device."""
+        """Return a flat array of `count` zeros of the parameter's library, dtype and device."""
         return np.zeros_like(p.data, shape=(count,), order="C")
 
     def view(self, flat: Any, start: int, p: Any) -> Any:
@@ -86,7 +86,7 @@ class Arrays:
         return find_device().current_stream() if is_on_device(p.data) else None
 
     def from_device(self, array: Any, p: Any) -> Any:
-        """Return the array with the parameter's dtype."""
+        """Return an array of bytes on a GPU, viewed with the dtype of `p`."""
         return array.view(p.data.dtype)
 
     def place(self, value: Any, p: Any) -> Any:

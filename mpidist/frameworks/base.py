@@ -52,7 +52,7 @@ def find_dtype(name: str) -> np.dtype:
 
 
 def nothing(*_: Any) -> None:
-    """Accept any arguments and do nothing: a callback where none is needed."""
+    """Accept any arguments and do nothing; stands in for a callback that is not needed."""
 
 
 class WeakHook:
@@ -132,7 +132,10 @@ class Framework(Protocol):
         """Return the names of parameters and buffers that have no shape yet."""
 
     def registries(self, module: Any) -> list[Any]:
-        """Return the dicts in which the module registers its parameters and submodules, if any."""
+        """Return the dicts in which a module registers its parameters and submodules.
+
+        Empty for a library that has none.
+        """
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """Return names and arrays of the module's buffers; the arrays share memory with them."""
@@ -144,7 +147,7 @@ class Framework(Protocol):
         """Return an array of this library on the memory of a numpy array."""
 
     def values(self, p: Any) -> Any:
-        """Return an array on the memory of a parameter, such as a communicator can send."""
+        """Return an array on the memory of a parameter, which a communicator can send."""
 
     def kind(self, p: Any) -> Hashable:
         """Return a key of dtype and device; only parameters with equal keys share a bucket."""
@@ -205,7 +208,7 @@ def library(x: Any) -> str | None:
 
 
 def adapter(name: str | None, purpose: Purpose) -> Any:
-    """Import and return the module that adapts a library for a purpose; None if there is none."""
+    """Import and return the adapter of the library `name` for a purpose; None without adapter."""
     module = ADAPTERS[name].get(purpose)
     return None if module is None else importlib.import_module(module)
 

@@ -35,7 +35,7 @@ def ranks_by_gpu(places: Sequence[GpuPlace | None]) -> dict[GpuPlace, list[int]]
 
 
 def describe_shared(place: GpuPlace, ranks: Sequence[int]) -> str:
-    """Return a description of the ranks that share a GPU."""
+    """Return the text that says which ranks share the GPU `place`."""
     host, gpu = place
     return f"ranks {', '.join(map(str, ranks))} are all on GPU {gpu} of {host}"
 

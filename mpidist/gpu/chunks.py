@@ -21,8 +21,8 @@ class Chunk:
     Attributes
     ----------
     input_extents, output_extents : tuple of (int, int)
-        Ranges of the flat input and result that belong to the chunk, in order; empty if this rank
-        has no input or no result.
+        Ranges (start, stop) of the flat input and result that belong to the chunk, in order; empty
+        if this rank has no input or no result.
     counts, out_counts : tuple of int
         Elements of each rank's part in the chunk; empty if the collective has no parts.
     """
@@ -72,7 +72,7 @@ def _extents(counts: Sequence[int], here: Sequence[int], first: int) -> tuple[Ex
 def _own_extents(
     call: Call, sent: tuple[Extent, ...], received: tuple[Extent, ...]
 ) -> tuple[tuple[Extent, ...], tuple[Extent, ...]]:
-    """Return the extents of a chunk in this rank's input and result.
+    """Return a chunk's extents in this rank's input, and those in its result.
 
     `sent` and `received` are extents in an array of all ranks' parts.
     """
@@ -85,5 +85,5 @@ def _own_extents(
 
 
 def elements(extents: Sequence[Extent]) -> int:
-    """Return the number of elements in extents."""
+    """Return the total number of elements in extents, which are ranges of a flat array."""
     return sum(stop - start for start, stop in extents)

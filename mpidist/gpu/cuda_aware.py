@@ -49,7 +49,7 @@ class CudaAwareMpi(GpuExecutor):
         self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether the call's path is this one; background calls cannot use GPU addresses."""
+        """Return whether a call takes this path; none does in the background."""
         return (
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )
@@ -71,7 +71,7 @@ class CudaAwareMpi(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Wait for the work queued on the arrays' streams, and return the library's call."""
+        """Wait for work queued on the arrays' streams; return a program of the library's call."""
         arrays = [data for data in (call.x, call.out) if data is not None]
         for data in arrays:
             self.device.synchronize(data.stream)
@@ -134,13 +134,13 @@ class MpiLibrary:
     Attributes
     ----------
     vendor : str
-        Name of the library in mpi4py.
+        Name of the library as mpi4py has it, such as "Open MPI".
     version : tuple of int
         Version of the library.
     kinds : str
-        Its supported memory kinds: ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``.
+        Supported memory kinds: ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``.
     find : callable
-        Returns a function of it by name, or None.
+        ``find(name)`` returns a function of the library, or None.
     """
 
     vendor: str
@@ -163,7 +163,7 @@ def loaded_library() -> MpiLibrary:
 
 
 def detect(library: MpiLibrary, environ: Mapping[str, str] = os.environ) -> Awareness:
-    """Return whether the library is CUDA-aware, and the source of the answer.
+    """Return whether an MPI library is CUDA-aware, and why.
 
     The sources, in order: ``MPIDIST_GPU_AWARE``; the memory kinds of MPI 4.1; the environment
     variable that Intel's and Cray's libraries need for it; ``MPIX_GPU_query_support``;
@@ -204,7 +204,7 @@ def _answer(supported: bool, who: str) -> Awareness:
 
 
 def _find(name: str) -> Any:
-    """Return a function of the MPI libraries loaded into this process by name, or None."""
+    """Return a function of the loaded MPI libraries by name, or None if none has it."""
     for path in _loaded_files():
         try:
             return getattr(ctypes.CDLL(path), name)

@@ -107,7 +107,7 @@ class DeviceHeap:
         return None
 
     def key(self, x: DeviceArray) -> str:
-        """Return the key of an array's location; raise if it is private memory."""
+        """Return the text of an array's location, equal on all ranks; raise if it is private."""
         location = self.find(x)
         if location is None:
             raise InvalidArgument(
@@ -134,7 +134,7 @@ class DeviceHeap:
             self._close(allocations)
 
     def _close(self, allocations: list[DeviceAllocation]) -> None:
-        """Close the other ranks' parts; when all ranks have done so, release this rank's."""
+        """Close the other ranks' parts of allocations, then release this rank's; collective."""
         self.device.finish()
         self._everyone(None)
         for allocation in allocations:
@@ -230,7 +230,7 @@ class IpcKernels(GpuExecutor):
         self._event = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call has a kernel here: a blocking one without a requested algorithm."""
+        """Return whether a call may have a kernel here: blocking, "auto", of a kind served."""
         return algorithm == "auto" and call.collective in NEEDS and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:
@@ -256,7 +256,7 @@ class IpcKernels(GpuExecutor):
         return library_call(partial(self.serve, call))
 
     def serve(self, call: Call) -> None:
-        """Queue the kernel of a call that all ranks have reached."""
+        """Queue the kernel of a call, which all ranks have reached, on the array's stream."""
         location = location_of(call, self._heap)
         assert location is not None
         data = [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]

@@ -174,7 +174,7 @@ class DeviceRoom:
         self.filled()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Return the memory to receive into: that of the device, or of the host."""
+        """Return the memory to receive into: the array's own on the GPU, or host memory."""
         if self._direct:
             return _address(self._data)
         self._memory = self._messages.device.pinned(nbytes)[:nbytes]

@@ -48,7 +48,7 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProp
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:
-    """Return whether the MPI library is CUDA-aware, and why."""
+    """Return whether this rank's MPI library is CUDA-aware, and why."""
     if not native:
         return Awareness(NO, "messages do not go by MPI here")
     devices = installed_device()
@@ -58,7 +58,7 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the length of a chunk of the staged path, in bytes."""
+    """Return the length of a chunk of the staged path in bytes, from the environment or default."""
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
@@ -159,10 +159,16 @@ class GpuPaths(Protocol):
         """Whether NCCL is the path of at least one class of operations."""
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether to sum in symmetric memory: without NCCL, if kernels add `dtype`."""
+        """Return whether to sum gradients in symmetric memory of the GPUs.
+
+        True without NCCL, if the kernels there can add `dtype`.
+        """
 
     def serves_alone(self, x: Any, collective: str) -> bool:
-        """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory."""
+        """Return whether NCCL or symmetric memory, not the host, serves a collective of `x`.
+
+        It is for the algorithm "auto".
+        """
 
     def holds(self, x: Any) -> bool:
         """Return whether an array is in symmetric memory of this communicator."""
@@ -270,6 +276,6 @@ def _why(path: Path, cannot: str | None, forced: str) -> str:
 
 
 def taken(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the path of every collective and message of arrays in private memory."""
+    """Return the chosen path by name of collective or message, for arrays in private memory."""
     chosen = {p.operations: p.name for p in paths if p.taken and p.name != "ipc"}
     return {name: chosen[kind] for kind, names in CLASSES.items() for name in names}

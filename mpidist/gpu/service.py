@@ -70,7 +70,7 @@ class GpuService:
         service.on_gpu = self.choose
 
     def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[RankProperties]:
-        """Return the properties of all ranks; an error on one rank is raised on all."""
+        """Exchange and return the properties of all ranks; an error on one is raised on all."""
         try:
             mine: RankProperties | MpidistError = this_rank(native)
         except (ConfigError, Unsupported) as error:
@@ -120,11 +120,17 @@ class GpuService:
     # -- symmetric memory -----------------------------------------------------------------------
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether to sum in symmetric memory: without NCCL, if kernels add `dtype`."""
+        """Return whether to sum gradients in symmetric memory of the GPUs.
+
+        True without NCCL, if the kernels there can add `dtype`.
+        """
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
     def serves_alone(self, x: Any, collective: str) -> bool:
-        """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory."""
+        """Return whether NCCL or symmetric memory, not the host, serves a collective of `x`.
+
+        It is for the algorithm "auto".
+        """
         data = describe(x, self._service.backend.rank)
         if self._taken[collective] == "nccl" and has_sum(data.dtype):
             return True
@@ -145,7 +151,10 @@ class GpuService:
         return self._heap.empty(shape, dtype)
 
     def key(self, x: Any) -> str:
-        """Return the key of a symmetric array's location; raise if the array is private memory."""
+        """Return the text of a symmetric array's location, equal on all ranks.
+
+        Raises if the array is in private memory.
+        """
         return self._heap.key(describe(x, self._service.backend.rank))
 
     def free(self, x: Any) -> None:

@@ -87,7 +87,7 @@ class DeviceResult(Prepared):
 
     @classmethod
     def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> DeviceResult:
-        """Return a prepared host call with its result copied to a GPU at the end."""
+        """Return `part`, a prepared host call, with callbacks that bring its result to the GPU."""
         return cls(
             part.call, part.result, part.staging, part.scalar, part.shown, end=end, target=target
         )
@@ -151,7 +151,7 @@ class HostStaged:
         self._pending = InFlight()
 
     def executor_for(self, algorithm: str) -> Executor:
-        """Return an executor whose chunks are host calls with this `algorithm`."""
+        """Return the executor of this path whose chunks are host calls with `algorithm`."""
         return _StagedExecutor(self, algorithm)
 
     def serve(self, call: Call, algorithm: str) -> None:
@@ -200,7 +200,7 @@ class HostStaged:
     # -- ordering -------------------------------------------------------------------------------
 
     def _wait_for_arrays(self, call: Call) -> set[int]:
-        """Make the copy streams wait for all work queued on the arrays' streams."""
+        """Make the copy streams wait for all work queued on the arrays' streams; return these."""
         streams = {data.stream for data in (call.x, call.out) if isinstance(data, DeviceArray)}
         for stream in streams:
             self._ready.record(stream)
@@ -209,7 +209,7 @@ class HostStaged:
         return streams
 
     def _let_arrays_wait(self, streams: set[int]) -> None:
-        """Make the arrays' streams wait for all results."""
+        """Make the arrays' streams wait until all results are copied to the GPU."""
         for ours in (self._inward, self._outward):
             self._ready.record(ours)
             for stream in streams:
@@ -230,7 +230,10 @@ class HostStaged:
     def _copy(
         self, data: Any, extents: Sequence[Extent], host: np.ndarray, stream: int, inward: bool
     ) -> None:
-        """Queue copies between extents of a GPU array and consecutive host memory."""
+        """Queue copies between ranges of a GPU array and consecutive host memory.
+
+        The direction is to the host if `inward`.
+        """
         if not isinstance(data, DeviceArray):
             return
         size = data.dtype.itemsize

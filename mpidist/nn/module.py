@@ -221,7 +221,7 @@ class Sequential(Module):
         return grad
 
     def backward_weight(self) -> None:
-        """Run the second half of every module."""
+        """Add the gradients of all modules' parameters: the second half of `backward`."""
         for layer in self.layers:
             layer.backward_weight()
 

@@ -28,7 +28,7 @@ _SAME = 1 + 1e-9  # times that differ by rounding are equal; else the order woul
 
 @dataclass(frozen=True)
 class Link:
-    """The link between a group of ranks and the others: one message at a time per direction."""
+    """The link of each group of ranks to the others: one message per direction at a time."""
 
     alpha: float
     beta: float
@@ -69,7 +69,11 @@ class TimedMachine(Machine):
         groups: Groups,
         link: Link | None,
     ) -> Cost:
-        """Run all ranks and return the cost; `pieces` are the bytes of each block."""
+        """Run all ranks and return the cost.
+
+        `pieces` are the bytes of each block, `rates` are alpha, beta and gamma.  A `link` holds for
+        messages between `groups`.
+        """
         self.pieces, (self.alpha, self.beta, self.gamma), self.link = pieces, rates, link
         self.group = {rank: g for g, group in enumerate(groups) for rank in group}
         self.now = 0.0
@@ -98,7 +102,7 @@ class TimedMachine(Machine):
         insort(self.queue, (*turn, send, receive))
 
     def _begin_messages(self) -> None:
-        """Begin every message whose ports are free."""
+        """Begin every queued message whose ports are free, and schedule its arrival."""
         left = []
         for entry in self.queue:
             send, receive = entry[-2:]

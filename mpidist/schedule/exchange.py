@@ -16,7 +16,7 @@ MessageKey = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
 
 @dataclass(eq=False, slots=True)
 class Posted:
-    """A posted send with its values, or a posted receive with its places."""
+    """A posted message: a send with the values of its blocks, or a receive with its blocks."""
 
     strand: Strand
     step: Send | Recv | Reduce
@@ -114,7 +114,7 @@ class Exchange:
                 raise strand.error(f"is {use} and overwritten in one round", min(both)[1])
 
     def waiting(self, strand: Strand) -> list[Posted]:
-        """Return the messages of a strand's round that have no match."""
+        """Return the messages of a strand's current round that have not found their match."""
         found = []
         for step in strand.steps:
             if isinstance(step, Copy):

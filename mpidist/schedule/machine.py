@@ -146,7 +146,7 @@ class Machine:
             self._advance(self.ready.popleft())
 
     def _advance(self, strand: Strand) -> None:
-        """Advance a strand whose messages have moved to the next round in which it must wait."""
+        """Run a strand, whose messages have moved, up to the next round in which it must wait."""
         if strand.steps:
             self._finish_round(strand)
         for item in strand.rounds:
@@ -193,7 +193,7 @@ class Machine:
             self.ready.append(parent)
 
     def _finish_round(self, strand: Strand) -> None:
-        """Apply the received messages and the copies, in the order written."""
+        """Apply a strand's received messages and its copies, in the order of the round."""
         steps, strand.steps = strand.steps, ()
         memory = self.memory
         for index, step in enumerate(steps):

@@ -28,13 +28,16 @@ class SymbolicMemory:
         self._equal = equal_blocks
 
     def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[BlockPlace]:
-        """Return (buffer, block) for each block that a step names; raise for an unknown buffer."""
+        """Return (buffer, block) for each block that `spec`, part of a step, names in `buffer`.
+
+        Raises ScheduleError for an unknown buffer.
+        """
         if buffer not in BUFFERS:
             raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(BUFFERS)}")
         return [(buffer, b) for b in block_tuple(spec)]
 
     def read(self, strand: Strand, places: list[BlockPlace]) -> list[int]:
-        """Return the values at these places."""
+        """Return the values of blocks of the strand's rank; raise if one was never written."""
         buffers = self.values[strand.rank]
         values = []
         for place in places:
@@ -48,7 +51,7 @@ class SymbolicMemory:
         return values
 
     def write(self, strand: Strand, place: BlockPlace, value: int) -> None:
-        """Write a value to a place; raise if it is read-only, or may differ in length."""
+        """Set the value of a block; raise if it is read-only or could have another length."""
         buffer, block = place
         rank = strand.rank
         if buffer == "in":
@@ -63,7 +66,7 @@ class SymbolicMemory:
         self.written[rank][place] = strand.number
 
     def reduce(self, strand: Strand, peer: int, place: BlockPlace, value: int) -> None:
-        """Combine a value received from `peer` into a place, the lower rank's operand first."""
+        """Combine a value from `peer` into a block, with the lower rank's operand on the left."""
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
         self.reductions += 1
@@ -86,7 +89,9 @@ class SymbolicMemory:
             raise strand.error(message, block)
 
     def check_end(self, rounds: list[int]) -> tuple[tuple[int, int] | None, bool]:
-        """Check every rank's final memory against the contract; `rounds` has each rank's rounds.
+        """Check every rank's final memory against the contract.
+
+        `rounds` is the number of rounds by rank, for the error.
 
         Returns
         -------

@@ -29,7 +29,7 @@ def html_table(rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> s
 
 
 def html_fields(record: Any) -> str:
-    """Return an HTML table of the fields of a dataclass."""
+    """Return an HTML table with the name and the value of each field of a dataclass instance."""
     fields = dataclasses.fields(record)
     return html_table([(field.name, getattr(record, field.name)) for field in fields])
 

@@ -60,7 +60,7 @@ class Reading:
 
     @cached_property
     def strands(self) -> list[tuple[int, ...]]:
-        """The strands that have messages or copies."""
+        """Paths of the strands that have messages or copies (as in `Move.strand`)."""
         return sorted({move.strand for move in self.moves})
 
     def _repr_svg_(self) -> str:
@@ -69,7 +69,7 @@ class Reading:
         return draw(self)
 
     def by_time(self) -> Iterator[tuple[int, list[Move]]]:
-        """Yield each time with its messages and copies, in order."""
+        """Yield each time, in ascending order, with its messages and copies."""
         for time, moves in groupby(self.moves, key=attrgetter("time")):
             yield time, list(moves)
 
@@ -124,7 +124,7 @@ def read(
 
 
 def _order(move: Move) -> tuple:
-    """Return the sort key of messages and copies: time, then distance."""
+    """Return the sort key of a message or copy: time and strand, then distance of its ranks."""
     distance = abs(move.target - move.source)
     return move.time, move.strand, move.kind == "copy", distance, move.source, move.send_index
 

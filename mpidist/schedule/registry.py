@@ -36,7 +36,10 @@ class Registered:
 
 
 def check_name(name: object, kind: str, reserved: Container[str]) -> None:
-    """Raise InvalidArgument if a name is not allowed for registration."""
+    """Raise InvalidArgument for a name that is reserved, empty, or has a colon or slash.
+
+    `kind` says in the message what would be registered, for example an algorithm.
+    """
     if not isinstance(name, str) or not name or {":", "/"} & set(name) or name in reserved:
         raise InvalidArgument(
             f"name={name!r}: not a name for {kind}: it is reserved, empty or has a ':' or '/'"
@@ -44,9 +47,9 @@ def check_name(name: object, kind: str, reserved: Container[str]) -> None:
 
 
 def check_made(made: object, label: str, items: str, rank: int) -> None:
-    """Raise ScheduleError if a schedule's function did not return an iterable, as without a yield.
+    """Raise ScheduleError if a schedule's function returned no iterable, for want of a yield.
 
-    `label` names the schedule, and `items` says what it must yield.
+    `made` is what it returned, `label` names the schedule, and `items` says what it must yield.
     """
     if not isinstance(made, Iterable):
         raise ScheduleError(f"{label} returned {made!r}; it must yield its {items}", rank=rank)
@@ -127,7 +130,7 @@ class Algorithm(Registered):
         return self._ask(self.blocks, size, groups)
 
     def _ask(self, function: Callable[..., Any], size: int, groups: Groups | None) -> Any:
-        """Return the result of `requires` or `blocks`, called with those parameters that it has."""
+        """Call `requires` or `blocks` with the parameters it declares, and return the result."""
         known = {"groups": _groups(groups, size), "local": self.local, "across": self.across}
         return function(size, known)
 
@@ -298,7 +301,7 @@ def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
 
 
 def generation() -> int:
-    """Return a number that changes with every registration, which invalidates cached look-ups."""
+    """Return the number of registrations so far; a change of it invalidates cached look-ups."""
     return GENERATION[0]
 
 
@@ -314,10 +317,10 @@ def registered(function: Callable[..., Schedule]) -> Algorithm | None:
 
 
 def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any]:
-    """Return ``ask(size, known)``: it calls `function` with `size` and some arguments of `known`.
+    """Return ``ask(size, known)``, which calls `function` with `size` and values of `known`.
 
-    These are the ones that `function` has as parameters.  The signature is read only once,
-    because that takes 20 µs and every binding calls it.
+    Only those entries of the dict are passed that `function` has as parameters.  The signature is
+    read only once, because that takes 20 µs and every binding calls it.
     """
     parameters = inspect.signature(function).parameters
 
@@ -339,7 +342,7 @@ _UNEVEN = ((0, 1, 2), (3, 4))
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return the declarations and documented costs of an algorithm, as in JSON listings."""
+    """Return an algorithm's declarations and documented costs as a dict, for JSON listings."""
     rounds, moved = documented_costs(algorithm.doc)
     return {
         "collective": algorithm.collective,
@@ -355,7 +358,10 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def documented_costs(doc: str) -> tuple[str, str]:
-    """Return rounds and bytes of ``Rounds: … Bytes per rank: ….``; empty strings without it."""
+    """Return the rounds and the bytes per rank that an algorithm's docstring states, else two "".
+
+    The docstring has them as ``Rounds: … Bytes per rank: ….``
+    """
     found = re.search(r"Rounds:\s*(.*?)\.\s+Bytes per rank:\s*(.*?)\.(?:\n|$)", doc, re.DOTALL)
     if not found:
         return "", ""

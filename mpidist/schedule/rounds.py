@@ -113,7 +113,7 @@ def block_tuple(spec: Blocks) -> tuple[int, ...]:
 
 
 def steps_of(item: Step | tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return a round as a tuple of steps."""
+    """Return a round as a tuple of steps, also if it is a single step."""
     return item if isinstance(item, tuple) else (item,)
 
 

@@ -71,7 +71,7 @@ def draw(reading: Reading) -> str:
 
 
 def _nodes(reading: Reading, x: list[int], top: float, bottom: float) -> list[str]:
-    """Return a band behind the lifelines of each node, with its number above."""
+    """Return the SVG elements of each node: a band behind its ranks' lifelines, and its number."""
     parts = []
     half = (x[1] - x[0]) / 2 - 6 if len(x) > 1 else 40
     for number, ranks in enumerate(reading.groups or ()):
@@ -96,7 +96,7 @@ def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
-    """Return a lane for each message of one time, so that no messages in a lane cross."""
+    """Return a lane, a line of the picture, for each move of one time; moves do not overlap."""
     taken: list[list[tuple[float, float]]] = []
     lanes = []
     copying: int | None = None
@@ -120,7 +120,7 @@ def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
 
 
 def _label(reading: Reading, move: Move) -> str:
-    """Return the text on an arrow: strand, a plus for combining, and the blocks."""
+    """Return the text on a message's arrow: strand, a plus if it is combined, and blocks."""
     blocks = move.sent if move.sent == move.received else f"{move.sent}⇒{move.received}"
     return f"{reading.name(move.strand)}{'+' if move.kind == 'reduce' else ''}{blocks}"
 
@@ -305,7 +305,10 @@ def _heading(reading: Reading) -> list[str]:
 
 
 def _cell(reading: Reading, rank: int, moves: Iterable[Move]) -> list[str]:
-    """Return the lines for one rank and time; moves of the same blocks share a line."""
+    """Return the lines of a cell of the text table: one rank's messages and copies at one time.
+
+    Messages of the same blocks share a line.
+    """
     entries: dict[tuple[str, bool, str, str], list[tuple[int, int]]] = {}
     copies = []
     for move in moves:
@@ -334,7 +337,10 @@ def _line_order(entry: tuple[tuple[str, bool, str, str], list[tuple[int, int]]])
 
 
 def _table(rows: list[list[list[str]]]) -> list[str]:
-    """Return cells in columns, with a blank line between rows if some have many lines."""
+    """Return the lines of a text table, with a rule below the first row.
+
+    ``rows[i][j]`` are the lines of a cell.  Rows are a blank line apart if a cell has many lines.
+    """
     widths = [
         max(len(line) for row in rows for line in row[i] or [""]) for i in range(len(rows[0]))
     ]

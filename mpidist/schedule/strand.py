@@ -47,7 +47,7 @@ class Strand:
     waiting: dict[int, Strand] = field(default_factory=dict)
 
     def touch(self, place: BlockPlace, write: bool) -> None:
-        """Record the use of a block; raise if one strand writes it and a concurrent one uses it."""
+        """Record a read or write of a block; raise if it conflicts with a concurrent strand."""
         level: Strand | None = self
         while level is not None and level.siblings is not None:
             index = level.path[-1]

@@ -23,7 +23,7 @@ _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every 
 
 @dataclass(frozen=True)
 class ProofTask:
-    """Some work of the sweep: to prove one algorithm for one size and some roots.
+    """A unit of work of the sweep: the proofs of one algorithm for one size and some roots.
 
     Each root is proved with all arities and with groupings of ranks by node; see :func:`_pairs`.
     """
@@ -48,7 +48,10 @@ class Result:
 
 
 def groupings(size: int) -> list[Groups]:
-    """Return groupings of ranks by node: one, pairs, halves, uneven, scattered, a rank each."""
+    """Return the groupings of ranks by node that are proved.
+
+    They are one node, nodes of two, halves, an uneven pair, scattered ranks, and a node per rank.
+    """
     every = tuple(range(size))
     ways = [
         (every,),
@@ -62,7 +65,7 @@ def groupings(size: int) -> list[Groups]:
 
 
 def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[ProofTask]:
-    """Yield the proofs of one size as tasks of about equal length."""
+    """Yield the proofs of an algorithm for one size as tasks of about equal length."""
     roots = range(size) if algorithm.contract.rooted else range(1)
     arities = arities if "arity" in algorithm.uses else arities[:1]
     module = algorithm.function.__module__
@@ -73,7 +76,10 @@ def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Itera
 
 
 def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
-    """Yield the results of all tasks, from other processes if these can import the algorithms."""
+    """Yield the results of all tasks.
+
+    They are proved in `jobs` processes if these can import the algorithms, else in this one.
+    """
     jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
     work = sum(task.size * len(task.roots) * len(task.arities) for task in tasks)
     if jobs < 2 or work < _SMALL:
@@ -107,7 +113,7 @@ def _collected(future: Future, batch: list[ProofTask]) -> Iterator[Result]:
 
 
 def _importable(task: ProofTask) -> bool:
-    """Return whether another process gets this algorithm by importing its module."""
+    """Return whether a worker process can get the task's algorithm by importing its module."""
     module = sys.modules.get(task.module)
     if module is None or task.module == "__main__" or getattr(module, "__spec__", None) is None:
         return False
@@ -287,7 +293,7 @@ def sweep(
 def _choose(
     collectives: Iterable[str] | None, names: Iterable[str] | None, arities: Sequence[int]
 ) -> list[tuple[Algorithm, tuple[int, ...]]]:
-    """Return the selected algorithms, each with its arities."""
+    """Return the algorithms to sweep by collective and name, each with its arities."""
     wanted = None if collectives is None else set(collectives)
     for name in wanted or ():
         registered_algorithms(name)  # raises for an unknown collective
@@ -308,7 +314,7 @@ def _choose(
 
 
 def _row(algorithm: Algorithm, sizes: list[int], results: list[Result]) -> Row:
-    """Return the results of one algorithm as a row."""
+    """Return the Row that sums up an algorithm's results over all sizes."""
     label = (algorithm.collective, algorithm.name)
     mine = [r for r in results if (r.task.collective, r.task.name) == label]
     mine.sort(key=lambda r: (r.task.size, r.task.roots.start))

@@ -23,7 +23,7 @@ class Terms:
         self._sorted: list[bool] = []
 
     def leaf(self, rank: int, block: int) -> int:
-        """Return the value of the contribution of `rank` to `block`."""
+        """Return the number of the value that is the contribution of `rank` to `block`."""
         key = (rank, block)
         if key not in self._leaves:
             self._leaves[key] = self._new(block, 1 << rank, rank, rank, True)
@@ -54,7 +54,7 @@ class Terms:
         return new
 
     def datum(self, value: int) -> tuple[int, int]:
-        """Return the first contributing rank of a value, and its block."""
+        """Return the first rank whose contribution a value has, and the block of the value."""
         return self._low[value], self._block[value]
 
     def in_order(self, value: int) -> bool:

@@ -36,14 +36,14 @@ def tags_of(limit: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Strands:
-    """A ``Parallel`` with its strands as lists, not iterables, and its window always a number."""
+    """A ``Parallel`` with lists instead of iterables as strands, and a window that is set."""
 
     strands: list[Written]
     window: int
 
 
 def materialise(schedule: Schedule) -> Written:
-    """Return a schedule as lists, so that it is generated once and bound to many buffers."""
+    """Return the rounds of a schedule as lists: generated once, they are bound to many buffers."""
     written: Written = []
     for item in schedule:
         if isinstance(item, Parallel):

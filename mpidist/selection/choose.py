@@ -75,7 +75,7 @@ def two_level_candidates(
     where = call.size, len(groups), crowded
 
     def fitting(rules: tuple[Rule, ...]) -> list[Choice]:
-        """Return the rules' algorithms that can serve; those whose rule holds come first."""
+        """Return the algorithms of `rules` that can serve; first those whose rule holds."""
         ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, *where))
         names = dict.fromkeys(rule.name for rule in ordered if rule.name != NATIVE)
         return [choice for name in names if (choice := able(name)) is not None]
@@ -98,10 +98,11 @@ def by_links(
     call : Call
         The call.
     found : TwoLevelCandidates
-        The competing ways.
+        The competing algorithms.
     native : bool
-        Whether the library can serve the call.  Its time is that of the best flat algorithm after a
-        barrier, because a native call with a deadline first waits until all ranks have arrived.
+        Whether the MPI library (``native``) can serve the call.  Its time is that
+        of the best flat algorithm after a barrier, because a native call with a deadline first waits
+        until all ranks have arrived.
     estimates : Estimates
         The cost model.
 
@@ -145,7 +146,7 @@ class Way:
     why : str
         The reason, as a sentence.
     can : bool
-        Whether it can serve the call at all.
+        Whether the implementation can serve the call.
     seconds : float or None
         Expected time; only in the answer of ``explain``.
     basis : str
@@ -168,7 +169,7 @@ _ASKED = "the call asks for it"
 
 
 class Reasons(Mapping[str, "str | None"]):
-    """Each executor's reason not to serve a call, or None; asked when it is first looked up."""
+    """Each executor's reason not to serve a call, or None; computed at the first look-up."""
 
     def __init__(self, executors: Mapping[str, Executor], call: Call, background: bool):
         self._executors, self._call, self._background = executors, call, background
@@ -255,7 +256,7 @@ class Chooser:
         self._ways.clear()
 
     def executor(self, way: Way) -> Executor:
-        """Return the executor that serves a call by the chosen implementation."""
+        """Return the executor of an implementation; that of an algorithm is ``messages``."""
         return self._messages if way.choice is not None else self._executors[way.name]
 
     def way(
@@ -368,7 +369,7 @@ class Ways:
         return Way(name if choice is None else choice.name, choice, why)
 
     def every(self) -> list[Way]:
-        """Return every implementation, and why it cannot serve the call, for ``explain``."""
+        """Return every implementation for ``explain``, also those that cannot serve the call."""
         return list(self._each())
 
     def _each(self) -> Iterator[Way]:
@@ -382,14 +383,17 @@ class Ways:
             yield Way(algorithm.name, choice, reason or algorithm.summary, reason is None)
 
     def first(self, why: str) -> Way:
-        """Return the first in order of listing that can serve the call, or raise Unsupported."""
+        """Return the first implementation that can serve the call, with `why` as its reason.
+
+        Raises Unsupported if there is none.
+        """
         for way in self._each():
             if way.can:
                 return replace(way, why=why)
         raise self.unsupported("auto", "no registered algorithm can serve this call")
 
     def unsupported(self, name: str, reason: str) -> Unsupported:
-        """Return the error that names the implementations that can serve the call."""
+        """Return the error that `name` cannot serve the call, with the names that can."""
         able = ", ".join(way.name for way in self._each() if way.can)
         call = self.call
         return Unsupported(
@@ -419,12 +423,12 @@ def choose(
 
     Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
     table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
-    by another way.
+    by another one.
 
     Parameters
     ----------
     ways : Ways
-        The ways to serve the call.
+        The implementations of the call.
     algorithm : str
         The call's ``algorithm=``.
     config : CollectiveConfig
@@ -435,15 +439,15 @@ def choose(
     Returns
     -------
     Way
-        The way.  If its `missing` is not empty, the shipped rules decided because constants of the
-        cost model are missing: calibrate, and choose again.
+        The implementation.  If its `missing` is not empty, the shipped rules decided because
+        constants of the cost model are missing: calibrate, and choose again.
 
     Raises
     ------
     UnknownName
         If the algorithm does not exist.
     Unsupported
-        If it cannot serve this call; the message names ways that can.
+        If it cannot serve this call; the message names those that can.
     """
     call = ways.call
     if algorithm != "auto":
@@ -460,7 +464,10 @@ def choose(
 
 
 def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
-    """Return the implementation in the tuning table, if it can serve; else None and the reason."""
+    """Return the tuning table's implementation and ""; None and a reason if it cannot serve.
+
+    The reason is empty if there is no table.
+    """
     call = ways.call
     if estimates is None or estimates.table is None:
         return None, ""
@@ -482,7 +489,10 @@ def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
 
 
 def _untuned(ways: Ways, estimates: Estimates | None) -> Way:
-    """Return the implementation by measured links, else by cost model, else by shipped rules."""
+    """Return the implementation to use without a tuning table's entry.
+
+    The measured links or the cost model decide, else the rules for shared memory, else the others.
+    """
     shared = _by_shared_memory(ways)
     fastest, missing = (
         (None, ()) if estimates is None else _predicted(ways, estimates, shared is None)
@@ -533,7 +543,7 @@ def _rivals(ways: Ways) -> list[Choice]:
 
 
 def _by_shared_memory(ways: Ways) -> Way | None:
-    """Return the implementation in shared memory that the rules name, if any."""
+    """Return the executor in shared memory that the shipped rules choose, or None."""
     call, means, nbytes = ways.call, ways.means, ways.nbytes
     crowd = ", with more ranks than cores" if means.crowded else ""
     least = WITH_SYMMETRIC[call.collective][means.crowded]
@@ -553,9 +563,9 @@ def _by_shared_memory(ways: Ways) -> Way | None:
 
 
 def _by_rules(ways: Ways) -> Way:
-    """Return the implementation that the shipped rules choose, else the first that is able.
+    """Return the implementation that the shipped rules choose, else the first that can serve.
 
-    For calls that shared memory does not serve.
+    It is used for calls that shared memory does not serve.
     """
     call, means = ways.call, ways.means
     native = ways.can(NATIVE)

@@ -72,7 +72,7 @@ class Steering:
 
     @property
     def two_level(self) -> bool:
-        """Whether collectives have two levels: inside the nodes and between them."""
+        """Whether collectives run on two levels, first inside the nodes and then between them."""
         return self.num_nodes is not None
 
     def select_allreduce(self, nbytes: int, size: int) -> Strategy:
@@ -207,7 +207,7 @@ ENVIRONMENT_PREFIX = "MPIDIST_"
 
 
 def _remember_given(cls: type) -> type:
-    """Make ``__init__`` record the fields that the user gave: only these steer ``auto``."""
+    """Make ``cls.__init__`` record which fields the user gave: only these steer ``auto``."""
     init = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -400,7 +400,7 @@ def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _read(name: str, text: str) -> Any:
-    """Parse the text of a field's environment variable."""
+    """Parse the text of the environment variable of field `name`."""
     if text.lower() in ("none", "forever") and name != "tree_arity":
         return None
     if name not in ("num_devices", "num_nodes", "tree_threshold_bytes", "tree_arity", "timeout"):

@@ -55,14 +55,14 @@ class Model:
         self._known: dict[tuple[str, str, int], float | None] = {}
 
     def seconds(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        """Return the predicted time of an algorithm, for the power of two nearest to `nbytes`.
+        """Return the predicted time in seconds, for the power of two nearest to `nbytes`.
 
         None for more than 16 ranks.  The schedule is simulated in at most 16 segments.
         """
         return None if self._size > MOST_RANKS else self.seconds_of_few(collective, choice, nbytes)
 
     def seconds_of_few(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        """Return the predicted time as :meth:`seconds` does, for any number of ranks.
+        """Return the predicted time in seconds as :meth:`seconds` does, for any number of ranks.
 
         For more than 16 it is the time of a smaller grouping; see :func:`scaled_down`.
         """
@@ -177,7 +177,7 @@ class Estimates:
         return self.calibrates and self.calibration is None
 
     def tell(self, rank: int) -> None:
-        """Log on rank 0, once per table, that the tuning table does not apply here."""
+        """Log a warning on rank 0, once per table, if the tuning table does not apply here."""
         if self.table is None or self.table.told:
             return
         self.table.told = True  # sub-communicators share the table, which need not apply to them
@@ -195,7 +195,7 @@ class Estimates:
     # -- the table ------------------------------------------------------------------------------
 
     def entry(self, call: Call, memory: str) -> tuple[TuningEntry | None, str]:
-        """Return the tuning table's entry for a call, and ""; or None, and why there is none.
+        """Return the tuning table's entry for a call and ""; or None and the reason.
 
         Without a table the reason is empty.  `memory` is the result of :func:`memory_of`.
         """
@@ -215,13 +215,16 @@ class Estimates:
         return found, ""
 
     def key(self, kind: str, collective: str, memory: str) -> Key:
-        """Return the key of an entry for this communicator."""
+        """Return the tuning table's key for calls of this communicator."""
         return Key(self.library, self.ranks_per_node, kind, collective, memory)
 
     # -- predicted times ------------------------------------------------------------------------
 
     def cheapest(self, call: Call, choices: list[Choice]) -> tuple[Choice, str] | None:
-        """Return the algorithm with the lowest predicted time; None if a time is unknown."""
+        """Return the algorithm with the lowest predicted time, and the reason as text.
+
+        None if a time is unknown, or there are fewer than two algorithms.
+        """
         times = [(self.modelled(call, choice), choice) for choice in choices]
         known = [(seconds, choice) for seconds, choice in times if seconds is not None]
         if len(known) < len(times) or len(known) < 2:
@@ -231,7 +234,7 @@ class Estimates:
         return best, f"cost model: {best.name} {seconds * 1e6:.3g} µs, {', '.join(others)}"
 
     def modelled(self, call: Call, choice: Choice) -> float | None:
-        """Return the time in seconds by the cost model, or None without constants."""
+        """Return an algorithm's time in seconds by the cost model; None without constants."""
         if self.model is None or call.uneven_alltoall:
             return None
         return self.model.seconds(call.collective, choice, call.nbytes)
@@ -239,7 +242,10 @@ class Estimates:
     def between_nodes(
         self, collective: str, choices: list[Choice], nbytes: int
     ) -> list[float] | None:
-        """Return the choices' predicted times; None without constants for links between nodes."""
+        """Return the algorithms' predicted times in seconds, in the order of `choices`.
+
+        None if the links between nodes were not measured apart, or a time is unknown.
+        """
         if self.model is None or self.model.calibration.far_alpha is None:
             return None
         times = [self.model.seconds_of_few(collective, choice, nbytes) for choice in choices]
@@ -248,14 +254,14 @@ class Estimates:
 
     @property
     def scaled_down(self) -> str:
-        """The number of simulated ranks as text; empty if all ranks are simulated."""
+        """The simulated ranks, as "of 16 ranks on 4 nodes"; empty if all are simulated."""
         if self.model is None or self.model.small == self.groups:
             return ""
         small = self.model.small
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
 
     def predicted(self, call: Call, way: Any, memory: str) -> Any:
-        """Return an implementation with its measured or predicted time added, if known."""
+        """Return the implementation `way` with its measured or predicted time, if known."""
         entry, _ = self.entry(call, memory)
         if not way.can:
             return way

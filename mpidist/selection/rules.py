@@ -24,11 +24,14 @@ class Rule:
 
     @property
     def between_nodes(self) -> bool:
-        """Whether the rule names an algorithm between nodes."""
+        """Whether the rule's algorithm is hierarchical, for ranks on several nodes."""
         return (self.several_nodes or self.two_nodes) and self.name != NATIVE
 
     def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
-        """Return whether the rule applies to a call of these bytes, ranks and nodes."""
+        """Return whether the rule applies to a call of `nbytes` on so many ranks and nodes.
+
+        `crowded` is whether there are more ranks than cores.
+        """
         small = nbytes < self.below or self.below == float("inf")
         if (self.one_node and nodes > 1) or (self.several_nodes and nodes == 1):
             return False
@@ -96,7 +99,7 @@ ranks have arrived, which costs a round trip that our algorithms do not need.
 
 
 def levels_for(collective: str) -> list[str]:
-    """Return the algorithms that the rules name for a collective between nodes."""
+    """Return the names of the hierarchical algorithms that the rules choose for a collective."""
     rules = WITH_NATIVE.get(collective, ())
     return [r.name for r in rules if r.between_nodes]
 

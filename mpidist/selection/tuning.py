@@ -26,7 +26,7 @@ Times = Mapping[int, Mapping[str, float]]
 
 
 def kind_for(call: Call) -> str:
-    """Return the kind of dtype of a call, one of :data:`KINDS`."""
+    """Return the kind of dtype that a call's time depends on, one of :data:`KINDS`."""
     if call.op is None:
         return "any"
     kind = kind_of(call.dtype)
@@ -67,7 +67,7 @@ class TuningEntry:
     key : Key
         The communicator and the kind of call.
     choose : tuple of (int, str)
-        Lower bound in bytes and name of each way, in ascending order; the first bound is 0.
+        Lower bound in bytes and name of each implementation, ascending; the first bound is 0.
     times : mapping
         Seconds of each candidate, by bytes; candidates that were clearly slower may be missing.
     """
@@ -80,8 +80,8 @@ class TuningEntry:
     def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
         """Return an entry, given the implementation `chosen` for each measured size in bytes.
 
-        Between two sizes with different ways the bound is where their times, interpolated on
-        logarithmic axes, cross; it is in the middle if one way was not measured at both sizes.
+        Between two sizes with different choices the bound is where their times, interpolated on
+        logarithmic axes, cross; it is in the middle if one was not measured at both sizes.
         """
         sizes = sorted(chosen)
         choose = [(0, chosen[sizes[0]])]
@@ -92,16 +92,16 @@ class TuningEntry:
         return cls(key, tuple(choose), times)
 
     def at(self, nbytes: int) -> tuple[str, int, float]:
-        """Return the implementation for `nbytes`, and the range of bytes for which it is chosen.
+        """Return the implementation for `nbytes`, and the bounds in bytes between which it holds.
 
-        Beyond the smallest and largest measured size, the way is that of the nearest one.
+        Beyond the smallest and largest measured size, it is that of the nearest one.
         """
         index = bisect_right([first for first, _ in self.choose], nbytes) - 1
         above = self.choose[index + 1][0] if index + 1 < len(self.choose) else math.inf
         return self.choose[index][1], self.choose[index][0], above
 
     def seconds(self, way: str, nbytes: int) -> float | None:
-        """Return the time of an implementation, interpolated on logarithmic axes.
+        """Return the time of the implementation `way` in seconds, interpolated on logarithmic axes.
 
         None outside of the sizes at which it was measured.
         """
@@ -251,7 +251,7 @@ def _write(entry: TuningEntry) -> dict[str, Any]:
 
 
 def _read(entry: Any, where: str) -> TuningEntry:
-    """Return an entry of a table in JSON, parsed; ConfigError, naming `where`, if it is wrong."""
+    """Parse an entry of a JSON table; ConfigError, naming `where`, if it is wrong."""
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} is {entry!r:.60}: expected an object")
     key = _read_key(entry, where)

@@ -51,7 +51,7 @@ class BarrierLines:
         ]
 
     def missing(self) -> tuple[int, ...]:
-        """Return the ranks that have not reached a barrier that this rank has reached."""
+        """Return the ranks that have not reached a barrier at which this rank waits."""
         return tuple(
             peer
             for peer in range(self.size)
@@ -62,7 +62,7 @@ class BarrierLines:
         )
 
     def arrive(self, slot: int) -> int:
-        """Announce that this rank has reached its next barrier; return the barrier's number."""
+        """Announce that this rank has reached the next barrier in `slot`; return its number."""
         words, mine = self.words, self.mine[slot]
         if not STORES_KEEP_ORDER:
             fence()
@@ -71,7 +71,7 @@ class BarrierLines:
 
     @staticmethod
     def bytes_needed(size: int, slots: int) -> int:
-        """Return the length of the words in bytes."""
+        """Return the number of bytes that the lines of all ranks and slots take."""
         return 8 * WORDS * size * slots
 
     def note_index(self, tags: list[int], peer: int) -> int:
@@ -123,7 +123,7 @@ class Barrier:
         self._count = lines.arrive(slot)
 
     def awaited_words(self, slot: int) -> tuple[int, ...]:
-        """Return the indices of the awaited ranks' counters."""
+        """Return the indices of the awaited ranks' counters in a slot's lines."""
         size = self.lines.size
         return tuple((slot * size + peer) * WORDS for peer in (self.awaits or tuple)())
 
@@ -139,7 +139,7 @@ class Barrier:
 
 
 class BoardArrival:
-    """A transfer without messages, complete when all ranks of the board reached an operation.
+    """A transfer without messages, complete when all ranks on the board have reached an operation.
 
     It is the first round of a kernel in the background.
 
@@ -159,7 +159,7 @@ class BoardArrival:
         self._named = (0, "", 0)
 
     def name(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Set the operation that the next run serves."""
+        """Set the operation that the next run serves: its sequence number, text and fingerprint."""
         self._named = (sequence, what, fingerprint)
 
     def start(self) -> None:

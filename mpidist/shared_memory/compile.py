@@ -34,7 +34,7 @@ class Fingerprints(Protocol):
 
 
 class PendingWaiter(Protocol):
-    """The part of the engine that waits while it polls pending operations."""
+    """The part of the engine that polls pending operations while it waits."""
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until ``test()`` is true; return False if the deadline passed first."""
@@ -49,24 +49,24 @@ class KernelService(Protocol):
 
     @property
     def reports(self) -> Fingerprints:
-        """Fingerprints of operations."""
+        """The object that computes fingerprints of operations."""
 
     @property
     def engine(self) -> PendingWaiter:
-        """The engine, which polls pending operations in a wait."""
+        """The engine, which polls pending operations during a wait."""
 
     def deadline(self) -> float | None:
-        """Return the moment by which a wait that begins now must end; None for never."""
+        """Return the time by which a wait that begins now must end; None for never."""
 
     def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
-        """Wait until all ranks have reached operation number `sequence`."""
+        """Wait until all ranks have reached operation number `sequence`, described by `what`."""
 
     def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
-        """Return the error to raise for an operation that has passed its deadline."""
+        """Return the error for an operation past its deadline; `how` names its algorithm."""
 
 
 def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
-    """Return the function that runs a whole kernel, from its copies before the arrival on.
+    """Return the function that runs a whole kernel, with its copies before the arrival.
 
     Parameters
     ----------
@@ -134,7 +134,10 @@ def unbound_arrival(service: KernelService) -> Callable[[int, int, str], None]:
 
 
 def _keep_waiting(service: KernelService, what: str) -> Serve:
-    """Return the function that goes on waiting for all ranks, and raises past the deadline."""
+    """Return the function that waits for all ranks up to the deadline, then raises.
+
+    It is called where a first brief wait was not enough.
+    """
 
     def keep_waiting(sequence: int) -> None:
         service.arrive(sequence, what, service.deadline())
@@ -143,9 +146,10 @@ def _keep_waiting(service: KernelService, what: str) -> Serve:
 
 
 def _python_arrival(service: KernelService, fingerprint: int, keep_waiting: Serve) -> Serve:
-    """Return the function of an arrival in Python, without compiled code.
+    """Return the function that announces this rank and waits for all ranks, in Python.
 
-    Usually all ranks have arrived or soon will: so it spins before it starts a wait with a report.
+    It is used without compiled code.  Usually all ranks have arrived or soon will: so it spins
+    first, and only then calls `keep_waiting`, which has a deadline and a report.
     """
     board, backend = service.backend.board, service.backend
     words, at = board.words, board.base(backend.rank)
@@ -209,7 +213,7 @@ def _split_phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Action
 
 
 def _barrier_wait(service: KernelService, what: str, how: str, barrier: Barrier) -> Serve:
-    """Return the function that waits in a barrier that this rank has reached."""
+    """Return the function that waits in a barrier which this rank has already reached."""
     lines = barrier.lines
     words, mine, all_others = lines.words, lines.mine[0], lines.others[0]
     patience, awaits = lines.patience, barrier.awaits
@@ -277,6 +281,6 @@ def _compiled_kernel(service: KernelService, what: str, how: str, kernel: Progra
 
 
 def _board_words(service: KernelService) -> WordAddresses:
-    """Return the addresses of the arrival board's words of all ranks."""
+    """Return the WordAddresses of the arrival board: this rank's word and those of all others."""
     backend, board = service.backend, service.backend.board
     return WordAddresses(board.words, board.base(backend.rank), board.others, backend.patience)

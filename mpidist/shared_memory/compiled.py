@@ -94,7 +94,7 @@ A compiled module with another layout is left over from an older version and is 
 
 
 def load() -> tuple[Any, str]:
-    """Return the compiled module (or None), and the reason if its functions cannot be used."""
+    """Return the compiled module or None, and why it cannot be used ("" if it can)."""
     try:
         found: Any = importlib.import_module(f"{__package__}._compiled")
     except ModuleNotFoundError:
@@ -114,12 +114,12 @@ _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 
 @cache
 def vector_width() -> int:
-    """Return the bytes of the widest vector; 0 if there is no compiled code for this machine."""
+    """Return the width in bytes of the widest vector; 0 without compiled code for this machine."""
     return 0 if _compiled is None else _compiled.width()
 
 
 def _bind(name: str, arguments: Any, *references: Any) -> Action:
-    """Return the action that calls a compiled function without Python's lock.
+    """Return the action that calls a compiled function without Python's lock (the GIL).
 
     It keeps the objects in `references` alive.
     """
@@ -133,7 +133,7 @@ def function(name: str) -> Any:
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> Any:
-    """Return the structure of a copy through the cache."""
+    """Return the C structure (:class:`Copy`) of an ordinary copy, which goes through the cache."""
     arguments = Copy(address(target), address(source), target.nbytes, 0)
     arguments.references = target, source
     return arguments
@@ -247,7 +247,7 @@ def streams(nbytes: int) -> bool:
 
 
 def described() -> str:
-    """Return a line about the compiled code: its vectors, and when it uses streaming stores."""
+    """Return a line of text on the compiled code: its vectors, and its streaming stores."""
     if vector_width() == 0:
         return WHY_NOT
     least = least_bytes()

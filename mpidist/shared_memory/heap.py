@@ -39,13 +39,13 @@ _SKEW = 5 * 64  # a rank's part begins at another place in its page than the par
 
 @dataclass(frozen=True)
 class Location:
-    """The location of a flat array in an allocation, the same on every rank."""
+    """The location of a flat array in an Allocation of symmetric memory, the same on every rank."""
 
     allocation: Allocation
     offset: int
 
     def views(self, count: int, dtype: np.dtype) -> list[np.ndarray]:
-        """Return a view of every rank's array, by rank."""
+        """Return views of all ranks' arrays at this location, as a list by rank."""
         ranks = range(self.allocation.size)
         return [view_at(self.address(rank), count, dtype) for rank in ranks]
 
@@ -120,12 +120,12 @@ class Heap:
 
     @property
     def lines(self) -> BarrierLines:
-        """The ranks' barrier counters and notes."""
+        """The ranks' barrier counters and notes in shared memory."""
         assert self._lines is not None
         return self._lines
 
     def missing(self) -> tuple[int, ...]:
-        """Return the ranks that have not reached a barrier that this rank has reached."""
+        """Return the ranks that have not reached a barrier at which this rank waits."""
         return () if self._lines is None else self._lines.missing()
 
     def make_lines(self) -> None:
@@ -175,7 +175,7 @@ class Heap:
         return Location(self._staging[0], index * STAGING_BYTES)
 
     def _allocate(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
-        """Map `nbytes`, and a shadow of the same length, for every rank."""
+        """Map `nbytes` and an equally long shadow per rank; return the bytes and the allocation."""
         stride = 2 * (-(-nbytes // PAGE) * PAGE) + 2 * _SKEW
         flat = self._map(stride * self.size)
         self._last_number += 1
@@ -184,7 +184,10 @@ class Heap:
         return flat, Allocation(self._last_number, start, stride, self.size, self.rank, ref)
 
     def _map(self, nbytes: int) -> np.ndarray:
-        """Map a new file of `nbytes` on every rank; if one rank cannot, none does and all raise."""
+        """Map a new file of `nbytes` on every rank and return it as bytes.
+
+        If one rank cannot, none does and all raise.
+        """
         failure = ""
         for kind in memory_file.KINDS:
             created, mapping, problem = None, None, ""
@@ -221,19 +224,22 @@ class Heap:
         return Location(found, offset) if inside else None
 
     def _containing(self, start: int) -> tuple[Allocation | None, object]:
-        """Return the allocation whose part of this rank contains an address, and its owner."""
+        """Return the allocation whose part of this rank contains an address, and its owner.
+
+        Both are None if there is none.
+        """
         for known in self._allocations.values():
             if 0 <= start - known.address - self.rank * known.stride < known.stride // 2:
                 return known, known.owner_ref()
         return None, None
 
     def location(self, number: int, offset: int) -> Location | None:
-        """Return a location by allocation number, or None if this rank has unmapped it."""
+        """Return the location at `offset` in an allocation, or None if this rank unmapped it."""
         known = self._by_number.get(number)
         return None if known is None or known.owner_ref() is None else Location(known, offset)
 
     def key(self, x: np.ndarray) -> str:
-        """Return the key of an array's location, the same on every rank; raise if it is private."""
+        """Return the text of an array's location, equal on all ranks; raise if it is private."""
         location = self.find(x) if isinstance(x, np.ndarray) else None
         if location is None:
             raise InvalidArgument(

@@ -88,7 +88,7 @@ class SharedMemory(Protocol):
 
     @property
     def reports(self) -> CallChecks:
-        """Comparison of the ranks' operations."""
+        """The object that compares the ranks' operations."""
 
     heap: Heap | None
 
@@ -117,7 +117,7 @@ class Symmetric(Executor):
         return "the counts of other ranks are unknown" if call.uneven_alltoall else None
 
     def depends_on(self, call: Call) -> bool:
-        """Return whether the array that must be symmetric lies in symmetric memory."""
+        """Return whether the array that must be symmetric is so here; other ranks' may differ."""
         return self._heap is not None and location_of(call, self._heap) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
@@ -155,7 +155,7 @@ class Symmetric(Executor):
 
 
 def kernel(call: Call, location: Location, heap: Heap) -> Program:
-    """Return the program of a call's kernel, bound to its memory."""
+    """Return the program of a call's kernel, bound to the symmetric memory of its arrays."""
     tags = [0]
     return assemble(_KERNELS[call.collective](call, location, heap, tags), heap, tags)
 

@@ -69,7 +69,7 @@ def one_shot(call: Call) -> bool:
 
 
 def divisor(call: Call) -> int:
-    """Return the divisor of a mean, the number of ranks; 0 for other operations."""
+    """Return the divisor of a call's result: the number of ranks for a mean, else 0."""
     return call.size if is_mean(call.op) else 0
 
 
@@ -117,7 +117,7 @@ def unowned(x: np.ndarray) -> np.ndarray:
 
 
 def copier(result: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Action]:
-    """Return the function that makes copies into `result`: `stream` if it is long, else `store`."""
+    """Return the function that makes copy actions: `stream` if `result` is long, else `store`."""
     return stream if streams(result.nbytes) else store
 
 

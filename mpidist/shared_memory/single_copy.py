@@ -35,7 +35,7 @@ Phases = list[list[Action]]
 
 
 class Workspace:
-    """Reader of the other ranks' memory, and scratch memory, for all kernels of a communicator.
+    """The reader of other ranks' memory and the scratch memory of a communicator's kernels.
 
     The kernels run one at a time.  Made collectively.
 
@@ -55,13 +55,16 @@ class Workspace:
         self._result = np.empty(0, np.uint8)
 
     def result(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for a part of the result that another rank will fetch."""
+        """Return memory for `count` elements of a result that another rank will fetch."""
         if self._result.nbytes < count * dtype.itemsize:
             self._result = np.empty(count * dtype.itemsize, np.uint8)
         return self._result[: count * dtype.itemsize].view(dtype)
 
     def scratch(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return scratch memory, shared by all kernels in turn so that it stays in the cache."""
+        """Return scratch memory of `count` elements, which all kernels share in turn.
+
+        So it stays in the cache.
+        """
         if self._scratch.nbytes < count * dtype.itemsize:
             self._scratch = np.empty(count * dtype.itemsize, np.uint8)
         return self._scratch[: count * dtype.itemsize].view(dtype)
@@ -154,7 +157,7 @@ class SingleCopy(Executor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor's name, for ranks to compare: with different executors they hang."""
+        """Return the executor's name, which ranks compare: a call on two executors would hang."""
         return self.name
 
     def bind(

@@ -64,14 +64,14 @@ class Staged(Executor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor's name, for ranks to compare: with different executors they hang."""
+        """Return the executor's name, which ranks compare: a call on two executors would hang."""
         return self.name
 
     def kind(self, call: Call) -> Hashable:
-        """Return the key of the calls that can share one program; None for long ones.
+        """Return the key of the calls that can share one program; None if the call needs its own.
 
-        That program has arrays of its own, through which calls with any arrays go.  None also for
-        reductions by a user's function.
+        A shared program has arrays of its own, through which it serves calls with any arrays.
+        Long calls and reductions by a user's function need their own program.
         """
         if call.nbytes > _MAX_SHARED_BYTES or not (call.op is None or call.op.builtin):
             return None
@@ -214,7 +214,7 @@ def _allgather(call: Call, slot: Location) -> Body:
 def _broadcast(call: Call, slot: Location) -> Body:
     """Return the kernel of broadcast: the root writes a piece while the others read the one before.
 
-    1 MiB takes 0.75 of the time that it took with a place of its own for each piece (2 ranks).
+    1 MiB takes 0.75 of the time that it took with separate memory for each piece (2 ranks).
     """
     assert call.out is not None
     out = unowned(call.out)

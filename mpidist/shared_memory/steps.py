@@ -76,7 +76,7 @@ class Steps:
             self.call(call)
 
     def _add_targeted(self, targeted: TargetedAction) -> None:
-        """Add a check whether the target has changed, and the step that is bound to the target."""
+        """Add the step bound to the target, after a check whether the target has changed."""
 
         def run_bound(sequence: int) -> None:
             for action in targeted.bound:
@@ -87,7 +87,7 @@ class Steps:
         self.call(run_bound)
 
     def update(self, targeted: TargetedAction) -> None:
-        """Replace the step of a targeted action after its target was found again."""
+        """Bind the step of a targeted action again, after its target was found again."""
         at, bound = self._targeted[targeted], targeted.bound
         kind, what = _compiled_step(bound[0]) if len(bound) == 1 else (CALL, None)
         self._steps[at] = kind, what
@@ -98,7 +98,7 @@ class Steps:
         self._add(CHECK, _check_structure(action), python_step)
 
     def call(self, python_step: PythonStep) -> None:
-        """Add a Python call."""
+        """Add a call of a Python function as a step."""
         self._add(CALL, None, python_step)
 
     def arrive(self, words: WordAddresses, fingerprint: int, otherwise: PythonStep) -> Any:
@@ -211,7 +211,7 @@ def _never(sequence: int) -> None:
 
 
 def _compiled_step(action: Action) -> tuple[int, Any]:
-    """Return the kind and the arguments of the compiled step for an action; else CALL and None."""
+    """Return kind and arguments of the compiled step for an action; else CALL and None."""
     if not isinstance(action, partial):
         return CALL, None
     for kind, name in ((SUM, "sum"), (COPY, "copy")):
@@ -224,7 +224,7 @@ def _compiled_step(action: Action) -> tuple[int, Any]:
 
 
 def _is_byte_copy(target: Any, source: Any) -> bool:
-    """Return whether an assignment only copies bytes, between different contiguous arrays."""
+    """Return whether assigning `source` to `target` only copies bytes of two arrays."""
     return (
         isinstance(source, np.ndarray)
         and target.dtype == source.dtype

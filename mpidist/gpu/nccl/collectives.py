@@ -71,7 +71,10 @@ class NcclPath:
         timeout: float | None,
         queue: Callable[[Call, int], list[Any]] | None = None,
     ) -> None:
-        """Queue a call on the stream of its arrays, by ``queue(call, stream)`` if that is given."""
+        """Queue a blocking call on its arrays' stream, with a deadline `timeout` seconds from now.
+
+        ``queue(call, stream)`` is called to queue it, if given; by default the NCCL call is.
+        """
         arrays = _arrays(call)
         stream = arrays[0].stream
         self._wait_for_queued(arrays, stream)
@@ -82,7 +85,7 @@ class NcclPath:
             self._scratch.hold(event, [scratch, *arrays])
 
     def begin(self, call: Call, give: Callable[[], Any], timeout: float | None) -> Work:
-        """Queue a background call on a separate stream; return its Work.
+        """Queue a background call on a separate stream; return its Work, with result ``give()``.
 
         ``wait()`` makes the arrays' streams wait for the call, not the host.
         """
@@ -110,7 +113,7 @@ class NcclPath:
     # -- ordering of streams --------------------------------------------------------------------
 
     def _wait_for_queued(self, arrays: list[DeviceArray], stream: int) -> None:
-        """Make a stream wait for earlier work on the arrays, and for the last NCCL call."""
+        """Make `stream` wait for earlier work on the arrays, and for the last NCCL call."""
         before = {self._last_stream, self.device.current_stream(), *(a.stream for a in arrays)}
         for other in before - {None, stream}:
             assert other is not None
@@ -163,7 +166,10 @@ class NcclPath:
         self.backend.all_gather(x, out)
 
     def _messages(self, call: Call, x: Any, out: Any, stream: int) -> list[Any]:
-        """Queue a call as a copy of this rank's own part and one group of messages."""
+        """Queue a call as one group of messages, and a copy of this rank's own part.
+
+        Returns the memory that must stay alive until it is complete.
+        """
         sends, receives = _parts(call, x, out)
         mine, target = sends.pop(call.rank, None), receives.pop(call.rank, None)
         if mine is not None and target is not None and mine.pointer != target.pointer:
@@ -217,9 +223,9 @@ class NcclCollectives(GpuExecutor):
         self._service.broken = f"{reason}; create a new communicator"
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether the call's path is NCCL.
+        """Return whether a call takes this path.
 
-        Not if "auto" is to serve symmetric arrays in the background.
+        Calls of symmetric arrays in the background with algorithm "auto" do not.
         """
         if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
             return False

@@ -80,7 +80,7 @@ def _rounds_of(written: Written) -> list[tuple[Step, ...]]:
 
 
 def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Remove one rank's next round; return its counts of messages to each peer, and from each."""
+    """Remove one rank's next round; return its number of sends and of receives, by peer."""
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     for step in rounds.popleft() if rounds else ():
@@ -116,11 +116,11 @@ class StreamMemory:
         return make_like(self._like, (count,), self.dtype)
 
     def view(self, piece: Piece) -> DeviceArray:
-        """Return the elements of a piece."""
+        """Return the elements of a Piece (a range of a buffer) as an array."""
         return piece[0].part(piece[1], piece[2])
 
     def address(self, piece: Piece) -> int:
-        """Return the address of the first element of a piece."""
+        """Return the address of the first element of a Piece (a range of a buffer)."""
         return piece[0].pointer + piece[1] * self.dtype.itemsize
 
     def store(self, target: DeviceArray, source: DeviceArray) -> Action:
@@ -128,12 +128,12 @@ class StreamMemory:
         return partial(self._copy, target, source)
 
     def combine(self, op: Op, left: DeviceArray, right: DeviceArray, target: DeviceArray) -> Action:
-        """Return the action that queues the combination of two arrays."""
+        """Return the action that queues the combination of two arrays into `target`."""
         name = "sum" if op.name == "mean" else op.name  # divided at the end
         return partial(self._fold, name, (left, right), target, 1)
 
     def divide(self, source: DeviceArray, target: DeviceArray, divisor: int) -> Action:
-        """Return the action that queues the division of an array, for a mean."""
+        """Return the action that queues the division of an array by a number, for a mean."""
         return partial(self._fold, "sum", (source,), target, divisor)
 
     def _copy(self, target: DeviceArray, source: DeviceArray) -> None:
@@ -194,7 +194,7 @@ class StreamBackend:
         self.rank, self._backend, self._stream = backend.rank, backend, stream
 
     def bind(self, messages: Sequence[RoundMessage]) -> MessageGroup:
-        """Return a group of the messages."""
+        """Return the messages of a round as one NCCL group on this backend's stream."""
         return MessageGroup(self._backend, messages, self._stream)
 
 
@@ -287,7 +287,7 @@ class NcclRounds(GpuExecutor):
 def _why_stuck(
     algorithm: Algorithm, size: int, root: int, arity: int, groups: Groups
 ) -> str | None:
-    """Return which ranks would deadlock, or None; cached."""
+    """Return which ranks of an algorithm would deadlock over NCCL, or None; cached."""
     return why_stuck(
         [materialise(algorithm.schedule(r, size, root, arity, groups)) for r in range(size)]
     )
