@@ -71,7 +71,10 @@ def begun(
 
 
 def same_here(name: str, known: Iterable[str]) -> str:
-    """Return a hint with mpidist's name for mpi4py's or torch.distributed's `name`; "" if none."""
+    """Return a hint: mpidist's name for a `name` of mpi4py or torch.distributed; "" if unknown.
+
+    `known` are the attributes that mpidist's object has.
+    """
     plain = name.lower().removeprefix("get_").replace("_", "")
     if plain in ("bcast", "ibcast"):
         start = "i" * (plain == "ibcast")
@@ -97,7 +100,7 @@ class _Beginning:
         return getattr(self._comm, name)
 
     def _find(self, *_: Any) -> None:
-        """Return None, so that the call is prepared anew: `find` has bound blocking calls only."""
+        """Return None: the cache, which has blocking calls only, is not used in the background."""
 
     def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
         return self._comm._begin(collective, make, algorithm)
@@ -120,7 +123,8 @@ class Communicator:
     window : int
         Number of segments pending at a time.
     debug : bool, optional
-        Compare every collective between the ranks first; by default set by ``MPIDIST_DEBUG``.
+        Whether the ranks compare every collective before it runs; by default the value of
+        ``MPIDIST_DEBUG``.
     tuning : TuningTable, optional
         Measured choices for "auto", where the configuration leaves it open; the same on every
         rank, as :func:`mpidist.init` ensures.
@@ -192,7 +196,7 @@ class Communicator:
 
     @property
     def config(self) -> CollectiveConfig:
-        """Strategies, thresholds and counts."""
+        """Settings for collectives: strategies, thresholds, numbers of devices and nodes."""
         return self._service.config
 
     @property
@@ -211,7 +215,7 @@ class Communicator:
 
     @property
     def broken(self) -> str | None:
-        """Why this communicator cannot be used any more, or None."""
+        """The reason why this communicator cannot be used any more; None while it can."""
         return self._service.broken
 
     @property
@@ -650,9 +654,9 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `peer` is no other rank, or `tag` or `x` cannot be.
+            If `peer` is no other rank, or `tag` or `x` is not allowed.
         CollectiveTimeout
-            If it has not been taken within the deadline; the communicator is broken then.
+            If the message was not received within the deadline; the communicator is broken then.
         """
         if type(x) is not np.ndarray and is_on_device(x):
             self._gpu_messages.isend(x, peer, tag).wait()
@@ -667,10 +671,10 @@ class Communicator:
         Parameters
         ----------
         out : ndarray
-            Filled; of the dtype and shape of the message.  Axes of length 1 do not count.
+            Array to fill, of the dtype and shape of the message; axes of length 1 do not count.
         peer : int or None
-            Its sender; None for any other rank, on the host only.  :meth:`irecv` then tells which
-            it was: ``work.source``.
+            Rank that sends it; None for any other rank, on the host only.  With :meth:`irecv` the
+            sender is known afterwards as ``work.source``.
         tag : int
             See :meth:`send`.
         timeout : float or None, optional
@@ -722,7 +726,7 @@ class Communicator:
         Parameters
         ----------
         peer : int or None
-            Its sender; None for any other rank.
+            Rank of the sender; None for any other rank.
         tag : int
             See :meth:`send`.
         kind : {"array", "object"}
@@ -823,9 +827,9 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `messages` has something else, or one of another communicator.
+            If `messages` has other objects, or a message of another communicator.
         CollectiveMismatch
-            If a message did not have the length of its memory: the error of the first such one,
+            If a message did not have the length of its memory; raised for the first such message,
             when all have moved.
         CollectiveTimeout
             If the deadline passed; the communicator is broken then, and memory that messages may
@@ -970,7 +974,7 @@ class Communicator:
         return self._of(made, f".{self._splits[tuple(members)]}{tuple(members)}", debug)
 
     def _of(self, backend: Backend, name: str, debug: bool | None = None) -> Communicator:
-        """Return a communicator over some of the ranks, with the options of this one."""
+        """Return a communicator on `backend`, over some of the ranks, with this one's options."""
         debug = self._debug if debug is None else debug
         config = self.config.at_level("local").replace(timeout=self.timeout)
         options = {**self._options, **self._calibrated()}
@@ -990,7 +994,7 @@ class Communicator:
     ) -> Any:
         """Allocate an array in symmetric memory, accessible to all ranks of the node; collective.
 
-        Collectives on such arrays take place in them, without messages; no call changes.
+        Collectives on such arrays run in shared memory, without messages; the calls are the same.
         Every rank must ask for the same shape and dtype.  The memory is released when the array and
         all views of it are dead, on each rank by itself.
 
@@ -1038,15 +1042,15 @@ class Communicator:
     def use_gpu(self) -> int:
         """Choose a GPU with the fewest ranks for this rank, and make it current; collective.
 
-        A rank that works with one already keeps it.  To be called before the first array on a GPU::
+        A rank that already uses a GPU keeps it.  To be called before the first array on a GPU::
 
             torch.cuda.set_device(comm.use_gpu())
 
         Returns
         -------
         int
-            Its number among those that ``CUDA_VISIBLE_DEVICES`` leaves this rank: with the same n
-            for all ranks of a host the local rank modulo n, and 0 where each has a GPU of its own.
+            Number of the GPU among those that ``CUDA_VISIBLE_DEVICES`` leaves this rank: the local
+            rank modulo n if all ranks of a host see the same n GPUs, 0 if each sees one of its own.
 
         Raises
         ------
@@ -1127,12 +1131,12 @@ class Communicator:
         Returns
         -------
         chosen : Way
-            With the reason in words: the configuration, the tuning table, the measured links, the
-            cost model, or the shipped rule.
+            The choice, with its reason: the configuration, the tuning table, the measured links,
+            the cost model, or the shipped rule.
         every : list of Way
-            Whether each can serve, and why not; and the `seconds` that it is expected to take,
-            where they are known: measured ones from the tuning table if it holds for such a call,
-            else those of the cost model once :meth:`calibrate` has run.
+            All implementations, with the reason in those that cannot serve, and with the expected
+            `seconds` where they are known: measured ones from the tuning table if it holds for
+            such a call, else those of the cost model once :meth:`calibrate` has run.
 
         Raises
         ------
@@ -1204,7 +1208,7 @@ class Communicator:
         return Tracing(self, path)
 
     def observe(self, traced: Traced | None) -> None:
-        """Record in `traced` how each further call is served; None ends the recording."""
+        """Let `traced` record how each further call is served; None ends the recording."""
         service, find = self._service, self._service.programs.find
         self.traced, self._find, service.note = traced, find, None
         if traced is None:
@@ -1240,7 +1244,10 @@ class Communicator:
         self._service.learn(calibration)
 
     def _gpu_for(self, what: str) -> GpuService:
-        """Return the service of GPU arrays, which all ranks create together in their first call."""
+        """Return the service of GPU arrays, which all ranks create together at its first use.
+
+        `what` is the user's call, for reports.
+        """
         if self._gpu_service is None:
             service = self._service
             self._gpu_service = service.set_up(what, lambda: GpuService(service, service.everyone))
@@ -1326,7 +1333,10 @@ class Communicator:
         return prepared
 
     def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:
-        """Return the result of `check`; raise on all ranks if it fails on one or results differ."""
+        """Return the result of `check`, a tuple that must be equal on all ranks; collective.
+
+        Raises on all ranks if it fails on one, or the results differ.  `what` names the call.
+        """
         self._service.check_usable()
         try:
             found = check()
@@ -1376,7 +1386,7 @@ class Communicator:
         return prepare("alltoall", place, x, out, counts=sends, receives=receives.tolist())
 
     def _why_no_symmetric_memory(self) -> str | None:
-        """Return why this communicator has no symmetric memory, or None if it has."""
+        """Return the reason why this communicator has no symmetric memory; None if it has one."""
         nodes = self.topology.num_nodes
         if nodes > 1:
             return (
@@ -1389,7 +1399,10 @@ class Communicator:
 
 
 def _pickled(value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
-    """Pickle an object, or return the error, which the other ranks must receive."""
+    """Return an object pickled into an array of bytes, and None; or the error of pickling.
+
+    An error must reach the other ranks, which wait for the object.
+    """
     try:
         return as_bytes(value), None
     except InvalidArgument as error:

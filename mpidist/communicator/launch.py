@@ -37,14 +37,14 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 def share_tuning(
     backend: MpiBackend, given: Any, environ: Mapping[str, str] = os.environ
 ) -> TuningTable | None:
-    """Return rank 0's table on every rank; collective.
+    """Return the tuning table of rank 0 on every rank, or None without one; collective.
 
     Parameters
     ----------
     backend : MpiBackend
         Backend of the communicator; closed on every rank if rank 0 cannot read the table.
     given : path, TuningTable or None
-        The argument; that of rank 0 counts.
+        The argument `tuning` of :func:`init`; that of rank 0 counts.
     environ : mapping
         The environment: ``MPIDIST_TUNING`` overrides the argument, and ``none`` means no table.
 
@@ -209,7 +209,10 @@ def start_mpi(thread_level: str) -> Any:
 
 
 def check_launch(size: int, environ: Mapping[str, str]) -> None:
-    """Raise LaunchError if the launcher started N tasks, but MPI has one rank in each."""
+    """Raise LaunchError if the launcher started N processes, but MPI has one rank in each.
+
+    `size` is MPI's number of ranks; the launcher's variables are in `environ`.
+    """
     if size > 1:
         return
     own = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -272,7 +275,7 @@ def of_the_program(trace: Any) -> Any:
 
 
 def written(kind: Any, error: Any, trace: Any, environ: Mapping[str, str]) -> str:
-    """Return a traceback as text, without the frames inside mpidist that the program has called.
+    """Return a traceback as text, without the frames inside mpidist that the program called.
 
     ``MPIDIST_FULL_TRACEBACK=1`` keeps them.  A traceback of mpidist's own frames alone is whole.
     """
@@ -296,7 +299,7 @@ def written(kind: Any, error: Any, trace: Any, environ: Mapping[str, str]) -> st
 
 
 def _leave() -> None:
-    """Write a running trace; abort if the communicator is broken.
+    """Write a running trace at exit; abort the job if the communicator is broken.
 
     MPI_Finalize would wait forever for unfinished operations.
     """
@@ -312,7 +315,7 @@ def _leave() -> None:
 
 
 def _be_heard(board: Board) -> None:
-    """Mark this rank as gone on the arrival board; wait briefly, so that other ranks report it."""
+    """Mark this rank as gone on the arrival board; wait briefly until other ranks report it."""
     board.leave()
     until = time.monotonic() + HEARD_SECONDS
     while time.monotonic() < until and not all(map(board.has_left, board.ranks)):

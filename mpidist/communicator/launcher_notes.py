@@ -15,7 +15,7 @@ STARTING, STARTED = "starting", "started"
 
 
 def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send the state of MPI to this rank's monitoring process, if there is one.
+    """Send this rank's state of MPI to its monitoring process under ``mpidist run``, if any.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ class Traced:
     tracing : Tracing
         The trace.
     recorder : Recorder
-        Its events of this rank.
+        The trace's events of this rank.
     place : tuple of (str, int, int)
         Name, rank and size of the communicator.
     calls : int
@@ -111,7 +111,7 @@ class Tracing:
                 self.attach(part)
 
     def detach(self) -> None:
-        """End the recording, without communication."""
+        """Stop recording the calls of all communicators, without communication."""
         if self._traced:
             _METHODS.restore(type(self._comm))
         for comm in self._traced:
@@ -245,7 +245,7 @@ class _Methods:
         self._plain: dict[str, Callable[..., Any]] = {}
 
     def replace(self, kind: type) -> None:
-        """Replace the methods of `kind` by recording ones, shared by all threads."""
+        """Replace the methods of the class `kind` by recording ones, once for all traces."""
         with self._lock:
             self._traces += 1
             if self._traces == 1:
@@ -254,7 +254,7 @@ class _Methods:
                     setattr(kind, name, _recorder_of(name, method))
 
     def restore(self, kind: type) -> None:
-        """Restore the plain methods when the last trace has ended."""
+        """Restore the plain methods of the class `kind` when the last trace has ended."""
         with self._lock:
             self._traces -= 1
             if not self._traces:
@@ -344,7 +344,7 @@ def _recording(
 
 
 def _watch(traced: Traced, work: Work, name: str, begin: float, details: dict[str, Any]) -> None:
-    """Register callbacks that record the end of a background operation and each wait for it."""
+    """Register callbacks on `work` that record its end and each wait for it in a trace."""
     add = traced.add
     known = {k: v for k, v in details.items() if k in ("served", "site", "comm", "bytes")}
 
@@ -358,7 +358,7 @@ def _watch(traced: Traced, work: Work, name: str, begin: float, details: dict[st
 
 
 def _outside(frame: FrameType) -> FrameType:
-    """Return the innermost frame outside this package."""
+    """Return the innermost frame, from `frame` outwards, that is not of this package."""
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         frame = frame.f_back
     return frame
@@ -393,7 +393,7 @@ def _description(args: tuple, options: dict) -> dict[str, Any]:
 
 
 def _plain(details: dict[str, Any] | tuple) -> dict[str, Any]:
-    """Return the details of an event as values for JSON."""
+    """Return the details of an event as a dict of values that JSON can hold."""
     plain: dict[str, Any] = {}
     if isinstance(details, tuple):
         *others, code, instruction = details
@@ -427,7 +427,7 @@ def _written(code: CodeType, instruction: int) -> str:
 
 
 def _numbered_threads(events: list[Event], first: int) -> list[Event]:
-    """Return the events with small numbers for the threads: 0 for the one that began the trace."""
+    """Return the events with small numbers as threads: 0 for `first`, which began the trace."""
     numbers: dict[int | str, int | str] = {first: 0}
     for event in events:
         if isinstance(event.track, int):

@@ -35,7 +35,7 @@ class BackgroundService(Protocol):
         """Announce this rank's arrival at its next operation; return the operation's number."""
 
     def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
-        """Choose how to serve a call."""
+        """Return the executor of a call, and the chosen implementation."""
 
     def describe(self, call: Call, executor: Executor, way: Way, background: bool) -> str:
         """Return the text that ranks compare for a call."""
@@ -102,7 +102,7 @@ class Background:
         return self._work(run.test, prepared.give, operation, sequence, way.name)
 
     def _program(self, call: Call, algorithm: str, executor: Executor, way: Way) -> Program:
-        """Return the program of a call: one bound earlier if it is not in use, else a new one."""
+        """Return the program of a call: a cached one if it is not in use, else a new one."""
         programs = self._service.programs
         key = ("background", *key_of(call, algorithm))
         bound = programs.get(key)
@@ -127,7 +127,10 @@ class Background:
         sequence: int,
         how: str,
     ) -> Work:
-        """Return the user's Work of a started program; an error in it breaks the communicator."""
+        """Return the user's Work of a started program, polled by `poll`, with result ``give()``.
+
+        An error in it breaks the communicator.
+        """
         service = self._service
 
         def test() -> bool:
@@ -149,7 +152,7 @@ class Background:
         return Work(test, wait, give, self.works)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
-        """Give a program a slot of tags that no pending program uses; all ranks take the same one.
+        """Assign a slot of tags, which no pending program uses, to a program; equal on all ranks.
 
         It waits for the pending program in that slot, if any.  It comes before the first action of
         a kernel in shared memory, which writes its notes to the lines of that slot.
@@ -164,7 +167,7 @@ class Background:
         program.tags[0] = slot
 
     def sweep(self) -> None:
-        """Release completed operations, including those whose handle the caller dropped."""
+        """Poll the begun operations; forget the completed ones, whose Work may be gone."""
         for work in list(self.works):
             try:
                 work.test()

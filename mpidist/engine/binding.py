@@ -33,7 +33,7 @@ _PROGRAM_BYTES, _ACTION_BYTES, _REQUEST_BYTES = 4 << 10, 2 << 10, 1 << 10
 
 
 def held_bytes(program: Program) -> int:
-    """Return the bytes that a program holds: scratch memory, requests, and its own objects.
+    """Return the bytes of memory of a program: scratch memory, requests, and its own objects.
 
     Scratch memory that several programs share counts in each.
     """
@@ -48,7 +48,7 @@ def held_bytes(program: Program) -> int:
 
 
 def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
-    """Return the lengths in bytes, by ``id(array)``, of the arrays that these actions own.
+    """Return the bytes of each array that these actions own, by ``id(array)``.
 
     Views of users' memory are made from addresses, own nothing, and are left out.
     """
@@ -65,7 +65,7 @@ def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
 
 
 def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
-    """Append the actions of these rounds to a list."""
+    """Append the actions before and after the messages of these rounds to the list `actions`."""
     for item in items:
         if isinstance(item, Round):
             actions += item.before
@@ -93,10 +93,10 @@ class Bindable(Protocol):
 
     @property
     def roll_call(self) -> RollCall | None:
-        """What asks ranks of other nodes for their calls; None if nobody is to be greeted."""
+        """The roll call, which asks ranks of other nodes for their calls; None without it."""
 
     def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
-        """Return the transfer of these messages."""
+        """Return a Transfer of the messages of a round, or None to post them one by one."""
 
 
 class CallBinder:
@@ -123,7 +123,11 @@ class CallBinder:
         arity: int,
         persistent: bool = True,
     ) -> Program:
-        """Return a new program for a call; `persistent` as for :class:`Binder`."""
+        """Bind a call to a schedule: return its new program.
+
+        `choice` is the algorithm, and `arity` the default arity of a tree; `persistent` is as for
+        :class:`Binder`.
+        """
         algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
         count = algorithm.block_count(call.size, groups=self.groups)
         segments, window = self._segments(call, algorithm, count)
@@ -219,7 +223,7 @@ class Binder:
             self._greeting = Greeting(backend.rank, absent, answers, self._slot, self._space)
 
     def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
-        """Bind a whole schedule; the actions `finish` run after the result is complete."""
+        """Return the program of a whole schedule; its actions `finish` run after the last round."""
         self.storage.prepare(written)
         arena = MessageScratch(self.memory)
         items, greeting = self._strand(written, arena, 0, set()), self._greeting
@@ -264,7 +268,7 @@ class Binder:
     def _round(
         self, steps: tuple[Step, ...], arena: MessageScratch, tag: int, heard: set[int]
     ) -> Round:
-        """Bind one round; sends come before receives, because they read the old contents."""
+        """Bind one round; messages that are sent are bound first, from the old contents."""
         arena.taken = 0
         if tag >= self._space:
             raise ScheduleError(
@@ -385,7 +389,10 @@ class Binder:
         return [self._store(*pair) for pair in merge_rows(pairs)]
 
     def _copy_over_each_other(self, pairs: list[tuple[Piece, Piece]]) -> list[Action]:
-        """Return the actions of a copy between overlapping blocks: all reads, then all writes."""
+        """Return the actions that copy between overlapping blocks: all reads, then all writes.
+
+        `pairs` are (target, source).
+        """
         lengths = [source[2] - source[1] for _, source in pairs]
         aside = [(self.memory.allocate(n), 0, n) for n in lengths]
         return [
@@ -402,7 +409,7 @@ def _places(step: Send | Recv | Reduce) -> list[tuple[str, int]]:
 
 
 def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
-    """Split `whole` into consecutive parts as long as `pieces`; return (piece, part) pairs."""
+    """Cut `whole` into consecutive parts as long as `pieces`; return (piece, part) pairs."""
     array, at, _ = whole
     pairs: list[tuple[Piece, Piece]] = []
     for piece in pieces:

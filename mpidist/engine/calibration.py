@@ -222,7 +222,10 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
 def _rates(
     backend: Backend, peer: int, share: float, deadline: float | None
 ) -> tuple[float, float]:
-    """Return α and β between rank 0 and `peer`; valid on rank 0 only."""
+    """Return α and β between rank 0 and `peer`, measured for `share` of the allowed time.
+
+    They are valid on rank 0 only.
+    """
     small = _ping_pong(backend, peer, SMALL, share, deadline)
     large = _ping_pong(backend, peer, LARGE, share, deadline)
     return small, max(large - small, 0.0) / LARGE
@@ -231,7 +234,10 @@ def _rates(
 def _ping_pong(
     backend: Backend, peer: int, nbytes: int, share: float, deadline: float | None
 ) -> float:
-    """Return the one-way time in seconds; rank 0 marks the last trip in a message's first byte."""
+    """Return the one-way time of a message of `nbytes` in seconds; valid on rank 0 only.
+
+    Round trips are repeated; rank 0 marks the last one in its message's first byte.
+    """
     if backend.rank not in (0, peer):
         return 0.0
     data = np.zeros(nbytes, np.uint8)
@@ -253,7 +259,7 @@ def _ping_pong(
 
 
 def _spread(backend: Backend, figures: np.ndarray, deadline: float | None) -> None:
-    """Broadcast rank 0's measurements to all ranks."""
+    """Broadcast rank 0's measurements to all ranks, in place in `figures`."""
     if backend.rank:
         _move(backend, backend.irecv, figures, 0, deadline)
         return

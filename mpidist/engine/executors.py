@@ -79,7 +79,7 @@ class NativeExecutor(Executor):
         return Program([item], interruptible=False, named=compared)
 
     def advance(self) -> bool:
-        """Start the pending calls that all ranks have reached; return whether none is left."""
+        """Start the pending native calls that all ranks have reached; return whether all are."""
         waiting = self._waiting
         while waiting and waiting[0].arrived():
             waiting.popleft().start_call()
@@ -87,7 +87,7 @@ class NativeExecutor(Executor):
 
 
 class _Compared:
-    """A native call in the background between nodes, started once the ranks' calls are compared."""
+    """A background native call between nodes, started once the ranks have compared theirs."""
 
     def __init__(
         self, backend: Backend, reports: Reports, call: Transfer, waiting: deque[_Compared]
@@ -107,7 +107,7 @@ class _Compared:
         self._arrival = self._backend.begin_arrival(sequence)
 
     def start(self) -> None:
-        """Queue the call behind those begun earlier."""
+        """Queue the call behind the native calls begun earlier, as on every rank."""
         self._waiting.append(self)
 
     def arrived(self) -> bool:
@@ -152,7 +152,7 @@ class MessagesExecutor(Executor):
         return "it serves only calls that name an algorithm, such as ring"
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the name of the algorithm."""
+        """Return the name of the algorithm, which ranks compare."""
         assert choice is not None
         return f"by {choice.name}"
 

@@ -48,7 +48,7 @@ def _RECV(peer: int | None) -> str:
 
 
 class Form(NamedTuple):
-    """Dtype, shape and size that sender and receiver compare, with their encoding."""
+    """The form of a message: dtype, shape and size, which sender and receiver compare."""
 
     nbytes: int
     text: bytes
@@ -108,9 +108,10 @@ class PointToPoint:
         end: Callable[[], Any] = _nothing,
         readable: bool = True,
     ) -> Work:
-        """Begin to send the elements of `data`, which are announced as `form`.
+        """Begin to send the elements of `data`, with `form` in the header; return the Work.
 
-        `end` is called when they have gone.  Memory that is not `readable` is for MPI only.
+        `end` is called when the message has moved and returns the result of the Work.  Memory that
+        is not `readable` may be accessed by MPI only.
         """
         return self._work(self._post(data, form, peer, tag, "array", readable), _SEND, peer, end)
 
@@ -123,7 +124,7 @@ class PointToPoint:
         kind: str = "array",
         readable: bool = True,
     ) -> Callable[[], bool]:
-        """Post a send; return the function that polls it."""
+        """Post the send of a header and the elements; return the function that polls it."""
         wire = self._tag(kind, tag)
         self.service.check_usable()
         self.service.background.sweep()
@@ -154,9 +155,9 @@ class PointToPoint:
     def begin_receive(
         self, room: Room, form: Form, peer: int | None, tag: Any, end: Callable[[], Any]
     ) -> Work:
-        """Begin to receive a message of the given `form` into `room`, its destination.
+        """Begin to receive a message of the given `form` into `room`; return the Work.
 
-        `end` is called after its arrival and returns the result.
+        `end` is called after its arrival and returns the result of the Work.
         """
         wire = self._tag("array", tag)
         self.service.check_usable()
@@ -167,7 +168,10 @@ class PointToPoint:
         return self._work(arrival.came, _RECV, peer, end, sender)
 
     def _first(self, peer: int | None, wire: int) -> Any:
-        """Post the receive of a header from `peer`, or from any rank if `peer` is None."""
+        """Post the receive of a header from `peer`, or from any rank if `peer` is None.
+
+        `wire` is the backend's tag.
+        """
         backend = self.backend
         return backend.irecv_short_any(wire) if peer is None else backend.irecv_short(peer, wire)
 
@@ -266,14 +270,14 @@ class PointToPoint:
         )
 
     def peer(self, peer: Any) -> int:
-        """Return `peer` as an int, after a check that it is a rank other than this one."""
+        """Return `peer` as an int, or raise if it is not a rank other than this one."""
         peer = self.place.check_rank(peer, "peer")
         if peer == self.place.rank:
             raise self.place.wrong(f"peer={peer} is this rank itself")
         return peer
 
     def source(self, peer: Any) -> int | None:
-        """Return `peer`, after a check that it is None (any rank) or a rank other than this one."""
+        """Return `peer`, or raise if it is neither None (any rank) nor another rank."""
         return None if peer is None else self.peer(peer)
 
     def iprobe(self, peer: Any, tag: Any, kind: Any) -> int | None:
@@ -285,7 +289,7 @@ class PointToPoint:
         return self.backend.iprobe(peer, wire)
 
     def meet(self, ranks: Sequence[int], tag: Any) -> None:
-        """Wait until all of `ranks` have called this, within the deadline; `tag` as in a send."""
+        """Wait until all of `ranks` have called this method, by messages; `tag` as in a send."""
         first, rank = ranks[0], self.place.rank
         if rank != first:
             self.send_object(None, first, tag, "group")
@@ -323,7 +327,7 @@ class PointToPoint:
         subject: Any,
         timeout: Any = UNSET,
     ) -> None:
-        """Wait within the deadline; past it the communicator is broken, and the memory is kept.
+        """Wait until ``test()`` is true; past the deadline, break the communicator and raise.
 
         ``describe(subject)`` describes the messages for the report.
         """
@@ -370,7 +374,7 @@ class PointToPoint:
         return PostedMessage(self, test, True, data, peer, tag)
 
     def _wire(self, peer: Any, tag: Any) -> int:
-        """Check peer and tag of a posted message, and return the backend's tag."""
+        """Check peer and tag of a posted message; return the tag that the backend uses for it."""
         if (
             type(tag) is not int
             or type(peer) is not int
@@ -427,7 +431,7 @@ class PointToPoint:
             message.test()
 
     def translated(self, error: Exception, message: PostedMessage) -> BaseException:
-        """Return the error of a posted message, with its rank, peer and tag added."""
+        """Return an error of the backend as mpidist's, with rank, peer and tag of the message."""
         ours = self.backend.translate(error)
         if not isinstance(ours, CollectiveMismatch):
             return ours
@@ -453,7 +457,10 @@ class PointToPoint:
 
 
 def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
-    """Describe the posted messages that a wait is for, by the user's text if there is one."""
+    """Return the description of the posted messages that a wait is for, for its report.
+
+    It is the user's text or function `what`, if there is one.
+    """
     if what is not None:
         return what if isinstance(what, str) else what()
     others = f", and {len(left) - 1} more" if len(left) > 1 else ""
@@ -468,9 +475,9 @@ class PostedMessage:
     Attributes
     ----------
     peer, tag : int
-        The given peer and tag.
+        Rank of the other side, and tag, as the user gave them.
     nbytes : int
-        Bytes of the given memory.
+        Length in bytes of the user's memory.
     """
 
     __slots__ = ("owner", "peer", "tag", "_test", "_incoming", "_data", "_error")
@@ -494,7 +501,7 @@ class PostedMessage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the given memory."""
+        """Length in bytes of the memory that the user posted."""
         return self._data.nbytes
 
     def test(self) -> bool:
@@ -542,7 +549,7 @@ class PostedMessage:
         return True
 
     def describe(self) -> str:
-        """Return a description of the message, for reports."""
+        """Return text with the kind, peer and tag of the message, for reports."""
         kind, way = ("post_recv", "from") if self._incoming else ("post_send", "to")
         return f"{kind} of {self.nbytes} bytes {way} rank {self.peer} with tag {self.tag}"
 
@@ -569,7 +576,7 @@ class HostRoom:
         self._out = out
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Store a short message."""
+        """Store the content of a short message in the array."""
         out = self._out
         out[...] = np.ndarray(out.shape, out.dtype, content, start)
 
@@ -598,7 +605,7 @@ class ObjectRoom:
     data = memoryview(b"")
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Copy a short message."""
+        """Copy the content of a short message into memory of its own."""
         self.data = memoryview(content[start : start + nbytes])
 
     def memory(self, nbytes: int) -> np.ndarray:
@@ -617,7 +624,7 @@ class PendingReceive:
     Attributes
     ----------
     done : bool
-        Whether it has been received or has failed.
+        Whether the message has been received, or the receive has failed.
     """
 
     __slots__ = ("_steps", "_error", "done")
@@ -627,7 +634,7 @@ class PendingReceive:
         self._error: BaseException | None = None
 
     def came(self) -> bool:
-        """Poll; return whether the message has been received; raise its error."""
+        """Poll; return whether the message has been received; raise if the receive failed."""
         if self.ended() and self._error is not None:
             raise self._error
         return self.done
@@ -675,7 +682,7 @@ class PendingReceives:
         return not self._attended
 
     def ended(self) -> bool:
-        """Poll some of the receives; return whether none is pending."""
+        """Poll some of the receives; return whether no receive is pending any more."""
         pending = self._pending
         for _ in range(min(_AT_A_TIME, len(pending))):
             arrival = pending.popleft()
@@ -688,13 +695,16 @@ class PendingReceives:
 
 
 def _head(nbytes: int, follows: int, text: bytes) -> bytes:
-    """Return a message's header, padded so that the elements begin at a multiple of 16 bytes."""
+    """Return the header of a long message, padded to a multiple of 16 bytes.
+
+    It has the message's bytes, the number of the tag with which the elements follow, and its form.
+    """
     head = _HEAD.pack(nbytes, follows, len(text)) + text
     return head + b" " * (-len(head) % 16)
 
 
 def _cut(text: bytes) -> bytes:
-    """Shorten a long text; a digest of all of it keeps the comparison exact."""
+    """Shorten a long description; a digest of all of it keeps comparisons exact."""
     if len(text) <= _LONGEST_TEXT:
         return text
     digest = hashlib.sha256(text).hexdigest()[:32].encode()

@@ -27,7 +27,7 @@ CallKey = tuple[Hashable, ...]
 
 
 def key_of(call: Call, algorithm: str) -> CallKey:
-    """Return the key of a call: all that its program and fingerprint depend on, with addresses."""
+    """Return the key of a call in the cache: all that its program depends on, with addresses."""
     x, out, op = call.x, call.out, call.op
     at = _at(x)
     return (
@@ -46,7 +46,10 @@ def key_of(call: Call, algorithm: str) -> CallKey:
 
 
 def _at(data: np.ndarray | None) -> tuple[int, int] | None:
-    """Return address and length of an array; (0, 0) if it is empty: its address has no meaning."""
+    """Return the address and number of elements of an array, for a key; None for None.
+
+    For an empty array, whose address has no meaning, they are (0, 0).
+    """
     if data is None:
         return None
     size = data.size
@@ -54,7 +57,7 @@ def _at(data: np.ndarray | None) -> tuple[int, int] | None:
 
 
 def owners_of(call: Call) -> list[Any]:
-    """Return the objects that a bound call depends on: when one is deleted, the call is dropped.
+    """Return the objects that a bound call depends on: when one dies, the bound call is dropped.
 
     These are the owners of its arrays' memory, and a user's function, which the cache must not keep
     alive: the user may make a new one for every call.  If the owner of an array's memory takes no
@@ -79,7 +82,7 @@ def owners_of(call: Call) -> list[Any]:
 
 
 def _function_of(call: Call) -> Callable[[Any, Any], Any] | None:
-    """Return the user's function that a call combines with, or None."""
+    """Return the user's function by which a call combines; None for a built-in operation."""
     op = call.op
     return None if op is None or op.builtin or isinstance(op.function, np.ufunc) else op.function
 
@@ -97,7 +100,7 @@ def to_keep(call: Call) -> Call:
 
 
 class _Weak(weakref.ref):
-    """A part of a key that equals an object without keeping it alive."""
+    """A part of a key that is equal to an object without keeping it alive."""
 
     __slots__ = ()
 
@@ -113,24 +116,24 @@ class Bound:
     Parameters
     ----------
     programs : sequence of Program
-        Its programs; several take turns.
+        Programs of the call; several take turns.
     run : callable
         Serves the call again, blocking; None for a program that runs in the background.
     own : sequence of (ndarray or None)
-        Input and result where they are its own, shared by calls of its kind.
+        Input and result, if the bound call has arrays of its own, shared by calls of its kind.
 
     Attributes
     ----------
     program : Program
         The first of the programs.
     nbytes : int
-        Bytes that it holds: scratch memory, requests, arrays, and its own objects.
+        Bytes of memory that it holds: scratch memory, requests, arrays, and its own objects.
     used : int
         Number of operations begun before its last use by :meth:`Programs.get`, by addresses.
     shared : bool
         Whether it has arrays of its own: a call's input is copied in, and its result copied out.
     x, out : ndarray or None
-        These arrays.
+        The arrays given as `own`.
     served : Served or None
         How it is served, for traces; None for a program that runs in the background.
     """
@@ -180,7 +183,7 @@ class Repeated:
     used : int
         Number of operations begun before its last use.
     served : Served or None
-        How it is served, for traces.
+        Executor and algorithm of the call, for traces.
     """
 
     __slots__ = (
@@ -252,7 +255,7 @@ class Programs:
     # -- looking up -----------------------------------------------------------------------------
 
     def find(self, key: Hashable, x: Any, out: Any) -> Repeated | None:
-        """Return the bound call of these arguments, if it was made before with these same objects.
+        """Return the bound call made earlier with these same arguments, or None.
 
         Parameters
         ----------
@@ -288,7 +291,7 @@ class Programs:
         return found
 
     def get(self, key: Hashable) -> Bound | None:
-        """Return the bound call of a key, if it is not busy."""
+        """Return the bound call of a key; None if there is none or it is busy."""
         bound = self.entries.get(key)
         if bound is None or bound.program.busy:
             return None

@@ -14,7 +14,7 @@ Wait = Callable[[Callable[[], bool]], object]
 
 
 def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
-    """Return the values of all ranks, in rank order, on every rank; collective.
+    """Send this rank's value to all ranks; return the values of all, by rank; collective.
 
     It depends neither on a choice of algorithms nor on shared memory, because both are set up with
     its help.

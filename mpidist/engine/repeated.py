@@ -44,13 +44,13 @@ class RepeatedService(Protocol):
         """Return the deadline of a wait that begins now; None to wait forever."""
 
     def guard(self) -> None:
-        """Register this communicator with the watchdog."""
+        """Register this communicator with the watchdog, before a library's call."""
 
     def arrive(self, sequence: int, operation: str, deadline: float | None) -> None:
         """Wait until all ranks have reached operation number `sequence`."""
 
     def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
-        """Wait until a staging slot may be overwritten, and take it."""
+        """Wait until a staging slot may be overwritten, and record its use by an operation."""
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
         """Run the items of a program, blocking, after its operation has been announced."""
@@ -81,7 +81,7 @@ def repeated(
     call : Call
         The call.
     executor, way : Executor, Way
-        The executor and the way of the call.
+        The executor and the implementation (algorithm) of the call.
     operation : str
         The operation, as the ranks compare and report it.
     owners : sequence of object, optional
@@ -108,7 +108,7 @@ def repeated(
 
 
 def served_by(call: Call, executor: Executor, way: Way) -> Served:
-    """Return the executor, algorithm and size of a call, for traces."""
+    """Return the Served record of a call (executor, algorithm, size), for traces."""
     algorithm = None if way.choice is None else way.name
     op = None if call.op is None else call.op.name
     return Served(executor.name, algorithm, call.nbytes, call.dtype, op)
@@ -124,7 +124,7 @@ def with_own_arrays(call: Call) -> Call:
 
 
 def _run_library(service: RepeatedService, operation: str, program: Program, held: Held) -> Run:
-    """Return a function that runs a library's call, which starts once all ranks have arrived."""
+    """Return the function that runs a library's call, once all ranks have arrived."""
     arrive = arrival_runner(service, operation)
     (item,) = program.items
     assert isinstance(item, Round)
@@ -150,7 +150,7 @@ def _run_library(service: RepeatedService, operation: str, program: Program, hel
 def _run_messages(
     service: RepeatedService, operation: str, how: str, program: Program, held: Held
 ) -> Run:
-    """Return a function that runs an algorithm over messages."""
+    """Return the function that runs the program of an algorithm over messages."""
     announce, reports = service.backend.board.announce, service.reports
     fingerprint = reports.fingerprint(operation, meets=False)
 
@@ -172,7 +172,10 @@ def _run_messages(
 def _run_kernels(
     service: RepeatedService, operation: str, how: str, programs: Sequence[Program], held: Held
 ) -> Run:
-    """Return a function that runs a shared-memory kernel; programs, one per slot, take turns."""
+    """Return the function that runs a kernel in shared memory; `programs` take turns.
+
+    There is a program for each staging slot, or a single one without slots.
+    """
     bodies = [(p.slot, kernel_runner(service, operation, how, p)) for p in programs]
     turns = len(programs)
 

@@ -21,9 +21,9 @@ class Reports:
     backend : Backend
         Backend with the arrival board.
     behind : callable
-        Returns the ranks that are behind in symmetric memory.
+        ``behind()`` returns the ranks that have not reached a barrier in symmetric memory.
     current : callable
-        Returns the number of the last operation begun.
+        ``current()`` returns the number of the last operation begun.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Reports:
             self._check_elsewhere(sequence, operation)
 
     def _check_elsewhere(self, sequence: int, operation: str) -> None:
-        """Ask a rank of another node, without waiting; raise if the answers so far show an error.
+        """Raise if ranks of other nodes report a different operation, or a failure.
 
-        That is a different operation, or a failure that a rank has reported.
+        It asks one of them without waiting; the answers that have arrived so far count.
         """
         roll_call = self._roll_call
         if roll_call is None:
@@ -109,7 +109,7 @@ class Reports:
             self._roll_call.notify(sequence, str(error))
 
     def check_first(self, sequence: int, operation: str, fingerprint: int) -> None:
-        """Raise as :meth:`check_same` does, after the announcement and before the first message.
+        """Raise CollectiveMismatch before the first message, if a rank announced another call.
 
         At least one of two mismatched ranks sees the other's announcement, and sends nothing: Open
         MPI (5.0.11) writes past the end of the receiver's array if a message from the same node is
@@ -178,7 +178,7 @@ class Reports:
     ) -> CollectiveTimeout:
         """Return the error to raise for an operation not finished within `seconds`.
 
-        `ask`: whether to ask other nodes too; else it reads the board only, and does not call MPI.
+        With `ask`, other nodes are asked for their state; else only the board is read, without MPI.
         """
         board, rank = self._backend.board, self._backend.rank
         missing: tuple[int, ...] = ()
@@ -208,7 +208,7 @@ class Reports:
         )
 
     def _inside(self, given_up: Sequence[int]) -> str:
-        """Return the known state of ranks that hang inside an operation, or have given it up."""
+        """Return the known state of ranks that hang inside an operation, as text for a report."""
         behind = self._behind()
         reasons = list(self._backend.board.unwell())
         if behind:
@@ -220,5 +220,5 @@ class Reports:
 
 
 def _timed_out(ranks: Sequence[int]) -> str:
-    """Return the part of a report that names ranks that have given up an operation."""
+    """Return the sentence of a report that names the ranks that gave up an operation."""
     return f"rank {', '.join(map(str, ranks))} has timed out in this operation"

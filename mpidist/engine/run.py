@@ -87,7 +87,7 @@ class Engine:
         return True
 
     def start(self, program: Program) -> Run:
-        """Begin to run a program in the background."""
+        """Begin to run a program in the background; return its Run, which the waits poll."""
         run = Run(program)
         # Finished operations are dropped here too: a caller that never waits never polls them.
         self.active = [other for other in self.active if not other.done]
@@ -107,7 +107,7 @@ class Engine:
         return self.patiently(lambda until: wait(test, until, self.background()), deadline)
 
     def patiently(self, wait: Callable[[float | None], bool], deadline: float | None) -> bool:
-        """Return the result of ``wait(deadline)``, interrupted at intervals to call the alarm."""
+        """Return the result of ``wait(deadline)``, interrupted to call the alarm now and then."""
         if self.alarm is None:
             return wait(deadline)
         until = time.monotonic() + ALARM_SECONDS[0]
@@ -119,7 +119,7 @@ class Engine:
         return wait(deadline)
 
     def background(self) -> Callable[[], None] | None:
-        """Return the function that polls all pending operations, or None if there are none."""
+        """Return `progress`, to be called in a wait; None if no operation is pending."""
         return self.progress if _pending.engines else None
 
     def progress(self) -> None:
@@ -133,14 +133,14 @@ class Engine:
                 engine.abandon()
 
     def abandon(self) -> None:
-        """Stop polling operations of this communicator."""
+        """Stop polling the pending operations of this communicator, which is broken."""
         self.active = []
         if self in _pending.engines:
             _pending.engines.remove(self)
 
 
 class Run:
-    """A program that runs in the background."""
+    """A program that runs in the background, polled until it has ended."""
 
     def __init__(self, program: Program):
         self.program = program

@@ -50,7 +50,7 @@ class Service:
     broken : str or None
         Why the communicator can no longer be used.
     freed : bool
-        Whether that is because it was freed.
+        Whether it cannot be used because it was freed.
     executors : list of Executor
         The executors of host arrays, in order of listing.
     """
@@ -137,7 +137,7 @@ class Service:
         return f"{operation} in the background" if background else operation
 
     def intention(self, call: Call, algorithm: str, background: bool) -> str:
-        """Return the text of :meth:`describe` for a call that is not served yet."""
+        """Return the text of :meth:`describe` for a call before it is served: its likely path."""
         way = self.chooser.way(call, algorithm, background)
         return self.describe(call, self.chooser.executor(way), way, background)
 
@@ -194,7 +194,7 @@ class Service:
         return result
 
     def _bound(self, key: Hashable, call: Call, executor: Executor, way: Way) -> Bound | None:
-        """Bind a call for repetition and return it, or None where that does not pay yet."""
+        """Bind a call for its repetition and return it, or None while that does not pay."""
         programs, owners = self.programs, owners_of(call)
         try:
             since = programs.last_use(key, *owners)
@@ -270,7 +270,7 @@ class Service:
         return meet
 
     def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
-        """Wait until every rank is done with the last use of a staging slot, and take the slot."""
+        """Wait until every rank has left the last use of a staging slot; record this use of it."""
         last, reached = self._slot_used[slot], self.backend.board.all_reached
         late = last and last >= self.met and not reached(last + 1)
         if late and not self.engine.wait(lambda: reached(last + 1), self.deadline()):
@@ -335,9 +335,10 @@ class Service:
         self.met = sequence
 
     def start_natives(self, deadline: float | None) -> bool:
-        """Start the pending native calls, once all ranks have reached a later operation.
+        """Start the pending native calls of the background; return False past the deadline.
 
-        The library needs its calls in the same order on every rank.  False past the deadline.
+        It comes once all ranks have reached a later operation: the library needs its calls in the
+        same order on every rank.
         """
         return self._native.advance() or self.engine.wait(self._native.advance, deadline)
 

@@ -42,10 +42,10 @@ class Memory(Protocol):
         """Return scratch memory of `count` elements; it lives as long as a program refers to it."""
 
     def view(self, piece: Piece) -> Any:
-        """Return the elements of a piece as an array."""
+        """Return the elements of a Piece (array, start, stop) as an array."""
 
     def address(self, piece: Piece) -> int:
-        """Return the address of a piece that is not empty."""
+        """Return the address of a Piece (array, start, stop), which must not be empty."""
 
     def store(self, target: Any, source: Any) -> Action:
         """Return the action that copies `source` to `target`, which has its length."""
@@ -54,7 +54,7 @@ class Memory(Protocol):
         """Return the action that stores left ∘ right in `target`, which may be an operand."""
 
     def divide(self, source: Any, target: Any, divisor: int) -> Action:
-        """Return the action that stores the quotient in `target`, which may be `source`."""
+        """Return the action that stores source / divisor in `target`, which may be `source`."""
 
 
 class HostMemory:
@@ -73,11 +73,11 @@ class HostMemory:
 
     @staticmethod
     def view(piece: Piece) -> np.ndarray:
-        """Return the elements of a piece as a slice of its array."""
+        """Return the elements of a Piece (array, start, stop) as a slice of its array."""
         return piece[0][piece[1] : piece[2]]
 
     def address(self, piece: Piece) -> int:
-        """Return the address of the first element."""
+        """Return the address of the first element of a Piece (array, start, stop)."""
         return piece[0].__array_interface__["data"][0] + piece[1] * self.dtype.itemsize
 
     store = staticmethod(store)
@@ -89,7 +89,7 @@ class HostMemory:
 
     @staticmethod
     def divide(source: np.ndarray, target: np.ndarray, divisor: int) -> Action:
-        """Return an action that calls numpy's division; half precision is divided in float32."""
+        """Return the action that divides by numpy's division; half precision goes by float32."""
         if is_half(source.dtype):
             return partial(divide_half, source, divisor, target)
         return partial(np.true_divide, source, np.asarray(divisor, source.dtype), target)
@@ -147,7 +147,7 @@ class Storage:
         return lengths[block]
 
     def read(self, place: tuple[str, int]) -> Piece:
-        """Return the memory that currently holds a block."""
+        """Return the Piece (array, start, stop) that now holds a block (buffer, number)."""
         piece = self.where.get(place)
         if piece is None:
             raise ScheduleError(
@@ -157,12 +157,15 @@ class Storage:
         return piece
 
     def write(self, place: tuple[str, int]) -> Piece:
-        """Return the memory to write a block to; later reads use it."""
+        """Return the Piece (array, start, stop) to write a block to; later reads find it there."""
         piece = self.where[place] = self._homes[place]
         return piece
 
     def finish(self) -> list[Action]:
-        """Return actions that copy result blocks left elsewhere, such as in the input."""
+        """Return the actions that copy result blocks to the result from where they are now.
+
+        A block that was never received is still in the input, for example.
+        """
         memory = self.memory
         actions: list[Action] = []
         pairs = []
@@ -196,7 +199,7 @@ def _writes(written: Written) -> set[tuple[str, int]]:
 
 
 def merge(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join pieces that follow each other in memory, and leave out empty ones."""
+    """Join pieces (array, start, stop) that are adjacent in memory; leave out empty ones."""
     merged: list[Piece] = []
     for array, start, stop in pieces:
         if start == stop:
@@ -236,7 +239,7 @@ class MessageScratch:
     slots: dict[int, MessageScratch] = field(default_factory=dict)
 
     def take(self, n: int) -> Piece:
-        """Return a piece of `n` elements that no other message of this round uses."""
+        """Return memory for `n` elements that no other message of this round uses."""
         index, self.taken = self.taken, self.taken + 1
         if index == len(self.buffers):
             self.buffers.append(self.memory.allocate(0))

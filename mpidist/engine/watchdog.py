@@ -26,7 +26,7 @@ class Watched(Protocol):
     timeout : float or None
         Seconds that a call may take.
     inside : int
-        Number of the native call that this rank is in; 0 outside of any.
+        Number of the operation in whose native call this rank is; 0 outside of any.
     backend, reports : Backend, Reports
         The backend that ends the job, and the writer of the report.
     """

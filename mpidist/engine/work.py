@@ -9,6 +9,8 @@ from typing import Any
 
 
 class _Unset:
+    """The type of UNSET, an argument that was not given: the communicator's setting holds."""
+
     def __repr__(self) -> str:
         return "<as configured>"
 
@@ -33,7 +35,7 @@ class Work:
     Attributes
     ----------
     result : object
-        The result of the blocking form; available once `done`.
+        The result that the blocking call would return; available once `done`.
     """
 
     def __init__(
@@ -53,7 +55,10 @@ class Work:
         _pending.add(self)
 
     def observe(self, ended: Callable[[], object], waited: Callable[[float], object]) -> None:
-        """Register ``ended()`` to be called at the end, and ``waited(begin)`` after each wait."""
+        """Register callbacks: ``ended()`` at the end, ``waited(begin)`` after each wait.
+
+        `begin` is the start of the wait, in seconds of ``time.perf_counter``.
+        """
         give, wait = self._give, self._wait
 
         def ending() -> Any:

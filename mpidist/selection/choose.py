@@ -101,8 +101,8 @@ def by_links(
         The competing algorithms.
     native : bool
         Whether the MPI library (``native``) can serve the call.  Its time is that
-        of the best flat algorithm after a barrier, because a native call with a deadline first waits
-        until all ranks have arrived.
+        of the best flat algorithm after a barrier, because a native call with a deadline first
+        waits until all ranks have arrived.
     estimates : Estimates
         The cost model.
 
