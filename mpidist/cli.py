@@ -24,14 +24,14 @@ class Commands(Main):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is named; an error for another name has the most similar ones."""
+        """Return the command that is named in `args`; an error lists the most similar names."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             raise UnknownName("command", name, COMMANDS)
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None if there is none of this name."""
+        """Import and return the command with this name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"{__package__}.commands.{cmd_name}")

@@ -29,15 +29,15 @@ class Order:
     seed : int
         Seed of the order; the same on every rank.
     uneven : {"repeat", "drop", "keep"}
-        Where ranks would get unequal numbers of samples: repeat some on the last ranks, drop some
-        on all ranks, or keep the numbers unequal (see :meth:`DDP.join`).
+        What to do if ranks would get unequal numbers of samples: repeat some on the last ranks,
+        drop some on all ranks, or keep the numbers unequal (see :meth:`DDP.join`).
 
     Attributes
     ----------
     epoch : int
         Number of the present epoch, or of the next one.
     position : int
-        Number of samples of the epoch that all ranks together have taken.
+        Number of samples that all ranks together have taken in this epoch.
     """
 
     def __init__(self, count: int, comm: Communicator, shuffle: bool, seed: int, uneven: str):
@@ -46,7 +46,7 @@ class Order:
         self.epoch, self.position = 0, 0
 
     def _samples(self) -> np.ndarray:
-        """Return the indices of the samples that all ranks together still take in this epoch.
+        """Return the indices of the samples that are left in this epoch, for all ranks together.
 
         With `uneven` "drop" or "repeat" the list is cut, or filled with repeats, to a multiple of
         the number of ranks.
@@ -79,7 +79,7 @@ class Order:
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume where :meth:`state_dict` was called."""
+        """Continue at the position of a :meth:`state_dict`, on any number of ranks."""
         names = ("seed", "epoch", "position")
         given = state if isinstance(state, Mapping) else {}
         values: list[Any] = [given.get(name) for name in names]
@@ -108,16 +108,19 @@ class Samples:
         return (self.data[index] for index in self.order)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, from which any number of ranks can resume."""
+        """Return seed, epoch and position, from which any number of ranks can resume."""
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume where :meth:`state_dict` was called."""
+        """Continue at the position of a :meth:`state_dict`, on any number of ranks."""
         self.order.load_state_dict(state)
 
 
 class Stream:
-    """Every p-th item of an iterable of unknown length; each rank reads all items."""
+    """The items of this rank in an iterable of unknown length: every p-th on p ranks.
+
+    Each rank reads all items.
+    """
 
     def __init__(self, data: Iterable[Any], comm: Communicator, uneven: str):
         self._data, self._uneven = data, uneven

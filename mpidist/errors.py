@@ -72,7 +72,7 @@ class UnknownName(InvalidArgument):
     Parameters
     ----------
     kind : str
-        What the name is of, for the message: "collective", "op".
+        Kind of object that was looked up, for the message: "collective", "op".
     name : object
         The unknown name.
     known : iterable of str
@@ -185,7 +185,7 @@ class RankFailed(CommunicationError):
     Attributes
     ----------
     echo : bool
-        Whether this error only follows from that of another rank.
+        Whether this error is only a consequence of another rank's error.
     """
 
     echo = False

@@ -39,7 +39,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return the bytes of a list of sizes: ``"8,64K,1M"``; ``"8-64M"`` is 8, 32, 128, … 64M."""
+    """Return the bytes of each size in a list: ``"8,64K,1M"``; ``"8-64M"`` is 8, 32, 128, … 64M."""
     sizes: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -81,7 +81,7 @@ def format_time(seconds: float) -> str:
 
 
 def numbers_of(record: Any) -> dict[str, float]:
-    """Return the fields of a dataclass that are numbers, by name."""
+    """Return the fields of a dataclass instance whose values are numbers, by name."""
     found = {each.name: getattr(record, each.name) for each in fields(record)}
     return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
@@ -160,10 +160,10 @@ class Messenger(Protocol):
     rank: int
 
     def send(self, x: Any, peer: int) -> None:
-        """Send an array."""
+        """Send an array to rank `peer`."""
 
     def recv(self, out: np.ndarray, peer: int) -> np.ndarray:
-        """Receive an array."""
+        """Receive an array from rank `peer` into `out`, and return it."""
 
     def barrier(self) -> None:
         """Wait until all ranks have arrived."""

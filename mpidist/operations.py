@@ -148,7 +148,7 @@ def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = Non
 
 
 def _check_ufunc(op: np.ufunc) -> None:
-    """Raise for a function of numpy that is not a reduction: ``subtract``, ``matmul``, ``sin``."""
+    """Raise InvalidArgument for a numpy ufunc that is no reduction, such as ``subtract``."""
     reduces = op in UFUNCS or getattr(np, op.__name__, None) is not op  # or not numpy's own
     if not reduces or (op.nin, op.nout, op.signature) != (2, 1, None):
         raise InvalidArgument(
@@ -181,7 +181,7 @@ def is_numpys(dtype: np.dtype) -> bool:
 def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     """Raise `UnsupportedDtype` if `op` is not defined for `dtype`.
 
-    A user's function is tried on an array of ones: inside of MPI an error could not be raised.
+    A user's function is tried on an array of ones: an error inside of MPI could not be raised.
     """
     if not op.builtin:
         _try(op, dtype, rank)
@@ -200,7 +200,10 @@ _outcomes: WeakKeyDictionary[Any, dict[np.dtype, np.dtype | None]] = WeakKeyDict
 
 
 def _outcome(op: Op, dtype: np.dtype) -> np.dtype | None:
-    """Return the dtype that a user function returns for arrays of ones; None for a wrong shape."""
+    """Return the dtype that a user's function returns for arrays of ones.
+
+    None if the result has another shape.
+    """
     try:
         known = _outcomes.setdefault(op.function, {})
     except TypeError:  # not hashable, or without weak references
@@ -243,13 +246,16 @@ def is_half(dtype: np.dtype) -> bool:
 
 
 def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which `dtype` is accumulated, where partial results are not sent."""
+    """Return the dtype in which partial results of `dtype` are kept: float32 for half precision.
+
+    That holds for "sum", "mean" and "prod", unless the partial results are sent between ranks.
+    """
     wide = op.builtin and op.name in ("sum", "mean", "prod") and is_half(dtype)
     return np.dtype(np.float32) if wide else dtype
 
 
 def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
-    """Return the bytes of an accumulator for `count` values; 0 if they need no wider dtype."""
+    """Return the bytes of an accumulator for `count` values; 0 if `dtype` itself is wide enough."""
     wide = dtype if op is None else accumulator(op, dtype)
     return 0 if wide == dtype else count * wide.itemsize
 
@@ -292,13 +298,16 @@ def divide_half(x: np.ndarray, size: int, out: np.ndarray) -> None:
 
 
 def widen(half: np.ndarray, out: np.ndarray, divisor: int = 0) -> None:
-    """Store an array of half precision in `out` as float32, exactly, or divided by `divisor`."""
+    """Store an array of half precision in `out` as float32, divided by `divisor` if not 0."""
     np.copyto(out, half)
     if divisor:
         np.true_divide(out, np.float32(divisor), out)
 
 
 def narrow(value: np.ndarray, out: np.ndarray) -> None:
-    """Store float32 in `out` in half precision, rounded to nearest even; overflow is infinite."""
+    """Store an array of float32 in half precision in `out`, rounded to nearest even.
+
+    Values that are too large become infinite.
+    """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         np.copyto(out, value, casting="unsafe")

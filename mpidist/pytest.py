@@ -71,7 +71,10 @@ class Exchange:
         return f"{vendor} {'.'.join(map(str, version))}"
 
     def everyone(self, value: object, limit: float) -> list[Any]:
-        """Return the values of all ranks, in rank order; raise `Missing` after `limit` seconds."""
+        """Exchange a value with all ranks; return all values in rank order.
+
+        Raises `Missing` after `limit` seconds.
+        """
         MPI, data = self.MPI, pickle.dumps(value)
         self.ordinal += 1
         tag = self.ordinal % 32749  # below the smallest upper bound that MPI promises
@@ -100,7 +103,7 @@ class Exchange:
             got[peer] = pickle.loads(data)
 
     def speaks(self, missing: list[int]) -> bool:
-        """Return whether this rank is the lowest one not in `missing`: it alone reports for all."""
+        """Return whether this rank is to report for all: the lowest that is not in `missing`."""
         return all(rank in missing for rank in range(self.rank))
 
     def give_up(self, why: str, missing: list[int]) -> None:
@@ -138,7 +141,7 @@ class Verdict:
 
 
 class RankFailures(TerminalRepr):
-    """What pytest prints of a test that failed: each different failure once, with its ranks."""
+    """The text that pytest prints for a failed test: each different failure with its ranks."""
 
     def __init__(self, nodeid: str, failures: list[tuple[str, str, str]]):
         self.failures = failures
@@ -146,7 +149,7 @@ class RankFailures(TerminalRepr):
         self.reprcrash = ReprFileLocation(nodeid, 0, summary)
 
     def toterminal(self, tw: Any) -> None:
-        """Write each failure."""
+        """Write each failure to pytest's terminal writer."""
         for who, message, text in self.failures:
             tw.line(f"{who}: {message}", red=True, bold=True)
             tw.line(text)
@@ -160,7 +163,7 @@ class RankReports:
     exchange : Exchange
         Exchange of values between the ranks.
     grace : float
-        Seconds that the others are waited for beyond the time limit of the test.
+        Seconds to wait for the other ranks beyond the time limit of the test.
     abort : callable
         Called with the reason before the job is aborted.
     limit : float
@@ -171,7 +174,7 @@ class RankReports:
     failures : int
         Number of tests that failed on any rank.
     running : str
-        Name of the test that runs.
+        Name of the running test.
     """
 
     def __init__(
@@ -197,7 +200,10 @@ class RankReports:
         os.kill(os.getpid(), number)
 
     def together(self, value: object, limit: float, what: str) -> list[Any]:
-        """Return the values that all ranks pass to this call; end the job if one does not come."""
+        """Return the values that all ranks pass to this call; end the job after `limit` seconds.
+
+        `what` names the exchange in the report.
+        """
         try:
             return self.exchange.everyone(value, limit)
         except Missing as missing:
@@ -208,7 +214,7 @@ class RankReports:
             raise
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep the error of a file that cannot be imported."""
+        """Record the error of a test file that cannot be imported, for the ranks' comparison."""
         if report.failed:
             self.collect_errors.append(f"{report.nodeid}: {report.longreprtext}"[-LONGEST_TEXT:])
 
@@ -227,11 +233,11 @@ class RankReports:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, settings: Any) -> None:
-        """Record the time limit that pytest-timeout has set for the test, to wait by it."""
+        """Record the time limit that pytest-timeout sets for a test: the ranks wait as long."""
         self.limit = settings.timeout
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        """Run a test, and report how it went on all ranks."""
+        """Run a test on this rank, and report its outcome on all ranks."""
         hook, self.running = item.ihook, item.nodeid
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         watch = threading.Timer(self.limit + 2 * self.grace, self.stuck, [item.nodeid])
@@ -268,12 +274,12 @@ class RankReports:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Have only rank 0 leave with a status: else mpiexec ends the job before its report."""
+        """Keep the exit status on rank 0 only: else mpiexec would end the job before its report."""
         if self.exchange.rank:
             session.exitstatus = 0
 
     def pytest_unconfigure(self) -> None:
-        """Leave when rank 0 has reported; where MPI cannot finalize, the kernel ends this rank."""
+        """Leave once rank 0 has reported; an alarm ends this rank if MPI cannot be finalized."""
         self.together(None, 60, "the session")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
@@ -311,7 +317,7 @@ def verdict_of(reports: Sequence[pytest.TestReport]) -> Verdict:
 
 
 def captured(report: pytest.TestReport) -> str:
-    """Return the last characters of each captured section (stdout, stderr, log) of a report."""
+    """Return the last 4000 characters of each captured section (stdout, stderr, log)."""
     return "".join(f"\n--- {name}\n{text[-4000:]}" for name, text in report.sections if text)
 
 
@@ -339,7 +345,7 @@ def merge(nodeid: str, reports: Sequence[Any], verdicts: list[Verdict]) -> None:
 
 
 def together_by_message(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
-    """Group the failed verdicts by message; return title with ranks, message, first traceback."""
+    """Group the failed verdicts by message; return (title with ranks, message, first traceback)."""
     groups: dict[str, list[int]] = {}
     for rank, verdict in enumerate(verdicts):
         if verdict.outcome == "failed":
@@ -373,7 +379,7 @@ def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def add_rank_grace(group: pytest.OptionGroup) -> None:
-    """Add the option of the time that :class:`RankReports` waits for other ranks."""
+    """Add the option for the seconds that :class:`RankReports` waits for other ranks."""
     group.addoption(
         "--rank-grace",
         type=float,
@@ -384,7 +390,7 @@ def add_rank_grace(group: pytest.OptionGroup) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
+    """Add this plugin's options to pytest's command line."""
     group = parser.getgroup("mpidist")
     add_rank_grace(group)
     group.addoption(
@@ -405,14 +411,17 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the ranks report together, if an mpiexec started them."""
+    """Let the ranks report together, if an mpiexec started them."""
     if config.getoption("with_mpi", False) and is_launched() and RANKS not in config.stash:
         grace, limit = config.getoption("rank_grace"), config.getoption("rank_timeout")
         report_together(config, RankReports(Exchange(), grace, limit=limit))
 
 
 def report_together(config: pytest.Config, ranks: RankReports, log: str | None = None) -> None:
-    """Register the hooks of a rank; what pytest prints on others than rank 0 goes to `log`."""
+    """Register the hooks by which ranks report together.
+
+    Ranks other than 0 write pytest's output to the file `log`, or nowhere if that is None.
+    """
     if ranks.exchange.rank:
         silence(config, log)
     config.pluginmanager.register(ranks)
@@ -420,7 +429,7 @@ def report_together(config: pytest.Config, ranks: RankReports, log: str | None =
 
 
 def communicator(config: pytest.Config) -> Communicator:
-    """Return the communicator of the session; another one after a test that failed on any rank.
+    """Return the session's communicator; a new one after each test that failed on any rank.
 
     A failed test may have left the ranks at different collectives, even where nothing is broken.
     """
@@ -441,5 +450,5 @@ def communicator(config: pytest.Config) -> Communicator:
 
 @pytest.fixture
 def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
-    """Return the communicator of all ranks; another one after a test that failed on any rank."""
+    """Yield the communicator of all ranks; a new one after each test that failed on any rank."""
     yield communicator(request.config)

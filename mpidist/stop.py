@@ -48,7 +48,7 @@ class StopRequest:
         self._received = True
 
     def requested(self) -> bool:
-        """Return whether any rank has received a signal; collective: all ranks stop at one step."""
+        """Return whether any rank has received a signal, alike on all ranks; collective."""
         mine = np.array([self._received], dtype=np.int32)
         return bool(self._comm.allreduce(mine, op="max")[0])
 

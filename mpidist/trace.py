@@ -71,9 +71,9 @@ class Recorder:
     Attributes
     ----------
     events : deque of Event
-        The last events.
+        The most recent events; older ones are dropped.
     add : callable
-        Adds an event.
+        ``add(event)`` appends an event.
     """
 
     def __init__(self, limit: int = LIMIT):
@@ -82,7 +82,7 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Whether earlier events may have been dropped."""
+        """Whether the list of events is full, so that earlier ones may have been dropped."""
         return len(self.events) == self.events.maxlen
 
 
@@ -90,7 +90,7 @@ _NOTHING = nullcontext()
 
 
 def profiled(name: str) -> AbstractContextManager:
-    """Return a range for the profile of PyTorch's profiler if one is running, else a null context.
+    """Return a context that names a range in PyTorch's running profile, else an empty one.
 
     PyTorch is never imported for it.
     """
@@ -111,9 +111,9 @@ class RankEvents(NamedTuple):
     rank : int
         The rank.
     host : str
-        Its host.
+        Host of the rank.
     error : float
-        Largest error of its clock, in seconds.
+        Largest error of the rank's clock, in seconds.
     full : bool
         Whether earlier events may have been dropped.
     events : list of Event
@@ -177,8 +177,8 @@ def _wait(event: Event, until: float) -> None:
 def write(path: str | Path, ranks: Sequence[RankEvents]) -> None:
     """Write a file in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
 
-    Each rank is a process of it, each thread and each other track a thread.  Times are microseconds
-    from the first event.
+    In the file, each rank is a process, and each thread or other track is a thread.  Times are in
+    microseconds from the first event.
     """
     begins = [event.begin for part in ranks for event in part.events]
     origin = min(begins, default=0.0)

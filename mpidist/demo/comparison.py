@@ -19,7 +19,7 @@ def _settings(gradients: np.ndarray, algorithms: Sequence[str] | None, budget: f
 
 
 def comparison_steps(gradients: np.ndarray, algorithms: Sequence[str] | None, budget: float) -> int:
-    """Return how many times :func:`compare` calls `on_step`."""
+    """Return how often :func:`compare` will call `on_step`, for a progress bar."""
     return steps(["allreduce"], _settings(gradients, algorithms, budget))
 
 

@@ -24,7 +24,7 @@ class Digits:
 
 
 def load_digits(dtype: Any = np.float64) -> Digits:
-    """Load the digits, always split alike: 1438 training samples and 359 test samples.
+    """Load the digits in a fixed order: 1438 training samples and 359 test samples.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ Sum = Callable[[np.ndarray], np.ndarray]
 class Replica:
     """One replica of the model in training.
 
-    With the defaults it is the training in one process.
+    With the defaults of `rank`, `size`, `sync` and `total` it trains in one process.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Replica:
     seed : int
         Seed of the order of the samples.
     rank, size : int
-        Place of this replica among the replicas.
+        Number of this replica, and number of all replicas.
     sync : callable
         Averages the gradients over the replicas.
     total : callable
@@ -287,7 +287,7 @@ def _parallel_replica(
 
 
 def _one_process(comm: Communicator, alone: Replica, epochs: int) -> float:
-    """Train on rank 0 alone; return its seconds.
+    """Train on rank 0 alone, as the reference; return its seconds.
 
     The other ranks wait at a barrier after each epoch, so their deadline is for one epoch only.
     """
@@ -314,7 +314,7 @@ def _check(rank: int, **values: Any) -> None:
 
 
 def _one_thread() -> Any:
-    """Limit the linear algebra of this rank to one thread, as the ranks share the machine."""
+    """Limit numpy's linear algebra on this rank to one thread; ranks share the machine."""
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:  # which scikit-learn installs

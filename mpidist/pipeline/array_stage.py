@@ -27,7 +27,7 @@ _dtype = cache(find_dtype)
 
 @cache
 def _kind(dtype: np.dtype) -> tuple[str, bool]:
-    """Return a dtype's name (cached: numpy is slow to make it), and whether it has gradients."""
+    """Return a dtype's name, and whether its arrays have gradients (cached: numpy is slow)."""
     name = dtype.name
     if dtype.type.__module__ == "ml_dtypes":
         return name, "float" in name
@@ -40,7 +40,7 @@ def _kind(dtype: np.dtype) -> tuple[str, bool]:
 
 
 def has_gradient(dtype: np.dtype) -> bool:
-    """Return whether arrays of a dtype have gradients."""
+    """Return whether arrays of a dtype have gradients: floating and complex ones do."""
     return _kind(dtype)[1]
 
 
@@ -68,7 +68,7 @@ class ArrayTensors(DevicePlace):
         return np.ascontiguousarray(x, _native(x.dtype)).reshape(-1)
 
     def own(self, x: Any) -> np.ndarray:
-        """Return a copy: a layer may write every output into the same memory."""
+        """Return a copy of the elements: a layer may write every output into the same memory."""
         if type(x) is not np.ndarray:
             if is_on_device(x):
                 return self.tensor_messages.outgoing(
@@ -92,7 +92,7 @@ class ArrayTensors(DevicePlace):
         return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
-        """Return a received array in its shape."""
+        """Return a received flat array in its shape, and on the GPU if it belongs there."""
         name, on_gpu = self.place(form[0])
         if not on_gpu:
             return array.reshape(form[1])
@@ -102,7 +102,7 @@ class ArrayTensors(DevicePlace):
 
 
 def _contiguous(x: Any) -> Any:
-    """Return a contiguous array on a GPU."""
+    """Return an array on a GPU as it is if it is contiguous, else a contiguous copy."""
     return x if x.flags.c_contiguous else x.copy(order="C")
 
 
@@ -164,7 +164,7 @@ class ArraySaved(SavedActivations):
     layers : list of list or None
         Values of the attributes that layers declare; None if forward is to be computed again.
     outputs : list of (tuple, dtype, bool)
-        Shape, dtype and place of each output: gradients have the same.
+        Shape, dtype, and whether on a GPU, of each output: its gradient has the same.
     """
 
     __slots__ = ("tree", "layers", "again", "output_tree", "outputs", "grad")
@@ -231,7 +231,7 @@ class ArrayStage:
         keep: bool,
         loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, ArraySaved | None]:
-        """Call the module and take the saved activations out of it."""
+        """Run the module's forward, and move the saved activations out of its layers."""
         again = keep and self._checkpoint
         states = random_states(self.module) if again else []
         given = [_copy(x) for x in tensors] if again else tensors  # layers may work in place
@@ -248,7 +248,7 @@ class ArrayStage:
         return value, saved
 
     def finish(self, saved: ArraySaved, tree: Tree, outputs: list[Any]) -> None:
-        """Record structure and dtypes of the output: its gradient has the same."""
+        """Record structure, shapes and dtypes of the output: its gradient has the same."""
         saved.output_tree = tree
         saved.outputs = [(x.shape, x.dtype, _on_gpu(x)) for x in outputs]
         if not any(has_gradient(x.dtype) for x in outputs) and list(self.module.parameters()):
@@ -259,14 +259,14 @@ class ArrayStage:
             )
 
     def backward(self, saved: ArraySaved, grads: list[Any] | None) -> list[Any]:
-        """Compute all gradients."""
+        """Compute the gradients of inputs and parameters (B); return those of the inputs."""
         self._put(saved)
         found = self.module.backward(self._gradient(saved, grads))
         self._take()
         return self._of_inputs(saved, found)
 
     def backward_input(self, saved: ArraySaved, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of the inputs.
+        """Compute and return the gradients of the inputs (I).
 
         A module without ``backward_input`` computes those of the parameters at the same time.
         """
@@ -280,7 +280,7 @@ class ArrayStage:
         return self._of_inputs(saved, found)
 
     def backward_weight(self, saved: ArraySaved) -> None:
-        """Compute the gradients of the parameters."""
+        """Compute the gradients of the parameters (W), from what `backward_input` has kept."""
         if self._halves:
             self._put(saved)
             self.module.backward_weight()
@@ -326,7 +326,7 @@ def _copy(x: Any) -> Any:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype, on_gpu: bool) -> Any:
-    """Return zeros; None for a dtype without gradients."""
+    """Return an array of zeros, on the host or the GPU; None for a dtype without gradients."""
     if not has_gradient(dtype):
         return None
     if not on_gpu:

@@ -26,7 +26,7 @@ _TOKEN = np.zeros(1, np.uint8)  # sent in place of tensors without elements
 
 
 class Receipt(NamedTuple):
-    """Posted receives of one value."""
+    """Posted receives of one value: its metadata, the arrays to fill, and the messages."""
 
     metadata: Metadata
     arrays: list[np.ndarray]
@@ -81,7 +81,10 @@ class Channel:
     # -- sending ----------------------------------------------------------------------------------
 
     def send(self, peer: int, tag: int, message: TensorMessage) -> None:
-        """Begin to send a value; its arrays are kept alive until they have been sent."""
+        """Begin to send a value (metadata and arrays) to rank `peer`.
+
+        Its arrays are kept alive until they have been sent.
+        """
         metadata, known = message.metadata, self._sent.get(tag)
         if known is not metadata and known != metadata:
             self._announce(peer, tag, metadata, known)
@@ -114,7 +117,7 @@ class Channel:
     # -- receiving --------------------------------------------------------------------------------
 
     def post(self, peer: int, tag: int, tensors: Tensors) -> None:
-        """Post the receives of a value, if its metadata is known."""
+        """Post the receives of the next value with a tag, if its metadata is known."""
         metadata = self._received.get(tag)
         if metadata is not None:
             self._posted[tag] = self._post(metadata, peer, tag, tensors)
@@ -138,7 +141,7 @@ class Channel:
         return TensorMessage(receipt.metadata, receipt.arrays)
 
     def _wait(self, receipt: Receipt, message: Message) -> bool:
-        """Wait for posted receives; return False if a message has an unexpected size."""
+        """Wait for the posted receives of a value; return False if a size is unexpected."""
         try:
             self._comm.wait_all(receipt.messages, partial(describe, message))
         except CollectiveMismatch:
@@ -169,18 +172,18 @@ class Channel:
 
 
 def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
-    """Split an array into parts that fit a message; usually it is a single part."""
+    """Return the parts of an array that fit a message; usually the array is the only one."""
     return (array,) if array.nbytes <= MAX_MESSAGE_BYTES else pieces(array)
 
 
 def _messages_of(metadata: Metadata) -> int:
-    """Return the number of messages in which a value is sent."""
+    """Return the number of messages that carry the elements of a value with this metadata."""
     sizes = [prod(shape) * find_dtype(dtype).itemsize for dtype, shape, _ in metadata.tensors]
     return sum(-(-nbytes // MAX_MESSAGE_BYTES) for nbytes in sizes) or 1
 
 
 def describe(message: Message) -> str:
-    """Describe a message for error reports."""
+    """Return text that describes a message of a pipeline, for error reports."""
     return (
         f"pipeline: {message.kind} of microbatch {message.microbatch} for stage {message.stage} "
         f"from rank {message.source}"

@@ -129,7 +129,7 @@ class PipelineExecutor:
         return self._finish(batch, began)
 
     def forward(self, batch: Batch) -> None:
-        """Run the forward half of a step; collective."""
+        """Run the forward half of a step, for the outputs in ``batch.outputs``; collective."""
         began = self._begin(len(self._stages) * self._microbatches)
         self._run("forward", batch)
         with self._guard("forward"):
@@ -144,7 +144,7 @@ class PipelineExecutor:
         self._finish(None, began)
 
     def _begin(self, predicted: int) -> float:
-        """Begin a step, and return the time.
+        """Begin a step; return the time at which it began.
 
         Activations are dropped that a forward without a backward has left.  `predicted` is the
         largest number of live activations that the schedule allows.
@@ -157,7 +157,10 @@ class PipelineExecutor:
         return began
 
     def _run(self, what: str, batch: Batch) -> None:
-        """Run all tasks of the rank; sends may still be pending afterwards."""
+        """Run all tasks of this rank; afterwards sends may still be pending.
+
+        `what` is the name of the step, for reports.
+        """
         tasks = self._tasks.get(what) or self._prepare(what)
         with self._guard(what):
             if what != "forward":
@@ -189,7 +192,7 @@ class PipelineExecutor:
     # -- actions ----------------------------------------------------------------------------------
 
     def _act(self, task: Task, batch: Batch) -> None:
-        """Receive the message of an action, run it, and send its result."""
+        """Run one task: wait for its message, run its action on the stage, and send the result."""
         message = None
         if task.receive is not None:
             message = self._receive(task)
@@ -284,7 +287,7 @@ class PipelineExecutor:
     # -- the end of a step ------------------------------------------------------------------------
 
     def _finish(self, batch: Batch | None, began: float) -> float:
-        """Average gradients, agree on loss and errors, and record the step; collective."""
+        """Average gradients, agree on errors, record the step and return the loss; collective."""
         loss = 0.0
         with self._guard("backward" if batch is None else "step"):
             problem = self._sync()
@@ -331,12 +334,12 @@ class PipelineExecutor:
         return problem
 
     def _agree(self, loss: float, problem: MpidistError | None) -> float:
-        """Return the loss, which only one rank has, on every rank; collective.
+        """Return the loss of the rank that has it on every rank; collective.
 
         Raises
         ------
         MpidistError
-            On every rank if any has a problem: its own there, RankFailed on the others.
+            On every rank if any passes a `problem`: its own there, RankFailed on the others.
         """
         sums = self._sums
         sums[0], sums[1] = loss, problem is not None
@@ -353,7 +356,7 @@ class PipelineExecutor:
         raise error
 
     def _measure(self, measuring: Measuring) -> None:
-        """Record a step of ``schedule="auto"``; switch to the new plan after the last of them."""
+        """Record a step of ``schedule="auto"``; after the last one, switch to the new plan."""
         found = measuring.note(self._spans)
         if found is not None:
             (self.plan, self._costs), self._measuring = found, None
@@ -380,7 +383,7 @@ class PipelineExecutor:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """Mark the pipeline broken if an error leaves the context."""
+        """Return a context in which an error marks the pipeline broken; `what` names the step."""
         with self._comm.guard(f"pipeline {what}"):
             try:
                 yield

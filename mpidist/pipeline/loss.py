@@ -95,7 +95,7 @@ class MicrobatchLoss:
         self._function, self._target, self.weight, self._rank = function, target, weight, rank
 
     def tensor(self, output: Any) -> Any:
-        """Return the weighted loss as a tensor from which autograd can go backward."""
+        """Return the weighted loss as a PyTorch tensor, from which autograd runs backward."""
         if self.weight:
             found = self._function(output, self._target)
         else:
@@ -152,7 +152,7 @@ class BatchLoss:
         ``count(target)`` returns the divisor of the function's mean, where that is not the number
         of rows.
     reduction : {"mean", "sum"} or None
-        What the function computes, where it does not declare it.
+        Whether `function` returns the mean or the sum, where it does not declare that itself.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ class BatchLoss:
         self.total = sum(self.counts)
 
     def _find_counts(self, losses: Any) -> None:
-        """Set each microbatch's divisor of the mean, if the function is a loss of its library.
+        """Set the divisor of the mean of each microbatch for a loss function of the library.
 
         Raises
         ------

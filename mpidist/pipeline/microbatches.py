@@ -27,7 +27,7 @@ class Microbatches(NamedTuple):
     rows: Sequence[int] = ()
 
     def values(self) -> list[Any]:
-        """Return the microbatches as nested values."""
+        """Return each microbatch in the structure of the batch, with its own tensors."""
         return [unflatten(self.tree, tensors) for tensors in self.tensors]
 
 

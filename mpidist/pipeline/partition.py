@@ -82,14 +82,14 @@ _tied: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def tied_in(stage: Any) -> dict[str, Any]:
-    """Return the parameters that :func:`partition` found in this stage and in others, by name."""
+    """Return the parameters that `stage` shares with other stages of a Partition, by name."""
     return _tied.get(stage, {})
 
 
 def _tie(stages: Sequence[Any], layers: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> Any:
-    """Find the parameters that several stages share; return those stages by the parameter's name.
+    """Find the parameters that several stages share; return the stages of each, by its name.
 
-    They are remembered for :func:`tied_in`.
+    The parameters are remembered for :func:`tied_in`.
     """
     found: dict[int, tuple[str, Any, list[int]]] = {}
     for number, (start, stop) in enumerate(ranges):
@@ -107,7 +107,7 @@ def _tie(stages: Sequence[Any], layers: Sequence[Any], ranges: Sequence[tuple[in
 
 
 def divide(costs: Sequence[float], parts: int) -> list[int]:
-    """Return the ends of `parts` parts, none empty, whose largest sum is as small as possible.
+    """Cut costs into `parts` runs, none empty, with the smallest largest sum; return their ends.
 
     By dynamic programming over the last cut: exact, in O(parts · n²).
     """
@@ -286,7 +286,10 @@ def partition(
 
 
 def _starts(layers: Sequence[Any], stages: Any, where: str) -> list[int]:
-    """List the layers that can begin a stage; raise InvalidArgument if they are too few."""
+    """Return the numbers of the layers that can begin a stage.
+
+    Raises InvalidArgument if there are fewer than `stages`.
+    """
     starts = [k for k, layer in enumerate(layers) if not (k and getattr(layer, "inplace", False))]
     whole = isinstance(stages, Integral) and not isinstance(stages, bool)
     if not whole or not 1 <= stages <= len(starts):
@@ -298,7 +301,7 @@ def _starts(layers: Sequence[Any], stages: Any, where: str) -> list[int]:
 
 
 def _keep_mode(model: Any, made: Partition) -> None:
-    """Set the stages, but not their layers, to the model's mode: training or evaluation."""
+    """Set the stages, but not the layers in them, to the model's mode (training or evaluation)."""
     mode = getattr(model, "training", None)
     for stage in made if isinstance(mode, bool) else ():
         stage.training = mode

@@ -33,7 +33,7 @@ from .stats import PipelineStats, record
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of :class:`~mpidist.Pipeline`, as given."""
+    """The arguments of :class:`~mpidist.Pipeline`, as the user gave them, with their checks."""
 
     num_microbatches: int
     schedule: str | PipelineSchedule | Callable
@@ -80,7 +80,7 @@ class Arguments:
         )
 
     def plan(self, comm: Communicator, stages: Sequence[Stage]) -> Plan | Measuring:
-        """Prove the schedule, or start measuring to compute one; collective."""
+        """Return the plan of the proved schedule, or for "auto" its measurement; collective."""
         numbers = self.num_microbatches, len(stages)
         if self.schedule == "auto":
             splits = any(stage.splits for stage in stages)
@@ -97,7 +97,7 @@ EXPECTED = (
 
 
 def chunks_of(given: Any, rank: int) -> list[Any]:
-    """List the chunks of a rank, as modules.
+    """Return the chunks of a rank as a list of modules, from the user's argument.
 
     Raises
     ------
@@ -296,13 +296,13 @@ class Pipeline:
             number of rows: for a function that ignores some targets, the number of the others.
             PyTorch's cross_entropy and nll_loss need none.
         reduction : {"mean", "sum"}, optional
-            What `loss_fn` computes; needed if it does not declare it, by an attribute or a
-            parameter ``reduction``.
+            Whether `loss_fn` returns the mean or the sum; needed if it does not declare that by an
+            attribute or a parameter ``reduction``.
 
         Returns
         -------
         float
-            The mean over the batch, on every rank; with replicas, over their batches too.
+            The mean loss over the batch, on every rank; with replicas, over their batches too.
         """
         check_differentiates(self.comm.rank, self._stages, "step()")
         batch = self._batch(x)
@@ -385,7 +385,7 @@ class Pipeline:
     """True: from a checkpoint it reads only the stages of this rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of this rank's stages, by number; a Checkpoint saves all ranks'."""
+        """Return the states of this rank's stages, by stage number; a Checkpoint saves all."""
         return self._state(resume_state)
 
     def checkpoint_state(self) -> dict[str, Any]:
@@ -400,7 +400,7 @@ class Pipeline:
         return {"stages": self._executor.plan.placement.stages, "by_stage": Divided(found)}
 
     def _numbered(self) -> dict[int, Any]:
-        """Return this rank's chunks, in their DDPs, by the number of the stage."""
+        """Return this rank's chunks, in their DDPs if they have one, by stage number."""
         place = self._executor.plan.placement
         return {place.stage(self.comm.rank, k): m for k, m in enumerate(self._chunks)}
 

@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule for given numbers of ranks, microbatches and chunks.
+    """A proved schedule for given numbers of ranks, microbatches and chunks.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Plan:
         return self.placement.owner(self.placement.stages - 1)[0]
 
     def digest(self) -> str:
-        """Return a digest of the actions of all ranks."""
+        """Return a digest of the actions of all ranks, by which ranks compare their plans."""
         actions = repr([[step.action for step in part] for part in self.steps])
         return hashlib.blake2b(actions.encode(), digest_size=8).hexdigest()
 
@@ -69,7 +69,7 @@ class Plan:
 def make_plan(
     schedule: str | PipelineSchedule | Callable, size: int, microbatches: int, chunks: int
 ) -> Plan:
-    """Derive the steps of all ranks, and prove that they can run."""
+    """Return the plan of a schedule: the steps of all ranks, proved to run to their end."""
     known = as_schedule(schedule)
     placement = known.place(size, chunks)
     parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
@@ -79,7 +79,7 @@ def make_plan(
 def plan_of(
     name: str, placement: Placement, parts: Sequence[Sequence[Action]], microbatches: int
 ) -> Plan:
-    """Derive the steps from given actions, one list for each rank, and prove that they can run."""
+    """Return the plan for given actions, one list per rank, proved to run to their end."""
     steps = attach(parts, placement)
     proof = prove_parts(name, steps, placement, microbatches)
     return Plan(name, placement, steps, proof.peak)
@@ -89,7 +89,7 @@ def plan_of(
 
 
 def on_all_ranks(comm: Communicator, make: Callable[[], Made], what: str) -> Made:
-    """Call ``make()`` on every rank and return its result; collective.
+    """Call ``make()`` on every rank, return its result, and raise on all if one fails; collective.
 
     Raises
     ------
@@ -148,7 +148,7 @@ class Task:
     last : bool
         Whether the chunk is the last virtual stage.
     receive, send : Message or None
-        The message that the action needs, and the one that it makes.
+        The message that the action waits for, and the one that it produces.
     local : bool
         Whether `receive` stays on this rank.
     send_to : int
@@ -195,7 +195,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of one rank, in order.
+    """The tasks of one rank in one step, and the receives to post before them.
 
     Attributes
     ----------
@@ -275,7 +275,7 @@ STEPS = 4
 
 
 class Measuring:
-    """The steps of ``schedule="auto"`` in which the stages are measured; created collectively.
+    """The first steps of ``schedule="auto"``, which measure the stages; created collectively.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ class Measuring:
         self._seconds: dict[tuple[int, str], list[float]] = {}
 
     def _compute(self, costs: Costs) -> Plan:
-        """Compute the plan on rank 0 for all ranks, as their registered schedules may differ."""
+        """Compute the plan on rank 0 for all ranks, whose registered schedules may differ."""
         size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
         where = self._cap, chunks, self._placement, self._splits
 
@@ -325,7 +325,10 @@ class Measuring:
         return plan_of("auto", Placement(size, chunks, self._placement), parts, microbatches)
 
     def note(self, spans: Sequence[Span]) -> tuple[Plan, Costs] | None:
-        """Record a step; after the last one return the plan for the stages' times; collective."""
+        """Record a step's spans; after the last one return the new plan and the measured costs.
+
+        Collective.  Before the last step it returns None.
+        """
         self._left -= 1
         if self._left < STEPS - 1:
             for action, begin, end in spans:

@@ -57,24 +57,24 @@ class Replicas:
         return any(ddp.reducer.divided for ddp in self._wrapped.values())
 
     def pause(self) -> None:
-        """Add up gradients locally, without sending them, until :meth:`resume`."""
+        """Let all DDPs add up gradients locally, without sending, until :meth:`resume`."""
         for chunk, ddp in self._wrapped.items():
             self._paused[chunk] = ExitStack()
             self._paused[chunk].enter_context(ddp.no_sync())
 
     def resume(self, chunk: int) -> None:
-        """Send the gradients of a chunk from now on, as the next backward completes them."""
+        """End a chunk's pause: its next backward sends the gradients as they are complete."""
         paused = self._paused.pop(chunk, None)
         if paused is not None:
             paused.close()
 
     def resume_all(self) -> None:
-        """End all pauses, after an error."""
+        """End the pauses of all chunks, after an error."""
         for chunk in list(self._paused):
             self.resume(chunk)
 
     def sync(self) -> None:
-        """Replace gradients by their means; collective among the replicas."""
+        """Replace the gradients by their means over the replicas; collective among them."""
         for ddp in self._wrapped.values():
             ddp.sync_gradients()
 
@@ -172,7 +172,7 @@ class Tied:
                     array[...] = 0
 
     def sync(self) -> None:
-        """Replace the gradients of each name by their sum over ranks; collective."""
+        """Replace the gradients of each tied parameter by their sum over ranks; collective."""
         for name, comm in self._comms.items():
             own = self._parameters[name]
             for p in own:
@@ -190,7 +190,7 @@ class Tied:
                     grad += self._before.pop((name, k))
 
     def free(self) -> None:
-        """Free the communicators; collective."""
+        """Free the communicators of the ranks that share a parameter; collective."""
         for comm in self._comms.values():
             comm.free()
 
@@ -202,7 +202,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _described(given: Any) -> tuple[dict[str, list[str]], str]:
-    """Return dtypes and shapes of tied parameters by name, and the error if they are invalid."""
+    """Return the dtypes and shapes of tied parameters by name, and "" or the error in them."""
     found: dict[str, list[str]] = {}
     names: dict[int, str] = {}
     if not isinstance(given, Mapping):
@@ -237,7 +237,7 @@ def _described(given: Any) -> tuple[dict[str, list[str]], str]:
 
 
 def _array(x: Any) -> Any:
-    """Return a numpy array on the memory of a tensor; for a tensor on a GPU, the tensor."""
+    """Return the values of a tensor as an array on its memory (on a GPU, the tensor itself)."""
     return x if library(x) is None else framework_of(x).values(x)
 
 

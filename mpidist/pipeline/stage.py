@@ -38,7 +38,7 @@ MARK = "@gpu"
 
 
 class DevicePlace:
-    """Where a stage's tensors are: on the device of its parameters, or, without any, of the sender.
+    """The device of a stage's tensors: that of its parameters or, without any, the sender's.
 
     Attributes
     ----------
@@ -123,15 +123,15 @@ class Stage(Protocol):
         """
 
     def finish(self, saved: Any, tree: Tree, outputs: list[Any]) -> None:
-        """Record the output's tensors, whose gradients backward will be given."""
+        """Record the output's tensors in `saved`: backward gets their gradients."""
 
     def backward(self, saved: Any, grads: list[Any] | None) -> list[Any]:
-        """Compute all gradients: B.
+        """Compute the gradients of inputs and parameters (action B).
 
         Parameters
         ----------
         saved : SavedActivations
-            Of the microbatch's forward.
+            The saved activations of the microbatch's forward.
         grads : list or None
             Gradients of the outputs, tensors or None; None to begin at the loss.
 
@@ -142,10 +142,10 @@ class Stage(Protocol):
         """
 
     def backward_input(self, saved: Any, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of the inputs, the first half of :meth:`backward`: I."""
+        """Compute the gradients of the inputs, the first half of :meth:`backward` (action I)."""
 
     def backward_weight(self, saved: Any) -> None:
-        """Compute the gradients of the parameters, the second half: W."""
+        """Compute the gradients of the parameters, the second half (action W)."""
 
 
 def stage_of(

@@ -24,7 +24,7 @@ States = list[tuple[Source, Any]]
 
 
 def random_states(module: Any = None) -> States:
-    """Return the states of Python's, numpy's, PyTorch's, and a module's own generators.
+    """Return the states of the random generators of Python, numpy, PyTorch, and a module.
 
     A module's own are generators of numpy that its layers have as attributes.
     """
@@ -41,7 +41,7 @@ def random_states(module: Any = None) -> States:
 
 @contextmanager
 def restored(states: States) -> Iterator[None]:
-    """Set random number generators to earlier states, within the context only."""
+    """Restore earlier states of random number generators within the context, not after it."""
     now = [(source, source.get_state()) for source, _ in states]
     for source, state in states:
         source.set_state(state)
@@ -109,7 +109,7 @@ def deal(
 
 
 def _counted(layers: Sequence[int | None]) -> list[int] | None:
-    """Return the number of layers of each stage as given; None if one is unknown."""
+    """Return the numbers of layers of the stages; None if one of them is unknown."""
     known = [count for count in layers if count is not None]
     return known if len(known) == len(layers) else None
 
@@ -119,7 +119,7 @@ def _shown(layers: Sequence[int | None]) -> str:
 
 
 def resume_state(module: Any) -> Any:
-    """Return the state of a stage, which may be in a DDP, for a resumed run."""
+    """Return the state from which a stage, possibly wrapped in a DDP, resumes its training."""
     return module.resume_state() if isinstance(module, DDP) else module.state_dict()
 
 

@@ -94,13 +94,13 @@ class LastStep(NamedTuple):
     step: int = 0
 
     def events(self, comm: Communicator, microbatches: int) -> list[Event]:
-        """Return the events of this rank in a trace."""
+        """Return the events of this rank's last step, for a trace file."""
         line = Timeline(self.plan.name, self.plan.placement, microbatches, ())
         return events_of(comm.name, line, comm.rank, self.step, self.peak, self.spans)
 
 
 class StepTimes:
-    """Sums of the measured times of steps."""
+    """Sums of the measured times of a pipeline's steps, in seconds, and the last bubble."""
 
     def __init__(self) -> None:
         self.steps, self.seconds, self.busy, self.span = 0, 0.0, 0.0, 0.0
@@ -125,9 +125,9 @@ class StepTimes:
 
 
 def record(comm: Communicator, last: LastStep, microbatches: int, path: str | Path) -> Trace:
-    """Gather the spans of all ranks, write them on rank 0, and return them; collective.
+    """Gather the last step of all ranks as a trace, and write it on rank 0; collective.
 
-    All times are those of the clock of rank 0.
+    It is returned on every rank.  All times are those of the clock of rank 0.
     """
     everyone = comm.allgather_object((clock_offset(comm)[0], last.spans, last.peak))
     if not all(part for _, part, _ in everyone):

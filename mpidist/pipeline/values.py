@@ -121,7 +121,7 @@ def _select(tree: Tree, value: Any, what: str) -> Iterator[Any]:
 
 
 def _outline(value: Any) -> str:
-    """Describe the outermost container of a value."""
+    """Return text that describes the outermost container of a value, for errors."""
     if isinstance(value, dict):
         return f"a dict of {list(value)}"
     if isinstance(value, (tuple, list)):

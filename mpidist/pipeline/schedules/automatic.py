@@ -105,7 +105,10 @@ class Planner:
         # Otherwise the arrival of a message wakes the rank.
 
     def _possible_at(self, kind: str, rank: int, stage: int, chunk: int) -> float:
-        """Return the time at which the next action of a kind can begin; infinity if unknown."""
+        """Return the time at which the next action of a kind can begin on a stage.
+
+        It is infinity if that is not known yet.
+        """
         microbatch, never = self.next[kind][stage], float("inf")
         if microbatch >= self.microbatches:
             return never
@@ -248,7 +251,7 @@ def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]
 def _candidates(
     place: Placement, microbatches: int, costs: Costs, caps: list[int], splits: bool
 ) -> Iterator[list[list[Action]]]:
-    """Yield each candidate schedule, as a list of actions for each rank."""
+    """Yield each candidate schedule that "auto" compares, as a list of actions for each rank."""
     size, chunks = place.ranks, place.chunks
     # A lower cap can make a shorter schedule.
     lower = [min(cap, size * chunks) for cap in caps]

@@ -22,7 +22,7 @@ _NARROWEST, _WIDEST, _PAGE = 18.0, 30.0, 1500.0  # pixels: of a typical action, 
 
 @dataclass(frozen=True)
 class Panel:
-    """One timeline with a heading above and notes below."""
+    """One timeline of the figure, with a heading above it and notes below it."""
 
     timeline: Timeline
     heading: str = ""
@@ -49,7 +49,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Label:
-    """Text at a place; `style` is ``title``, ``bold``, ``plain`` or ``right`` (aligned)."""
+    """Text at a position; `style` is ``title``, ``bold``, ``plain`` or ``right`` (aligned)."""
 
     x: float
     y: float
@@ -59,7 +59,7 @@ class Label:
 
 @dataclass
 class Sheet:
-    """Boxes and labels, in pixels from the upper left corner."""
+    """A laid-out figure: boxes and labels, in pixels from the upper left corner."""
 
     title: str
     width: float = 0.0
@@ -137,7 +137,7 @@ def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> f
 
 
 def _lighter(colour: str, share: float) -> str:
-    """Return a colour mixed with white."""
+    """Return a colour mixed with white; `share` is that of white."""
     parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 

@@ -113,7 +113,7 @@ class Derived(NamedTuple):
 def derived(
     schedule: str | PipelineSchedule | Callable, size: int, microbatches: int, chunks: int | None
 ) -> Derived:
-    """Return steps and placement of a schedule; see :func:`derive`."""
+    """Return the steps, placement and name of a schedule; for the parameters see :func:`derive`."""
     known = as_schedule(schedule)
     placement = known.place(size, chunks)
     parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
@@ -121,7 +121,7 @@ def derived(
 
 
 def attach(parts: Sequence[Sequence[Action]], placement: Placement) -> tuple[list[Step], ...]:
-    """Return the steps of given actions, one list for each rank, with their messages."""
+    """Return the steps for given actions, one list per rank: each action with its messages."""
     owners = [placement.owner(stage)[0] for stage in range(placement.stages)]
     last = placement.stages - 1
 

@@ -76,7 +76,7 @@ class Outstanding:
 
     @property
     def messages(self) -> int:
-        """Messages between ranks."""
+        """Number of messages between ranks."""
         return sum(map(len, self._lives.values()))
 
     def see(self, rank: int, index: int, step: Step) -> None:

@@ -77,7 +77,7 @@ class ActionCheck:
         return None
 
     def _usual(self) -> str:
-        """Return a description of the largest plausible number of actions."""
+        """Return the usual number of actions as text, for the error of an endless generator."""
         chunks = self.placement.chunks
         of = f" in {chunks} chunks" if chunks > 1 else ""
         return f"twice F, I and W of each of {self.microbatches} microbatches{of}"
@@ -284,7 +284,7 @@ def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule
 
 
 def _signature(function: Callable) -> inspect.Signature:
-    """Return a generator function's signature; raise InvalidArgument for a wrong one."""
+    """Return the signature of a schedule's generator function; InvalidArgument for a wrong one."""
     try:
         signature = inspect.signature(function)
         signature.bind(0, 1, 1)

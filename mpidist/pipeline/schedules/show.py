@@ -48,7 +48,7 @@ def pieces(
 ) -> list[list[TextPiece]]:
     """Return the lines of :func:`figure`, each cut into pieces that can be coloured.
 
-    A piece is the characters of one action and its kind, or those between actions and "".
+    A piece is (text, kind): the text of one action and its kind, or text between actions and "".
     """
     heads = [f"rank {rank}" for rank in range(len(timeline.spans))]
     margin = max(map(len, heads)) + 2
@@ -78,7 +78,7 @@ def label(action: Action, timeline: Timeline) -> str:
 
 
 def _slot(timeline: Timeline) -> Fraction | None:
-    """Return the longest unit of time of which all begins and ends are multiples.
+    """Return the largest unit of time of which the begin and end of every action are multiples.
 
     None if there is none, or the shortest action would be more than a few units long.
     """
@@ -94,7 +94,7 @@ def _slot(timeline: Timeline) -> Fraction | None:
 
 
 def _shortest(timeline: Timeline) -> float:
-    """Return the shortest time of an action that is not 0."""
+    """Return the shortest time that an action takes, apart from 0."""
     times = (span.end - span.begin for part in timeline.spans for span in part)
     return min((time for time in times if time > 0), default=1.0)
 
@@ -108,7 +108,7 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
 def _rank(
     part: Sequence[Span], timeline: Timeline, per_time: float, idle: str, width: int
 ) -> list[TextPiece]:
-    """Return the pieces of one rank's line, which is `width` columns wide.
+    """Return one rank's line, `width` columns wide, as pieces (text, kind of action or "").
 
     `per_time` is columns per unit of time; `idle` is the pattern drawn between actions.
     """
@@ -168,7 +168,7 @@ class Picture:
     _repr_svg_ = svg
 
     def sheet(self) -> gantt.Sheet:
-        """Return the picture as boxes and labels."""
+        """Return the picture laid out as boxes and labels, to be drawn as SVG or PNG."""
         return gantt.sheet(self.title, self.panels)
 
 
@@ -294,7 +294,7 @@ def outstanding(proof: PipelineProof) -> str:
 
 
 def _words(costs: Costs) -> str:
-    """Return costs as text."""
+    """Return the times of the actions as text, such as "F 1, I 1, W 1"."""
 
     def write(time: Times) -> str:
         if isinstance(time, float):
@@ -310,7 +310,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _seconds(time: float) -> str:
-    """Return a time in a suitable unit."""
+    """Return a time in seconds as text in a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if time >= size:
             return f"{time / size:.3g} {unit}"

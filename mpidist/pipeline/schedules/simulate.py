@@ -91,7 +91,7 @@ def _time(value: object, name: str) -> float:
 
 
 class Span(NamedTuple):
-    """One action of one rank, from `begin` to `end`."""
+    """One action of one rank with the times of its begin and end."""
 
     action: Action
     begin: float
@@ -136,12 +136,12 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """The time in which each rank computes."""
+        """The time for which each rank computes."""
         return tuple(sum(span.end - span.begin for span in part) for part in self.spans)
 
     @cached_property
     def idle(self) -> tuple[float, ...]:
-        """The time in which each rank waits between its own first and last action."""
+        """The time for which each rank waits between its own first and last action."""
         own = [part[-1].end - part[0].begin if part else 0.0 for part in self.spans]
         return tuple(span - busy for span, busy in zip(own, self.busy))
 

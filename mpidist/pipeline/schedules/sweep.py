@@ -16,7 +16,7 @@ CHUNKS = (1, 2, 3)  # by default, of schedules that serve any number
 
 @dataclass
 class PipelineProofRow:
-    """The results of proving one schedule.
+    """The results of proving one schedule for many sizes.
 
     Attributes
     ----------

@@ -113,7 +113,7 @@ def read(path: str | Path) -> Trace:
 
 
 def _build(events: Sequence[dict[str, Any]]) -> Trace:
-    """Return the trace of a file's events; raise ValueError, KeyError or TypeError."""
+    """Return the trace in a file's events; ValueError, KeyError or TypeError if they are wrong."""
     steps: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for event in events:
         if event.get("cat") == STEP:
@@ -152,14 +152,14 @@ def _build(events: Sequence[dict[str, Any]]) -> Trace:
 
 
 def mean_costs(measured: Timeline, message: float = 0.0) -> Costs:
-    """Return the mean times of the actions of each virtual stage; B counts as I.
+    """Return the mean times of each virtual stage's actions as Costs; B counts as I.
 
     Parameters
     ----------
     measured : Timeline
         The time of each action.
     message : float
-        The time of a message, which the spans do not contain.
+        The time of a message, which the timeline does not contain.
     """
     stages = measured.placement.stages
     seconds: dict[str, list[list[float]]] = {kind: [[] for _ in range(stages)] for kind in "FIW"}

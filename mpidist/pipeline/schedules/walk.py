@@ -10,9 +10,10 @@ from .messages import Message, Step
 
 
 def peak_live(actions: Iterable[Action]) -> int:
-    """Return the largest number of live activations: from F to the last of I and W, or to B.
+    """Return the largest number of live activations while a rank runs these actions.
 
-    Other ranks cannot change it: it follows from the order of the rank's own actions.
+    An activation lives from F to the last of I and W, or to B.  Other ranks cannot change the
+    number: it follows from the order of the rank's own actions.
     """
     live = peak = 0
     for action in actions:
