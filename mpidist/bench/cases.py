@@ -47,7 +47,7 @@ def number_dtype(name: str) -> np.dtype:
 
 
 def span(dtype: np.dtype, size: int, op: str) -> int:
-    """Return how many distinct input values to use, so that `op` over all ranks never rounds."""
+    """Return the number of different input values with which `op` over all ranks never rounds."""
     kind = kind_of(dtype)
     if kind == "bool" or op == "prod":
         return 2
@@ -84,7 +84,7 @@ def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.
 
 
 def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.ndarray:
-    """Return g[i] ∘ g[i + stride] ∘ …, one operand per rank, for the first `length` elements."""
+    """Return g[i] ∘ g[i + stride] ∘ …, with an operand per rank, for the first `length` indices."""
     result = g[:length].copy()
     for rank in range(1, size):
         op.combine(result, g[stride * rank : stride * rank + length], result)
@@ -171,7 +171,7 @@ def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 
 
 def _own_part(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
-    """Return this rank's part of `memory`, a view; in place, the root's has all parts."""
+    """Return a view of this rank's part of `memory`; in place, the root's has all parts."""
     begin = case.root * part if case.in_place and case.rank == case.root else 0
     return memory[begin : begin + part]
 
@@ -224,9 +224,10 @@ class Case:
     nbytes : int
         Bytes of the whole buffer.
     sources, expected : list of (ndarray, ndarray, int)
-        Memory to fill before a call, and memory to check after it, each with its window.
+        Memory to fill before a call, and memory to check after it: each with a sequence of numbers,
+        and its start there.
     bare_expected : list, optional
-        `expected` of the bare MPI call, if it leaves its result elsewhere.
+        Memory to check after the bare MPI call, if its result is elsewhere than in `expected`.
     bounds : tuple of ndarray, optional
         Least and largest correct result of each element; by default results must be exact.
     """
@@ -246,13 +247,13 @@ class Case:
     bounds: Bounds | None = None
 
     def fill(self, turn: int) -> None:
-        """Write the input data of the current turn."""
+        """Write the input data of a turn (a number that changes them) into the input memory."""
         at = turn % TURNS
         for memory, numbers, begin in self.sources:
             np.copyto(memory, numbers[begin + at : begin + at + memory.size])
 
     def check(self, turn: int, bare: bool = False) -> bool:
-        """Return whether the result of the current turn is correct."""
+        """Return whether the result of a turn is correct, or with `bare` that of the MPI call."""
         at = turn % TURNS
         windows = self.bare_expected if bare and self.bare_expected is not None else self.expected
         return all(
@@ -287,8 +288,8 @@ class Workload:
     in_place : bool
         Write the result over the input.
     data : ndarray, optional
-        Real numbers in place of g, repeated as often as needed; results may then differ from E
-        by the rounding of the sum.
+        Real numbers to combine in place of pseudo-random whole ones, repeated as often as needed;
+        correct results may then differ by the rounding of the sum.
     """
 
     def __init__(
@@ -343,7 +344,7 @@ class Workload:
         return other
 
     def next_turn(self) -> int:
-        """Return the number of the next turn: no two calls in a row have the same data."""
+        """Return the next turn, a number that selects the data of a call; never twice in a row."""
         self._turn += 1
         return self._turn
 

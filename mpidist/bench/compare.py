@@ -36,7 +36,7 @@ def read(path: str) -> Results:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same contender in both runs.
+    """The rows of the same contender and work in the two runs.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """``"better"`` or ``"worse"`` where the second differs beyond noise, or is wrong."""
+        """Text such as "better" or "worse, now WRONG"; empty for a difference within the noise."""
         before, now = self.first.correct is not False, self.second.correct is not False
         if before != now:
             return "better, now correct" if now else "worse, now WRONG"
@@ -70,7 +70,7 @@ class Pair:
 class Comparison:
     """Two runs: pairs of rows, rows of one run only, differences of the headers.
 
-    `reference` names the contender that the ratios of the first run refer to.
+    `reference` is the name of the contender that the ratios of the first run refer to.
     """
 
     pairs: list[Pair]

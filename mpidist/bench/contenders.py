@@ -40,7 +40,7 @@ class Contender:
 
 
 def implementations(comm: Communicator, collective: str) -> list[str]:
-    """Return the names of all implementations of a collective, native first."""
+    """Return the names of the executors and algorithms that serve a collective, native first."""
     return [one.name for one in comm.explain(collective, 8)[1]]
 
 
@@ -194,7 +194,10 @@ def _operation(case: Case) -> Any:
 
 
 def _buffer(data: np.ndarray | None, op: Any) -> Any:
-    """Return what mpi4py gets as buffer: the array for a reduction, else a view of its bytes."""
+    """Return the buffer for mpi4py: the array for a reduction, else a view of its bytes.
+
+    `op` is MPI's reduction operation, or None.
+    """
     if data is None or op is not None:
         return data
     return data.view(np.uint8)

@@ -25,7 +25,7 @@ COPIES = 5  # measurements of a copy; their median counts
 
 
 class DeviceCase:
-    """A collective with its arrays; values are small, so that every dtype holds the sums."""
+    """A collective with its arrays on the GPU; values are small, so that sums are exact."""
 
     def __init__(
         self, comm: Communicator, collective: str, count: int, dtype: np.dtype, symmetric: bool
@@ -63,7 +63,7 @@ class DeviceCase:
         self._x.set(self._host)
 
     def call(self) -> None:
-        """Call the collective once."""
+        """Call the collective once, on this case's arrays."""
         getattr(self._comm, self._collective)(self._x, out=self._out)
 
     def correct(self) -> bool:
@@ -123,7 +123,10 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
 
 
 def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float:
-    """Return the slowest rank's seconds from calling `act` to the end of its stream; collective."""
+    """Return the slowest rank's seconds from the call of `act` to the end of the work on `stream`.
+
+    Collective.
+    """
     device = find_device()
     device.synchronize(stream)
     comm.barrier()
@@ -145,7 +148,7 @@ def measure_paths(
     iterations: int,
     copies: Copies,
 ) -> Results:
-    """Time each collective on each path of GPU arrays; list refused calls as such; collective.
+    """Measure each collective on each path of GPU arrays, and note refused calls; collective.
 
     The figure ``of_copies`` of a row is the time of the copies that the path cannot do without,
     divided by the measured time.
@@ -257,8 +260,8 @@ def measure_gpu(
 ) -> Results:
     """Measure collectives by each path, and bare copies; collective.
 
-    `collectives` are names out of :data:`COLLECTIVES`, by default all of them; for the others see
-    :func:`measure_paths`.
+    `collectives` are names out of :data:`COLLECTIVES`, all of them if empty; for the other
+    parameters see :func:`measure_paths`.
 
     Raises
     ------

@@ -76,7 +76,7 @@ def available_memory(path: str = "/proc/meminfo") -> int:
 
 
 def array_bytes(ranks: int, cache: int, available: int) -> int:
-    """Return the length of a rank's array in bytes.
+    """Return the length in bytes of each of the two arrays that a rank copies.
 
     The arrays of all ranks together are four times the cache, but the two arrays of every rank
     take at most a quarter of the available memory.

@@ -28,12 +28,12 @@ THEIRS = "torch pipelining, gloo"
 
 
 def no_loss(output: Any, target: Any, reduction: str = "mean") -> tuple[float, Any]:
-    """Return a loss and its gradient without computing anything."""
+    """Return 0 as the loss and `output` as its gradient, at no cost."""
     return 0.0, output
 
 
 def engine_cost(comm: Communicator, steps: int, microbatches: int = MICROBATCHES) -> list[Row]:
-    """Measure steps of identity stages, with 16 numbers in a microbatch.
+    """Measure the pipeline's own cost: steps of identity stages, 16 numbers a microbatch.
 
     The time is that of a step divided by the number of microbatches.  Every rank has one stage, so
     it is the cost of one microbatch and stage, waiting included.
@@ -87,7 +87,7 @@ class TimedStage(Module):
 
 @chained
 def slowly(bucket: Bucket) -> Iterator[Any]:
-    """Average a bucket after a fixed delay, which stands for a slow link."""
+    """Average a bucket after a fixed delay, which stands for a slow link: a communication hook."""
     sleep(AVERAGING)
     yield bucket.comm.iallreduce(bucket.flat, op="mean", out=bucket.flat)
 
@@ -121,7 +121,7 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
 
 
 def stepper(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable[[], None]:
-    """Return a function that runs one step."""
+    """Return a function that runs one step of a pipeline, and then `after` if given."""
     x = np.ones((REPLICA_MICROBATCHES, 1))
 
     def step() -> None:

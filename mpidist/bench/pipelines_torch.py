@@ -36,7 +36,7 @@ def stage(width: int, rank: int, size: int) -> torch.nn.Module:
 def stepper(
     module: torch.nn.Module, run: Callable[[torch.Tensor, torch.Tensor], object], shape: Any
 ) -> Callable[[], None]:
-    """Return a function that runs one step of training."""
+    """Return a function that runs one training step, with ``run(input, target)`` and SGD."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     torch.manual_seed(0)
     x, labels = torch.randn(*shape), torch.randint(10, (shape[0],))
@@ -67,7 +67,7 @@ def theirs(
 
 
 def steps(comm: Communicator, rounds: int) -> list[Row]:
-    """Measure steps of MLPs of several sizes, with one thread per rank."""
+    """Measure pipeline steps of MLPs of several sizes, with one thread per rank; collective."""
     rows: list[Row] = []
     loss = torch.nn.functional.cross_entropy
     with one_thread(), process_groups(comm) as (_, gloo):

@@ -162,7 +162,7 @@ def draw_training(result: Any) -> Figure:
 
 
 def save(results: Results, path: str) -> None:
-    """Write the curves to a file, in the format of its ending.
+    """Draw results, and write the figure to a file in the format of its ending.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def save(results: Results, path: str) -> None:
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as SVG for a page."""
+    """Return a figure as an SVG element for an HTML page."""
     target = io.StringIO()
     figure.savefig(target, format="svg", metadata={"Date": None})
     text = target.getvalue()

@@ -20,14 +20,14 @@ Advance = Callable[..., None]
 
 
 def _no_bar(text: str = "", done: int | None = None, total: int | None = None) -> None:
-    """Do nothing: called in place of the function that moves the bar, where no bar is drawn."""
+    """Do nothing: stands in for the function that advances the bar, where none is drawn."""
 
 
 _drawn: ContextVar[Advance] = ContextVar("drawn", default=_no_bar)
 
 
 def advance(text: str, done: int | None = None, total: int | None = None) -> None:
-    """Move the bar that is being drawn, if any: one step more, or `done` steps of `total`.
+    """Advance the bar that is being drawn, if any: by a step, or to `done` steps of `total`.
 
     For measurements deep inside a benchmark, which have no bar of their own.
     """
@@ -54,7 +54,8 @@ def draw_progress(
     Yields
     ------
     callable
-        ``advance(text=doing, done=None, total=None)``: one step more, or `done` steps of `total`.
+        ``advance(text=doing, done=None, total=None)`` advances the bar by a step, or to `done`
+        steps of `total`.
     """
     if not console.is_terminal:
         yield _no_bar

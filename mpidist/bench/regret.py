@@ -38,7 +38,9 @@ LEAST = 4  # iterations that two halves need
 
 
 def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float, float, str]:
-    """Return the regret and raw regret of `pick`, the noise floor, and the best candidate.
+    """Return the regret and raw regret of `pick`, the noise floor, and the best candidate's name.
+
+    The first three are fractions of the best time; the module explains them.
 
     Parameters
     ----------
@@ -185,6 +187,6 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
 
 
 def between(sizes: Sequence[int]) -> list[int]:
-    """Return the given sizes, and between each two neighbours their geometric mean."""
+    """Return the given sizes, with the geometric mean of each two neighbours between them."""
     middles = [round((low * high) ** 0.5) for low, high in zip(sizes, sizes[1:])]
     return sorted({*sizes, *middles})

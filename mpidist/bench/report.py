@@ -10,13 +10,13 @@ from .results import Results, tables
 
 
 def bench_page(results: Results) -> str:
-    """Return the page of ``mpidist bench``."""
+    """Return the HTML page of a run of ``mpidist bench``."""
     names = ", ".join(dict.fromkeys(row.work for row in results.rows))
     return _page(results, f"mpidist bench: {names}", _machine(results), {"": draw(results)})
 
 
 def demo_page(result: Any, results: Results) -> str:
-    """Return the page of ``mpidist demo``.
+    """Return the HTML page of a run of ``mpidist demo``.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def _page(
     figures: dict[str, Any],
     facts: dict[str, str] | None = None,
 ) -> str:
-    """Render the template: facts, figures, tables, and the description of the run."""
+    """Return the HTML page: facts, figures (SVG), tables, and the description of the run."""
     from jinja2 import Environment
 
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")

@@ -87,7 +87,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The contender, with its memory unless the name says it."""
+        """The contender's name, with its kind of memory unless the name says it."""
         if self.memory == PRIVATE or self.contender == self.memory:
             return self.contender
         return f"{self.contender} in {self.memory}"
@@ -264,7 +264,7 @@ _NOT_KNOBS = (
 
 
 def knobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that configure mpidist, MPI, its transports and threads."""
+    """Return the set environment variables that configure mpidist, MPI, transports and threads."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -298,9 +298,9 @@ WATCHED = 0.2  # seconds
 
 
 def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
-    """Return host, cores, and cores used by others, of each node that is busy; collective.
+    """Return (host, cores, cores used by other processes) of each busy node; collective.
 
-    The ranks sleep meanwhile, so that what ``/proc/stat`` counts is of other processes.
+    The ranks sleep meanwhile, so that ``/proc/stat`` counts other processes only.
     """
     comm.barrier()
     before = _ticks()
@@ -314,7 +314,7 @@ def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
 
 
 def _ticks() -> list[int]:
-    """Return the counters of all cores together, from /proc/stat: user, nice, system, idle, …."""
+    """Return the times of all cores together in /proc/stat: user, nice, system, idle, …."""
     with open("/proc/stat", encoding="ascii") as file:
         return [int(word) for word in file.readline().split()[1:9]]
 
@@ -418,7 +418,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """Head of a column, and the text of a row in it: empty if the row has no such value."""
+    """A column of a table: its head, and a function that returns a row's text in it.
+
+    The text is empty if the row has no such value.
+    """
 
     head: str
     text: Callable[[Row], str]
@@ -451,7 +454,7 @@ def _yes(value: bool) -> str:
 
 
 def columns(results: Results) -> list[Column]:
-    """Return the columns of all benchmarks; a table has those in which a row has text."""
+    """Return the columns that tables can have; a table has those in which a row has text."""
     memory = any(row.memory != PRIVATE for row in results.rows)
     header = results.header
     return [
@@ -478,7 +481,7 @@ def columns(results: Results) -> list[Column]:
 
 
 def tables(results: Results) -> list[Table]:
-    """Return the tables of a run: one for each collective, or one of all steps."""
+    """Return the tables of a run: one for each collective, or one of all training steps."""
     if results.benchmark == "scaling":
         return _scaling_tables(results)
     made = []

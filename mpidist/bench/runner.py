@@ -75,7 +75,7 @@ _COLUMNS = 6  # figures that the ranks exchange for each contender
 
 @dataclass
 class Entrant:
-    """One contender at one size.
+    """One contender at one size, with its times and verdicts.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class Contest:
     nbytes : int
         Bytes of the whole buffer.
     settings : Settings
-        Its limit and bits are used.
+        Settings of the measurement, of which `limit` and `bits` are used.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class Contest:
         self.cycle(self.entries)
 
     def cycle(self, entries: list[Entrant]) -> list[float]:
-        """Call each contender once, with new data; return the slowest rank's times."""
+        """Call each of `entries` once, with new data; return their times on the slowest rank."""
         begun = perf_counter()
         figures = np.zeros((len(entries) + 1, _COLUMNS))
         for line, entry in zip(figures, entries):
@@ -210,7 +210,7 @@ class Contest:
 
 
 def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
-    """Return the order of the contenders in an iteration, the same on every rank.
+    """Return the entrants in the order of their calls in an iteration, equal on every rank.
 
     It is drawn, not rotated: otherwise each contender would always follow the same other one, and
     find its data in the cache.
@@ -261,7 +261,7 @@ class Series(Contest):
         )
 
     def run(self, turn: int, passes: int) -> None:
-        """Time this pass's iterations: the planned number is divided over `passes`.
+        """Time the iterations of one of `passes` passes, which share the planned number.
 
         `turn` is the index of this pass.
         """
@@ -275,7 +275,7 @@ class Series(Contest):
                 entry.times.append(seconds)
 
     def _agree(self, seconds: float) -> float:
-        """Return rank 0's figure on all ranks, so that all plan the same iterations."""
+        """Return rank 0's `seconds` on all ranks, so that all plan the same iterations."""
         return float(self.comm.broadcast(np.array([seconds]), root=0)[0])
 
 
@@ -330,12 +330,12 @@ def measure(
 
 
 def steps(collectives: Sequence[str], settings: Settings) -> int:
-    """Return how many times :func:`measure` calls `on_step`."""
+    """Return how often :func:`measure` will call `on_step`, for a progress bar."""
     return sum(PASSES * len(_sizes(c, settings)) for c in collectives)
 
 
 def node_counts(nodes: int) -> list[int]:
-    """Return 1, 2, 4, … and all `nodes`."""
+    """Return the numbers of nodes to measure: 1, 2, 4, … and `nodes`."""
     powers = [1 << k for k in range(nodes.bit_length()) if 1 << k < nodes]
     return [*powers, nodes]
 
@@ -375,7 +375,7 @@ def measure_scaling(
 
 
 def scaling_steps(comm: Communicator, collectives: Sequence[str], settings: Settings) -> int:
-    """Return how many times :func:`measure_scaling` calls `on_step`."""
+    """Return how often :func:`measure_scaling` will call `on_step`, for a progress bar."""
     return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
 
 
@@ -391,7 +391,7 @@ def run_benchmark(
     Parameters
     ----------
     comm, collectives, settings, on_step
-        As of :func:`measure`.
+        As for :func:`measure`.
     stream : bool, optional
         Whether to measure the memory bandwidth too; by default with symmetric memory.
     """

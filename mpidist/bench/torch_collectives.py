@@ -178,7 +178,10 @@ def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list
 
 
 def _is_right(comm: Communicator, name: str, contender: _Contender) -> bool:
-    """Check one result on every rank; the buffer is zero afterwards, so that sums stay finite."""
+    """Return whether one call has the right result on every rank; collective.
+
+    The buffer is zero afterwards, so that sums stay finite.
+    """
     data, ranks = contender.data, torch.arange(1.0, comm.size + 1)
     data.fill_(comm.rank + 1)
     contender.call()

@@ -30,8 +30,8 @@ NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 class TrainingContender:
     """One implementation of a training step, to be timed.
 
-    `act` runs one step.  If it uses a DDP, `model` is that: steps are timed once its buckets and
-    transport are final.
+    `act` runs one step.  `model` is the DDP that the step uses, or None: steps are timed once its
+    buckets and transport are final.
     """
 
     name: str
@@ -39,7 +39,7 @@ class TrainingContender:
     model: DDP | None = None
 
     def warm_up(self) -> None:
-        """Run some steps, and then more until buckets and transport of the DDP are final."""
+        """Run some steps, with a DDP until its buckets and transport are final."""
         for _ in range(WARM_ROUNDS):
             self.act()
         while self.model is not None and not self.model.reducer.settled:
@@ -49,7 +49,9 @@ class TrainingContender:
 def take_turns(
     comm: Communicator, contenders: Sequence[TrainingContender], rounds: int
 ) -> np.ndarray:
-    """Return the seconds of each contender (columns) on the slowest rank, a row for each round.
+    """Time contenders in turns: return the slowest rank's seconds, a row per round.
+
+    The columns are the contenders.
 
     The order is drawn for each round, the same on every rank.
     """
@@ -70,7 +72,7 @@ def take_turns(
 def race(
     comm: Communicator, work: str, contenders: Sequence[TrainingContender], rounds: int
 ) -> list[Row]:
-    """Measure contenders in turns; ratios refer to the first, mpidist's."""
+    """Time contenders in turns; return a row for each, with ratios to the first one."""
     times = take_turns(comm, contenders, rounds)
     medians = [statistics.median(column) for column in times.T.tolist()]
     return [
@@ -157,7 +159,7 @@ def waiting(comm: Communicator, overlap: str) -> tuple[Callable[[], object], DDP
 def overlaps(
     comm: Communicator, rounds: int, work: str, make: Make, autos: int = AUTOS
 ) -> list[Row]:
-    """Measure training steps with each kind of overlap, and several times with "auto", in turns.
+    """Measure training steps with each kind of overlap, and with "auto" `autos` times.
 
     Figures of a row are ``least_us``, the least time over the rounds; ``share``, the median of the
     time divided by the time without overlap in the same round; and ``hidden``,
@@ -268,7 +270,7 @@ def _results(comm: Communicator, has_torch: bool) -> Results:
 
 
 def describe(stats: Stats) -> str:
-    """Return as text a DDP's overlap, the trials before that choice, and the parts of a step."""
+    """Return a DDP's overlap, the trials that chose it, and the parts of a step, as text."""
     parts = ("compute", "exposed", "hidden")
     times = ", ".join(f"{part} {1e3 * getattr(stats, part):.2f} ms" for part in parts)
     trials = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in stats.trials.items())

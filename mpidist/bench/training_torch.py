@@ -43,7 +43,7 @@ def stepper(
     sync: Callable[[], object] = lambda: None,
     samples: int = SAMPLES,
 ) -> Callable[[], None]:
-    """Return a function that runs one training step."""
+    """Return a function that runs one training step of `model`, with `sync` before the update."""
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     x, labels = torch.randn(samples, width), torch.randint(10, (samples,))
 
@@ -142,7 +142,10 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
 
 
 def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
-    """Return a training step, and its DDP, of the compute-bound network of ``--overlap``."""
+    """Return a function that runs a training step of a compute-bound network, and its DDP.
+
+    It is for ``mpidist bench ddp --overlap``.
+    """
     net = mlp(BUSY_WIDTH)
     model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
     step = stepper(model, net.parameters(), BUSY_WIDTH, samples=BUSY_SAMPLES)
@@ -151,7 +154,7 @@ def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
 
 @contextmanager
 def threads(comm: Communicator) -> Iterator[None]:
-    """Within the block, have each rank's PyTorch use an equal part of the node's cores.
+    """Within the block, let each rank's PyTorch use an equal part of the node's cores.
 
     If OMP_NUM_THREADS is set, nothing changes.
     """

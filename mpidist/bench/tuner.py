@@ -51,7 +51,7 @@ class TuningSettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One race of the tuner: a collective at one size in one kind of memory, until a given time."""
+    """One race of the tuner: a collective at one size in one kind of memory, with an end time."""
 
     collective: str
     memory: str
@@ -95,7 +95,7 @@ def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
 
 
 def count_cells(comm: Communicator, settings: TuningSettings) -> int:
-    """Return the number of cells of a run."""
+    """Return the number of races (cells) of a tuning run, for a progress bar."""
     sizes = {c: 1 if c == "barrier" else len(settings.sizes) for c in settings.collectives}
     return sum(len(memories(comm, c)) * sizes[c] for c in settings.collectives)
 
@@ -106,17 +106,18 @@ def cells(
     stopped: Callable[[], bool],
     cost: Callable[[Cell], float],
 ) -> Iterator[Cell]:
-    """Yield the cells, each with its share of the budget, the same on every rank; collective.
+    """Yield the races of a run (cells), each with its share of the time; collective.
 
-    Collectives and kinds of memory share the budget equally, sizes by the root of their bytes.
-    Time that one cell leaves goes to the others.  Cells for which no time is left are omitted.
+    They are the same on every rank.  Collectives and kinds of memory share the budget equally,
+    sizes by the root of their bytes.  Time that one cell leaves goes to the others.  Cells for
+    which no time is left are omitted.
 
     Parameters
     ----------
     comm : Communicator
         The ranks that measure.
     settings : TuningSettings
-        What is tuned, and for how long.
+        Collectives, sizes, dtype and time budget of the run.
     stopped : callable
         Returns on rank 0 whether to stop.
     cost : callable
@@ -159,7 +160,7 @@ Keep = Callable[[list[tuple[float, Entrant]]], list[Entrant]]
 def candidates(
     comm: Communicator, collective: str, nbytes: int, memory: str
 ) -> tuple[list[str], str]:
-    """Return all implementations that can serve a call, and the one that "auto" takes now.
+    """Return the names of all implementations that can serve a call, and the choice of "auto".
 
     Trees are in the list with arity 2 and 4.  The choice of "auto" may be named with its parts
     (``hierarchical/direct/ring``), and is then one more candidate.
@@ -177,7 +178,10 @@ def candidates(
 
 
 def faster_half(*kept: str) -> Keep:
-    """Return a function that selects entrants: the faster half, near ties, and those in `kept`."""
+    """Return a function that selects the entrants of the next heat: the faster half.
+
+    Near ties with it, and the names in `kept`, are selected too.
+    """
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
         half, limit = -(-len(ranking) // 2), ranking[0][0] * CLOSE
@@ -191,7 +195,10 @@ def faster_half(*kept: str) -> Keep:
 
 
 def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
-    """Return a function that drops entrants slower than `limit` × the fastest, except `kept`."""
+    """Return a function that selects the entrants of the next heat: all but the slow.
+
+    Slow is more than `limit` × the time of the fastest; the names in `kept` are selected anyway.
+    """
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
         least = ranking[0][0]
@@ -259,9 +266,9 @@ class Race(Contest):
         return {entry.name: entry.times for entry in alive}
 
     def _heat(self, alive: list[Entrant], end: float) -> list[Entrant]:
-        """Time the remaining contenders in turns, for this heat's share of the time up to `end`.
+        """Time the remaining contenders in turns for one heat, and return them.
 
-        A heat is the measurement before some of them drop out; the last heat gets all of the rest.
+        A heat is the measurement before some of them drop out; the last one lasts until `end`.
         """
         heats = max(len(alive).bit_length() - 1, 1)
         now = perf_counter()
@@ -287,7 +294,7 @@ class Race(Contest):
 
 
 class History:
-    """What races at smaller sizes have shown, for one collective and kind of memory.
+    """Results of the races at smaller sizes, for one collective and kind of memory.
 
     It holds the last time of each contender, and which ones are hopelessly slow.
     """
@@ -359,7 +366,7 @@ def tune(
     comm : Communicator
         The ranks that measure.
     settings : TuningSettings
-        What is tuned, and for how long.
+        Collectives, sizes, dtype and time budget of the run.
     about : mapping
         Description of the run, for the table.
     on_step : callable
@@ -427,8 +434,8 @@ def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> s
 def uncertainty(seconds: Sequence[float]) -> float:
     """Return the standard error of the median, divided by the median.
 
-    Of normal times it is 1.253 σ / √n, and σ is 1.483 times half the interquartile range.  Of fewer
-    than four times half their range stands for that.
+    For normally distributed times it is 1.253 σ / √n, and σ is 1.483 times half the interquartile
+    range.  For fewer than four times, half of their range is taken in its place.
     """
     half = spread(seconds)
     if half is None:

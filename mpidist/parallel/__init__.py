@@ -34,7 +34,10 @@ _PIPELINES = ("Partition", "Pipeline", "PipelineStats", "partition")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of :mod:`mpidist.pipeline`, which stands above this room."""
+    """Return `name` of :mod:`mpidist.pipeline`, imported at its first use.
+
+    This subpackage may not import that one, which builds on it, any earlier.
+    """
     if name in _PIPELINES:
         return getattr(import_module("mpidist.pipeline"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

@@ -29,17 +29,17 @@ class Wrapper:
 
     @staticmethod
     def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
-        """Raise InvalidArgument if `others` is not empty: a DDP has only the named `options`."""
+        """Raise InvalidArgument if there are any `others`: only a PyTorch DDP has such options."""
         if others:
             raise InvalidArgument(
                 f"rank {rank}: DDP has no option {', '.join(others)}: expected {', '.join(options)}"
             )
 
     def watch(self) -> None:
-        """Register no hook, return None: :meth:`backward` averages the gradients at its end."""
+        """Register no callback, and return None: :meth:`backward` itself averages the gradients."""
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module."""
+        """Call the module with its arguments, and return its output."""
         self.reducer.prepare()
         return self.module(*inputs, **options)
 
@@ -48,12 +48,12 @@ class Wrapper:
         raise AttributeError(not_found(self, vars(self), name), name=name, obj=self)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module's forward."""
+        """Call the module's forward, and return its output."""
         self.reducer.prepare()
         return self.module.forward(*inputs, **options)
 
     def backward(self, grad: Any) -> Any:
-        """Call the module's backward, and average the gradients."""
+        """Call the module's backward, then average the gradients; return the input's gradient."""
         result = self.module.backward(grad)
         if self.sync == "auto" and self.reducer.enabled:
             self._end_backward()
@@ -105,7 +105,10 @@ class Wrapper:
 
 
 def not_found(wrapper: Any, members: Mapping[str, Any], name: str) -> str:
-    """Return the text of an AttributeError, which points to ``model.module`` if that has it."""
+    """Return the text of the AttributeError for an attribute that a DDP lacks.
+
+    It points to ``model.module`` if the wrapped module has the attribute.
+    """
     text = f"{type(wrapper).__name__!r} object has no attribute {name!r}"
     if not name.startswith("_") and hasattr(members.get("module"), name):
         text += f", its module has: write model.module.{name}"

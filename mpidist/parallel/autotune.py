@@ -18,7 +18,7 @@ WINS = 0.75  # and be faster in this share of the rounds
 
 
 class Trial:
-    """Training steps with several transports in turn, to time them.
+    """Times training steps with several transports of the buckets in turn.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ class Trial:
         return len(self._seconds) >= ROUNDS * len(self._names)
 
     def note(self, seconds: float) -> None:
-        """Record the time of a step."""
+        """Record the seconds of a step with the current transport, and go on to the next one."""
         self._seconds.append(seconds)
 
     def decide(self, comm: Communicator) -> tuple[str, dict[str, float]]:
-        """Return the fastest transport, and the time of a step with each; collective.
+        """Return the fastest transport, and the seconds of a step with each; collective.
 
         A step takes as long as on its slowest rank; a time is the median over the steps.
         """
@@ -117,7 +117,7 @@ class Autotune:
     names : sequence of str
         Names of the transports to be tried; the first is used until they are timed.
     listens : bool
-        Whether there are callbacks for additions to gradients.
+        Whether callbacks report additions to gradients, so that their order can be observed.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Autotune:
         return not self._left
 
     def ready(self, index: int) -> None:
-        """Record an addition to the gradient of parameter `index`."""
+        """Record that backward has added to the gradient of parameter `index`, for the order."""
         if self._left:
             self._order.setdefault(index)
 

@@ -33,7 +33,7 @@ class BucketStreams:
         self._sending: int | None = None
 
     def note(self) -> None:
-        """Record that the current stream adds to a gradient of the bucket."""
+        """Record that the library's current stream adds to a gradient of the bucket."""
         self._computing.add(self._stream())
 
     def before_send(self) -> None:
@@ -107,7 +107,7 @@ class Bucket:
     copies : int
         Number of gradients that had to be copied into the buffer so far.
     lent : set of int
-        Places of parameters that had no gradient in this step, and were given their view.
+        Indices of parameters that had no gradient in this step, and were given their view.
     streams : BucketStreams or None
         Order of the streams, if the parameters are on a GPU.
     """
@@ -169,7 +169,7 @@ class Bucket:
     # -- gradients and the buffer -----------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Allocate the flat buffer and move existing gradients into it; collective."""
+        """Allocate the buffer, and move the existing gradients into it; collective."""
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is not None and tuple(p.grad.shape) == tuple(view.shape):
                 self.framework.copy(view, p.grad)
@@ -234,9 +234,9 @@ class Bucket:
             p.grad = view
 
     def settle(self) -> None:
-        """Check the shapes of the gradients, where they are not sent.
+        """Check the shapes of the gradients on one rank, where they are not sent.
 
-        On one rank :meth:`collect`, which checks them otherwise, is not called.
+        On several ranks :meth:`collect` checks them.
         """
         for k, p in enumerate(self.parameters):
             if p.grad is not None:
@@ -269,7 +269,7 @@ class Bucket:
     # -- readiness --------------------------------------------------------------------------------
 
     def expect(self, counts: Sequence[int] | None) -> None:
-        """Set the number of additions to each gradient in a step; None if it is unknown."""
+        """Set the number of additions that complete each gradient in a step; None if unknown."""
         self.expected = None if counts is None else list(counts)
         self._missing = sum(self.expected or ())
 

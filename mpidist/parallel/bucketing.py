@@ -101,7 +101,10 @@ def choose_algorithms(
 
 
 def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
-    """Return a flat array in symmetric memory, or None if that is unavailable; collective."""
+    """Return a flat array of `count` elements in symmetric memory, or None; collective.
+
+    It is None if symmetric memory is unavailable.
+    """
     try:
         return comm.empty(count, dtype)
     except Unsupported:
@@ -127,7 +130,7 @@ def allocate_on_device(comm: Communicator, count: int, framework: Framework, p: 
 def choose_on_device(
     comm: Communicator, chooser: Communicator, flat: Any, asked: str, collective: str
 ) -> str:
-    """Return the algorithm for an array on a GPU, the same on all ranks; collective.
+    """Return the algorithm for a buffer on a GPU, the same on all ranks; collective.
 
     Executors of the GPU give the same bits in every call.  Everything else is staged through the
     host in chunks, so the algorithm is chosen for the size of one chunk.
@@ -184,7 +187,7 @@ class Grouping:
     layout : list of tuple of int
         Indices of the parameters in each bucket.
     where : dict of int to (int, int)
-        The bucket of each parameter, and its place there.
+        The bucket of each parameter, and its index in it, by the parameter's index.
     sparse : list of int
         Indices of the parameters in no bucket.
     symmetric : bool
@@ -215,7 +218,7 @@ class Grouping:
         self.layout = self.plan(None)
 
     def plan(self, order: Iterable[int] | None) -> Layout:
-        """Return the layout for gradients that become ready in this order."""
+        """Return the layout (parameters by bucket) for gradients that become ready in `order`."""
         order = reversed(range(len(self.named))) if order is None else order
         bucketed = [i for i in order if i not in self.sparse]
         return assign_buckets(self._nbytes, self._kinds, *self._limits, bucketed)
@@ -257,7 +260,7 @@ class Grouping:
         return self.buckets
 
     def choose(self, nbytes: Sequence[int], collective: str) -> list[str]:
-        """Return the algorithm of a collective for each bucket, by its bytes; collective."""
+        """Return the algorithm of a collective for buckets of these sizes in bytes; collective."""
         names = choose_algorithms(
             self._chooser, nbytes, self._algorithm, self.symmetric, collective
         )
@@ -272,7 +275,7 @@ class Grouping:
     def allocate(self, p: Any, count: int, comm: Communicator) -> Any:
         """Return a flat array of `count` zeros of the dtype of `p`; collective.
 
-        It is in symmetric memory where there is some.
+        It is in symmetric memory if that is available.
         """
         values = self.framework.values(p)
         flat = None
@@ -298,7 +301,7 @@ class Grouping:
         return [list(bucket.names) for bucket in self.buckets]
 
     def layout_of(self, names: Sequence[Sequence[str]]) -> Layout | None:
-        """Return the layout with these names in its buckets; None if the model has others."""
+        """Return the layout whose buckets have these names; None if the model has other names."""
         number = {self.named[i][0]: i for i in self.where}
         flat = [name for bucket in names for name in bucket]
         if sorted(flat) != sorted(number):

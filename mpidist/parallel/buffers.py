@@ -61,7 +61,7 @@ class BufferSync:
         ``read()`` returns names and arrays of the buffers, which share memory with the model; they
         are read in each step, as a forward may replace a buffer.
     how : {"broadcast", "average", "keep"}
-        Copy those of one rank to all; take the mean of floating-point buffers, and copy the
+        Copy the buffers of one rank to all; take the mean of floating-point buffers, and copy the
         others; or leave them alone.
 
     Attributes
@@ -109,7 +109,7 @@ class BufferSync:
         return bool(self._groups) and self._comm.size > 1
 
     def run(self, root: int) -> None:
-        """Make the buffers equal; those that are copied are copied from `root`; collective."""
+        """Make the buffers equal on all ranks; `root` is the rank to copy from; collective."""
         now = dict(self._read())
         for flat, shapes, algorithm in self._groups:
             group = [self._buffer(now, name, shapes[name], flat.dtype) for name in shapes]
@@ -149,7 +149,10 @@ def _empty_like(array: Any, count: int) -> Any:
 
 
 def _algorithm(comm: Communicator, flat: Any, on_device: bool) -> str:
-    """Return the algorithm for the mean of buffers, the same in every step; collective."""
+    """Return the algorithm for the mean of a flat array of buffers; collective.
+
+    It is pinned, so that every step has the same bits.
+    """
     if on_device:
         return choose_on_device(comm, comm, flat, "auto", "allreduce")
     return choose_algorithms(comm, [flat.nbytes], "auto", False, "allreduce")[0]

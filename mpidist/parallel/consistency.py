@@ -88,9 +88,9 @@ _owners: WeakSet[Ownership] = WeakSet()
 
 
 class Ownership:
-    """The parameters that one wrapper owns, from :meth:`begin` until it is closed or deleted.
+    """The parameters that one DDP owns, from :meth:`begin` until it is closed or deleted.
 
-    Two wrappers of one parameter would both send its gradient, each from a buffer of its own.
+    Two DDPs of one parameter would both send its gradient, each from a buffer of its own.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Ownership:
         self._parameters = [p for _, p in named]  # while one is alive its id is not used again
 
     def why_not(self, rank: int) -> str:
-        """Return an error text if parameters belong to another wrapper; empty if none does.
+        """Return an error text if some of the parameters belong to another DDP, else "".
 
         A dropped wrapper may be alive on some ranks only, until the garbage collector finds it, so
         this rank's answer is to be exchanged.
@@ -127,7 +127,7 @@ class Ownership:
             _owners.add(self)
 
     def end(self) -> None:
-        """Release the parameters."""
+        """Release the parameters, so that another DDP may own them."""
         with _lock:
             _owners.discard(self)
 
@@ -142,7 +142,7 @@ def check_used(comm: Communicator, names: Sequence[str], touched: np.ndarray) ->
     names : sequence of str
         Names of the parameters.
     touched : ndarray of uint8
-        Which of them have a gradient on this rank.
+        For each parameter, 1 if it has a gradient on this rank.
 
     Raises
     ------
@@ -195,7 +195,7 @@ class ParameterGuard:
         self._note()
 
     def _note(self) -> None:
-        """Record the parameters and submodules that the module has registered.
+        """Record the module's registered parameters and submodules, to detect a replacement.
 
         They are kept alive, so that their ids are not reused.
         """

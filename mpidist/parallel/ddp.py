@@ -226,20 +226,26 @@ class DDP(NotCopyable):
             self._after_sync()
 
     def _end_backward(self) -> None:
-        """Average the gradients of a backward pass that has ended."""
+        """Average the gradients at the end of a backward pass."""
         self.reducer.sync()
         self._after_sync()
         self.reducer.averaged = True
 
     def take_part(self) -> None:
-        """Take part in a step of the other ranks, with zero gradients; collective."""
+        """Take part in a training step of the other ranks, with zero gradients; collective.
+
+        It is for a rank without a batch (see :meth:`join`).
+        """
         self.zero_grad()
         self.reducer.count_as_used()
         self.reducer.sync()
         self._after_sync()
 
     def check_averaged(self, parameters: Iterable[Any] | None = None) -> None:
-        """Raise if an optimizer (of these parameters) would use gradients of this rank alone."""
+        """Raise if a gradient of these parameters, or of all, is of this rank alone.
+
+        An optimizer calls it before it uses the gradients.
+        """
         mine = self.reducer.not_averaged() if self.reducer.enabled else []
         if not mine:
             return
@@ -340,7 +346,7 @@ class DDP(NotCopyable):
         return self.reducer.high_water
 
     def stats(self) -> Stats:
-        """Return the time of the steps so far: compute, exposed and hidden communication."""
+        """Return the times of the steps so far: compute, exposed and hidden communication."""
         return self.reducer.stats()
 
     # -- replicas ---------------------------------------------------------------------------------
@@ -369,7 +375,7 @@ class DDP(NotCopyable):
         return [(name, self.framework.values(p)) for name, p in named]
 
     def _compare_replicas(self) -> None:
-        """Raise on every rank if the replicas differ where they should be equal; collective."""
+        """Raise ReplicasDiffer on every rank if the parameters differ between them; collective."""
         if self._join is not None and not self._join.equal:
             return
         unlike = self.unlike_parameters()
@@ -394,7 +400,7 @@ class DDP(NotCopyable):
     # -- state ------------------------------------------------------------------------------------
 
     def resume_state(self) -> dict[str, Any]:
-        """Return the module's state, and what a resumed run needs to have the same bits.
+        """Return a state from which a resumed run has the same bits: of module and buckets.
 
         :meth:`load_state_dict` loads it, as it loads the result of ``state_dict()``, which is the
         module's state alone.  The state of a communication hook is that of this rank; a
@@ -492,7 +498,10 @@ class DDP(NotCopyable):
 
 @cache
 def _with_wrapper(cls: Any, name: str | None) -> type[DDP]:
-    """Return `cls`, with the module methods for the library `name` added if it lacks them."""
+    """Return the class `cls`, if necessary as a subclass with the methods of a library's module.
+
+    `name` is that of the library; None is mpidist's own.
+    """
     wrapper = adapter(name, "wrapper").Wrapper
     if issubclass(cls, wrapper):
         return cls

@@ -54,14 +54,14 @@ class Feedback:
         return self._states.setdefault(bucket, {})
 
     def residual(self, bucket: Bucket) -> np.ndarray:
-        """Return the gradients' parts that were not sent in earlier steps; zeros at first."""
+        """Return the part of the gradients that earlier steps did not send; zeros at first."""
         state = self.state(bucket)
         if RESIDUAL not in state:
             state[RESIDUAL] = np.zeros_like(bucket.flat)
         return state[RESIDUAL]
 
     def drop_lost(self, bucket: Bucket) -> None:
-        """Zero non-finite elements of the residual, so that they do not return in every step."""
+        """Set non-finite elements of the residual to zero, or they would return in every step."""
         residual = self.residual(bucket)
         lost = ~np.isfinite(residual)
         if lost.any():
@@ -76,7 +76,7 @@ class Feedback:
             )
 
     def scratch(self, name: str, bucket: Bucket, count: int, dtype: Any) -> np.ndarray:
-        """Return memory for a bucket's compressed message, kept from step to step."""
+        """Return an array for a bucket's compressed message, kept by `name` from step to step."""
         state = self.state(bucket)
         if name not in state:
             symmetric = allocate(bucket.comm, count, dtype)
@@ -145,7 +145,7 @@ class Compress(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send a bucket, and return its Work."""
+        """Start to send a bucket in the smaller dtype, and return its Work."""
         self.refuse_complex(bucket)
         flat = bucket.flat
         packed = self.scratch("packed", bucket, flat.size, self._dtype)
@@ -176,7 +176,7 @@ class TopK(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send a bucket, and return its Work."""
+        """Start to send the largest elements of a bucket, and return its Work."""
         flat, residual = bucket.flat, self.residual(bucket)
         if flat.size == 0:
             return
@@ -222,7 +222,7 @@ class PowerSGD(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send a bucket, and return its Work."""
+        """Start to send the factors of a bucket's matrices, and return its Work."""
         self.refuse_complex(bucket)
         state, flat = self.state(bucket), bucket.flat
         matrices, whole = self._split(bucket)
@@ -256,14 +256,17 @@ class PowerSGD(Feedback):
             flat[a:b] = mean
 
     def _join(self, name: str, bucket: Bucket, arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
-        """Concatenate arrays into the memory of a message."""
+        """Concatenate arrays into the bucket's memory for message `name`, and return it."""
         count = sum(array.size for array in arrays)
         joined = self.scratch(name, bucket, count, dtype)
         np.concatenate([np.empty(0, dtype), *(a.reshape(-1) for a in arrays)], out=joined)
         return joined
 
     def _split(self, bucket: Bucket) -> tuple[list[Any], list[Any]]:
-        """Return (start, stop, shape) of each matrix, and (start, stop) of gradients sent whole."""
+        """Return (start, stop, shape) of each compressed matrix, and (start, stop) of the rest.
+
+        The rest are gradients that are sent whole.
+        """
         matrices, whole = [], []
         for a, b, shape in zip(bucket.starts, bucket.starts[1:], bucket.shapes):
             rows = shape[0] if shape else 1
@@ -275,7 +278,7 @@ class PowerSGD(Feedback):
         return matrices, whole
 
     def _first(self, bucket: Bucket, matrices: list[Any]) -> list[np.ndarray]:
-        """Return random right factors, for the first step."""
+        """Return random right factors Q, one for each matrix, for the first step."""
         random = np.random.default_rng((self.seed, bucket.index))
         return [random.standard_normal((columns, self.rank)) for _, _, (_, columns) in matrices]
 

@@ -71,7 +71,7 @@ class Join:
 
     @property
     def equal(self) -> bool:
-        """Whether the replicas stay equal at every step, those of finished ranks included."""
+        """Whether finished ranks update their parameters too, so that replicas stay equal."""
         return self._optimizer is not None
 
     def announce_step(self) -> None:
@@ -79,7 +79,10 @@ class Join:
         self._exchange(True)
 
     def _exchange(self, active: bool) -> bool:
-        """Tell all ranks whether this one is `active` (has batches); return whether any is."""
+        """Tell all ranks whether this one is `active` (has batches); return whether any is.
+
+        It also sets `root` and `first`, and raises with ``early="error"``.
+        """
         flags = self._comm.allgather(np.array([active], np.uint8))
         if not flags.any():
             return False
@@ -116,7 +119,7 @@ class Join:
             self._model.broadcast_parameters(int(last.argmax()))
 
     def _compare(self) -> None:
-        """Raise on every rank if the replicas are not equal."""
+        """Raise InvalidArgument on every rank if parameters differ between ranks; collective."""
         unlike = self._model.unlike_parameters()
         if unlike:
             raise InvalidArgument(

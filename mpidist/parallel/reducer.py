@@ -109,7 +109,7 @@ class Reducer:
         return self._transports[name]
 
     def _listen(self) -> list[Any]:
-        """Register a callback for additions to every gradient."""
+        """Register a callback for additions to each gradient; return the removers."""
         listen, added = self.grouping.framework.on_gradient, WeakHook(self.added)
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 
@@ -124,7 +124,7 @@ class Reducer:
     # -- a step ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make gradients that are None zeroed views of their buckets, before forward."""
+        """Prepare a forward: replace gradients that are None by zeroed views of their buckets."""
         self.clock.begin()
         self.queued = False  # also if the last backward has failed
         if self.active and not self.pending:
@@ -223,7 +223,7 @@ class Reducer:
                 raise
 
     def _note_set(self) -> None:
-        """Record gradients that were set by hand, for which no callback was called."""
+        """Record the gradients that the user set, about which no callback was called."""
         for i in np.flatnonzero(self.touched == 0).tolist():
             if i in self._sparse:
                 grad = self.grouping.named[i][1].grad
@@ -268,7 +268,7 @@ class Reducer:
         self._sparse = {i: p.grad for i, p in zip(self._sparse, parameters)}
 
     def _end_step(self, transport: Transport) -> None:
-        """Reset the buckets; in the first steps, regroup parameters or change the transport."""
+        """Reset the buckets after a step; in the first steps, change buckets or transport."""
         buckets = self.grouping.buckets
         self.pending, self._opened = [], False
         for bucket in buckets:
@@ -289,12 +289,12 @@ class Reducer:
 
     @property
     def observed(self) -> bool:
-        """Whether the buckets are final."""
+        """Whether the buckets are final: no more orders of gradients are observed."""
         return self.fixed or self._autotune.observed
 
     @property
     def settled(self) -> bool:
-        """Whether buckets and transport are final."""
+        """Whether buckets and transport are final, after the first steps."""
         return self._autotune.over
 
     def regroup(
@@ -334,7 +334,7 @@ class Reducer:
         self._on_regroup = on_regroup
 
     def not_averaged(self) -> list[int]:
-        """Return the indices of parameters with a gradient that was not averaged."""
+        """Return the indices of parameters whose gradient is this rank's own, not averaged."""
         named = self.grouping.named
         return [i for i in np.flatnonzero(self.touched).tolist() if named[i][1].grad is not None]
 
@@ -345,12 +345,12 @@ class Reducer:
         return self.averaged and not self.touched.any()
 
     def use_hook(self, hook: Hook) -> None:
-        """Send gradients by a hook.
+        """Send gradients by a communication hook from now on.
 
         Raises
         ------
         InvalidArgument
-            If there is a hook, or gradients were sent without one.
+            If there is a hook already, or gradients were sent without one or are divided.
         """
         if self.hook is not None or self.clock.steps or self.divided:
             reason = "has a hook" if self.hook is not None else "divides its gradients (ZeRO)"
@@ -363,19 +363,19 @@ class Reducer:
         self.transport = self._use(self.name)
 
     def count_as_used(self) -> None:
-        """With ``unused="error"``, mark all parameters as used: this rank has no batch."""
+        """Mark all parameters as used in this step, if ``unused="error"``: there is no batch."""
         self.touched[:] = self._unused == "error"
 
     def _names(self, which: np.ndarray) -> str:
         return ", ".join(self.grouping.named[i][0] for i in np.flatnonzero(which))
 
     def take_touched(self) -> np.ndarray:
-        """Return and reset which gradients this rank has added to since the last sync."""
+        """Return the array `touched`, and begin a new one of zeros."""
         touched, self.touched = self.touched, np.zeros_like(self.touched)
         return touched
 
     def stats(self) -> Stats:
-        """Return the time of the steps so far: compute, exposed and hidden communication."""
+        """Return the times of the steps so far: compute, exposed and hidden communication."""
         clock, steps = self.clock, max(self.clock.steps, 1)
         return Stats(
             steps=clock.steps,

@@ -69,7 +69,7 @@ class Stats:
 
 
 class Clock:
-    """Times the parts of each training step, and sums them."""
+    """Measures the parts of each training step in seconds, and sums them over the steps."""
 
     def __init__(self) -> None:
         self.steps, self.compute, self.exposed = 0, 0.0, 0.0
@@ -85,11 +85,11 @@ class Clock:
             self._began = perf_counter()
 
     def within(self, seconds: float) -> None:
-        """Add the time of a communication call during backward."""
+        """Add the seconds of a communication call that was made during backward."""
         self._within += seconds
 
     def sync_begins(self) -> None:
-        """Record the end of backward."""
+        """Record the end of backward, where ``sync_gradients()`` begins."""
         self._sync_began = perf_counter()
 
     def end(self, spans: Spans, recorder: Recorder | None = None) -> None:
@@ -120,7 +120,7 @@ class Clock:
 
 
 def _covered(spans: Spans) -> float:
-    """Return the total time covered by at least one span."""
+    """Return the total seconds that lie within at least one of the spans."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

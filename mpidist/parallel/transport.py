@@ -50,13 +50,13 @@ class Chain:
         self._done = self._pending is None
 
     def test(self) -> bool:
-        """Make progress; return whether all steps are complete."""
+        """Make progress, and start the next step; return whether all steps are complete."""
         while not self._done and self._pending.test():
             self._advance()
         return self._done
 
     def poll(self) -> bool:
-        """Poll the pending step, without starting the next; return whether all are complete.
+        """Poll the pending step, without starting the next; return whether all steps are complete.
 
         Ranks poll at different moments, while collectives must start in the same order on all.
         """
@@ -122,7 +122,7 @@ def add_span(spans: Spans, bucket: Bucket, began: float) -> None:
 
 
 def start(hook: Hook, bucket: Bucket) -> Any:
-    """Call a communication hook; return its Work, or raise InvalidArgument for other results."""
+    """Call a hook on a bucket; return its Work, or raise InvalidArgument if it returns none."""
     work = hook(bucket)
     if not callable(getattr(work, "wait", None)) or not callable(getattr(work, "test", None)):
         raise InvalidArgument(
@@ -148,7 +148,7 @@ class Transport(Protocol):
     spans: Spans
 
     def send(self, bucket: Bucket) -> Pending:
-        """Send a bucket, or start to; return the pending operation."""
+        """Send a bucket, or start to; return the pending operation, possibly complete."""
 
     def poll(self) -> None:
         """Make progress with the pending buckets."""
@@ -221,7 +221,7 @@ class Polls:
 
 
 class _Polled:
-    """A pending bucket, whose start and end are recorded."""
+    """A pending bucket; the span of its communication is recorded at its end."""
 
     def __init__(self, work: Any, spans: Spans, bucket: Bucket):
         self._work, self._spans, self._began = work, spans, perf_counter()
@@ -277,7 +277,7 @@ class Thread:
 
 
 class _Job:
-    """A bucket that the thread sends."""
+    """A bucket that is queued for the sending thread."""
 
     def __init__(self, bucket: Bucket, thread: threading.Thread):
         self.bucket, self._thread = bucket, thread
@@ -288,7 +288,7 @@ class _Job:
         return self.complete.is_set()
 
     def wait(self) -> None:
-        """Wait until the thread has sent the bucket, and raise the error that it met.
+        """Wait until the thread has sent the bucket; raise the error that occurred there.
 
         No deadline is needed here: the thread's collective has one.
         """

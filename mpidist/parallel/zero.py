@@ -48,11 +48,11 @@ class ShardPiece:
     shape: tuple[int, ...]
 
     def is_like(self, value: Any) -> bool:
-        """Return whether a value of the optimizer's state has a number per element of the piece."""
+        """Return whether a value of the optimizer's state is an array as long as the piece."""
         return tuple(getattr(value, "shape", ())) == (self.stop - self.start,)
 
     def read(self, value: Any) -> Any:
-        """Return the piece's part of an array in a checkpoint; other values are returned as is."""
+        """Return the elements `start` to `stop` of a stored array; other values unchanged."""
         read = getattr(value, "read", None)
         return value if read is None else read(self.start, self.stop)
 
@@ -153,7 +153,7 @@ class ZeroOptimizer(NotCopyable):
         self.optimizer = optimizer(made if self._groups else made[0]["params"], **options)
 
     def _check_groups(self, groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-        """Return copies of the groups, or raise InvalidArgument if they are wrong."""
+        """Return copies of the user's parameter groups; InvalidArgument if they are wrong."""
         if groups is None:
             return []
         where, copies = f"rank {self._comm.rank}: groups", [dict(group) for group in groups]
@@ -212,7 +212,7 @@ class ZeroOptimizer(NotCopyable):
             self._pieces += _cut(bucket, shard.mine, values)
 
     def _regroup(self) -> None:
-        """Divide new buckets, those of a loaded checkpoint, and give the optimizer their pieces."""
+        """Divide the buckets anew, after a checkpoint has changed them; the optimizer follows."""
         self._divide()
         self._model.framework.set_parameters(self.optimizer, self._group_pieces())
 
@@ -255,7 +255,13 @@ class ZeroOptimizer(NotCopyable):
         self._model.zero_grad(set_to_none)
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Do the same as :meth:`DDP.clip_gradients`, on gradients that are divided; collective."""
+        """Scale the gradients so that their norm over all ranks is at most `max_norm`; collective.
+
+        Returns
+        -------
+        float
+            The norm before scaling, from sums in float64.
+        """
 
         def total(squares: float) -> float:
             return float(self._comm.allreduce(np.array([squares]), op="sum", algorithm="linear")[0])
@@ -314,7 +320,7 @@ class ZeroOptimizer(NotCopyable):
             group.update(options)
 
     def _load_sending(self, sending: Mapping[str, Any] | None) -> None:
-        """Adopt the buckets of the saved run, so that results have the same bits.
+        """Adopt the buckets of the saved run, `sending`, so that results have the same bits.
 
         On as many ranks as then, its algorithms are adopted, too.
         """
