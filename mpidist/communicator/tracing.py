@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpidist")
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 _PROFILER = "torch.autograd.profiler"
-_DETAILS = ("call", "comm", "served", "site")  # of a collective; the site as two elements
+_DETAILS = ("call", "comm", "served", "code", "instruction")  # of a collective
 TRIPS = 20  # round trips to a node, of which the shortest counts
 
 OBJECTS = ("broadcast_object", "allgather_object")
@@ -144,7 +145,7 @@ class Tracing:
         first, error = self._clock[0], max(error, self._clock[1])
         drift = (offset - first) / max(ended - self._began, 1e-9)
         events = []
-        for name, category, begin, end, track, details in recorded:
+        for name, category, begin, end, track, *details in recorded:
             begin -= first + drift * (begin - self._began)
             end -= first + drift * (end - self._began)
             events.append(Event(name, category, begin, end, track, _plain(details)))
@@ -278,37 +279,60 @@ def _recorder_of(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return _recording(name, "object" if name in OBJECTS else "begin", method, None)
 
 
+_COLLECTIVE = """
+def call({parameters}):
+    traced = self.traced
+    if traced is None:
+        return method({arguments})
+    traced.served = None
+    traced.calls = number = traced.calls + 1
+    begin = now()
+    try:
+        profiler = modules.get(PROFILER)
+        if profiler is None or not profiler._is_profiler_enabled:
+            return method({arguments})
+        with profiled(profile):
+            return method({arguments})
+    finally:
+        record(traced, name, begin, now(), number)
+"""
+
+
 def _recording_collective(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a blocking collective wrapped to record each call, which adds about 1.3 µs."""
-    now, thread, frame_of, modules = perf_counter, threading.get_ident, sys._getframe, sys.modules
-    profile = f"mpidist.{name}"
+    """Return a blocking collective wrapped to record each call, which adds about 0.8 µs.
 
-    @wraps(method)
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        traced = self.traced
-        if traced is None:
-            return method(self, *args, **options)
-        traced.served = None
-        traced.calls = number = traced.calls + 1
-        begin = now()
-        try:
-            profiler = modules.get(_PROFILER)
-            if profiler is None or not profiler._is_profiler_enabled:
-                return method(self, *args, **options)
-            with profiled(profile):
-                return method(self, *args, **options)
-        finally:
-            end = now()
-            frame = frame_of(1)
-            code = frame.f_code
-            if code.co_filename.startswith(_PACKAGE):
-                frame = _outside(frame)
-                code = frame.f_code
-            # A tuple of _DETAILS: a dict, and one for the site, would cost 0.4 µs more.
-            details = number, traced.place, traced.served, code, frame.f_lasti
-            traced.add((name, "collective", begin, end, thread(), details))
+    The wrapper is compiled with the parameters of `method`: Python takes 0.4 µs to pass on
+    ``*args, **options``.
+    """
+    names: dict[str, Any] = {
+        **{"method": method, "name": name, "profile": f"mpidist.{name}", "record": _record},
+        **{"modules": sys.modules, "now": perf_counter, "PROFILER": _PROFILER},
+        **{"profiled": profiled},
+    }
+    parameters, arguments = [], []
+    for each in signature(method).parameters.values():
+        keyword = each.kind is each.KEYWORD_ONLY
+        if keyword and "*" not in parameters:
+            parameters.append("*")
+        optional = each.default is not each.empty
+        names[f"default_{each.name}"] = each.default
+        parameters.append(f"{each.name}=default_{each.name}" if optional else each.name)
+        arguments.append(f"{each.name}={each.name}" if keyword else each.name)
+    source = _COLLECTIVE.format(parameters=", ".join(parameters), arguments=", ".join(arguments))
+    exec(compile(source, __file__, "exec"), names)
+    return wraps(method)(names["call"])
 
-    return call
+
+def _record(traced: Traced, name: str, begin: float, end: float, number: int) -> None:
+    """Record a collective call that the wrapper which calls this function has performed."""
+    frame = sys._getframe(2)
+    code = frame.f_code
+    if code.co_filename.startswith(_PACKAGE):
+        frame = _outside(frame)
+        code = frame.f_code
+    # The _DETAILS are part of the event: a dict, or a tuple of their own, would cost 0.4 µs more.
+    thread, place, served = threading.get_ident(), traced.place, traced.served
+    traced.add((name, "collective", begin, end, thread, number, place, served, code, frame.f_lasti))
 
 
 def _recording(
@@ -332,7 +356,7 @@ def _recording(
                 result = method(self, *args, **options)
         finally:
             frame = _outside(sys._getframe(1))
-            details |= {"comm": traced.place, "site": (frame.f_code, frame.f_lasti)}
+            details |= {"comm": traced.place, "code": frame.f_code, "instruction": frame.f_lasti}
             if category == "begin":
                 details["served"] = traced.served
             traced.add((name, category, begin, perf_counter(), threading.get_ident(), details))
@@ -346,7 +370,8 @@ def _recording(
 def _watch(traced: Traced, work: Work, name: str, begin: float, details: dict[str, Any]) -> None:
     """Register callbacks on `work` that record its end and each wait for it in a trace."""
     add = traced.add
-    known = {k: v for k, v in details.items() if k in ("served", "site", "comm", "bytes")}
+    kept = ("served", "code", "instruction", "comm", "bytes")
+    known = {k: v for k, v in details.items() if k in kept}
 
     def ended() -> None:
         add((name, "background", begin, perf_counter(), "background", known))
@@ -392,20 +417,21 @@ def _description(args: tuple, options: dict) -> dict[str, Any]:
 # -- details in the file ---------------------------------------------------------------------------
 
 
-def _plain(details: dict[str, Any] | tuple) -> dict[str, Any]:
-    """Return the details of an event as a dict of values that JSON can hold."""
+def _plain(details: list[Any]) -> dict[str, Any]:
+    """Return the details of an event as a dict of values that JSON can hold.
+
+    They are one dict, or the values of _DETAILS.
+    """
+    facts = details[0] if len(details) == 1 else dict(zip(_DETAILS, details))
     plain: dict[str, Any] = {}
-    if isinstance(details, tuple):
-        *others, code, instruction = details
-        details = dict(zip(_DETAILS, (*others, (code, instruction))))
-    for key, value in details.items():
-        if key == "site":
-            plain["site"] = _written(*value)
+    for key, value in facts.items():
+        if key == "code":
+            plain["site"] = _written(value, facts["instruction"])
         elif key == "served":
             if value is not None:
                 plain |= {"bytes": value.nbytes, "dtype": str(value.dtype), "op": value.op}
                 plain |= {"executor": value.executor, "algorithm": value.algorithm}
-        elif value is not None:
+        elif value is not None and key != "instruction":
             plain[key] = _as_json(value() if callable(value) else value)
     return {key: value for key, value in plain.items() if value is not None}
 

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mpidist.errors import InvalidArgument
 from mpidist.nn import Linear, Sequential
 from mpidist.parallel import DDP
 from mpidist.pipeline.schedules.trace import read as read_step
+from mpidist.schedule.contract import COLLECTIVES
 from mpidist.trace import read
 from tests.support.pipeline_kits import mean
 
@@ -147,8 +149,13 @@ def test_parts(comm, path):
 def test_without_a_trace_the_methods_are_the_plain_ones(comm, path):
     kind = type(comm)
     plain = {name: vars(kind)[name] for name in ("allreduce", "iallreduce", "send", "split")}
+    parameters = {name: list(signature(vars(kind)[name]).parameters) for name in COLLECTIVES}
     trace = comm.trace(path)
     assert all(vars(kind)[name] is not method for name, method in plain.items())
+    for name, expected in parameters.items():
+        assert list(signature(vars(kind)[name], follow_wrapped=False).parameters) == expected
+    with pytest.raises(TypeError, match=r"allreduce\(\) got an unexpected keyword argument 'otu'"):
+        comm.allreduce(np.ones(2), otu=None)
     trace.stop()
     trace.stop()  # nothing more
     assert all(vars(kind)[name] is method for name, method in plain.items())
