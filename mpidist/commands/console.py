@@ -50,7 +50,7 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def make_table(console: Console, *columns: str) -> Table:
-    """Return an empty table; without lines and colours if the console is not a terminal.
+    """Return an empty table with these columns; plain if the console is not a terminal.
 
     A column whose name begins with ``>`` is right-aligned, one with ``=`` is never wrapped.
     """
@@ -88,7 +88,7 @@ def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
 
 
 def show(console: Console, table: RenderableType) -> None:
-    """Print a table; files get no trailing blanks."""
+    """Print a table; without a terminal, lines have no trailing blanks."""
     if console.is_terminal or console.quiet:
         console.print(table)
         return
@@ -99,7 +99,7 @@ def show(console: Console, table: RenderableType) -> None:
 
 
 def examples(*lines: str) -> str:
-    """Return the text with examples for the end of a command's help."""
+    """Return example commands as the text that ends a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 

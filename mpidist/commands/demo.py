@@ -116,7 +116,7 @@ def demo_command(
 
 
 def _write_report(path: str, result: DemoResult, results: Results) -> None:
-    """Write the HTML page."""
+    """Write the HTML page of the demo's results to a file."""
     from ..bench.report import demo_page
 
     Path(path).write_text(demo_page(result, results), encoding="utf-8")
@@ -124,13 +124,13 @@ def _write_report(path: str, result: DemoResult, results: Results) -> None:
 
 
 def _live() -> Console:
-    """Return a console on standard error for the bar; without a terminal it prints nothing."""
+    """Return the console on standard error for the progress bar; quiet without a terminal."""
     console = make_console(stderr=True)
     return console if console.is_terminal else Console(quiet=True)
 
 
 def _log_epochs(rank: int, console: Console) -> None:
-    """Without a terminal, have rank 0 print a line after each epoch, in place of a bar."""
+    """Let rank 0 print a line after each epoch if there is no terminal for a bar."""
     if rank or console.is_terminal:
         return
     log = logging.getLogger("mpidist.demo")
@@ -140,7 +140,7 @@ def _log_epochs(rank: int, console: Console) -> None:
 
 
 def _print_training(console: Console, result: DemoResult) -> None:
-    """Print loss and accuracy of the training, and whether they are right."""
+    """Print loss and accuracy of the training, and whether they match one process."""
     good, bad = "[green]yes[/]", "[bold red]NO[/]"
     console.print(
         f"{result.ranks} rank{'s' * (result.ranks > 1)}, layers "

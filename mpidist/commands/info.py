@@ -107,7 +107,7 @@ def info_command(links: bool, as_json: bool) -> None:
 
 
 def _surroundings(hosts: list[str]) -> dict[str, str]:
-    """Return facts by name, as text: the SLURM allocation, rank 0's network to another host."""
+    """Return facts as text by name: the SLURM allocation, rank 0's network to another host."""
     from ..launcher.allocation import SlurmAllocation
     from ..launcher.connections import adapters, addresses, describe, interface_to
 
@@ -147,7 +147,7 @@ def _show_links(links: list[LinkSpeed], console: Console) -> None:
 
 
 def _choices(comm: Communicator) -> dict[str, dict[str, str]]:
-    """Return the name of the implementation that "auto" takes, by collective and then by size."""
+    """Return the choice of "auto" by collective, and then by size as text."""
     return {
         collective: {
             format_size(nbytes): comm.explain(collective, nbytes)[0].name

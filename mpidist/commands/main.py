@@ -58,7 +58,7 @@ class Main(click.Group):
 
 
 def report(error: MpidistError) -> int:
-    """Print an error in one line, on rank 0 if all ranks raised it; return the exit code.
+    """Print an error as one line, on rank 0 only if all ranks raised it; return the exit code.
 
     An error on some ranks ends the job, as the other ranks wait for them.
     """

@@ -35,7 +35,7 @@ class Count(click.IntRange):
     name = "whole number >= 1"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the word in the help."""
+        """Return the placeholder of the value in the help."""
         return "N"
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Seconds(click.FloatRange):
 
 
 def complete(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Return completions: the names that begin with what is behind the last comma."""
+    """Return shell completions: the names that begin with the text after the last comma."""
     before, comma, last = incomplete.rpartition(",")
     fitting = (name for name in dict.fromkeys(names) if name.startswith(last))
     return [CompletionItem(f"{before}{comma}{name}") for name in fitting]
@@ -193,7 +193,7 @@ class CollectiveName(Parsed):
         return (*COLLECTIVES, *self.more)
 
     def parse(self, text: str) -> str:
-        """Return the name; raise UnknownName if it is no collective."""
+        """Return the name; raise UnknownName if it is not that of a collective."""
         if text not in self.more:
             algorithms(text)
         return text
@@ -403,14 +403,14 @@ class PlotFile(ReportFile):
 
 
 def load_names(name: str, written: str) -> dict[str, Any]:
-    """Run a file, or import a module; return the names in it.
+    """Run a file, or import a module; return a dict of the names defined in it.
 
     Parameters
     ----------
     name : str
         The file or module.
     written : str
-        Its place on the command line, for errors.
+        The argument as the user wrote it, for errors.
     """
     try:
         if name.endswith(".py") or os.sep in name or Path(name).is_file():
@@ -463,7 +463,7 @@ def check_not_given(context: click.Context, names: tuple[str, ...], reason: str)
     names : tuple of str
         The parameters, by their names in the function.
     reason : str
-        What they are for.
+        The use that the parameters have, for the message.
     """
     given = [p for p in context.command.params if p.name in names and is_given(context, p)]
     wrong = [

@@ -144,7 +144,7 @@ def prove_command(
 
 
 def _on_proof(advance: Callable[..., None]) -> Callable[[int, int, str], None]:
-    """Return a function that moves a progress bar to `done` of `total`, beside a label."""
+    """Return a callback that advances a progress bar to `done` of `total` proofs."""
     return lambda done, total, label: advance(f"proving {label}", done, total)
 
 

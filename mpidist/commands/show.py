@@ -156,7 +156,7 @@ def _show_algorithm(
     segments: int,
     svg: str | None,
 ) -> None:
-    """Print an algorithm, or write its SVG."""
+    """Print an algorithm's picture as text, or write it as an SVG file."""
     from ..schedule import show
 
     with naming("COLLECTIVE"):
@@ -179,7 +179,7 @@ def _show_algorithm(
 
 
 def _groups(nodes: list[int] | None, ranks: int) -> Groups | None:
-    """Return a tuple of ranks for each node, given how many ranks each has; None if not given."""
+    """Return the ranks of each node, given the nodes' numbers of ranks; None for None."""
     if nodes is None:
         return None
     if sum(nodes) != ranks:
@@ -193,7 +193,7 @@ def _groups(nodes: list[int] | None, ranks: int) -> Groups | None:
 def _draw(
     name: str, stages: int, microbatches: int, chunks: int | None, costs: Costs | None
 ) -> Picture:
-    """Return the picture of a schedule; "auto" is computed for the costs."""
+    """Return the picture of a schedule; "auto" is computed for `costs`."""
     from ..pipeline.schedules.show import picture
 
     if name != "auto":
@@ -242,7 +242,7 @@ def _show_schedule(drawn: Picture, svg: str | None, png: str | None) -> None:
 
 
 def _print_picture(drawn: Picture) -> None:
-    """Print a picture; in colours, and as wide as the terminal, if there is one."""
+    """Print a picture; on a terminal in colours, and as wide as that."""
     console = make_console()
     if not console.is_terminal:
         console.print(drawn.text(), markup=False)

@@ -16,7 +16,7 @@ FOLDER, PROGRAM = "slurm", "examples/digits.py"  # of train_ddp
 
 
 def root() -> Path:
-    """Return the folder that has the subfolders ``slurm`` and ``examples``.
+    """Return the folder whose subfolders ``slurm`` and ``examples`` have the shipped files.
 
     In an installed package it is another one than in a checkout.
     """

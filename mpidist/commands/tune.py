@@ -115,7 +115,7 @@ def tune_command(
 
 
 def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the collectives and the sizes that a table has for these ranks; collective."""
+    """Return the collectives and sizes in bytes that a table has for these ranks; collective."""
     from ..bench.tuner import existing_table
     from ..errors import ConfigError
 
@@ -209,7 +209,7 @@ def _print_missing(console: Console, left_out: int, stopped: bool, meaning: str)
 
 
 def _print_wrong(console: Console, wrong: list[str]) -> int:
-    """Print wrong results; return the exit code."""
+    """Print wrong results; return the exit code, 1 if there are any."""
     for line in wrong:
         console.print(f"[bold red]wrong result:[/] {line}")
     return 1 if wrong else 0

@@ -13,7 +13,7 @@ from .mpi import run_for_output, say
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process may use on this node."""
     return len(os.sched_getaffinity(0))
 
 
@@ -27,7 +27,7 @@ class SlurmAllocation:
     Attributes
     ----------
     job : str
-        Job number; ARRAY_INDEX if that number is also the number of the whole array.
+        Number of the job, or ARRAY_INDEX where the number is also that of a whole job array.
     node_list : str
         Nodes as SLURM writes them, for example ``n[1-4]``.
     cpus : tuple of int
@@ -39,8 +39,8 @@ class SlurmAllocation:
     partition : str
         Partition of the job.
     restarts : int
-        How often SLURM has restarted the job, according to the environment, which may be inherited
-        from the job that submitted this one.
+        Number of restarts by SLURM, according to the environment, which may be inherited from the
+        job that submitted this one.
     parts : int
         Components of a heterogeneous job; 1 for other jobs.
     """
@@ -125,7 +125,7 @@ def threads_per_core(allocation: SlurmAllocation) -> int:
 
 
 def kill_wait() -> float:
-    """Return the seconds between SLURM's SIGTERM, as at a time limit, and its SIGKILL."""
+    """Return SLURM's KillWait: seconds from its SIGTERM, as at a time limit, to its SIGKILL."""
     found = re.search(r"^KillWait\s*=\s*(\d+)", _scontrol("show", "config"), re.M)
     return float(found[1]) if found else KILL_WAIT
 

@@ -42,13 +42,13 @@ class Launch:
     allocated: bool
 
     def line(self, program: list[str]) -> str:
-        """Return the command as a shell takes it."""
+        """Return the whole command for `program` as text for a shell."""
         words = [f"{name}={value}" for name, value in self.settings.items()]
         return shlex.join([*["env"] * bool(words), *words, *self.launcher, *program])
 
 
 def local_launch(vendor: str, ranks: int) -> Launch:
-    """Return the launch on this machine."""
+    """Return the launch of `ranks` ranks on this machine, for an MPI of this vendor."""
     settings = environment_for(vendor, ranks, cores(), os.geteuid() == 0, os.environ)
     return Launch(ranks, [find_launcher(vendor), "-n", str(ranks)], settings, False)
 
@@ -60,7 +60,7 @@ def slurm_launch(
     ranks: int | None,
     per_node: int | None,
 ) -> Launch:
-    """Return the launch on the nodes of an allocation.
+    """Return the launch on the nodes of an allocation, by srun with `plugin` or by mpiexec (None).
 
     Raises
     ------
@@ -136,7 +136,7 @@ def rank_command(program: Sequence[str], modules_too: bool = False) -> list[str]
 
 
 def count_options(arguments: Sequence[str]) -> int:
-    """Return how many words before the script are options of Python itself."""
+    """Return the number of arguments before the script: options of Python itself."""
     count = 0
     while count < len(arguments) and re.fullmatch("-[^mc].*", arguments[count]):
         if re.fullmatch("-[^WX-][a-zA-Z]*[mc]", arguments[count]):  # -Om module

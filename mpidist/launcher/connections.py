@@ -33,7 +33,7 @@ _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
 def address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, or an empty string."""
+    """Return the IPv4 address of a network interface, or an empty string."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("256s", interface.encode()[:15])
         try:
@@ -50,7 +50,7 @@ def addresses() -> list[str]:
 
 
 def addresses_v6(table: Path = Path("/proc/net/if_inet6")) -> list[str]:
-    """Return the IPv6 addresses with global scope."""
+    """Return the IPv6 addresses of this host with global scope."""
     lines = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
     return [
         socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
@@ -71,7 +71,7 @@ def interface_to(host: str) -> str:
 
 
 def describe(interface: str) -> str:
-    """Return an interface as text, with its address and, if known, its speed."""
+    """Return a network interface as text, with its address and, if known, its speed."""
     speed = ""
     try:
         megabits = int((_NET / interface / "speed").read_text())
@@ -82,7 +82,7 @@ def describe(interface: str) -> str:
 
 
 def adapters() -> list[str]:
-    """Return the InfiniBand and similar adapters, with the rate of their first port."""
+    """Return the InfiniBand and similar adapters of this host as text, with their rates."""
     found = []
     for name in sorted(os.listdir(_INFINIBAND)) if _INFINIBAND.is_dir() else ():
         try:
@@ -101,7 +101,7 @@ LOST = "lost"
 
 @dataclass
 class RankState:
-    """What is known of a rank: its host, whether MPI has started, and its status at the end."""
+    """The last known state of a rank: its host, whether MPI has started, and its exit status."""
 
     number: int
     host: str
@@ -134,7 +134,7 @@ class RankState:
 
 @dataclass
 class Connection:
-    """A connection from the monitor of one rank, and what of its next report has arrived."""
+    """A connection from the monitor of one rank, with the part of a report that has arrived."""
 
     socket: socket.socket
     text: bytes = b""
@@ -170,7 +170,7 @@ class Connections:
 
     @property
     def address(self) -> str:
-        """The names and addresses of this process: ``HOST,HOST,…/PORT``."""
+        """Names, addresses and port of this process as text: ``HOST,HOST,…/PORT``."""
         hosts = dict.fromkeys([socket.gethostname(), *addresses()])
         return f"{','.join(hosts)}/{self._listener.getsockname()[1]}"
 
@@ -226,7 +226,7 @@ class Connections:
                 self._end(connection.rank, LOST)
 
     def _handle(self, connection: Connection, report: dict[str, Any]) -> None:
-        """Handle a report of a rank: first secret, rank and host, later MPI or exit status."""
+        """Handle a rank's report: the first has secret, rank and host, later ones MPI or status."""
         if connection.rank is None:
             if report.get("secret") != self.secret:
                 raise ValueError("the first report has a wrong secret: not a process of this job")

@@ -86,9 +86,9 @@ def run(
 
 
 def _shared(allocation: SlurmAllocation | None) -> str | None:
-    """Return where to make the temporary folder: with several nodes the current folder, else None.
+    """Return the folder in which to make the temporary folder of a job; None for the default.
 
-    The current folder is taken to be shared by all nodes; None stands for the system's default.
+    With several nodes it is the current folder, which is taken to be shared by all of them.
     """
     return None if allocation is None or allocation.nodes == 1 else os.getcwd()
 
@@ -170,7 +170,7 @@ def _results(folder: Path, ranks: int, output: list[str]) -> list[Any]:
 
 
 def main(folder: Path) -> None:
-    """Run the function on this rank, and leave its result, or its error, in a file."""
+    """Run the pickled function in `folder` on this rank; write its result or error to a file."""
     import mpidist
 
     comm = mpidist.init()
@@ -195,7 +195,7 @@ def _pickled_error(error: BaseException) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file under another name and rename it, so that a reader never sees a part of it."""
+    """Write a file atomically, by renaming it, so that a reader never sees a part of it."""
     beside = path.with_name(f".{path.name}")
     beside.write_bytes(content)
     beside.rename(path)

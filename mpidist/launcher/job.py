@@ -27,12 +27,12 @@ class JobOptions:
     Attributes
     ----------
     ranks, ranks_per_node : int or None
-        Number of ranks, by default one for each core, or for each task of an allocation; ranks on
-        each node at most, in an allocation.
+        Number of ranks, by default one for each core, or for each task of an allocation; in an
+        allocation, the largest number of ranks on a node.
     launcher : {"auto", "srun", "mpiexec"}
         Launcher in an allocation.
     mpi : str or None
-        The plugin of srun.
+        The plugin of srun (its ``--mpi``).
     knobs : str or None
         File or folder of environment variables.
     label : bool
@@ -42,7 +42,7 @@ class JobOptions:
     requeue : bool
         Whether SLURM starts the job again after exit code 75.
     requeue_limit : int or None
-        How often at most.
+        Largest number of restarts by `requeue`.
     watch : bool or None
         Whether the ranks are monitored; None for the default of this MPI and allocation.
     start_timeout : float or None
@@ -182,7 +182,7 @@ def run_job(
 def make_launch(
     library: InstalledMpi, allocation: SlurmAllocation | None, options: JobOptions
 ) -> Launch:
-    """Return how to launch programs of an MPI library: here, or in an allocation if given."""
+    """Return the launch for an MPI library: on this machine, or in an allocation if given."""
     if allocation is None:
         launch = local_launch(library.vendor, options.ranks or cores())
     else:
@@ -202,7 +202,7 @@ def make_launch(
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """How the ranks are monitored; see :class:`~mpidist.launcher.watch.JobWatch`."""
+    """Options of the monitoring of ranks; see :class:`~mpidist.launcher.watch.JobWatch`."""
 
     label: bool
     log_dir: str | None
@@ -216,7 +216,10 @@ def start_twice(
     watch: WatchOptions | None,
     instead: Callable[[], Launch] | None,
 ) -> int:
-    """Start the launcher; if MPI does not start under srun's pmi2, start the one of `instead`."""
+    """Start the launcher, and then `instead` if MPI fails to start by srun's pmi2.
+
+    Returns the exit code.
+    """
     status, begun = start(launch, arguments, watch)
     if status and not begun and PMI2 in launch.launcher:
         say(f"no rank came through MPI_Init under srun {PMI2}")

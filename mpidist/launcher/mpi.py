@@ -72,7 +72,7 @@ class InstalledMpi:
     Attributes
     ----------
     vendor : str
-        Name in mpi4py.
+        Name of the library as mpi4py has it, such as "Open MPI".
     about : str
         Text of ``MPI_Get_library_version``; MPICH's contains its configure options.
     """
@@ -162,9 +162,9 @@ def environment_for(
 
 
 def folder_of(path: Path) -> str:
-    """Return the folder that a relative path starts from, for an error; ``/`` if it is absolute.
+    """Return text on the folder that a relative path starts from, for an error.
 
-    In a job it has a hint on where that folder comes from.
+    It is ``/`` for an absolute path.  In a job it has a hint on where that folder comes from.
     """
     if path.is_absolute():
         return "/"

@@ -71,7 +71,7 @@ class RankProcess:
         os.environ[NOTES] = os.fsdecode(self.notes.getsockname()[1:])
 
     def report(self, **facts: object) -> None:
-        """Send the keyword arguments to ``mpidist run``, as one line of JSON."""
+        """Send facts, the keyword arguments, to ``mpidist run`` as one line of JSON."""
         with self.sending:
             if self.connection is not None:
                 try:
@@ -80,7 +80,7 @@ class RankProcess:
                     self.connection = None
 
     def read_notes(self) -> None:
-        """Forward the program's notes, which say how far MPI_Init is, whenever one arrives."""
+        """Forward the program's notes on MPI_Init to ``mpidist run``, as each arrives."""
         while select.select([self.notes], (), ())[0]:
             self.forward_notes()
 
@@ -91,7 +91,7 @@ class RankProcess:
                 self.report(mpi=note.decode(errors="replace"))
 
     def receive_signals(self) -> None:
-        """Forward signals of ``mpidist run``; end the program when the connection ends."""
+        """Pass signals from ``mpidist run`` to the program; end it if the connection ends."""
         try:
             assert self.connection is not None
             for text in self.connection.makefile():
@@ -118,7 +118,7 @@ class RankProcess:
                 os.killpg(self.child.pid, number)  # type: ignore[union-attr]
 
     def alive(self) -> bool:
-        """Return whether the program runs."""
+        """Return whether the program is still running."""
         return self.child is not None and self.child.poll() is None
 
     def send_when_handled(self, number: int) -> None:
@@ -178,7 +178,7 @@ class RankProcess:
         return status
 
     def forward_output(self) -> list[threading.Thread]:
-        """Start threads that copy the output to the log of this rank and to our own output."""
+        """Start and return threads that copy the program's output to its log and to our output."""
         file: IO[bytes] | None = None
         if self.logs:
             path = os.path.join(self.logs, f"rank-{self.rank:05d}.log")
@@ -220,7 +220,7 @@ class RankProcess:
 
 
 def own_group() -> None:
-    """Run in the new process before the program: lead a process group, and die with the monitor."""
+    """Make this new process lead a group, and die with the monitor; called before the program."""
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -297,7 +297,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 def exit_like(status: int) -> None:
-    """End this process with the status of the program."""
+    """End this process with `status`, that of the program; a negative one is a signal."""
     sys.stdout.flush()
     if status < 0:
         resource.setrlimit(
@@ -309,7 +309,7 @@ def exit_like(status: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run one rank; see the docstring of this module."""
+    """Run the program of one rank and monitor it; for the arguments see this module's docstring."""
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a program
     cut = arguments.index("--")
     address, options = arguments[0], arguments[1:cut]

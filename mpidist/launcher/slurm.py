@@ -38,7 +38,7 @@ class RankLayout:
     oversubscribed : bool
         Whether a node has more ranks than CPUs for them.
     slots : int
-        Tasks that SLURM grants to a node.
+        Number of tasks that SLURM grants to a node.
     by_threads : bool
         Whether ranks share cores, each with its own hardware threads.
     uneven : bool
@@ -104,7 +104,7 @@ def place(
 
 
 def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Return how many ranks each node gets if one node after another is filled up to its tasks."""
+    """Return each node's number of ranks if node after node is filled up to its tasks."""
     before = [sum(tasks[:k]) for k in range(len(tasks))]
     return tuple(min(n, ranks - first) for n, first in zip(tasks, before) if first < ranks)
 
@@ -136,7 +136,7 @@ def _placed(
 def plugins_for(library: InstalledMpi) -> tuple[str, ...]:
     """Return the plugins of srun that this library can start with, best first.
 
-    With any other it starts singletons.  An MPICH tells its configure options itself.
+    With any other every rank would start alone.  An MPICH names its configure options itself.
     """
     if library.vendor == MPICH:
         return ("pmix", "pmi2") if "pmix" in library.about.lower() else ("pmi2",)
@@ -208,7 +208,7 @@ def srun_plugins() -> list[str]:
 
 
 def slurm_command(vendor: str, plugin: str | None, placed: RankLayout) -> list[str]:
-    """Return the launcher and its arguments, without the program."""
+    """Return the launcher and its arguments for a layout, without the program."""
     if plugin is not None:
         return _srun(plugin, placed)
     launcher = [find_launcher(vendor), "-n", str(placed.ranks)]
@@ -230,7 +230,7 @@ def _mapped(placed: RankLayout) -> list[str]:
 
 
 def _srun(plugin: str, placed: RankLayout) -> list[str]:
-    """Return the command of srun, under which a failed rank ends the step.
+    """Return the srun command for a layout; under it a failed rank ends the step.
 
     The environment is passed on even if the job was submitted with ``--export=NONE``.  Ranks fill
     node after node, or are placed like the tasks of the job.

@@ -24,7 +24,7 @@ TO_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """The signals that this process has received, in their order."""
+    """A record of the signals that this process has received, in their order."""
 
     def __init__(self) -> None:
         self._received: list[int] = []
@@ -115,7 +115,7 @@ class JobWatch:
         self._steps = 0  # steps taken to end the job
 
     def command(self, program: Sequence[str]) -> list[str]:
-        """Return the command that the launcher starts in place of `program`."""
+        """Return the command that the launcher starts: the monitor of a rank around `program`."""
         options = ["label"] * self.label + [f"logs={self.logs}"] * bool(self.logs)
         return [
             sys.executable,
@@ -183,7 +183,7 @@ class JobWatch:
             self._step = min(STEP, self.kill_wait / 10)
 
     def _end_if_stuck(self) -> None:
-        """End the job if the launcher has not done so in time after a rank failed.
+        """End the job if the launcher has not done so some time after a rank failed.
 
         First the ranks get SIGTERM, then SIGKILL; then the launcher does.
         """
@@ -216,7 +216,7 @@ class JobWatch:
         self._steps += 1
 
     def _report_missing(self, begun: float) -> None:
-        """Print, once and after a while, how many ranks have started if some have not."""
+        """Print once, some time after `begun`, how many ranks have started, if some have not."""
         if self._reported_missing or time.monotonic() < begun + STARTED_WITHIN:
             return
         self._reported_missing = True
@@ -276,7 +276,10 @@ class JobWatch:
         return sorted(failed, key=lambda rank: rank.status == LOST)
 
     def _verdict(self, status: int) -> int:
-        """Return the exit code of the job: that of the first failed rank, if there is one."""
+        """Return the exit code of the job, given the launcher's `status`.
+
+        It is that of the first rank that failed, if there is one.
+        """
         if self._stuck_at_start:
             return 1
         self._report()

@@ -34,15 +34,15 @@ def _register() -> None:
 def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:
     """Return a tensor of zeros in memory that all ranks of a group reach: symmetric memory.
 
-    Collectives of the group on it, or on views that lie alike on every rank, take place in it.
-    Collective: every member asks for the same size and dtype.
+    Collectives of the group on this tensor, or on views at the same place on every rank, run in the
+    shared memory.  This call is collective: every member asks for the same size and dtype.
 
     Parameters
     ----------
     *size : int
-        Of the tensor.
+        Size of the tensor in each dimension.
     dtype : torch.dtype, optional
-        Of its elements; by default PyTorch's default.
+        Dtype of the elements; by default PyTorch's default.
     group : ProcessGroup, optional
         A group of this backend; by default the default group.
 

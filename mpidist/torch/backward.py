@@ -36,9 +36,9 @@ def can_halve() -> bool:
 
 @cache
 def root_finder() -> Callable[[Any], Any]:
-    """Return a function that maps a tensor to what backward can later begin from.
+    """Return a function that maps a tensor to a root, from which backward can begin later.
 
-    That is an edge of the graph, which does not keep the tensor alive, if in this PyTorch edges
+    The root is an edge of the graph, which does not keep the tensor alive, if in this PyTorch edges
     keep the graph alive (that of a function in Python, too); otherwise it is the tensor itself.
     """
     edges = can_halve() and "ownership_token" in GradientEdge._fields
@@ -138,7 +138,7 @@ class Halves:
         self._early = list(early.values())
 
     def inputs(self) -> None:
-        """Run the first half: gradients of the inputs, and of parameters that cannot wait."""
+        """Run the first half: gradients of the inputs, and of the parameters that belong to it."""
         if not self.divisible:
             torch.autograd.backward(self._roots, self._grads)
             self._roots, self._grads, self._inputs = [], [], []
@@ -177,7 +177,7 @@ class Halves:
 
 
 def _sorted(roots: Iterable[Node]) -> list[Node]:
-    """List the nodes of a graph, each after those that it leads to."""
+    """Return the nodes of a graph sorted, each after the nodes that it leads to."""
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]

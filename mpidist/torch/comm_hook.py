@@ -33,7 +33,7 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Replace the values of the flat tensor."""
+        """Copy the values of `buffer` into the flat tensor."""
         if buffer is not self._buffer:
             self._buffer.copy_(buffer.reshape(-1))
 
@@ -42,7 +42,7 @@ class GradBucket:
         return list(self._bucket.views)
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters."""
+        """Return the parameters whose gradients the bucket holds."""
         return list(self._bucket.parameters)
 
 

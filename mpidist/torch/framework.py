@@ -35,17 +35,17 @@ DEVICE = "cuda"  # the current GPU
 
 
 def is_there(x: Any) -> bool:
-    """Return whether a tensor is on a GPU, not in host memory."""
+    """Return whether a tensor is on a GPU; False if it is in host memory."""
     return x.is_cuda
 
 
 def stream_of(x: Any) -> int:
-    """Return the stream that PyTorch queues work of this thread on now."""
+    """Return the CUDA stream on which PyTorch queues this thread's work on the device of `x`."""
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
 def tensor_on(array: Any, x: Any) -> Any:
-    """Return a tensor of the dtype of `x` on the memory of another library's array of bytes."""
+    """Return a tensor of the dtype of `x` on the memory of `array`, another library's bytes."""
     return torch.from_dlpack(array).view(x.dtype)
 
 
@@ -138,11 +138,11 @@ class Torch:
         return _array(p)
 
     def kind(self, p: Any) -> Hashable:
-        """Return dtype and type of device; the number of a GPU differs between ranks."""
+        """Return dtype and type of device; not a GPU's number, which differs between ranks."""
         return f"{p.dtype} on {p.device.type}" if is_there(p) else str(p.dtype)
 
     def zeros(self, p: Any, count: int) -> Any:
-        """Return a flat array of zeros: a NumPy array, or a tensor on the GPU of `p`."""
+        """Return a flat array of `count` zeros: a NumPy array, or a tensor on the GPU of `p`."""
         if is_there(p):
             return torch.zeros(count, dtype=p.dtype, device=p.device)
         return np.zeros(count, as_array(p).dtype)
@@ -168,7 +168,7 @@ class Torch:
         return stream_of(p) if is_there(p) else None
 
     def from_device(self, array: Any, p: Any) -> Any:
-        """Return a tensor on the memory of `array`, with the dtype of `p`."""
+        """Return a tensor on the memory of `array`, bytes on a GPU, with the dtype of `p`."""
         return tensor_on(array, p)
 
     def place(self, value: Any, p: Any) -> Any:
@@ -187,15 +187,15 @@ class Torch:
         p.grad.zero_()
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback after each addition of autograd to the gradient of `p`."""
+        """Register a callback after each addition of autograd to a gradient; return its remover."""
         return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback before each forward of the module itself."""
+        """Register a callback before each forward of the module itself; return its remover."""
         return module.register_forward_pre_hook(partial(_ignoring, act)).remove
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Register a callback before each step of PyTorch's optimizers."""
+        """Register a callback before each step of PyTorch's optimizers; return its remover."""
         return register_optimizer_step_pre_hook(partial(_with_parameters, act)).remove
 
     def is_elementwise(self, optimizer: Any) -> bool:
@@ -203,7 +203,7 @@ class Torch:
         return optimizer in [getattr(torch.optim, name) for name in ELEMENTWISE]
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Return the dict that the optimizer itself keeps of a parameter."""
+        """Return the dict in which the optimizer itself holds its state of a parameter."""
         return optimizer.state[p]
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
@@ -218,14 +218,17 @@ def _distributed() -> bool:
 
 
 def _ignoring(act: Callable[[], object], *_: Any) -> None:
-    """Serve as hook: call `act` without the hook's arguments; the None returned changes nothing."""
+    """Call `act` without the arguments of the hook that this function serves as.
+
+    None is returned, which changes nothing.
+    """
     act()
 
 
 def _with_parameters(
     act: Callable[[Iterable[Any]], object], optimizer: torch.optim.Optimizer, *_: Any
 ) -> None:
-    """Serve as hook before an optimizer's step: call `act` with all parameters of the optimizer."""
+    """Call `act` with all parameters of an optimizer: a hook before the optimizer's step."""
     act(p for group in optimizer.param_groups for p in group["params"])
 
 

@@ -50,11 +50,11 @@ class Loader:
         order.epoch, order.position = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, from which :meth:`load_state_dict` resumes."""
+        """Return the position in the epoch, from which :meth:`load_state_dict` resumes."""
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume where :meth:`state_dict` was called."""
+        """Continue at the position that a :meth:`state_dict` holds."""
         self.order.load_state_dict(state)
 
 

@@ -18,16 +18,16 @@ _FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
 
 @dataclass(frozen=True)
 class Known:
-    """A loss function of PyTorch, with the number of targets that its mean divides by.
+    """A loss function of PyTorch, with the number of targets by which its mean divides.
 
     Attributes
     ----------
     function : callable
-        The loss function; it computes sums if `sums`.
+        The loss function; it returns sums if `sums` is true.
     count : callable
         ``count(target)`` returns the divisor of the mean; None if that is the number of rows.
     sums : bool
-        Whether `function` computes sums.
+        Whether `function` returns sums, not means.
     """
 
     function: Callable[[Any, Any], Any]

@@ -85,7 +85,7 @@ class HostArrays:
         return found
 
     def forget(self) -> None:
-        """Forget all arrays, as symmetric memory comes or goes: addresses change their owner."""
+        """Forget all arrays: when symmetric memory comes or goes, addresses change their owner."""
         self._kept.clear()
 
 
@@ -96,9 +96,10 @@ _UNUSED = (lambda pool: sys.getrefcount(pool[0]))(
 
 
 def _uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have torch.compile look neither into a method nor into what it calls: C++ may call it.
+    """Return a method marked so that torch.compile skips it and all that it calls.
 
-    As ``torch.compiler.disable`` does, without a wrapper, and without importing the compiler.
+    C++ may call it.  As ``torch.compiler.disable`` does, without a wrapper, and without importing
+    the compiler.
     """
     if CAN_SKIP:
         strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -116,7 +117,7 @@ def _readable(x: Tensor) -> Tensor:
 def _writable(x: Tensor) -> tuple[Tensor, Act | None]:
     """Return a contiguous tensor for a result, and a function that copies it into `x`.
 
-    If `x` is contiguous itself, it is returned, and None in place of the function.
+    If `x` is contiguous, it is `x` itself, with None in place of the function.
     """
     if x.is_contiguous() and not x.is_conj() and not x.is_neg():
         return x, None
@@ -129,7 +130,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _deal(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy the flat tensor into `tensors`, one part after the other."""
+    """Copy a flat tensor into `tensors`, which get consecutive parts of it."""
     for target, part in zip(tensors, flat.split([t.numel() for t in tensors])):
         target.copy_(part.view(target.shape))
 
@@ -144,7 +145,7 @@ def _counts(tensors: Sequence[Tensor]) -> list[int] | None:
 
 
 class _Work(dist.Work):
-    """An operation of a process group: the Work that it returns to PyTorch."""
+    """The Work of an operation of a process group, which PyTorch's callers get."""
 
     def __init__(self, outputs: Sequence[Tensor]):
         super().__init__()
@@ -174,12 +175,12 @@ class _Work(dist.Work):
         return list(self._outputs)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end; raise the operation's error."""
+        """Wait until the operation has ended; raise its error."""
         self._raise()
         return True
 
     def synchronize(self) -> None:
-        """Wait for the end."""
+        """Wait until the operation has ended."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -195,13 +196,13 @@ class _Work(dist.Work):
         return self._error
 
     def result(self) -> list[Tensor]:
-        """Return the tensors with the result, once it has ended."""
+        """Return the tensors that hold the result, after the end of the operation."""
         self.wait()
         return list(self._outputs)
 
     @_uncompiled
     def get_future(self) -> Any:
-        """Return a future of the tensors with the result."""
+        """Return a future of the tensors that hold the result."""
         with self._lock:
             if self._future is None:
                 self._settles = torch.futures.Future()
@@ -255,7 +256,7 @@ class _Message(_Work):
 
     @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end."""
+        """Wait until the message has been sent or received."""
         if not self._ended:
             seconds = timeout.total_seconds()
             seconds = seconds if seconds > 0 else UNSET
@@ -286,7 +287,7 @@ class _Message(_Work):
 
     @_uncompiled
     def get_future(self) -> Any:
-        """Return a future of the tensors, complete on return: this call waits for the message."""
+        """Return a completed future of the tensors; this call waits for the message."""
         try:
             self.wait()
         except Exception:
@@ -311,9 +312,10 @@ _MADE: dict[tuple[int, ...], int] = {}  # groups, by their members
 
 
 def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
-    """Free the communicators of destroyed groups whose ranks are all in `members`; collective.
+    """Free the communicators of destroyed groups, given that `members` have met; collective.
 
-    A communicator is kept until each of its ranks has destroyed the group: some may not have yet.
+    Only groups whose ranks are all in `members` are freed: a communicator is kept until each of its
+    ranks has destroyed the group.
     """
     mine = [key for key, (own, _) in _RETIRED.items() if own.broken is None]
     every = dict(zip(members, comm.allgather_object(mine)))
@@ -332,13 +334,13 @@ class ProcessGroup(dist.ProcessGroup):
     Parameters
     ----------
     comm : Communicator
-        Of the members; it belongs to the group.
+        Communicator of the members, which belongs to the group.
     name : str
         Name of the group.
     timeout : timedelta
-        Deadline of each operation; of a call with its own timeout, that one.
+        Deadline of each operation that has no timeout of its own.
     store : Store
-        Store of the group, for what wants one.
+        Store of the group, for the libraries that ask for it.
 
     Attributes
     ----------
@@ -467,7 +469,7 @@ class ProcessGroup(dist.ProcessGroup):
         return made
 
     def shutdown(self) -> None:
-        """End the group's thread, once it has run what is queued.
+        """End the group's thread, once it has run the queued operations.
 
         The communicators are freed by the next group that all members make: this is not collective.
         """
@@ -479,15 +481,15 @@ class ProcessGroup(dist.ProcessGroup):
             _RETIRED[self.key] = (self.comm, self.messages)
 
     def abort(self) -> None:
-        """End the group's thread."""
+        """End the group's thread, as :meth:`shutdown` does."""
         self.shutdown()
 
     # -- running ----------------------------------------------------------------------------------
 
     def translated(self, error: MpidistError, what: str, seconds: Any = UNSET) -> BaseException:
-        """Return the exception of torch.distributed to raise for an error of mpidist.
+        """Return torch.distributed's exception for a communication error of mpidist.
 
-        Errors that are not of communication are returned as they are.
+        Other errors are returned as they are.  `what` describes the operation.
         """
         if not isinstance(error, CommunicationError):
             return error
@@ -503,10 +505,10 @@ class ProcessGroup(dist.ProcessGroup):
         return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
 
     def _run(self, name: str, act: Act, outputs: Sequence[Tensor], opts: Any) -> Any:
-        """Run an operation: in this thread if it blocks, else in the group's; return its Work.
+        """Run an operation and return its Work.
 
-        A blocking one goes to the group's thread too while others are queued there, to keep the
-        order.
+        A blocking one runs in this thread, others in the group's.  A blocking one is queued there
+        too while others are, to keep the order.
         """
         self._sequence += 1
         timeout = opts.timeout.total_seconds()
@@ -571,7 +573,7 @@ class ProcessGroup(dist.ProcessGroup):
         return True
 
     def _flat(self, x: Tensor) -> np.ndarray:
-        """Return a flat numpy array on a contiguous CPU tensor's memory; refuse other tensors."""
+        """Return a flat numpy array on a contiguous CPU tensor's memory; raise for others."""
         if x.device.type != "cpu" or x.layout is not torch.strided:
             kind = f"on {x.device}" if x.device.type != "cpu" else f"with layout {x.layout}"
             raise NotImplementedError(
@@ -581,9 +583,9 @@ class ProcessGroup(dist.ProcessGroup):
         return ARRAYS.of(x)
 
     def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, bool]:
-        """Return mpidist's name of a reduction, and whether to divide its result by the size.
+        """Return mpidist's name of a reduction, and whether to divide the result by the size.
 
-        That is so for the mean of integers, which is computed as a sum.
+        That is necessary for the mean of integers, which is computed as a sum.
         """
         kind = getattr(op, "op", op)
         name = OPERATIONS.get(kind)
@@ -607,7 +609,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
-        """Combine a tensor of all ranks, in place."""
+        """Combine a tensor of all ranks elementwise, in place."""
         (x,) = _list(tensors)
         opts = _options(c10d.AllreduceOptions, timeout, opts, reduceOp=opts)
         if x.layout is torch.sparse_coo:
@@ -626,14 +628,14 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run("all_reduce", act, [x], opts)
 
     def _allreduce_sparse(self, x: Tensor, opts: Any) -> None:
-        """Join the elements of all ranks; equal indices are summed."""
+        """Sum a sparse tensor over all ranks, in place; equal indices are added up."""
         if self._operation(opts.reduceOp, x.dtype)[0] != "sum":
             raise InvalidArgument(f"rank {self._rank}: sparse tensors are combined by SUM only")
         x.copy_(add_up(self.comm, x.detach().coalesce()))
 
     @_uncompiled
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
-        """Combine several tensors of all ranks, in place, those of one dtype in one call."""
+        """Combine several tensors of all ranks in place; one call serves all of one dtype."""
         opts = _options(c10d.AllreduceCoalescedOptions, None, opts)
         kinds: dict[torch.dtype, list[Tensor]] = {}
         for x in tensors:
@@ -687,7 +689,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        """Send each rank's tensor to all, into a list of tensors; they may differ in length."""
+        """Send each rank's tensor to all, into a list of tensors; their lengths may differ."""
         (x,) = _list(inputs)
         (outs,) = [outputs] if outputs and isinstance(outputs[0], Tensor) else outputs
         opts = _options(c10d.AllgatherOptions, timeout, opts)
@@ -872,9 +874,9 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run("all_to_all_single", act, [output], opts)
 
     def _elements(self, x: Tensor, splits: Sequence[int], which: str) -> list[int]:
-        """Return how many elements each rank gets, from the rows for each in `splits`.
+        """Return the number of elements for each rank, given the rows for each in `splits`.
 
-        Without splits all get equally many.
+        Without splits all ranks get equally many.
         """
         if not splits:
             if x.dim() and x.shape[0] % self._size:
@@ -891,7 +893,7 @@ class ProcessGroup(dist.ProcessGroup):
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
-        """Send one tensor of a list to each rank, of any length."""
+        """Send one tensor of a list to each rank; the tensors may differ in length."""
         opts = _options(c10d.AllToAllOptions, None, opts)
         self._check_length("all_to_all: input", inputs)
         self._check_length("all_to_all: output", outputs)
@@ -975,7 +977,7 @@ class ProcessGroup(dist.ProcessGroup):
         return torch.from_numpy(memory).view(dtype)[: math.prod(size)].view(tuple(size))
 
     def _symmetric(self, nbytes: int) -> np.ndarray:
-        """Return a new array of `nbytes` bytes or a few more, in symmetric memory; collective."""
+        """Return a new array of at least `nbytes` bytes in symmetric memory; collective."""
         made: list[np.ndarray] = []
 
         def act() -> None:
@@ -993,7 +995,7 @@ class ProcessGroup(dist.ProcessGroup):
         return torch.device(device).type == "cpu" and self.comm.topology.num_nodes == 1
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a flat tensor in symmetric memory, for buffers of FSDP2; collective.
+        """Return a flat tensor of `size` elements in symmetric memory, for FSDP2; collective.
 
         Memory of an earlier one is taken again once its tensors are gone on all ranks.
         """
@@ -1068,7 +1070,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _list(x: Any) -> Sequence[Tensor]:
-    """Return the one tensor of a call in a list: c10d passes it in a list or by itself."""
+    """Return the tensors of a call as a list: c10d passes a list, or a single tensor."""
     tensors = [x] if isinstance(x, Tensor) else x
     if len(tensors) != 1:
         raise InvalidArgument(f"{len(tensors)} tensors: a process group takes one per call")
@@ -1076,7 +1078,7 @@ def _list(x: Any) -> Sequence[Tensor]:
 
 
 def _options(kind: type, timeout: timedelta | None, given: Any, **fields: Any) -> Any:
-    """Return c10d's options of a call: `given` if of that kind, else new ones with `fields`."""
+    """Return c10d's options of a call: `given` if of type `kind`, else new ones with `fields`."""
     if isinstance(given, kind):
         return given
     made = kind()
@@ -1109,7 +1111,7 @@ def _tag(name: str) -> int:
 
 
 def create(opts: Any, _: Any = None) -> ProcessGroup:
-    """Return the process group of c10d's options; all members call it.
+    """Return the process group that c10d's options describe; all members call it.
 
     Raises
     ------

@@ -33,9 +33,9 @@ _address: tuple[str, str] | None = None  # MASTER_ADDR and MASTER_PORT, where th
 
 
 def set_variables(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, as torchrun does, from a launcher's variables.
+    """Set RANK, WORLD_SIZE and LOCAL_RANK, as torchrun does, from an MPI launcher's variables.
 
-    Only if none of them is set, and a launcher of MPI has started this process.
+    Nothing is set if one of them is set already, or no launcher of MPI has started this process.
     """
     if any(name in environ for name in TORCHRUN):
         return

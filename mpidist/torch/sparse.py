@@ -39,7 +39,7 @@ def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> t
 
 
 def _gathered(comm: Communicator, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the rows of all ranks, one rank after the other."""
+    """Return the rows of all ranks, joined in rank order; rank r has ``counts[r]`` rows."""
     joined = rows.new_empty((sum(counts), *rows.shape[1:]))
     if joined.numel():
         each = joined[0].numel() * joined.element_size()
@@ -80,7 +80,7 @@ def average(comm: Communicator, parameters: Sequence[Any], zeros: bool) -> None:
 
 
 def _rows(gradient: Any) -> int:
-    """Return the number of rows of a gradient of which only rows are kept, DENSE, or NONE."""
+    """Return the number of rows that a row-sparse gradient holds; else DENSE, or NONE for None."""
     if gradient is None:
         return NONE
     if not gradient.is_sparse or gradient.sparse_dim() != 1:

@@ -47,7 +47,10 @@ def separate(given: Sequence[Any]) -> list[Any]:
 
 
 def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
-    """Increment the version counters of `given` whose tensors of :func:`separate` were changed."""
+    """Mark the `given` tensors as changed in place where their copies by :func:`separate` were.
+
+    Their version counters are incremented.
+    """
     for x, y in zip(given, own):
         if x is not y and y._version:
             torch.autograd.graph.increment_version(x)
@@ -57,7 +60,7 @@ class TorchTensors(DevicePlace):
     """Tensors of PyTorch (see :class:`~mpidist.pipeline.values.Tensors`)."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return what a receiver must know of a tensor: dtype, shape and ``requires_grad``."""
+        """Return the facts that a receiver needs of a tensor: dtype, shape, ``requires_grad``."""
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
@@ -95,7 +98,7 @@ class TorchTensors(DevicePlace):
         return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
-        """Return a tensor on a received array, which requires a gradient if the form says so."""
+        """Return a tensor on a received array, in the shape and ``requires_grad`` of `form`."""
         dtype, shape, wants = form
         name, on_gpu = self.place(dtype)
         if on_gpu:
@@ -162,7 +165,7 @@ class TorchStage:
         keep: bool,
         loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, TorchSaved | None]:
-        """Call the module, and the loss function if there is one."""
+        """Run the module's forward, and the loss function if there is one."""
         if not keep:
             with torch.no_grad():
                 return self._call(unflatten(tree, tensors)), None
@@ -180,7 +183,7 @@ class TorchStage:
     def _run(
         self, call: Call, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
     ) -> Any:
-        """Return the module's output, or loss, for tensors that it may change in place."""
+        """Return the module's output, or the loss; layers may change their inputs in place."""
         own = separate(tensors) if first else [_opened(x) for x in tensors]
         try:
             output = call(unflatten(tree, own))
@@ -200,7 +203,7 @@ class TorchStage:
     def _checkpointed(
         self, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
     ) -> Any:
-        """Run forward and keep only its input, from which backward recomputes the rest."""
+        """Run forward and keep only its input, from which backward computes it again."""
         buffers, states, runs = self._buffers_now(), random_states(self.module), 0
 
         def run(*_: Any) -> Any:
@@ -216,7 +219,10 @@ class TorchStage:
         return checkpointed(run, *(separate(tensors) if first else tensors), use_reentrant=False)
 
     def _buffers_now(self) -> dict[str, Any]:
-        """Return copies of the module's buffers; an unchanged one's earlier copy is shared."""
+        """Return copies of the module's buffers as they are now, to repeat a forward with.
+
+        An unchanged buffer's earlier copy is shared.
+        """
         before, now = self._buffers, {}
         for name, buffer in self.module.named_buffers():
             known = before.get(name)
@@ -241,14 +247,14 @@ class TorchStage:
         saved.roots = [self._root_of(x) if x.requires_grad else None for x in outputs]
 
     def backward(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
-        """Compute all gradients."""
+        """Compute the gradients of inputs and parameters (B); return those of the inputs."""
         roots, given = self._pairs(saved, grads)
         if roots:
             torch.autograd.backward(roots, given)
         return self._of_inputs(saved)
 
     def backward_input(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of the inputs; all gradients if backward has no halves."""
+        """Compute and return the gradients of the inputs (I); also all others, without halves."""
         if not self.splits:
             found = self.backward(saved, grads)
             saved.inputs = []
@@ -263,7 +269,7 @@ class TorchStage:
         return found
 
     def backward_weight(self, saved: TorchSaved) -> None:
-        """Compute the gradients of the parameters."""
+        """Compute the gradients of the parameters (W), the second half of backward."""
         if saved.halves is not None:
             saved.halves.weights()
             saved.halves = None

@@ -27,9 +27,9 @@ class MpiStore(dist.Store):
     Parameters
     ----------
     comm : Communicator
-        Used by the store alone.
+        Communicator of the store, which nothing else uses.
     timeout : timedelta, optional
-        How long :meth:`get` and :meth:`wait` wait for keys.
+        Longest time for which :meth:`get` and :meth:`wait` wait for keys.
     """
 
     def __init__(self, comm: Communicator, timeout: timedelta = timedelta(minutes=5)):
@@ -43,11 +43,11 @@ class MpiStore(dist.Store):
     # -- operations -----------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key."""
+        """Set the value of a key."""
         self._ask("set", key, _as_bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key, once there is one."""
+        """Wait until a key exists, and return its value."""
         found = None
         while found is None:  # another rank may delete it meanwhile
             self.wait([key])
@@ -59,7 +59,7 @@ class MpiStore(dist.Store):
         return self._ask("add", key, int(amount))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append to the value of a key."""
+        """Append `value` to the value of a key."""
         self._ask("append", key, _as_bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -82,11 +82,11 @@ class MpiStore(dist.Store):
         return self._ask("check", list(keys))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return the values of several keys, once all exist."""
+        """Wait until several keys exist, and return their values."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
-        """Set several keys."""
+        """Set the values of several keys."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
@@ -116,11 +116,11 @@ class MpiStore(dist.Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait for keys."""
+        """Longest time for which `get` and `wait` wait for keys."""
         return timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long `get` and `wait` wait for keys."""
+        """Set the longest time for which `get` and `wait` wait for keys."""
         self._seconds = timeout.total_seconds()
 
     # By these names C++ calls some of them.
@@ -130,7 +130,7 @@ class MpiStore(dist.Store):
     # -- within ---------------------------------------------------------------------------------
 
     def _ask(self, operation: str, *arguments: Any) -> Any:
-        """Return the result of an operation on the keys: on rank 0 directly, else by a message."""
+        """Perform an operation on the keys, by a message unless on rank 0; return its result."""
         if self._comm.rank == 0:
             return self._perform(operation, *arguments)
         with self._lock:

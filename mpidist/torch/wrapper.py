@@ -66,7 +66,7 @@ class Wrapper(torch.nn.Module):
         def _end_backward(self) -> None: ...
 
     def watch(self) -> Remove:
-        """Register hooks that average the gradients after each backward pass, if sync="auto"."""
+        """Register hooks that average gradients after each backward pass, unless sync="manual"."""
         self.reducer.on_backward = WeakHook(self._begin_backward)
         hook = partial(_with_output, WeakHook(self._watch_output))
         return self.module.register_forward_hook(hook).remove
@@ -81,7 +81,7 @@ class Wrapper(torch.nn.Module):
                 x.register_hook(begin)
 
     def _begin_backward(self) -> None:
-        """Queue the averaging of gradients for the end of the running backward pass, once."""
+        """Queue the averaging of gradients, once, for the end of the running backward pass."""
         reducer = self.reducer
         if self.sync == "auto" and reducer.enabled and not reducer.queued:
             reducer.queued = True
@@ -99,7 +99,7 @@ class Wrapper(torch.nn.Module):
     # -- the module -------------------------------------------------------------------------------
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module."""
+        """Call the module's forward, and return its output."""
         return self.module(*inputs, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,7 +111,7 @@ class Wrapper(torch.nn.Module):
             raise AttributeError(text, name=name, obj=self) from None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Apply a conversion, as ``.to()`` does.
+        """Apply a conversion `fn` to parameters and buffers, as ``.to()`` does.
 
         Raises InvalidArgument if a parameter's dtype or device would change.
         """
@@ -204,11 +204,11 @@ class Wrapper(torch.nn.Module):
 
 
 def _with_output(act: Callable[[Any], object], module: Any, inputs: Any, output: Any) -> None:
-    """Serve as forward hook: call `act` with the output, unless torch.compile traces the module."""
+    """Call `act` with a module's output, as a forward hook; not while torch.compile traces it."""
     if not torch.compiler.is_compiling():
         act(output)
 
 
 def _at_gradient(act: Callable[[], object], gradient: Any) -> None:
-    """Serve as hook on a tensor: call `act`; None is returned, so the gradient stays as it is."""
+    """Call `act`, as a hook on a tensor; None is returned, so the gradient stays as it is."""
     act()

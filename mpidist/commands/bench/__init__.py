@@ -29,7 +29,7 @@ class BenchGroup(click.Group):
         return [*super().shell_complete(ctx, incomplete), *complete(COLLECTIVES, incomplete)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert ``collectives`` where no benchmark is named."""
+        """Insert ``collectives`` into the arguments if they name no benchmark."""
         first = args[0] if args else None
         if first is not None and first not in (*self.commands, *ctx.help_option_names):
             if not first.startswith("-") and first not in COLLECTIVES:

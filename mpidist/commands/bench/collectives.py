@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def files_options(command: Callable) -> Callable:
-    """Add the options of files that every benchmark writes: --json and --csv."""
+    """Decorate a command with the options of files that every benchmark writes: --json, --csv."""
     for name in ("CSV, a line for each row", "JSON"):
         kind = name.partition(",")[0].lower()
         command = click.option(
@@ -172,7 +172,7 @@ def collectives_command(
 
 
 def on_step(advance: Callable[[str], None]) -> Callable[[str, int], None]:
-    """Return the callback of a benchmark: it moves a progress bar on by one collective and size."""
+    """Return a benchmark's callback: it advances a progress bar by a collective and size."""
     return lambda collective, nbytes: advance(f"{collective} {format_size(nbytes)}")
 
 
