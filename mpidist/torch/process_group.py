@@ -35,6 +35,7 @@ from .rendezvous import root
 from .sparse import add_up
 
 Act = Callable[[], object]
+Change = Callable[[Tensor], object]  # of a tensor, in place
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -54,6 +55,7 @@ OPERATIONS = {
     _Kind.BOR: "or",
     _Kind.BXOR: "xor",
 }
+SCALED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # by PREMUL_SUM, as NCCL
 ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # as PyTorch's arithmetic is
 _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
@@ -582,15 +584,18 @@ class ProcessGroup(dist.ProcessGroup):
             )
         return ARRAYS.of(x)
 
-    def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, bool]:
-        """Return mpidist's name of a reduction, and whether to divide the result by the size.
+    def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, Change | None, Change | None]:
+        """Return mpidist's name of a reduction, and what is done to its input and to its result.
 
-        That is necessary for the mean of integers, which is computed as a sum.
+        The input of PREMUL_SUM is multiplied by the factor first.  The mean of integers is computed
+        as a sum, which is divided.  For other reductions the two functions are None.
         """
         kind = getattr(op, "op", op)
+        if kind == _Kind.PREMUL_SUM:
+            return "sum", self._scale(op, dtype), None
         name = OPERATIONS.get(kind)
         if name is None:
-            allowed = ", ".join(kind.name for kind in OPERATIONS)
+            allowed = ", ".join([*(kind.name for kind in OPERATIONS), "PREMUL_SUM"])
             raise InvalidArgument(
                 f"rank {self._rank}: {kind.name} is no operation of the backend mpidist: allowed "
                 f"are {allowed}"
@@ -598,8 +603,19 @@ class ProcessGroup(dist.ProcessGroup):
         if dtype is torch.bool:
             name = ON_BOOL.get(name, name)
         elif name == "mean" and not (dtype.is_floating_point or dtype.is_complex):
-            return "sum", True
-        return name, False
+            return "sum", None, self._divide
+        return name, None, None
+
+    def _scale(self, op: Any, dtype: torch.dtype) -> Change:
+        """Return the function that multiplies an input of PREMUL_SUM by the factor, in place."""
+        if dtype not in SCALED:
+            allowed = ", ".join(map(str, SCALED))
+            raise InvalidArgument(
+                f"rank {self._rank}: PREMUL_SUM of {dtype}: expected one of {allowed}"
+            )
+        _, factor = op.__getstate__()  # a number, or a tensor with one element
+        factor = float(factor)
+        return lambda x: x.detach().mul_(factor)
 
     def _divide(self, x: Tensor) -> None:
         """Divide a sum of integers by the number of members, towards zero as NCCL does."""
@@ -616,12 +632,14 @@ class ProcessGroup(dist.ProcessGroup):
             return self._run("all_reduce", lambda: self._allreduce_sparse(x, opts), [x], opts)
         out, back = _writable(x)
         data, allreduce = self._flat(out), self.comm.allreduce
-        op, divide = self._operation(opts.reduceOp, x.dtype)
+        op, before, after = self._operation(opts.reduceOp, x.dtype)
 
         def act() -> None:
+            if before is not None:
+                before(out)
             allreduce(data, op, out=data)
-            if divide:
-                self._divide(out)
+            if after is not None:
+                after(out)
             if back is not None:
                 back()
 
@@ -629,7 +647,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _allreduce_sparse(self, x: Tensor, opts: Any) -> None:
         """Sum a sparse tensor over all ranks, in place; equal indices are added up."""
-        if self._operation(opts.reduceOp, x.dtype)[0] != "sum":
+        if getattr(opts.reduceOp, "op", opts.reduceOp) != _Kind.SUM:
             raise InvalidArgument(f"rank {self._rank}: sparse tensors are combined by SUM only")
         x.copy_(add_up(self.comm, x.detach().coalesce()))
 
@@ -644,11 +662,13 @@ class ProcessGroup(dist.ProcessGroup):
         def act() -> None:
             for dtype, some in kinds.items():
                 joined = _joined(some)
-                op, divide = self._operation(opts.reduceOp, dtype)
+                op, before, after = self._operation(opts.reduceOp, dtype)
                 data = self._flat(joined)
+                if before is not None:
+                    before(joined)
                 self.comm.allreduce(data, op, out=data)
-                if divide:
-                    self._divide(joined)
+                if after is not None:
+                    after(joined)
                 _deal(joined, some)
 
         return self._run("all_reduce_coalesced", act, tensors, opts)
@@ -658,15 +678,19 @@ class ProcessGroup(dist.ProcessGroup):
         """Combine a tensor of all ranks, in place on the root."""
         (x,) = _list(tensors)
         opts = _options(c10d.ReduceOptions, timeout, opts, rootRank=opts, reduceOp=op)
-        out, back = _writable(x)
-        root, data = opts.rootRank, self._flat(out)
-        name, divide = self._operation(opts.reduceOp, x.dtype)
+        (out, back), root = _writable(x), opts.rootRank
+        name, before, after = self._operation(opts.reduceOp, x.dtype)
         mine = root == self._rank
+        if before is not None and not mine:
+            out = out.detach().clone()
+        data = self._flat(out)
 
         def act() -> None:
+            if before is not None:
+                before(out)
             self.comm.reduce(data, name, root, out=data if mine else None)
-            if mine and divide:
-                self._divide(out)
+            if mine and after is not None:
+                after(out)
             if mine and back is not None:
                 back()
 
@@ -693,7 +717,7 @@ class ProcessGroup(dist.ProcessGroup):
         (x,) = _list(inputs)
         (outs,) = [outputs] if outputs and isinstance(outputs[0], Tensor) else outputs
         opts = _options(c10d.AllgatherOptions, timeout, opts)
-        self._check_length("all_gather: output", outs)
+        self._check_list("all_gather: tensor_list", outs, "tensor", x)
         x, counts = _readable(x), _counts(outs)
         outs = [out.detach() for out in outs]
 
@@ -711,6 +735,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run("all_gather_single", self._gathering(output, input), [output], opts)
 
     def _gathering(self, output: Tensor, given: Tensor) -> Act:
+        self._check("all_gather_into_tensor: output", output, "input", given, self._size)
         out, back = _writable(output)
         own = out.data_ptr() + self._rank * given.numel() * given.element_size()
         if not given.is_contiguous() or given.data_ptr() != own:
@@ -740,6 +765,12 @@ class ProcessGroup(dist.ProcessGroup):
         """Send several tensors of each rank to all: ``outputs[rank][k]`` is the rank's k-th."""
         opts = _options(c10d.AllgatherOptions, None, opts)
         self._check_length("all_gather_coalesced: output", outputs)
+        for k, x in enumerate(inputs):
+            own = outputs[self._rank]
+            self._check_length(f"all_gather_coalesced: output[{self._rank}]", own, len(inputs))
+            self._check(
+                f"all_gather_coalesced: output[{self._rank}][{k}]", own[k], f"input[{k}]", x
+            )
         columns = [[given[k].detach() for given in outputs] for k in range(len(inputs))]
 
         def act() -> None:
@@ -761,13 +792,16 @@ class ProcessGroup(dist.ProcessGroup):
         if root == self._rank:
             given = [outputs] if outputs and isinstance(outputs[0], Tensor) else outputs
             outs = [out.detach() for out in given[0]]
-            self._check_length("gather: output", outs)
 
         def act() -> None:
-            joined = torch.empty(len(outs) * x.numel(), dtype=x.dtype) if outs else None
+            joined = None
+            if root == self._rank:
+                joined = torch.empty(self._size * x.numel(), dtype=x.dtype)
             into = None if joined is None else self._flat(joined)
             self.comm.gather(self._flat(x), root, out=into)
             if joined is not None:
+                # The list is the root's alone: checked before, it would leave the others waiting.
+                self._check_list("gather: gather_list", outs, "tensor", x, uneven=False)
                 _deal(joined, outs)
 
         return self._run("gather", act, outs, opts)
@@ -781,7 +815,7 @@ class ProcessGroup(dist.ProcessGroup):
         (out, back), joined = _writable(x), None
         if root == self._rank:
             given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
-            self._check_length("scatter: input", given)
+            self._check_list("scatter: scatter_list", given, "tensor", x, uneven=False)
             joined = _joined(given)
         source = None if joined is None else self._flat(joined)
         target = self._flat(out)
@@ -804,7 +838,7 @@ class ProcessGroup(dist.ProcessGroup):
         (x,) = _list(outputs)
         given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
         opts = _options(c10d.ReduceScatterOptions, timeout, opts, reduceOp=opts)
-        self._check_length("reduce_scatter: input", given)
+        self._check_list("reduce_scatter: input_list", given, "output", x)
         act = self._reducing(x, _joined(given), opts, _counts(given))
         return self._run("reduce_scatter", act, [x], opts)
 
@@ -812,6 +846,7 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Combine one tensor of each rank; rank r gets the r-th of equal parts."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
+        self._check("reduce_scatter_tensor: input", input, "output", output, self._size)
         act = self._reducing(output, input, opts)
         return self._run("reduce_scatter_single", act, [output], opts)
 
@@ -820,13 +855,17 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Act:
         out, back = _writable(output)
         given = _readable(_apart(given, out))
-        name, divide = self._operation(opts.reduceOp, given.dtype)
+        name, before, after = self._operation(opts.reduceOp, given.dtype)
+        if before is not None:
+            given = given.detach().clone()
         data, target = self._flat(given), self._flat(out)
 
-        def act(_: Tensor = given) -> None:  # which keeps its memory
+        def act() -> None:
+            if before is not None:
+                before(given)
             self.comm.reduce_scatter(data, name, out=target, counts=counts)
-            if divide:
-                self._divide(out)
+            if after is not None:
+                after(out)
             if back is not None:
                 back()
 
@@ -838,6 +877,8 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Any:
         """Perform several :meth:`reduce_scatter_single`."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
+        for out, x in zip(outputs, inputs):
+            self._check("reduce_scatter_tensor: input", x, "output", out, self._size)
         acts = [self._reducing(out, x, opts) for out, x in zip(outputs, inputs)]
         return self._run("reduce_scatter_coalesced", _each(acts), outputs, opts)
 
@@ -852,6 +893,8 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Any:
         """Send a part of one tensor to each rank; the splits are the parts' numbers of rows."""
         opts = _options(c10d.AllToAllOptions, None, opts)
+        many = None if input_splits or output_splits else 1
+        self._check("all_to_all_single: output", output, "input", input, many)
         out, back = _writable(output)
         x = _readable(_apart(input, out))
         data, target = self._flat(x), self._flat(out)
@@ -895,8 +938,9 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Any:
         """Send one tensor of a list to each rank; the tensors may differ in length."""
         opts = _options(c10d.AllToAllOptions, None, opts)
-        self._check_length("all_to_all: input", inputs)
-        self._check_length("all_to_all: output", outputs)
+        self._check_length("all_to_all: input_tensor_list", inputs)
+        own, what = inputs[self._rank], f"input_tensor_list[{self._rank}]"
+        self._check_list("all_to_all: output_tensor_list", outputs, what, own)
         outs, counts = [out.detach() for out in outputs], [t.numel() for t in inputs]
         given = _joined(inputs)
 
@@ -1023,12 +1067,41 @@ class ProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _check_length(self, what: str, given: Sequence[Any]) -> None:
-        if len(given) != self._size:
+    def _check_length(self, what: str, given: Sequence[Any], length: int | None = None) -> None:
+        if len(given) != (self._size if length is None else length):
+            each = f"{self._size}, one for each member of group {self._name!r}"
             raise InvalidArgument(
-                f"rank {self._rank}: {what} has {len(given)} entries, expected {self._size}, one "
-                f"for each member of group {self._name!r}"
+                f"rank {self._rank}: {what} has {len(given)} entries, expected "
+                f"{each if length is None else length}"
             )
+
+    def _check(self, what: str, x: Tensor, name: str, like: Tensor, times: int | None = 1) -> None:
+        """Check that a tensor has the dtype of the argument `name`, which is `like`.
+
+        And `times` as many elements, unless that is None.
+        """
+        if x.dtype is not like.dtype:
+            raise InvalidArgument(
+                f"rank {self._rank}: {what} is {x.dtype}, expected {like.dtype}, as {name} is"
+            )
+        if times is not None and x.numel() != times * like.numel():
+            members = f"{self._size} ranks times " if times == self._size > 1 else ""
+            raise InvalidArgument(
+                f"rank {self._rank}: {what} has shape {tuple(x.shape)}, expected "
+                f"{times * like.numel()} elements: {members}those of {name}, of shape "
+                f"{tuple(like.shape)}"
+            )
+
+    def _check_list(
+        self, what: str, given: Sequence[Tensor], name: str, like: Tensor, uneven: bool = True
+    ) -> None:
+        """Check a list of a tensor for each member: they have the dtype of the argument `name`.
+
+        And as many elements; if `uneven`, only this rank's need to.
+        """
+        self._check_length(what, given)
+        for k, x in enumerate(given):
+            self._check(f"{what}[{k}]", x, name, like, None if uneven and k != self._rank else 1)
 
     # -- messages ---------------------------------------------------------------------------------
 

@@ -260,11 +260,93 @@ def test_what_cannot_be(place):
         dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BXOR)
     with pytest.raises(NotImplementedError, match=f"rank {rank}: a tensor on meta"):
         dist.all_reduce(torch.ones(2, device="meta"))
-    with pytest.raises(InvalidArgument, match=f"rank {rank}: all_gather: output has .* entries"):
-        dist.all_gather([torch.empty(2)] * (dist.get_world_size() + 1), torch.ones(2))
     x = torch.ones(2)
     dist.all_reduce(x)
     assert (x == dist.get_world_size()).all()
+
+
+@pytest.mark.parametrize("wrong", ("short", "dtype", "shape"))
+def test_wrong_tensors_are_named(place, wrong):
+    """In a list or by themselves: call, rank, argument, value, what is allowed; the group works."""
+    rank, size = place
+    group, last = dist.group.WORLD, size - 1
+    x = torch.ones(2)
+    kind = torch.int64 if wrong == "dtype" else torch.float32
+
+    def some():
+        rows = [torch.ones(2, dtype=kind if k == rank else x.dtype) for k in range(size)]
+        if wrong == "shape":
+            rows[rank] = torch.ones(3)
+        return rows[:-1] if wrong == "short" else rows
+
+    def one():
+        less = 2 * size - 1 if wrong != "dtype" else 2 * size
+        return torch.ones(less, dtype=kind)
+
+    entries = rf" has {last} entries, expected {size}, one for each member of group '.*'"
+    listed = {
+        "short": entries,
+        "dtype": rf"\[{rank}\] is torch.int64, expected torch.float32, as .* is",
+        "shape": rf"\[{rank}\] has shape \(3,\), expected 2 elements: .* of shape \(2,\)",
+    }[wrong]
+    single = rf" has shape \({2 * size - 1},\), expected {2 * size} elements: .* of shape \(2,\)"
+    if wrong == "dtype":
+        single = " is torch.int64, expected torch.float32, as .* is"
+    calls = {
+        "all_gather: tensor_list" + listed: lambda: group.allgather([some()], [x]),
+        "all_gather_into_tensor: output" + single: lambda: group.all_gather_single(one(), x),
+        "reduce_scatter: input_list" + listed: lambda: group.reduce_scatter([x], [some()]),
+        "reduce_scatter_tensor: input" + single: lambda: group.reduce_scatter_single(x, one()),
+        "all_to_all: output_tensor_list" + listed: lambda: group.alltoall(some(), [x] * size),
+        "gather: gather_list" + listed: lambda: group.gather([some()] * (rank == last), [x], last),
+    }
+    for text, call in calls.items():
+        if text.startswith("gather") and rank != last:  # they know nothing of the root's list
+            call().wait()
+        else:
+            with pytest.raises(InvalidArgument, match=f"^rank {rank}: {text}"):
+                call().wait()
+        y = torch.full((3,), rank + 1.0)
+        dist.all_reduce(y)
+        assert (y == size * (size + 1) / 2).all()
+    if rank == last:  # before anything is sent: the others do not call
+        with pytest.raises(InvalidArgument, match=f"^rank {rank}: scatter: scatter_list{listed}"):
+            group.scatter([torch.empty(2)], [some()], last)
+    dist.barrier()
+    if wrong == "dtype":
+        with pytest.raises(InvalidArgument, match=f"^rank {rank}: all_to_all_single: output is"):
+            group.all_to_all_single(torch.ones(size), torch.ones(size, dtype=kind), [], [])
+
+
+@pytest.mark.parametrize("factor", (0.5, 3))
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_premul_sum(place, dtype, factor):
+    """The factor multiplies each term; inputs of other calls than all_reduce stay as they are."""
+    rank, size = place
+    by = torch.tensor([float(factor)]) if factor == 3 else factor
+    op = dist._make_nccl_premul_sum(by)
+    total = factor * size * (size + 1) / 2
+    x = torch.full((4,), rank + 1.0, dtype=dtype)
+    dist.all_reduce(x, op=op)
+    assert (x == total).all()
+    x = torch.full((4,), rank + 1.0, dtype=dtype)
+    dist.reduce(x, 0, op=op)
+    assert (x == (total if rank == 0 else rank + 1)).all()
+    whole, part = torch.full((size, 2), rank + 1.0, dtype=dtype), torch.empty(2, dtype=dtype)
+    dist.reduce_scatter_tensor(part, whole, op=op)
+    assert (part == total).all() and (whole == rank + 1).all()
+    dist.reduce_scatter(part.zero_(), list(whole), op=op, async_op=True).wait()
+    assert (part == total).all() and (whole == rank + 1).all()
+    some = [torch.full((2,), rank + 1.0, dtype=dtype) for _ in range(2)]
+    dist.all_reduce_coalesced(some, op=op)
+    assert all((y == total).all() for y in some)
+
+
+def test_premul_sum_refuses(place):
+    rank, _ = place
+    op = dist._make_nccl_premul_sum(2.0)
+    with pytest.raises(InvalidArgument, match=f"rank {rank}: PREMUL_SUM of torch.int32: expected"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int32), op=op)
 
 
 def test_symmetric_memory(place):
@@ -542,11 +624,10 @@ def test_collective_in_a_callback(place):
 
 
 def test_exception_of_a_work(place):
-    rank, size = place
+    rank, _ = place
     work = dist.all_reduce(torch.ones(2), op=dist.ReduceOp.AVG, async_op=True)
     work.wait()
-    outs = [torch.empty(3) for _ in range(size)]
-    work = dist.all_gather(outs, torch.ones(2), async_op=True)  # which is too short for `outs`
+    work = dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BXOR, async_op=True)  # of floats
     with pytest.raises(MpidistError, match=f"rank {rank}"):
         work.wait()
     assert work.is_completed() and not work.is_success()
