@@ -136,7 +136,7 @@ class AbsentRanks(Protocol):
         """Ask the next rank, if it is on another node, once about its operation `sequence`."""
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the absent ranks whose operation `sequence` differs, each with its text."""
+        """Return the absent ranks whose operation `sequence` differs, with its description."""
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
         """Tell the absent ranks which operation has the number `sequence` on this rank."""
@@ -260,7 +260,7 @@ class Backend(Protocol):
     def iprobe(self, peer: int | None, tag: int) -> int | None:
         """Return the sender of a message that has arrived and was not received, or None.
 
-        `peer` is its rank, None for any.  By default unsupported.
+        `peer` is the sender's rank, None for any rank.  By default unsupported.
         """
         raise Unsupported(f"rank {self.rank}: the {self.name} backend cannot probe for messages")
 

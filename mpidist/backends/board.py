@@ -188,7 +188,7 @@ def _process_state(pid: int) -> str:
 
 
 def private_words(size: int) -> memoryview:
-    """Return the words of a board whose ranks are threads of this process."""
+    """Return memory for the words of a board whose ranks are threads of this process."""
     return memoryview(array("q", bytes(bytes_needed(size))))
 
 

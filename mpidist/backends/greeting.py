@@ -83,7 +83,7 @@ class Answers:
         self._pending: deque[tuple[Any, _Header, int, NamedCall]] = deque()
 
     def expect(self, peer: int, tag: int, named: NamedCall) -> None:
-        """Post the receive of a greeting."""
+        """Post the receive of the greeting of `peer`, to be compared with the call `named`."""
         header = _Header()
         request = self._backend.irecv(header.data, peer, tag)
         self._pending.append((request, header, peer, named))
@@ -177,7 +177,10 @@ class Greeting:
             peer.sent += message.data.nbytes
 
     def bind(self, bind: Bind) -> bool:
-        """Bind the greetings, once all messages are counted; return whether any are sent."""
+        """Bind the greetings with `bind`, once all messages are counted.
+
+        Returns whether any greeting is sent.
+        """
         self._heads = {rank: _Header() for rank in self._peers}
         self._sends = bind(
             [
@@ -248,7 +251,7 @@ class Greeted:
         self._left: list[Transfer] = []  # a complete persistent request must not be tested again
 
     def start(self) -> None:
-        """Post the sends."""
+        """Post the sends of the round; its receives follow in `test`."""
         self._left = []
         if self._sends is not None:
             self._sends.start()

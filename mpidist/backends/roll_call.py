@@ -116,7 +116,7 @@ class RollCall:
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the absent ranks whose operation `sequence` differs, each with its text."""
+        """Return the absent ranks whose operation `sequence` differs, with its description."""
         self.answer()
         return {
             rank: word.text

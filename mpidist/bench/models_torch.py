@@ -109,19 +109,19 @@ def _words(length: int, count: int) -> torch.Tensor:
 
 
 def gpt2() -> Step:
-    """Return a causal language model of 10.3 M parameters, and a function of it: its loss."""
+    """Return a causal language model of 10.3 M parameters, and ``loss(model)`` of a step."""
     x = _words(64, 4)
     return Language(True), lambda model: _next_word(model, x)
 
 
 def bert() -> Step:
-    """Return a classifier of texts of 10.3 M parameters, and a function of it: its loss."""
+    """Return a classifier of texts of 10.3 M parameters, and ``loss(model)`` of a step."""
     x, labels = _words(64, 4), torch.randint(2, (4,))
     return Language(False), lambda model: nn.functional.cross_entropy(model(x), labels)
 
 
 def resnet18() -> Step:
-    """Return a classifier of pictures of 11.2 M parameters, and a function of it: its loss."""
+    """Return a classifier of pictures of 11.2 M parameters, and ``loss(model)`` of a step."""
     widths = [64, 64, 128, 128, 256, 256, 512, 512]
     strides = [1, 1, 2, 1, 2, 1, 2, 1]
     layers = [Residual(a, b, s) for a, b, s in zip([64, *widths], widths, strides)]
@@ -132,13 +132,13 @@ def resnet18() -> Step:
 
 
 def lstm() -> Step:
-    """Return a recurrent language model of 8.4 M parameters, and a function of it: its loss."""
+    """Return a recurrent language model of 8.4 M parameters, and ``loss(model)`` of a step."""
     x = _words(32, 4)
     return Recurrent(), lambda model: _next_word(model, x)
 
 
 def moe() -> Step:
-    """Return a mixture of experts of 8.4 M parameters, and a function of it: its loss."""
+    """Return a mixture of experts of 8.4 M parameters, and ``loss(model)`` of a step."""
     x, target = torch.randn(64, 256), torch.randn(64, 256)
     return Experts(), lambda model: nn.functional.mse_loss(model(x), target)
 

@@ -151,7 +151,7 @@ class Results:
 
     @property
     def identical(self) -> dict[str, bool]:
-        """Whether a contender always gave all ranks the same bits, where that was checked."""
+        """Whether each contender always gave all ranks the same bits, where it was checked."""
         found: dict[str, bool] = {}
         for row in self.rows:
             same = row.figures.get("same_bits")

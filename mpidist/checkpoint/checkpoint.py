@@ -193,7 +193,7 @@ class Checkpoint:
         return None
 
     def _key(self, by: str) -> int:
-        """Return this process's rank or stage, the key of a state saved per `by` (either word)."""
+        """Return this process's number in a state saved per `by`, which is "rank" or "stage"."""
         return self._grid.pipe_index if by == "stage" and self._grid else self._comm.rank
 
     def _publish(self, step: int, made: Path) -> Path:

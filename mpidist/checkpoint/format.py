@@ -506,7 +506,7 @@ class Manifest:
         return [(path, s) for path, (_, _, segments) in self.arrays.items() for s in segments]
 
     def itemsizes(self) -> dict[str, int]:
-        """Return the itemsize of each array, by path."""
+        """Return the bytes of an element of each array, by the array's path."""
         return {path: find_dtype(dtype).itemsize for path, (dtype, _, _) in self.arrays.items()}
 
     def state(self, name: str, folder: Path, whole: bool, key: int | None = None) -> Any:

@@ -1275,9 +1275,9 @@ class Communicator:
         return Estimates(library, groups, measures, known, table, pipelining)
 
     def _calibrated(self) -> dict[str, Any]:
-        """Return the argument `calibrate` for a sub-communicator.
+        """Return the keyword argument `calibrate` for a sub-communicator, in a dict.
 
-        That is the cost model's constants if they are known, else whether to measure them.
+        Its value is the cost model's constants if they are known, else whether to measure them.
         """
         estimates = self._service.chooser.estimates
         assert estimates is not None

@@ -420,7 +420,7 @@ def _description(args: tuple, options: dict) -> dict[str, Any]:
 def _plain(details: list[Any]) -> dict[str, Any]:
     """Return the details of an event as a dict of values that JSON can hold.
 
-    They are one dict, or the values of _DETAILS.
+    `details` has a dict as its only item, or the values for the names in _DETAILS.
     """
     facts = details[0] if len(details) == 1 else dict(zip(_DETAILS, details))
     plain: dict[str, Any] = {}

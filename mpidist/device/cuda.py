@@ -159,7 +159,10 @@ class CudaDevice:
     # -- memory that several processes share ----------------------------------------------------
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
-        """Allocate zeros outside of any pool, because a handle names a whole allocation."""
+        """Allocate zeroed memory; return its address, and its handle for CUDA IPC.
+
+        It is outside of any pool, because a handle names a whole allocation.
+        """
         pointer = 0
         try:
             pointer = _allocate(nbytes)

@@ -22,7 +22,7 @@ def is_torch(x: Any) -> bool:
 
 @cache
 def of_torch() -> Any:
-    """Return the module `tensors`, which imports PyTorch; called only with a tensor at hand."""
+    """Return the module :mod:`.tensors`; its import imports PyTorch, so a tensor is at hand."""
     from . import tensors
 
     return tensors

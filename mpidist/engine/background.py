@@ -47,7 +47,7 @@ class BackgroundService(Protocol):
         """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
 
     def deadline(self, timeout: Any) -> float | None:
-        """Return the deadline of a wait that begins now; None to wait forever."""
+        """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
 
     def timed_out(
         self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
@@ -152,10 +152,10 @@ class Background:
         return Work(test, wait, give, self.works)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
-        """Assign a slot of tags, which no pending program uses, to a program; equal on all ranks.
+        """Assign a range of message tags, a slot, to a program; the same on all ranks.
 
-        It waits for the pending program in that slot, if any.  It comes before the first action of
-        a kernel in shared memory, which writes its notes to the lines of that slot.
+        No pending program uses the slot: this method waits for the one that does, if any.  It comes
+        before the program's first action, as kernels in shared memory have their notes in the slot.
         """
         service = self._service
         self._begun += 1
@@ -167,7 +167,7 @@ class Background:
         program.tags[0] = slot
 
     def sweep(self) -> None:
-        """Poll the begun operations; forget the completed ones, whose Work may be gone."""
+        """Poll the begun operations, and drop the references to those that have ended."""
         for work in list(self.works):
             try:
                 work.test()

@@ -38,10 +38,11 @@ class Host(Protocol):
 
 
 class NativeExecutor(Executor):
-    """The backend's own collectives.
+    """Executor of collectives by the backend's own ones, such as those of MPI.
 
     In the background between nodes, a call starts once all ranks have announced the same one.  On
-    one node the board shows a mismatch to both ranks, and to one of them before it starts.
+    one node the ranks compare their calls on the arrival board, so that at least one of two
+    mismatched ranks raises before its call starts.
     """
 
     name, summary = "native", "the backend's own collective"
@@ -79,7 +80,7 @@ class NativeExecutor(Executor):
         return Program([item], interruptible=False, named=compared)
 
     def advance(self) -> bool:
-        """Start the pending native calls that all ranks have reached; return whether all are."""
+        """Start pending native calls that all ranks have reached; return whether none remains."""
         waiting = self._waiting
         while waiting and waiting[0].arrived():
             waiting.popleft().start_call()
@@ -135,7 +136,7 @@ class _Compared:
 
 
 class MessagesExecutor(Executor):
-    """Any registered algorithm, over the backend's messages.
+    """Executor of all registered algorithms, by messages of the backend.
 
     The first use of an array posts its messages one by one; a repeated call has persistent
     requests.
@@ -165,7 +166,10 @@ class MessagesExecutor(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Bind the schedule; in the background tags change, so no requests are persistent."""
+        """Return the program of the algorithm's messages, bound to the arrays.
+
+        A repeated call has persistent requests; one in the background has none, as its tags change.
+        """
         assert choice is not None
         memory, arity = HostMemory(call.dtype), choice.arity or self._arity
         persistent = repeated and not background

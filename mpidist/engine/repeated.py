@@ -41,7 +41,7 @@ class RepeatedService(Protocol):
         """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
 
     def deadline(self) -> float | None:
-        """Return the deadline of a wait that begins now; None to wait forever."""
+        """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
 
     def guard(self) -> None:
         """Register this communicator with the watchdog, before a library's call."""

@@ -22,10 +22,10 @@ class PendingOperation(Protocol):
         """Whether the operation is known to have ended."""
 
     def test(self) -> bool:
-        """Poll; return whether the operation has ended; raise its communicator's errors."""
+        """Poll; return whether the operation has ended; raise if it or its communicator failed."""
 
     def ended(self) -> bool:
-        """Poll; return whether the operation has ended or failed."""
+        """Poll; return whether the operation has ended or failed, without raising."""
 
 
 class _PendingEngines(threading.local):

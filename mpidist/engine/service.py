@@ -130,14 +130,14 @@ class Service:
         return executor, way
 
     def describe(self, call: Call, executor: Executor, way: Way, background: bool = False) -> str:
-        """Return the text that ranks compare for a call: fingerprint, executor, place in memory."""
+        """Return the text that ranks compare: fingerprint, executor, symmetric memory of a call."""
         operation, agreed = call.fingerprint, executor.agreed(call, way.choice)
         if agreed:
             operation = f"{operation} {agreed}"
         return f"{operation} in the background" if background else operation
 
     def intention(self, call: Call, algorithm: str, background: bool) -> str:
-        """Return the text of :meth:`describe` for a call before it is served: its likely path."""
+        """Return the text that :meth:`describe` would return for a call, before it is served."""
         way = self.chooser.way(call, algorithm, background)
         return self.describe(call, self.chooser.executor(way), way, background)
 
@@ -194,7 +194,7 @@ class Service:
         return result
 
     def _bound(self, key: Hashable, call: Call, executor: Executor, way: Way) -> Bound | None:
-        """Bind a call for its repetition and return it, or None while that does not pay."""
+        """Bind a call for its repetition and return it; None if that does not pay yet."""
         programs, owners = self.programs, owners_of(call)
         try:
             since = programs.last_use(key, *owners)
@@ -295,7 +295,7 @@ class Service:
     # -- deadlines ------------------------------------------------------------------------------
 
     def deadline(self, timeout: Any = UNSET) -> float | None:
-        """Return the deadline of a wait that begins now; None to wait forever."""
+        """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
         seconds = self.timeout if timeout is UNSET else timeout
         if seconds is not None and not isinstance(seconds, (int, float)):
             raise InvalidArgument(
@@ -345,7 +345,7 @@ class Service:
     def meet(self, operation: str, act: Callable[[], Any]) -> Any:
         """Run an uninterruptible collective action, such as a split, once all ranks have arrived.
 
-        Backends without calls of a library underneath keep deadlines themselves.
+        A backend without native calls runs it at once: its own waits have deadlines.
         """
         self.check_usable()
         found: list[Any] = []

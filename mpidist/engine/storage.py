@@ -36,7 +36,7 @@ class Memory(Protocol):
     dtype: np.dtype
 
     def array(self, data: Any) -> Any:
-        """Return the array by which a program refers to an array of a call."""
+        """Return the array that a program holds in place of a call's array, for example a view."""
 
     def allocate(self, count: int) -> Any:
         """Return scratch memory of `count` elements; it lives as long as a program refers to it."""
@@ -84,12 +84,12 @@ class HostMemory:
 
     @staticmethod
     def combine(op: Op, left: np.ndarray, right: np.ndarray, target: np.ndarray) -> Action:
-        """Return an action that calls the reduction operation's own function."""
+        """Return the action that calls the operation's own function, with result in `target`."""
         return partial(op.function if op.builtin else op.combine, left, right, out=target)
 
     @staticmethod
     def divide(source: np.ndarray, target: np.ndarray, divisor: int) -> Action:
-        """Return the action that divides by numpy's division; half precision goes by float32."""
+        """Return the action that divides with numpy; half precision is divided in float32."""
         if is_half(source.dtype):
             return partial(divide_half, source, divisor, target)
         return partial(np.true_divide, source, np.asarray(divisor, source.dtype), target)
@@ -212,9 +212,10 @@ def merge(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
-    """Join consecutive rows, each the pieces of one action, that follow each other in every piece.
+    """Join rows of pieces (array, start, stop) that are adjacent in memory in every column.
 
-    Rows of empty pieces are left out.
+    A row has the pieces of one action, such as target and source.  Rows of empty pieces are left
+    out.
     """
     merged: list[tuple[Piece, ...]] = []
     for row in pairs:

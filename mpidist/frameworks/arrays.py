@@ -16,9 +16,10 @@ from .base import Remove
 
 
 class Arrays:
-    """Parameters that hold numpy or cupy arrays (see :class:`~mpidist.frameworks.base.Framework`).
+    """Adapter for modules with numpy or cupy arrays as parameters.
 
-    A module needs ``parameters()``; ``named_parameters()`` and ``named_buffers()`` are optional.
+    It is a :class:`~mpidist.frameworks.base.Framework`.  A module needs ``parameters()``;
+    ``named_parameters()`` and ``named_buffers()`` are optional.
     """
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
@@ -38,14 +39,14 @@ class Arrays:
         return []
 
     def average_sparse(self, comm: Any, parameters: Sequence[Any], zeros: bool) -> None:
-        """Do nothing: there are no such parameters."""
+        """Do nothing: no gradient is sparse."""
 
     def without_shape(self, module: Any) -> list[str]:
         """Return an empty list: every array has a shape."""
         return []
 
     def registries(self, module: Any) -> list[Any]:
-        """Return an empty list: modules register nothing."""
+        """Return an empty list: such a module keeps no dicts of its parameters."""
         return []
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:

@@ -123,7 +123,7 @@ class Framework(Protocol):
         """Return the names of trainable parameters whose gradients have only the rows in use."""
 
     def average_sparse(self, comm: Any, parameters: Sequence[Any], zeros: bool) -> None:
-        """Replace the gradients of such parameters by their means over the ranks; collective.
+        """Replace sparse gradients of parameters by their means over the ranks; collective.
 
         One that is None on all ranks stays None unless `zeros`.
         """

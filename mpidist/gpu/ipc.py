@@ -146,7 +146,10 @@ class DeviceHeap:
             self.device.release_shared(allocation.pointers[self.rank])
 
     def _allocate(self, nbytes: int) -> DeviceAllocation:
-        """Allocate and open a part for every rank; if one rank cannot, all raise and keep none."""
+        """Allocate a part on every rank, and open all parts in each process; collective.
+
+        If one rank cannot, all raise and keep none.
+        """
         length = max(1, -(-nbytes // GRAIN)) * GRAIN
         own, problem = None, ""
         try:

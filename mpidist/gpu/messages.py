@@ -50,7 +50,10 @@ class TensorMessages:
         self._landing = InFlight()
 
     def outgoing(self, x: Any) -> np.ndarray:
-        """Return the memory to send for a contiguous array `x`; the host waits for its stream."""
+        """Return the memory to send for a contiguous array `x`, once the work on it is done.
+
+        The host waits for that work, on the stream of `x`.
+        """
         data = describe(x, 0)
         memory: np.ndarray
         if self.direct:

@@ -165,9 +165,9 @@ class GpuPaths(Protocol):
         """
 
     def serves_alone(self, x: Any, collective: str) -> bool:
-        """Return whether NCCL or symmetric memory, not the host, serves a collective of `x`.
+        """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory.
 
-        It is for the algorithm "auto".
+        Otherwise the call goes by MPI, possibly through host memory.
         """
 
     def holds(self, x: Any) -> bool:

@@ -127,9 +127,9 @@ class GpuService:
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
     def serves_alone(self, x: Any, collective: str) -> bool:
-        """Return whether NCCL or symmetric memory, not the host, serves a collective of `x`.
+        """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory.
 
-        It is for the algorithm "auto".
+        Otherwise the call goes by MPI, possibly through host memory.
         """
         data = describe(x, self._service.backend.rank)
         if self._taken[collective] == "nccl" and has_sum(data.dtype):

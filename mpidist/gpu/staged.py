@@ -54,7 +54,7 @@ def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:
-    """Return the host call of a chunk; its arguments were checked with the whole call."""
+    """Return a chunk of a call as a call on host arrays; the arguments need no further checks."""
     source = None if call.x is None else x
     target = None if call.out is None else out
     in_place = call.collective in _SHARED and source is not None and target is not None

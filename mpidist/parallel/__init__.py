@@ -34,10 +34,7 @@ _PIPELINES = ("Partition", "Pipeline", "PipelineStats", "partition")
 
 
 def __getattr__(name: str) -> Any:
-    """Return `name` of :mod:`mpidist.pipeline`, imported at its first use.
-
-    This subpackage may not import that one, which builds on it, any earlier.
-    """
+    """Return `name` of :mod:`mpidist.pipeline`, imported late because it builds on this package."""
     if name in _PIPELINES:
         return getattr(import_module("mpidist.pipeline"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

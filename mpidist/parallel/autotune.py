@@ -144,7 +144,7 @@ class Autotune:
         return not self._left
 
     def ready(self, index: int) -> None:
-        """Record that backward has added to the gradient of parameter `index`, for the order."""
+        """Record that backward has added to gradient `index`, to learn the gradients' order."""
         if self._left:
             self._order.setdefault(index)
 

@@ -114,8 +114,8 @@ def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
 def allocate_on_device(comm: Communicator, count: int, framework: Framework, p: Any) -> Any:
     """Return a flat array of zeros in symmetric memory of the GPUs, or None; collective.
 
-    It is None where the GPUs do not add up in place.  The memory is allocated as bytes because no
-    library has all dtypes of the others.
+    It is None if gradients are not summed in symmetric memory.  The memory is allocated as bytes
+    because no library has all dtypes of the others.
     """
     values = framework.values(p)
     if not comm.gpu.sums_in_place(describe(values, comm.rank).dtype):

@@ -231,7 +231,10 @@ class ArrayStage:
         keep: bool,
         loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, ArraySaved | None]:
-        """Run the module's forward, and move the saved activations out of its layers."""
+        """Return the module's output, or the loss, and with `keep` the saved activations.
+
+        The activations are moved out of the layers' attributes.
+        """
         again = keep and self._checkpoint
         states = random_states(self.module) if again else []
         given = [_copy(x) for x in tensors] if again else tensors  # layers may work in place

@@ -117,7 +117,7 @@ class Channel:
     # -- receiving --------------------------------------------------------------------------------
 
     def post(self, peer: int, tag: int, tensors: Tensors) -> None:
-        """Post the receives of the next value with a tag, if its metadata is known."""
+        """Post the receives of the next value from `peer` with `tag`, if its metadata is known."""
         metadata = self._received.get(tag)
         if metadata is not None:
             self._posted[tag] = self._post(metadata, peer, tag, tensors)

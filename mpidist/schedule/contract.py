@@ -56,7 +56,7 @@ class Contract:
         return size if self.per_rank else 1
 
     def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
-        """Return a key of a block's length: blocks with equal keys have equally many elements.
+        """Return the key of a block's length class: equal keys mean equal numbers of elements.
 
         Blocks with different keys may differ in length.
         """

@@ -1,4 +1,4 @@
-"""Symbolic values: ordered terms of contributions, interned so that equal terms are one object."""
+"""The prover's symbolic values: terms of contributions; equal terms are one object."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ class Chooser:
         return way
 
     def means(self, call: Call, background: bool = False) -> Means:
-        """Return the executors' reasons for a call, and the facts that rules depend on."""
+        """Return the executors' reasons not to serve a call, and the facts that rules depend on."""
         reasons = Reasons(self._executors, call, background)
         return Means(self.groups, reasons, *self._facts, self._summaries)
 
@@ -464,9 +464,10 @@ def choose(
 
 
 def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
-    """Return the tuning table's implementation and ""; None and a reason if it cannot serve.
+    """Return the implementation in the tuning table, and the reason if there is none.
 
-    The reason is empty if there is no table.
+    The reason is "" if the table's implementation can serve the call; else the implementation is
+    None.  Without a table both are empty.
     """
     call = ways.call
     if estimates is None or estimates.table is None:
@@ -504,9 +505,10 @@ def _untuned(ways: Ways, estimates: Estimates | None) -> Way:
 def _predicted(
     ways: Ways, estimates: Estimates, by_messages: bool
 ) -> tuple[Way | None, tuple[str, ...]]:
-    """Return the fastest implementation by the cost model; else None and missing constants.
+    """Return the fastest implementation by the cost model, and the constants that are missing.
 
-    Links are compared only if no shared memory serves the call (`by_messages`).
+    The implementation is None if the model cannot tell it.  Links are compared only if no shared
+    memory serves the call (`by_messages`).
     """
     call, means, missing = ways.call, ways.means, estimates.missing
     if estimates.model is None and not missing:

@@ -336,7 +336,7 @@ class CollectiveConfig(Steering):
 
     @classmethod
     def from_json(cls, text: str) -> CollectiveConfig:
-        """Return the configuration of a text of :meth:`to_json`; ConfigError for other text."""
+        """Return the configuration in `text`, JSON of :meth:`to_json`; ConfigError otherwise."""
         try:
             values = json.loads(text)
         except ValueError as error:

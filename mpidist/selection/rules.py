@@ -28,7 +28,7 @@ class Rule:
         return (self.several_nodes or self.two_nodes) and self.name != NATIVE
 
     def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
-        """Return whether the rule applies to a call of `nbytes` on so many ranks and nodes.
+        """Return whether the rule applies to `nbytes` on `size` ranks of `nodes` nodes.
 
         `crowded` is whether there are more ranks than cores.
         """

@@ -75,9 +75,10 @@ class BarrierLines:
         return 8 * WORDS * size * slots
 
     def note_index(self, tags: list[int], peer: int) -> int:
-        """Return the index of the first note of `peer` in the lines of a program's slot.
+        """Return the index of the first note of `peer`, for the slot that a program uses.
 
-        The other ranks may read what `peer` writes there after the next barrier.
+        `tags` is ``Program.tags``: one number, the slot.  The other ranks may read what `peer`
+        writes there after the next barrier.
         """
         return (tags[0] * self.size + peer) * WORDS + _NOTES
 
@@ -123,7 +124,7 @@ class Barrier:
         self._count = lines.arrive(slot)
 
     def awaited_words(self, slot: int) -> tuple[int, ...]:
-        """Return the indices of the awaited ranks' counters in a slot's lines."""
+        """Return the indices in shared memory of the awaited ranks' counters, for `slot`."""
         size = self.lines.size
         return tuple((slot * size + peer) * WORDS for peer in (self.awaits or tuple)())
 

@@ -30,7 +30,10 @@ class Fingerprints(Protocol):
     """The part of `Reports` that computes the fingerprints of operations."""
 
     def fingerprint(self, what: str, meets: bool = True) -> int:
-        """Return the fingerprint of an operation, which identifies it on the arrival board."""
+        """Return the number that identifies an operation on the arrival board.
+
+        `meets` is whether all ranks arrive before any work.
+        """
 
 
 class PendingWaiter(Protocol):
@@ -56,7 +59,7 @@ class KernelService(Protocol):
         """The engine, which polls pending operations during a wait."""
 
     def deadline(self) -> float | None:
-        """Return the time by which a wait that begins now must end; None for never."""
+        """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
 
     def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
         """Wait until all ranks have reached operation number `sequence`, described by `what`."""

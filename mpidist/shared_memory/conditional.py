@@ -60,7 +60,7 @@ class ConditionalAction:
 
 
 class TargetedAction(ConditionalAction):
-    """Actions bound to a target array that words identify; bound again when the words change.
+    """Actions bound to an array that words of shared memory identify; rebound if they change.
 
     Parameters
     ----------

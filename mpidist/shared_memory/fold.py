@@ -101,7 +101,7 @@ def _by_piece(
 
 
 def _scratch_array(scratch: dict[str, np.ndarray], name: str, count: int, dtype: Any) -> np.ndarray:
-    """Return a scratch array that all pieces use in turn; the first piece is the longest."""
+    """Return the scratch array `name`, which all pieces reuse: the first piece is the longest."""
     if name not in scratch:
         scratch[name] = np.empty(count, dtype)
     return scratch[name][:count]

@@ -175,7 +175,7 @@ class Heap:
         return Location(self._staging[0], index * STAGING_BYTES)
 
     def _allocate(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
-        """Map `nbytes` and an equally long shadow per rank; return the bytes and the allocation."""
+        """Map `nbytes`, and a shadow as long, for each rank; return the array and Allocation."""
         stride = 2 * (-(-nbytes // PAGE) * PAGE) + 2 * _SKEW
         flat = self._map(stride * self.size)
         self._last_number += 1
@@ -184,7 +184,7 @@ class Heap:
         return flat, Allocation(self._last_number, start, stride, self.size, self.rank, ref)
 
     def _map(self, nbytes: int) -> np.ndarray:
-        """Map a new file of `nbytes` on every rank and return it as bytes.
+        """Map a new file of `nbytes` on every rank; return it as an array of bytes.
 
         If one rank cannot, none does and all raise.
         """

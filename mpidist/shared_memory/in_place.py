@@ -117,7 +117,7 @@ class Symmetric(Executor):
         return "the counts of other ranks are unknown" if call.uneven_alltoall else None
 
     def depends_on(self, call: Call) -> bool:
-        """Return whether the array that must be symmetric is so here; other ranks' may differ."""
+        """Return whether this rank's array is in symmetric memory; another rank's may not be."""
         return self._heap is not None and location_of(call, self._heap) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
@@ -138,7 +138,7 @@ class Symmetric(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Bind the kernel; in the background, a first round waits for the other ranks' arrival."""
+        """Return the kernel's program; in the background its first round awaits all ranks."""
         heap = self._heap
         assert heap is not None
         if call.collective == "barrier":
@@ -155,7 +155,7 @@ class Symmetric(Executor):
 
 
 def kernel(call: Call, location: Location, heap: Heap) -> Program:
-    """Return the program of a call's kernel, bound to the symmetric memory of its arrays."""
+    """Return the program that performs a call in symmetric memory: its kernel, bound."""
     tags = [0]
     return assemble(_KERNELS[call.collective](call, location, heap, tags), heap, tags)
 

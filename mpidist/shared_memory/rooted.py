@@ -58,7 +58,10 @@ class RootArray:
         self._watch: weakref.ref | None = None
 
     def announce(self, x: np.ndarray) -> list[Action]:
-        """Return the action that notes the location of this rank's `x`, before its arrival."""
+        """Return the action that writes the location of this rank's `x` to its notes.
+
+        It is run before the rank is announced.
+        """
         location, lines, tags = self._heap.find(x), self._heap.lines, self._tags
         noted = (0, 0) if location is None else (location.allocation.number, location.offset)
         words = lines.words
@@ -72,7 +75,7 @@ class RootArray:
         ]
 
     def _words(self, rank: int, *notes: int) -> list[int]:
-        """Return the indices of notes of a rank, in the lines of blocking calls."""
+        """Return the indices in shared memory of a rank's `notes` for blocking calls."""
         first = self._heap.lines.note_index([0], rank)
         return [first + note for note in notes]
 
@@ -104,9 +107,9 @@ class RootArray:
         return TargetedAction(lines.words, indices, find)
 
     def phases_without_waiting(self, action: Action) -> list[Phase | list[Action]]:
-        """On a rank other than the root: return the rank's phases, `action` and two empty ones.
+        """On a rank other than the root: return the phases `action` and two empty ones.
 
-        The rank waits for no other rank, but for the root if that has to copy the rank's part.
+        The rank waits for no other rank, except for the root if that has to copy the rank's part.
         """
         mine = self._words(self._heap.lines.rank, _UNREACHED)
         awaits = ConditionalAction(self._heap.lines.words, mine, [0], self._awaited_ranks)

@@ -71,7 +71,7 @@ class Workspace:
 
 
 class _PeerArrays:
-    """The addresses of the other ranks' arrays in one call, and the actions that read there."""
+    """Addresses of the other ranks' arrays in one call, and actions that read these arrays."""
 
     def __init__(self, call: Call, workspace: Workspace, tags: list[int]):
         self.workspace, self._tags, self._lines = workspace, tags, workspace.heap.lines
@@ -88,7 +88,10 @@ class _PeerArrays:
         self._published = data
 
     def announce(self) -> list[Action]:
-        """Return the action that notes this rank's addresses; it comes before the arrival."""
+        """Return the action that writes this rank's addresses to its notes in shared memory.
+
+        It is run before the rank is announced.
+        """
         lines, tags, own = self._lines, self._tags, self._own
 
         def write_notes() -> None:
@@ -175,7 +178,7 @@ class SingleCopy(Executor):
 
 
 def kernel(call: Call, workspace: Workspace) -> Program:
-    """Return the program of a call's kernel, bound to its arrays."""
+    """Return the program that performs a call by single copies: its kernel, bound to the arrays."""
     tags = [0]
     peers = _PeerArrays(call, workspace, tags)
     first, *more = _KERNELS[call.collective](call, peers)

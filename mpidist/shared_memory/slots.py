@@ -95,7 +95,7 @@ class Staged(Executor):
 
 
 def kernel(call: Call, heap: Heap, slot: int) -> Program:
-    """Return the program of a call's kernel, bound to its arrays and to slot 0 or 1."""
+    """Return the program that performs a call through staging slot 0 or 1: its kernel, bound."""
     return assemble(_KERNELS[call.collective](call, heap.slot(slot)), heap, [0], slot)
 
 

@@ -163,7 +163,7 @@ class Halves:
         self._arrived[node] = grads
 
     def weights(self) -> None:
-        """Run the second half: gradients of all other parameters."""
+        """Run the second half: gradients of the parameters that the first half left out."""
         if not self._inputs:
             if self._roots:
                 torch.autograd.backward(self._roots, self._grads)

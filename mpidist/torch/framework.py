@@ -80,7 +80,7 @@ def _tensor(flat: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Torch:
-    """Parameters of PyTorch (see :class:`~mpidist.frameworks.base.Framework`)."""
+    """Adapter for modules of PyTorch; see :class:`~mpidist.frameworks.base.Framework`."""
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
         """Return names and parameters that require a gradient, each parameter once."""

@@ -1041,7 +1041,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a flat tensor of `size` elements in symmetric memory, for FSDP2; collective.
 
-        Memory of an earlier one is taken again once its tensors are gone on all ranks.
+        Memory of earlier tensors is reused once these are gone on all ranks.
         """
         pool = self._buffers.setdefault((size, dtype), [])
         idle = [k for k in range(len(pool)) if sys.getrefcount(pool[k]) == _UNUSED]

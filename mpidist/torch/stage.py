@@ -57,7 +57,7 @@ def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
 
 
 class TorchTensors(DevicePlace):
-    """Tensors of PyTorch (see :class:`~mpidist.pipeline.values.Tensors`)."""
+    """Conversion of PyTorch's tensors to and from messages; see :class:`~.values.Tensors`."""
 
     def form(self, x: Any) -> TensorForm:
         """Return the facts that a receiver needs of a tensor: dtype, shape, ``requires_grad``."""
@@ -165,7 +165,7 @@ class TorchStage:
         keep: bool,
         loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, TorchSaved | None]:
-        """Run the module's forward, and the loss function if there is one."""
+        """Return the module's output, or the loss, and with `keep` the saved activations."""
         if not keep:
             with torch.no_grad():
                 return self._call(unflatten(tree, tensors)), None
@@ -254,7 +254,10 @@ class TorchStage:
         return self._of_inputs(saved)
 
     def backward_input(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
-        """Compute and return the gradients of the inputs (I); also all others, without halves."""
+        """Compute and return the gradients of the inputs (I).
+
+        A backward that cannot be split in halves computes those of the parameters at the same time.
+        """
         if not self.splits:
             found = self.backward(saved, grads)
             saved.inputs = []

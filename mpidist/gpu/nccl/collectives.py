@@ -73,7 +73,7 @@ class NcclPath:
     ) -> None:
         """Queue a blocking call on its arrays' stream, with a deadline `timeout` seconds from now.
 
-        ``queue(call, stream)`` is called to queue it, if given; by default the NCCL call is.
+        ``queue(call, stream)`` queues it if given; otherwise NCCL's own call is queued.
         """
         arrays = _arrays(call)
         stream = arrays[0].stream

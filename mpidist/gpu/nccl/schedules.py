@@ -112,7 +112,7 @@ class StreamMemory:
         return data
 
     def allocate(self, count: int) -> DeviceArray:
-        """Return new memory, which must outlive the queued work."""
+        """Return new memory for `count` elements, which must outlive the queued work."""
         return make_like(self._like, (count,), self.dtype)
 
     def view(self, piece: Piece) -> DeviceArray:
@@ -199,7 +199,7 @@ class StreamBackend:
 
 
 class WholeBlocks(Segmentation):
-    """Blocks without segments: on one stream segments would not overlap."""
+    """Segmentation of schedules over NCCL: none, as on one stream segments do not overlap."""
 
     def of(
         self, algorithm: Algorithm, size: int, nodes: int, blocks: int, largest: int

@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
     @property
     def edge(self) -> tuple[int, int, int, str]:
-        """The pair of stages that the message connects; messages of a pair match by their order."""
+        """Source, target, stage and kind: on such an edge, messages keep their order."""
         return self.source, self.target, self.stage, self.kind
 
 
