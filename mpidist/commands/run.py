@@ -101,7 +101,8 @@ def run_command(
 
     In a SLURM allocation the launcher is srun, with the plugin that this MPI needs, or mpiexec. The
     command is printed first, so that you can copy and change it.  The exit code is 0 only if every
-    rank succeeded, otherwise that of the first rank that failed.
+    rank succeeded, otherwise that of the first rank that failed.  A traceback that is equal on
+    several ranks is printed once, and the last line names the rank that failed first.
     """
     root = context.find_root().command
     first = program[0]

@@ -7,9 +7,7 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends.board import Board
@@ -22,7 +20,8 @@ from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
 from ..topology import pretended_hosts
 from .communicator import Communicator
-from .launcher_notes import STARTED, STARTING, give_back_signal, tell_run
+from .failure import describe
+from .launcher_notes import STARTED, STARTING, give_back_signal, hand_over, tell_run
 from .logs import set_up_log
 from .tracing import stop_at_exit
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:  # importing it starts MPI
     from ..backends.mpi import MpiBackend
 
 VARIABLE, TRACE = "MPIDIST_TUNING", "MPIDIST_TRACE"
-FULL_TRACEBACK = "MPIDIST_FULL_TRACEBACK"
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def share_tuning(
@@ -245,12 +242,14 @@ def _end_together() -> None:
         if comm is None or comm.size == 1:
             previous(kind, error, trace)
             return
-        text = written(kind, error, of_the_program(trace), os.environ)
-        # What another hook keeps to print later (torch.distributed puts the rank in front of each
-        # line) would be lost: the job ends here.
-        stderr = sys.stderr if _has_file(sys.stderr) else sys.__stderr__ or sys.stderr
-        stderr.write(f"rank {comm.rank} of {comm.size} failed; the job ends\n{text}")
-        stderr.flush()
+        failure = describe(kind, error, trace, os.environ)
+        if not hand_over(failure):
+            # What another hook keeps to print later (torch.distributed puts the rank in front of
+            # each line) would be lost: the job ends here.
+            stderr = sys.stderr if _has_file(sys.stderr) else sys.__stderr__ or sys.stderr
+            head = f"rank {comm.rank} of {comm.size} failed; the job ends"
+            stderr.write(f"{head}\n{failure['text']}")
+            stderr.flush()
         comm.backend.abort(1)
 
     sys.excepthook = hook
@@ -263,39 +262,6 @@ def _has_file(stream: Any) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return True
-
-
-def of_the_program(trace: Any) -> Any:
-    """Return a traceback without the leading frames of ``python -m mpi4py``."""
-    beside = ("<frozen runpy>", "/runpy.py", "/mpi4py/__main__.py", "/mpi4py/run.py")
-    left = trace
-    while left is not None and left.tb_frame.f_code.co_filename.endswith(beside):
-        left = left.tb_next
-    return trace if left is None else left
-
-
-def written(kind: Any, error: Any, trace: Any, environ: Mapping[str, str]) -> str:
-    """Return a traceback as text, without the frames inside mpidist that the program called.
-
-    ``MPIDIST_FULL_TRACEBACK=1`` keeps them.  A traceback of mpidist's own frames alone is whole.
-    """
-    told = traceback.TracebackException(kind, error, trace)
-    cut, chain, seen = 0, [told], set()
-    while chain and environ.get(FULL_TRACEBACK, "") in ("", "0"):
-        part = chain.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        chain += [other for other in (part.__cause__, part.__context__) if other is not None]
-        outside = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
-        if outside:
-            cut += len(part.stack) - len(outside)
-            part.stack = traceback.StackSummary.from_list(outside)
-    text = "".join(told.format())
-    if cut:
-        frames = f"{cut} frame{'s' * (cut > 1)}"
-        text += f"({frames} inside mpidist left out; {FULL_TRACEBACK}=1 shows them)\n"
-    return text
 
 
 def _leave() -> None:

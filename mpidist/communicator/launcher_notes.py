@@ -1,32 +1,77 @@
-"""Notes from a rank to its monitor under ``mpidist run``: MPI is starting, has started."""
+"""Notes from a rank to ``mpidist run``: MPI is starting, has started; the exception that ends it.
+
+Standard library only: ``launcher/rank_program.py`` loads this file alone, before any package.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 NOTES = "MPIDIST_RUN_NOTES"
-"""Environment variable: the abstract socket address of this rank's companion process."""
+"""Environment variable: the abstract socket address of `mpidist run` or of the rank's monitor."""
 STARTING, STARTED = "starting", "started"
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+LONGEST = 60_000  # bytes of a note, which the monitor sends on as one line
+TAKEN_WITHIN = 1.0  # seconds
+OTHERS_FAIL_WITHIN = 0.3  # seconds for ranks that fail alike, before the first ends the job
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the rank that an MPI launcher gave to this process; None if none started it."""
+    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdigit()), None)
+
+
+def send_note(environ: Mapping[str, str] = os.environ, **facts: object) -> bool:
+    """Send the keyword arguments to ``mpidist run``, if it has started this process.
+
+    Returns
+    -------
+    bool
+        Whether they have been taken.
+    """
+    name = environ.get(NOTES)
+    if not name:
+        return False
+    known = {"rank": launched_rank(environ), "host": socket.gethostname()}
+    note = json.dumps({**known, **facts}).encode()
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.settimeout(TAKEN_WITHIN)
+        return len(note) <= LONGEST and line.sendto(note, f"\0{name}") == len(note)
+    return False
 
 
 def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send this rank's state of MPI to its monitoring process under ``mpidist run``, if any.
+    """Send the state of MPI in this process to ``mpidist run``, if it has started the process.
 
     Parameters
     ----------
     state : {"starting", "started"}
         State of MPI in this process.
     """
-    name = environ.get(NOTES)
-    if name:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-            line.setblocking(False)
-            line.sendto(state.encode(), f"\0{name}")
+    send_note(environ, mpi=state)
+
+
+def hand_over(failure: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Hand over to ``mpidist run`` the exception that ends this rank, and wait a moment.
+
+    Ranks that fail alike can do the same in that time: the first to end would end them.
+
+    Returns
+    -------
+    bool
+        Whether ``mpidist run`` prints it; otherwise this rank must.
+    """
+    if not send_note(environ, failure=dict(failure)):
+        return False
+    time.sleep(OTHERS_FAIL_WITHIN)
+    return send_note(environ)  # False if it was killed in the meantime
 
 
 def give_back_signal(environ: Mapping[str, str] = os.environ) -> None:

@@ -7,10 +7,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, threads_per_core
@@ -18,6 +17,7 @@ from .mpi import AS_ROOT, OPEN_MPI, YIELD, environment_for, find_launcher, folde
 from .slurm import place, slurm_command
 
 ABORT_ON_ERROR = ["-m", "mpi4py"]  # an exception on one rank ends the job on all
+RANK_PROGRAM = str(Path(__file__).with_name("rank_program.py"))
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,6 @@ def slurm_launch(
     return Launch(placed.ranks, slurm_command(vendor, plugin, placed), settings, True)
 
 
-def exec_launcher(command: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the launcher; raise LaunchError if it cannot be started."""
-    path = shutil.which(command[0]) or command[0]
-    try:
-        os.execve(path, command, environ)
-    except OSError as error:
-        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
-
-
 def rank_command(program: Sequence[str], modules_too: bool = False) -> list[str]:
     """Return the command of one rank: Python for scripts, modules and mpidist itself.
 
@@ -148,3 +139,17 @@ def count_options(arguments: Sequence[str]) -> int:
 def abort_words(program: Sequence[str], modules_too: bool) -> list[str]:
     """Return the arguments of Python by which an exception on one rank ends the job on all."""
     return ABORT_ON_ERROR if program and (modules_too or program[0] != "-m") else []
+
+
+def reporting(command: Sequence[str]) -> list[str]:
+    """Return the command of a rank in the form that reports the exception which ends it.
+
+    For Python programs, rank_program.py takes the place of ``-m mpi4py``; others are not changed.
+    """
+    at = 1 + count_options(command[1:])
+    python, program = list(command[:at]), list(command[at:])
+    if python[0] == sys.executable and program[:2] == ABORT_ON_ERROR:
+        return [*python, RANK_PROGRAM, *program[2:]]
+    if python[0] == sys.executable and program[:1] == ["-m"]:
+        return [*python, RANK_PROGRAM, "--no-abort", *program]
+    return list(command)

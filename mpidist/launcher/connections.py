@@ -101,12 +101,27 @@ LOST = "lost"
 
 @dataclass
 class RankState:
-    """The last known state of a rank: its host, whether MPI has started, and its exit status."""
+    """The last known state of a rank: its host, whether MPI has started, and its exit status.
+
+    Attributes
+    ----------
+    number : int
+        The rank.
+    host : str
+        Its host.
+    status : int, "lost" or None
+        Its exit status, negative for a signal; None before its end.
+    mpi : str
+        "starting" or "started"; empty before ``MPI_Init``.
+    left : int
+        Exit code with which a Python program left; 0 before that.
+    """
 
     number: int
     host: str
     status: int | str | None = None
-    mpi: str = ""  # "starting" or "started"; empty before MPI_Init
+    mpi: str = ""
+    left: int = 0
 
     @property
     def succeeded(self) -> bool:
@@ -151,10 +166,13 @@ class Connections:
         Number of ranks of the job.
     ended : callable
         Called with each rank that has ended.
+    failed : callable
+        Called with rank, host and description of an exception that ends a rank.
     """
 
     ranks: int
     ended: Callable[[RankState], None]
+    failed: Callable[[int, str, dict[str, str]], None]
     known: dict[int, RankState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -236,6 +254,10 @@ class Connections:
                 _send(connection, number)
         elif "mpi" in report:
             connection.rank.mpi, self.last_mpi_report = str(report["mpi"]), time.monotonic()
+        elif "failure" in report:
+            self.failed(connection.rank.number, connection.rank.host, report["failure"])
+        elif "exit" in report:
+            connection.rank.left = int(report["exit"])
         elif "status" in report:
             self._end(connection.rank, report["status"])
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
-from .command_line import Launch, exec_launcher, local_launch, rank_command, slurm_launch
+from .command_line import Launch, local_launch, rank_command, reporting, slurm_launch
 from .mpi import MPICH, TERMINAL, InstalledMpi, find_library, launched_rank, read_knobs, say
+from .plain import PlainJob
 from .slurm import choose_launcher
 from .watch import MPI_WITHIN, TO_RANKS, JobWatch, Signals
 
@@ -164,15 +165,15 @@ def run_job(
             return 0
         if options.log_dir is not None:
             check_log_dir(options.log_dir)
-        watch = WatchOptions(options.label, options.log_dir, signals, options.start_timeout)
+        watch = WatchOptions(
+            options.label, options.log_dir, signals, options.start_timeout, watched
+        )
 
         def instead() -> Launch:
             return make_launch(library, allocation, replace(options, launcher="mpiexec"))
 
         free = (options.launcher, options.mpi) == ("auto", None)
-        status = start_twice(
-            launch, arguments, watch if watched else None, instead if free else None
-        )
+        status = start_twice(launch, arguments, watch, instead if free else None)
         if options.requeue and status == os.EX_TEMPFAIL:
             assert allocation is not None
             requeue(allocation, options.requeue_limit or REQUEUES)
@@ -208,12 +209,13 @@ class WatchOptions:
     log_dir: str | None
     signals: Signals
     start_timeout: float | None = None
+    monitored: bool = True
 
 
 def start_twice(
     launch: Launch,
     arguments: list[str],
-    watch: WatchOptions | None,
+    watch: WatchOptions,
     instead: Callable[[], Launch] | None,
 ) -> int:
     """Start the launcher, and then `instead` if MPI fails to start by srun's pmi2.
@@ -230,24 +232,26 @@ def start_twice(
     return status
 
 
-def start(launch: Launch, arguments: list[str], watch: WatchOptions | None) -> tuple[int, bool]:
-    """Start the launcher; replace this process by it if the ranks are not monitored.
+def start(launch: Launch, arguments: list[str], watch: WatchOptions) -> tuple[int, bool]:
+    """Start the launcher, and wait for its end.
 
     Returns
     -------
     status : int
         The exit code.
     begun : bool
-        False if the ranks have entered MPI_Init, and none came through it.
+        False if monitored ranks have entered MPI_Init, and none came through it.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     # Output that is carried line by line has no place for a progress bar.
-    seen = sys.stdout.isatty() and not (watch and (watch.label or watch.log_dir))
+    seen = sys.stdout.isatty() and not (watch.label or watch.log_dir)
     columns = shutil.get_terminal_size().columns if seen else 0
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
-    if watch is None:
-        exec_launcher([*launch.launcher, *arguments], environ)
+    arguments = reporting(arguments)
+    if not watch.monitored:
+        job = PlainJob(launch.ranks, watch.signals)
+        return job.run([*launch.launcher, *arguments], environ), True
     guard = JobWatch(
         launch.ranks,
         watch.label,

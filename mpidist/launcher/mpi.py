@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..communicator.launcher_notes import launched_rank as launched_rank
 from ..errors import InvalidArgument, LaunchError
-from .rank_process import launched_rank as launched_rank
 
 TERMINAL = "MPIDIST_TERMINAL"  # set by `mpidist run`: columns of the terminal, 0 for none
 

@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from typing import IO
 
 SECRET = "MPIDIST_RUN_SECRET"  # as in connections.py
-NOTES = "MPIDIST_RUN_NOTES"  # as in communicator/launcher_notes.py
+# As in communicator/launcher_notes.py.
+NOTES, LONGEST = "MPIDIST_RUN_NOTES", 60_000
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 DEFERRED = (signal.SIGUSR1, signal.SIGUSR2)  # kept until the program has a handler for them
@@ -70,25 +71,45 @@ class RankProcess:
         self.notes.bind("")  # the kernel finds an abstract name
         os.environ[NOTES] = os.fsdecode(self.notes.getsockname()[1:])
 
-    def report(self, **facts: object) -> None:
-        """Send facts, the keyword arguments, to ``mpidist run`` as one line of JSON."""
+    @property
+    def log_path(self) -> str:
+        """The file for the output of this rank."""
+        return os.path.join(self.logs or "", f"rank-{self.rank:05d}.log")
+
+    def report(self, **facts: object) -> bool:
+        """Send facts to ``mpidist run`` as one line of JSON; return whether it could be reached."""
         with self.sending:
             if self.connection is not None:
                 try:
                     self.connection.sendall(json.dumps(facts).encode() + b"\n")
                 except OSError:
                     self.connection = None
+            return self.connection is not None
 
     def read_notes(self) -> None:
-        """Forward the program's notes on MPI_Init to ``mpidist run``, as each arrives."""
+        """Forward the program's notes to ``mpidist run``, as each arrives."""
         while select.select([self.notes], (), ())[0]:
             self.forward_notes()
 
     def forward_notes(self) -> None:
         """Forward to ``mpidist run`` all notes that have arrived; do not wait for more."""
-        with self.reading, contextlib.suppress(BlockingIOError):
-            while note := self.notes.recv(64, socket.MSG_DONTWAIT):
-                self.report(mpi=note.decode(errors="replace"))
+        with self.reading, contextlib.suppress(BlockingIOError, ValueError, AttributeError):
+            while True:
+                self.forward_note(json.loads(self.notes.recv(LONGEST, socket.MSG_DONTWAIT)))
+
+    def forward_note(self, note: dict) -> None:
+        """Forward the state of MPI in the program, or the exception that ends it.
+
+        The rank does not print that exception: it is written into its log here, and printed if it
+        cannot be forwarded.
+        """
+        text = note.get("failure", {}).get("text", "")
+        with contextlib.suppress(OSError):
+            if text and self.logs:
+                with open(self.log_path, "a", errors="replace") as file:
+                    file.write(text)
+        if not self.report(**note):
+            sys.stderr.write(text)
 
     def receive_signals(self) -> None:
         """Pass signals from ``mpidist run`` to the program; end it if the connection ends."""
@@ -181,10 +202,9 @@ class RankProcess:
         """Start and return threads that copy the program's output to its log and to our output."""
         file: IO[bytes] | None = None
         if self.logs:
-            path = os.path.join(self.logs, f"rank-{self.rank:05d}.log")
             try:
                 os.makedirs(self.logs, exist_ok=True)
-                file = open(path, "ab", buffering=0)  # noqa: SIM115  (for the rest of the process)
+                file = open(self.log_path, "ab", buffering=0)  # noqa: SIM115  (for the rest of the process)
             except OSError as error:
                 sys.stderr.write(
                     f"mpidist: rank {self.rank} has no log, its output is shown: {error}\n"

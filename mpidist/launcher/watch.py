@@ -1,4 +1,4 @@
-"""Monitoring of a job: every rank reports how it ended, which decides the exit code."""
+"""A job whose ranks are monitored: every rank reports how it ended, which decides the exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import LaunchError
 from .connections import LOST, SECRET, Connections, RankState
+from .failures import Failures
 from .mpi import say
 from .processes import end_processes
 
@@ -68,6 +69,24 @@ def by_terminal(number: int) -> bool:
         os.close(terminal)
 
 
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    preexec: Callable[[], object] | None = None,
+) -> Iterator[subprocess.Popen]:
+    """Start the launcher, and end it and its ranks if an error leaves the block before its end."""
+    try:
+        launcher = subprocess.Popen(command, env=environ, preexec_fn=preexec)
+    except OSError as error:
+        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+    try:
+        yield launcher
+    finally:
+        if launcher.poll() is None:
+            end_processes(launcher)
+
+
 RANK_PROCESS = str(Path(__file__).with_name("rank_process.py"))
 PATIENCE = 8.0  # seconds that the launcher has to end a job after a rank failed
 STEP = 3.0  # seconds between SIGTERM to ranks, SIGKILL to ranks, SIGTERM, SIGKILL to the launcher
@@ -107,11 +126,13 @@ class JobWatch:
     ended: list[RankState] = field(default_factory=list)  # in the order of their ends
 
     def __post_init__(self) -> None:
-        self.connections = Connections(self.ranks, self._end)
+        self.failures = Failures(self.ranks)
+        self.connections = Connections(self.ranks, self._end, self.failures.add)
         self._patience, self._step = PATIENCE, STEP
         self._failed_since: float | None = None
         self._succeeded_since: float | None = None
         self._reported = self._reported_missing = self._stuck_at_start = self._interrupted = False
+        self._told_why = False  # by an exception
         self._steps = 0  # steps taken to end the job
 
     def command(self, program: Sequence[str]) -> list[str]:
@@ -130,19 +151,13 @@ class JobWatch:
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run the launcher; return 0 if it and every rank succeeded, otherwise the exit code."""
-        with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
-            try:
-                self._launcher = subprocess.Popen(
-                    command, env={**environ, SECRET: self.connections.secret}
-                )
-            except OSError as error:
-                raise LaunchError(f"{command[0]} cannot be started: {error}") from error
-            try:
-                return self._verdict(self._wait())
-            finally:
-                if self._launcher.poll() is None:  # an error here must not leave ranks behind
-                    end_processes(self._launcher)
-                self.connections.close()
+        secret = {SECRET: self.connections.secret}
+        try:
+            with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
+                with started(command, {**environ, **secret}) as self._launcher:
+                    return self._verdict(self._wait())
+        finally:
+            self.connections.close()
 
     def _wait(self) -> int:
         """Serve the job until the launcher ends; return its status.
@@ -154,6 +169,7 @@ class JobWatch:
             self.connections.listen(0.1)
             for number in self.signals.pending():
                 self._pass(number)
+            self.failures.print_settled()
             self._end_if_stuck()
             self._end_if_idle()
             self._report_missing(begun)
@@ -259,17 +275,23 @@ class JobWatch:
         elif len(self.ended) == self.ranks and not self._failed():
             self._succeeded_since = time.monotonic()
 
-    def _report(self) -> None:
-        """Print, once, which rank failed first.
+    def _report(self, last: bool = False) -> None:
+        """Print, once, which rank failed first; if it reported an exception, as the `last` line.
 
         A rank with an exit status is preferred to one that was lost.
         """
         failed = self._failed()
-        if failed and not self._reported:
-            self._reported = True
-            # The name is that of rank_process.py, which imports nothing of this package.
-            log = f"; its log: {self.logs}/rank-{failed[0].number:05d}.log" if self.logs else ""
-            say(f"{failed[0]}{log}")
+        cause = self.failures.cause(self.connections.known.values())
+        if self._reported or not (last if cause is not None else failed):
+            return
+        self._reported = True
+        self._told_why = cause is not None
+        self.failures.print()
+        cause = cause or failed[0]
+        number = cause.number
+        # The name is that of rank_process.py, which imports nothing of this package.
+        log = f"; its log: {self.logs}/rank-{number:05d}.log" if self.logs else ""
+        say(f"{cause}{log}")
 
     def _failed(self) -> list[RankState]:
         failed = [rank for rank in self.ended if not rank.succeeded]
@@ -280,16 +302,17 @@ class JobWatch:
 
         It is that of the first rank that failed, if there is one.
         """
+        self.failures.print()
         if self._stuck_at_start:
             return 1
-        self._report()
+        self._report(last=True)
         failed = self._failed()
         first = next((rank for rank in self.ended if not rank.succeeded), None)
-        if first is not None and first is not failed[0]:
+        if first is not None and first is not failed[0] and not self._told_why:
             say(f"before that {first}")  # which may have ended the others
         codes = [rank for rank in failed if isinstance(rank.status, int) and rank.status > 0]
         other = next((rank for rank in codes if rank.status != failed[0].status), None)
-        if other is not None:
+        if other is not None and not self._told_why:
             say(f"and {other}")  # perhaps the cause: a rank that it ended may have reported first
         if failed and (failed[0].status != LOST or status == 0):
             return failed[0].code

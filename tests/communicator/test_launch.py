@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import mpidist
-from mpidist.communicator import launch
+from mpidist.communicator import failure
 
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -42,7 +42,7 @@ def test_tracebacks_leave_mpidist_out():
         try:
             call()
         except Exception as error:
-            return launch.written(type(error), error, error.__traceback__, environ)
+            return failure.written(type(error), error, error.__traceback__, environ)
 
     def wrong():
         mpidist.run_simulated(1, lambda comm: comm.allreduce(1, op="summ"))
@@ -52,6 +52,7 @@ def test_tracebacks_leave_mpidist_out():
         assert "unknown op 'summ'" in text and "in wrong" in text
         assert "mpidist/communicator/communicator.py" not in text
         assert "inside mpidist left out; MPIDIST_FULL_TRACEBACK=1 shows them" in text
+    assert "mpidist run --full-traceback shows them" in told(wrong, MPIDIST_RUN_NOTES="a")
     text = told(wrong, MPIDIST_FULL_TRACEBACK="1")
     assert "mpidist/communicator/communicator.py" in text and "left out" not in text
     text = told(lambda: mpidist.run_simulated(1, own))
@@ -65,5 +66,5 @@ def test_tracebacks_leave_mpidist_out():
         innermost = inside
         while innermost.tb_next is not None:
             innermost = innermost.tb_next
-        alone = launch.written(type(error), error, innermost, {})
+        alone = failure.written(type(error), error, innermost, {})
     assert "mpidist/" in alone.splitlines()[1] and "left out" not in alone

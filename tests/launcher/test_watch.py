@@ -17,6 +17,7 @@ from mpidist.errors import LaunchError
 from mpidist.launcher import job as running
 from mpidist.launcher import watch as watching
 from mpidist.launcher.connections import RankState, addresses_v6, raise_file_limit
+from mpidist.launcher.plain import PlainJob
 from mpidist.launcher.watch import JobWatch, Signals
 from tests.support import processes
 from tests.support.processes import environment, run
@@ -146,15 +147,17 @@ print(f"heard {count}", flush=True)
 WATCHED = """
 import os, sys
 from mpidist.launcher.watch import JobWatch
-JobWatch(0).run(sys.argv[1:], os.environ)
+from mpidist.launcher.plain import PlainJob
+{}(0).run(sys.argv[1:], os.environ)
 """
 
 
-def test_control_c_reaches_the_launcher_once():
+@pytest.mark.parametrize("job", ["JobWatch", "PlainJob"])
+def test_control_c_reaches_the_launcher_once(job):
     """A terminal sends it to both; srun and mpirun take a second one for impatience."""
     number, screen = pty.fork()
     if not number:
-        os.execve(sys.executable, [*python(WATCHED), *python(COUNT)], environment())
+        os.execve(sys.executable, [*python(WATCHED.format(job)), *python(COUNT)], environment())
     text = b""
     with contextlib.suppress(OSError):  # EIO at the end
         while part := os.read(screen, 1000):
@@ -166,9 +169,10 @@ def test_control_c_reaches_the_launcher_once():
     assert b"heard 1" in text, text
 
 
-def test_signal_is_passed_on():
+@pytest.mark.parametrize("kind", [JobWatch, PlainJob])
+def test_signal_is_passed_on(kind):
     """Not of a terminal: the launcher has not got it, and is sent it."""
-    watch = JobWatch(0)
+    watch = kind(0)
     assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 20"], environment()) == 143
 
 

@@ -1,0 +1,135 @@
+"""The exceptions that ended ranks: printed once for all ranks that failed alike."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from .. import errors
+from .connections import LOST, RankState
+
+LINE = 160  # characters of an exception in the last line of a job
+SETTLED = 1.0  # seconds after which the first exceptions are printed, if the job goes on
+_FOLLOW = (errors.RankFailed, errors.CommunicatorBroken, errors.CollectiveTimeout)
+FOLLOW_UPS = tuple(kind.__name__ for kind in _FOLLOW)
+
+
+@dataclass
+class Failure:
+    """The exception that ended a rank.
+
+    Attributes
+    ----------
+    number : int
+        The rank.
+    host : str
+        Its host.
+    kind, line, text : str
+        The name of the exception's class, its last line, its traceback.
+    """
+
+    number: int
+    host: str
+    kind: str
+    line: str
+    text: str
+
+    @property
+    def follows(self) -> bool:
+        """Whether an exception of this class usually follows the failure of another rank."""
+        return self.kind in FOLLOW_UPS
+
+    def __str__(self) -> str:
+        line = self.line_without_rank
+        short = line if len(line) <= LINE else f"{line[:LINE]}…"
+        return f"rank {self.number} on {self.host} failed first: {short}"
+
+    @property
+    def line_without_rank(self) -> str:
+        """The last line of the exception, without this rank at the beginning of its message."""
+        return self.without_rank(f": {self.line}")[2:]
+
+    def without_rank(self, text: str) -> str:
+        """Return a text without this rank at the beginning of the exception's message."""
+        return text.replace(f": rank {self.number}: ", ": ", 1)
+
+
+@dataclass
+class Failures:
+    """The exceptions of a job's ranks, in the order in which they arrive.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks of the job.
+    """
+
+    ranks: int
+    known: list[Failure] = field(default_factory=list)
+    _printed: int = 0  # how many of `known`
+    _since: float = 0.0  # arrival of the first that is not printed
+    _shown: list[str] = field(default_factory=list)  # tracebacks
+
+    def add(self, number: int, host: str, described: dict[str, str]) -> None:
+        """Add the exception of a rank; raise KeyError or TypeError if it is none."""
+        texts = [str(described[name]) for name in ("kind", "line", "text")]
+        if self._printed == len(self.known):
+            self._since = time.monotonic()
+        self.known.append(Failure(number, host, *texts))
+
+    def cause(self, states: Iterable[RankState]) -> Failure | RankState | None:
+        """Return the exception that came first, or what it follows; None without an exception.
+
+        An exception such as :class:`RankFailed` follows the end of another rank, by an exception or
+        an exit code of its own; ranks that the launcher has ended, by SIGTERM, are no cause.
+        """
+        first = min(self.known, key=lambda failure: failure.follows, default=None)
+        if first is None or not first.follows:
+            return first
+        told = {failure.number for failure in self.known}
+        others = [replace(s, status=s.left or s.status) for s in states if s.number not in told]
+        ended = (s for s in others if s.status not in (None, 0, LOST, -signal.SIGTERM))
+        return next(ended, first)
+
+    def print_settled(self) -> None:
+        """Print what has arrived, if the ranks that fail alike have had the time to."""
+        if self._printed < len(self.known) and time.monotonic() > self._since + SETTLED:
+            self.print()
+
+    def print(self) -> None:
+        """Print each traceback once, with its ranks; of those that follow, the last line."""
+        new = sorted(self.known[self._printed :], key=lambda failure: failure.follows)
+        self._printed = len(self.known)
+        groups: dict[str, list[Failure]] = {}
+        for failure in new:
+            groups.setdefault(failure.without_rank(failure.text), []).append(failure)
+        for text, group in groups.items():
+            who = f"{ranks_listed([each.number for each in group])} of {self.ranks} failed"
+            one = group[0]
+            alone = len(group) == 1
+            if text in self._shown or (one.follows and self._shown):
+                alike = " alike" * (text in self._shown)
+                _write(f"{who}{alike}: {one.line_without_rank}\n")
+            else:
+                _write(f"{who}; the job ends\n{one.text if alone else text}")
+            self._shown.append(text)
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stderr.flush()
+
+
+def ranks_listed(ranks: Sequence[int]) -> str:
+    """Return ranks as text, ``rank 2`` or ``ranks 0-3, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    parts = ["-".join(map(str, run)) for run in runs]
+    return f"rank{'s' * (len(set(ranks)) > 1)} {', '.join(parts)}"

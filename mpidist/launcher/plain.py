@@ -1,0 +1,172 @@
+"""A job whose ranks are not monitored: the launcher runs alone, and Python ranks send notes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ..communicator.launcher_notes import LONGEST, NOTES
+from .connections import RankState
+from .failures import Failures
+from .mpi import say
+from .rank_process import PR_SET_PDEATHSIG
+from .watch import ENDS_WITHIN, PATIENCE, STEP, TO_LAUNCHER, TO_RANKS, Signals, by_terminal, started
+
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+@dataclass
+class PlainJob:
+    """Runs a launcher whose output nobody touches; prints the exceptions that ended ranks.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks of the job.
+    signals : Signals
+        Signals that this process has received already.
+    """
+
+    ranks: int
+    signals: Signals = field(default_factory=Signals)
+
+    def __post_init__(self) -> None:
+        self.failures = Failures(self.ranks)
+        self._known: dict[int, RankState] = {}  # Python ranks of this host, in the order of notes
+        self._gone: list[RankState] = []  # in the order of their ends
+        self._gone_since = 0.0  # when the last of all ranks had ended
+        self._steps = 0  # steps taken to end a launcher that stays
+        self._interrupted = False
+        self._address = f"mpidist-{secrets.token_hex(8)}"
+        self._selector = selectors.DefaultSelector()
+        self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notes.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._notes.bind(f"\0{self._address}")
+        self._notes.setblocking(False)
+        self._selector.register(self._notes, selectors.EVENT_READ)
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Run the launcher; return its exit code, 128 + N for signal N."""
+        environ = {**environ, NOTES: self._address}
+        try:
+            with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
+                with started(command, environ, _end_with_parent) as self._launcher:
+                    return self._verdict(self._wait())
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, int):
+                    os.close(key.fileobj)
+            self._notes.close()
+            self._selector.close()
+
+    def _wait(self) -> int:
+        """Serve the job until the launcher ends; return its status."""
+        self._observe(self._launcher.pid, None)
+        while self._launcher.poll() is None:
+            self._listen(0.2)
+            for number in self.signals.pending():
+                self._interrupted = self._interrupted or number in TO_LAUNCHER
+                if not by_terminal(number):
+                    self._launcher.send_signal(number)
+            self.failures.print_settled()
+            self._end_if_it_stays()
+        self._listen(0)
+        return self._launcher.returncode
+
+    # -- the ranks --------------------------------------------------------------------------------
+
+    def _observe(self, pid: int, rank: RankState | None) -> None:
+        """Wake up at the end of a process, if the kernel has this."""
+        with suppress(OSError):
+            self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, rank)
+
+    def _listen(self, seconds: float) -> None:
+        """Receive notes, and ends of processes, for at most `seconds`."""
+        ready = self._selector.select(seconds)
+        while self._read_note():
+            pass
+        for key, _ in ready:
+            if isinstance(key.fileobj, int):
+                self._selector.unregister(key.fileobj)
+                os.close(key.fileobj)
+                if key.data is not None:
+                    self._gone.append(key.data)
+                    self._gone_since = time.monotonic()
+
+    def _read_note(self) -> bool:
+        """Read a note of a rank, see launcher_notes.py; return whether there was one."""
+        try:
+            text, extra, _, _ = self._notes.recvmsg(LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except OSError:
+            return False
+        with suppress(ValueError, KeyError, TypeError, AttributeError, struct.error, IndexError):
+            pid, user, _ = _CREDENTIALS.unpack(extra[0][2])
+            if user == os.getuid():  # every user of the host could send notes
+                self._handle(pid, json.loads(text))
+        return True
+
+    def _handle(self, pid: int, note: dict) -> None:
+        number, host = int(note["rank"]), str(note["host"])
+        if number not in self._known:
+            self._known[number] = RankState(number, host)
+            self._observe(pid, self._known[number])
+        if "exit" in note:
+            self._known[number].status = int(note["exit"])
+        if "failure" in note:
+            self._known[number].status = 1
+            self.failures.add(number, host, note["failure"])
+
+    def _end_if_it_stays(self) -> None:
+        """End a launcher that stays after all ranks have ended.
+
+        Open MPI's does so now and then when one rank aborts while another ends.
+        """
+        if not self._gone or len(self._gone) < self.ranks:
+            return
+        good = all(rank.succeeded for rank in self._gone)
+        within = ENDS_WITHIN if good else PATIENCE
+        if time.monotonic() < self._gone_since + within + self._steps * STEP:
+            return
+        if not self._steps:
+            say(f"all ranks have ended {within:g} s ago: ending the launcher, which stays")
+        (self._launcher.kill if self._steps else self._launcher.terminate)()
+        self._steps += 1
+
+    # -- the exit code ----------------------------------------------------------------------------
+
+    def _verdict(self, status: int) -> int:
+        """Return the exit code of the job; print what failed."""
+        code = status if status >= 0 else 128 - status
+        if self._steps:  # only the launcher did not end by itself
+            code = next((r.code for r in self._known.values() if not r.succeeded), 0)
+        self.failures.print()
+        if code and not self._interrupted:
+            self._mark_silent(code)
+        left = next((rank for rank in self._known.values() if rank.status), None)
+        cause = self.failures.cause(self._known.values()) or left
+        if code and cause is not None:
+            say(str(cause))
+        return code
+
+    def _mark_silent(self, code: int) -> None:
+        """Give the job's exit code to the first rank that ended, if it did so without a note.
+
+        Not if exceptions may be the reason of the exit code, which then is that of an abort.
+        """
+        if self._gone and self._gone[0].status is None and (code > 128 or not self.failures.known):
+            self._gone[0].status = 128 - code if code > 128 else code
+
+
+def _end_with_parent() -> None:
+    """Run in the new process before the launcher: it ends if mpidist run is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
