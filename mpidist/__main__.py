@@ -1,4 +1,4 @@
-"""``python -m mpidist``."""
+"""Entry point of ``python -m mpidist``, the same as the command ``mpidist``."""
 
 from .cli import main
 

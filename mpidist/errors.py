@@ -17,9 +17,9 @@ class ScheduleError(MpidistError):
     Attributes
     ----------
     rank, round, block : int or None
-        Place of the fault; None where it has no such place.
+        Rank, round and block of the fault; None where they are unknown.
     stage, step : int or None
-        Place of a fault in a pipeline: virtual stage, and number of the rank's action, from 0.
+        Virtual stage of a fault in a pipeline, and number of the rank's action, from 0.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class InvalidRank(InvalidArgument):
 
 
 class UnknownName(InvalidArgument):
-    """A name that is not registered; the message gives the most similar ones.
+    """A name that is not registered; the message lists the most similar ones.
 
     Parameters
     ----------

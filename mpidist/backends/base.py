@@ -190,7 +190,7 @@ class Backend(Protocol):
     threads : bool
         Whether several threads may call the backend at the same time.
     roll_call : AbsentRanks or None
-        Asks the ranks of other nodes, which are not on the board, what they have announced.
+        Asks the ranks of other nodes, which are not on the board, about their operations.
     alike : bool
         Whether all ranks meant the same operation in the last arrival across nodes.
     """

@@ -50,7 +50,7 @@ class Board:
     Attributes
     ----------
     texts : dict of int to str
-        The operation that each fingerprint of this rank stands for.
+        Description of this rank's operations, by fingerprint.
     """
 
     __slots__ = ("words", "ranks", "others", "texts", "_at", "_keep", "__weakref__")

@@ -1,4 +1,4 @@
-"""Files in memory, by which the processes of one node share a piece of it.
+"""Files that exist in memory only, by which the processes of a node share memory.
 
 An anonymous file has no name in any folder, so that nothing is left behind however the job is
 killed.  The other processes open it through its creator's file descriptor in ``/proc``; where they

@@ -1,4 +1,4 @@
-"""The roll call: asks ranks of other nodes, which are not on this node's board, what they do."""
+"""The roll call: asks the ranks of other nodes which operations they have reached."""
 
 from __future__ import annotations
 

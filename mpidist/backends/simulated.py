@@ -183,7 +183,7 @@ class SimulatedAnyShortRequest:
 
 
 class _Sent:
-    """The request of a sent message, complete since the receiver's mailbox has a copy."""
+    """The request of a sent message; complete at once, as the receiver's mailbox has a copy."""
 
     def test(self) -> bool:
         """Return True."""

@@ -1,4 +1,4 @@
-"""The comparison of two runs, row by row."""
+"""The comparison of two runs of ``mpidist bench``, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory bandwidth: STREAM's copy, by all ranks at once."""
+"""The memory bandwidth of a node: STREAM's copy, by all ranks at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overhead of mpidist: the engine per round, and native beside the bare mpi4py call."""
+"""The overhead of mpidist: the engine's time per round, and native calls beside bare mpi4py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurement: contenders and sizes interleaved against drift, every result checked."""
+"""The measurement of collectives: contenders interleaved against drift, every result checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of training in PyTorch: with mpidist.DDP, with PyTorch's own wrapper, with neither."""
+"""Training steps in PyTorch: with mpidist.DDP, with PyTorch's own wrapper, and with neither."""
 
 from __future__ import annotations
 

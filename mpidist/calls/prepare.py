@@ -1,4 +1,4 @@
-"""Checks of a user's arguments by the collective's contract, which make a `Call` of them."""
+"""Checks of the arguments of a collective, by its contract; they become a `Call`."""
 
 from __future__ import annotations
 

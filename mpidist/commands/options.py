@@ -224,7 +224,7 @@ class AlgorithmNames(Names):
     collectives : iterable of str
         Each name must be known to one of these collectives.
     *more : str
-        Names that stand beside those of algorithms.
+        Further names that are allowed.
     """
 
     def __init__(self, collectives: Iterable[str] = COLLECTIVES, *more: str):

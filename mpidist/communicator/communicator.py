@@ -281,7 +281,7 @@ class Communicator:
         Unsupported
             If `algorithm` cannot serve the call; the message names those that can.
         CollectiveTimeout
-            If the deadline passes; it names the ranks that have not come.
+            If the deadline passes; it names the ranks that have not arrived.
         CollectiveMismatch
             If the ranks do not make the same call; ``MPIDIST_DEBUG=1`` adds each rank's call site.
 
@@ -617,7 +617,7 @@ class Communicator:
         Raises
         ------
         CollectiveTimeout
-            If the deadline passes; it names the ranks that have not come.
+            If the deadline passes; it names the ranks that have not arrived.
         """
         key = ("barrier", algorithm)
         bound = self._find(key, _NOTHING, None)
@@ -691,7 +691,7 @@ class Communicator:
             If `peer` is no other rank, or `tag` or `out` cannot be.
         MessageMismatch
             If the message has another dtype or shape.  Nothing of it is stored, and the
-            communicator stays usable; the sender does not hear of it.
+            communicator stays usable; the sender is not notified.
         CollectiveTimeout
             If nothing comes in time; the communicator is broken then.
         """
@@ -765,7 +765,7 @@ class Communicator:
         Returns
         -------
         PostedMessage
-            With ``test()`` and ``wait()``; for several of them there is :meth:`wait_all`.
+            A handle with ``test()`` and ``wait()``; for several messages there is :meth:`wait_all`.
 
         Raises
         ------
@@ -958,7 +958,7 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If this rank is not a member, a rank stands twice, or `tag` is not allowed.
+            If this rank is not a member, a rank is listed twice, or `tag` is not allowed.
         CollectiveTimeout
             If a member has not called this within the deadline; this communicator is broken then.
         """

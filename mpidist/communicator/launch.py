@@ -1,4 +1,4 @@
-"""Starting MPI: the default communicator, launch mistakes, and ending together."""
+"""The start and end of MPI: the default communicator, launch mistakes, errors that end the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of the demo's training."""
+"""The result of the demo's training, beside that of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated calls: functions that serve a bound call again, without checks and with few calls."""
+"""Repeated calls: functions that serve a bound call again, with few checks."""
 
 from __future__ import annotations
 

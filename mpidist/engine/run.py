@@ -1,4 +1,4 @@
-"""Runs programs on a backend: blocking or in the background, never past the deadline."""
+"""The engine: runs programs on a backend, blocking or in the background, with a deadline."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Arrays:
         return array.view(p.data.dtype)
 
     def place(self, value: Any, p: Any) -> Any:
-        """Return `value`, copied to the GPU if the parameter is on one."""
+        """Return `value`, an array of a loaded state, on the GPU if `p` is on one."""
         if not is_on_device(p.data) or is_on_device(value):
             return value
         copy = find_device().empty(value.shape, value.dtype)

@@ -1,4 +1,4 @@
-"""DDP: wraps a module, and averages its gradients over the ranks."""
+"""The class DDP: wraps a module, and averages its gradients over the ranks."""
 
 from __future__ import annotations
 

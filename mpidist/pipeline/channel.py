@@ -1,4 +1,4 @@
-"""Channel of a rank: activations and gradients between its stages and those of other ranks."""
+"""The channel of a rank: sends activations and gradients between its stages and other ranks'."""
 
 from __future__ import annotations
 

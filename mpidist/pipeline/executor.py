@@ -1,4 +1,4 @@
-"""Executor of a pipeline: runs a rank's actions; all ranks agree on the outcome of each step."""
+"""The executor of a pipeline: runs a rank's actions; all ranks agree on each step's outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline: microbatches pass through the stages of a model on several ranks."""
+"""The class Pipeline: microbatches pass through the stages of a model on several ranks."""
 
 from __future__ import annotations
 

@@ -20,16 +20,16 @@ class Strand:
     path : tuple of int
         Number of the strand in its ``parallel``, preceded by the numbers of the enclosing strands.
     siblings : dict or None
-        For each place used in that ``parallel``: the strand that uses it, and whether it is
-        written.
+        For each (buffer, block) used in that ``parallel``: the strand that uses it, and whether it
+        is written.
     clock : int
-        Length of the longest chain of messages up to here.
+        Length of the longest chain of messages up to the current round.
     number : int
         Number of the current round, from 1.
     pending : int
         Number of messages of the round that have not moved, or of strands that have not ended.
     received : dict
-        Places and values of each received message, by index of the step in the round.
+        Blocks and values of each received message, by index of the step in the round.
     waiting : dict
         Strands outside of the window, by the strand whose end they wait for.
     """

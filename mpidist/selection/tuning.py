@@ -188,7 +188,7 @@ class TuningTable:
         ------
         ConfigError
             If the text is not JSON, not a table, has another version, or names an unknown
-            algorithm; the message has `source` and the place.
+            algorithm; the message names `source` and the entry.
         """
         try:
             content = json.loads(text)

@@ -172,7 +172,7 @@ class Torch:
         return tensor_on(array, p)
 
     def place(self, value: Any, p: Any) -> Any:
-        """Return `value`, copied to the GPU if the parameter is on one."""
+        """Return `value`, an array of a loaded state, on the GPU if `p` is on one."""
         return value.to(p.device)
 
     def copy(self, view: Any, gradient: Any) -> None:

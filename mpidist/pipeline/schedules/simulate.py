@@ -1,4 +1,4 @@
-"""``simulate``: the time of each action of a schedule, from the times of F, I and W."""
+"""``simulate``: the time of each action of a schedule, from the times of forward and backward."""
 
 from __future__ import annotations
 

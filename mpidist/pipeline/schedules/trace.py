@@ -1,4 +1,4 @@
-"""The file of a measured run, such as ``run.json``: the time of each action of each rank."""
+"""The file of a measured pipeline step, such as ``run.json``: times of the actions of each rank."""
 
 from __future__ import annotations
 
