@@ -56,7 +56,7 @@ class Program:
     items : list of Round or Side
         The messages and actions, in order.
     finish : tuple of callable
-        Actions after the last of them, once the result is complete.
+        Actions after the last item, once the result is complete.
     scratch_bytes : int
         Bytes of scratch memory.
     messages, requests : int
@@ -68,21 +68,22 @@ class Program:
     before : tuple of callable
         Actions before this rank is announced: the others may read their results from then on.
     meets : bool
-        Whether nothing else is done before all ranks have been announced.
+        Whether a run waits for all ranks first, and does only `before` until then.
     interruptible : bool
         Whether a wait inside can end at the deadline; a call of a library cannot, so the watchdog
         watches it.
     announced : bool
         Whether a run is announced as one numbered operation; if not, it makes calls that are.
     slot : int or None
-        The slot of staging memory that it uses.
+        The slot of staging memory that the program uses.
     named : OperationCheck or None
-        Told which operation each run serves.
+        The part that compares the ranks' operations, if any; told the operation of each run.
     begin : callable or None
         ``begin(give)`` starts a run in the background that the engine does not poll, as on a
         stream of a GPU, and returns the Work.
     held : int
-        Bytes that it holds, once :func:`~mpidist.engine.binding.held_bytes` has counted them.
+        Bytes of memory that the program holds; 0 until
+        :func:`~mpidist.engine.binding.held_bytes` has counted them.
     """
 
     items: list[Round | Side]

@@ -41,7 +41,7 @@ class Pair:
     Attributes
     ----------
     noise : float
-        Part of a time by which the two may differ by chance.
+        Fraction of a time by which the two may differ by chance.
     """
 
     first: Row
@@ -83,7 +83,7 @@ class Comparison:
 def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison:
     """Pair the rows of two runs that measured the same.
 
-    They have equal work, bytes, contender, memory, dtype and op, and are both in place or not.
+    The rows of a pair agree in work, bytes, contender, memory, dtype, op, and in being in place.
 
     The noise of a pair is the largest of `noise` and the spreads of its two rows.
     """

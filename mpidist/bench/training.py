@@ -49,11 +49,9 @@ class TrainingContender:
 def take_turns(
     comm: Communicator, contenders: Sequence[TrainingContender], rounds: int
 ) -> np.ndarray:
-    """Time contenders in turns: return the slowest rank's seconds, a row per round.
+    """Time contenders in turns; return the slowest rank's seconds: a row per round.
 
-    The columns are the contenders.
-
-    The order is drawn for each round, the same on every rank.
+    The columns are the contenders.  The order is drawn for each round, the same on every rank.
     """
     times = np.empty((rounds, len(contenders)))
     for contender in contenders:

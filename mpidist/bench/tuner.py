@@ -418,8 +418,8 @@ def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> s
 
     `previous` is the choice at the next smaller size.
 
-    Clearly faster is more than 3 %, and more than the medians of so few iterations, which scatter
-    so much, differ by chance.  On a busy machine the usual choice therefore stays.
+    Clearly faster means by more than 3 %, and by more than the statistical error of the medians
+    (:func:`uncertainty`).  On a busy machine the usual choice therefore stays.
     """
     medians = {name: median(seconds) for name, seconds in finalists.items()}
     best = min(medians, key=lambda name: medians[name])

@@ -129,9 +129,9 @@ class Communicator:
         Measured choices for "auto", where the configuration leaves it open; the same on every
         rank, as :func:`mpidist.init` ensures.
     calibrate : bool or Calibration, optional
-        Measure the cost model's constants, within 50 ms, as soon as "auto" must choose among
-        hand-written algorithms; by default set by ``MPIDIST_CALIBRATE``, else only with MPI.
-        Constants that are known already are used at once.
+        Whether to measure the cost model's constants, within 50 ms, as soon as "auto" must choose
+        among hand-written algorithms; by default set by ``MPIDIST_CALIBRATE``, else only with MPI.
+        Constants that are known already, a Calibration, are used at once.
 
     Attributes
     ----------
@@ -250,8 +250,8 @@ class Communicator:
         ----------
         x : array_like
             This rank's contribution, of any shape; the same shape and dtype on every rank: an
-            array, a CPU tensor of PyTorch, a list or scalar, or whatever else exposes memory, only
-            read.
+            array, a CPU tensor of PyTorch, a list or scalar, or another object that exposes memory.
+            It is only read.
         op : str, Op or callable
             "sum", "mean", "prod", "max", "min", "and", "or", "xor", an :class:`Op`, or ``f(a, b)``.
         out : ndarray, tensor or buffer, optional
@@ -287,9 +287,9 @@ class Communicator:
 
         Notes
         -----
-        All ranks get the same bits; but for "native", of which MPI leaves that open.  Whatever the
-        algorithm, integers wrap as in numpy, "max" and "min" of NaN are NaN, and a mean of half
-        precision does not overflow.
+        All ranks get the same bits, except by "native", for which MPI does not promise that.
+        Whatever the algorithm, integers wrap as in numpy, "max" and "min" of NaN are NaN, and a
+        mean of half precision does not overflow.
         """
         key = ("allreduce", id(x), id(out), op, algorithm, commute)
         bound = self._find(key, x, out)
@@ -688,12 +688,12 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `peer` is no other rank, or `tag` or `out` cannot be.
+            If `peer` is no other rank, or `tag` or `out` is not allowed.
         MessageMismatch
             If the message has another dtype or shape.  Nothing of it is stored, and the
             communicator stays usable; the sender is not notified.
         CollectiveTimeout
-            If nothing comes in time; the communicator is broken then.
+            If no message arrives in time; the communicator is broken then.
         """
         if type(out) is not np.ndarray and is_on_device(out):
             return self._gpu_messages.irecv(out, peer, tag).wait(timeout)
@@ -788,8 +788,8 @@ class Communicator:
     def post_recv(self, out: Any, peer: int, tag: int = 0) -> PostedMessage:
         """Post memory to receive the elements of a :meth:`post_send`, which documents both.
 
-        Posted before the message comes, it is filled without a copy.  Messages between two ranks
-        with one tag fill the posted receives in their order.
+        If it is posted before the message arrives, it is filled without a copy.  Messages between
+        two ranks with one tag fill the posted receives in their order.
 
         Parameters
         ----------
@@ -910,14 +910,14 @@ class Communicator:
         Parameters
         ----------
         color : int or None
-            ≥ 0; None for a rank that will be in none of them, which gets None.
+            Number ≥ 0; None for a rank that will be in none of them, which gets None.
         key : int
             Order within the color; ranks with equal keys keep their order.
 
         Returns
         -------
         Communicator or None
-            With this one's single-level strategies, thresholds and deadline.
+            The new communicator, with this one's single-level strategies, thresholds and deadline.
         """
 
         def check() -> tuple[()]:
@@ -953,7 +953,7 @@ class Communicator:
         Returns
         -------
         Communicator
-            With this one's single-level strategies, thresholds and deadline.
+            The new communicator, with this one's single-level strategies, thresholds and deadline.
 
         Raises
         ------
@@ -1011,7 +1011,7 @@ class Communicator:
         Returns
         -------
         ndarray
-            This rank's array, filled with zeros; with a device, one of cupy.
+            This rank's array, filled with zeros; with a device, a cupy array.
 
         Raises
         ------
@@ -1176,9 +1176,9 @@ class Communicator:
     def trace(self, path: str | os.PathLike) -> Tracing:
         """Begin to record all calls of this communicator and of those split from it; collective.
 
-        Collectives with bytes, executor, algorithm if any, call site, and how long each rank waited
-        for the others; messages; the buckets of a :class:`~mpidist.DDP`, the actions of a
-        :class:`~mpidist.Pipeline`.  A call takes less than 1 µs more, and no more without a trace.
+        It has collectives with bytes, executor, algorithm if any, call site, and how long each rank
+        waited for the others; messages; the buckets of a :class:`~mpidist.DDP`, the actions of a
+        :class:`~mpidist.Pipeline`.  Recording adds less than 1 µs to a call, no trace adds nothing.
         While the profiler of PyTorch runs, each call is a range of its profile too::
 
             with comm.trace("trace.json"):
@@ -1192,8 +1192,8 @@ class Communicator:
         Returns
         -------
         Tracing
-            Its ``stop()``, which the end of a ``with`` block, :meth:`free` and the end of the
-            program call too, gathers the events of all ranks, and writes them on rank 0.
+            The running trace.  Its ``stop()`` gathers the events of all ranks, and writes them on
+            rank 0; the end of a ``with`` block, :meth:`free` and the end of the program do so too.
 
         Raises
         ------

@@ -101,11 +101,12 @@ def init(
     Parameters
     ----------
     config : CollectiveConfig, optional
-        Overridden by the environment (``MPIDIST_…``); that of rank 0 counts on every rank.
+        Settings for collectives, overridden by the environment (``MPIDIST_…``); those of rank 0 are
+        used on every rank.
     timeout : float or None, optional
         Deadline of every wait in seconds, None for none: overrides the configuration's.
     thread_level : {"multiple", "serialized", "funneled", "single"}
-        Requested from MPI, and checked.
+        Thread support to request from MPI, which must provide it.
     comm : mpi4py.MPI.Comm, optional
         Communicator of the ranks; by default ``MPI.COMM_WORLD``.  It is duplicated, never used
         itself.
@@ -114,7 +115,8 @@ def init(
     tuning : path or TuningTable, optional
         A file of ``mpidist tune``, overridden by ``MPIDIST_TUNING``.  Rank 0 reads it for all.
     calibrate : bool, optional
-        Overridden by ``MPIDIST_CALIBRATE``; see :class:`Communicator`.  That of rank 0 counts.
+        Whether "auto" may measure the cost model's constants, see :class:`Communicator`; overridden
+        by ``MPIDIST_CALIBRATE``.  Rank 0's value is used on every rank.
 
     Raises
     ------

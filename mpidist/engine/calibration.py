@@ -202,7 +202,7 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
     Raises
     ------
     CollectiveTimeout
-        If a message did not come before the deadline.
+        If a message did not arrive before the deadline.
     """
     near, far = groups[0][1:2], groups[1][:1] if len(groups) > 1 else ()
     pairs = [*near, *far]

@@ -235,8 +235,8 @@ class Programs:
     clock : OperationCounter
         Counts the operations.
     limit : int, optional
-        Bytes.  The last one that is kept may go beyond, as its bytes are known only once it is
-        bound: so a call that needs more than all others may be kept too.
+        Bytes that bound calls may hold.  The last one kept may exceed it, as its bytes are known
+        only once it is bound: so a call that needs more than all others may be kept too.
 
     Attributes
     ----------

@@ -95,15 +95,15 @@ class RankProperties:
     Attributes
     ----------
     aware : Awareness
-        Whether its MPI library is CUDA-aware.
+        Whether the rank's MPI library is CUDA-aware.
     forced : str
-        Its ``MPIDIST_GPU``; empty if that is not set.
+        Value of ``MPIDIST_GPU`` on the rank; empty if it is not set.
     chunk_bytes : int
         Bytes of a chunk of the staged path.
     no_nccl : str
         Why NCCL cannot be used on this rank; empty if it can.
     seen : VisibleGpus or None
-        The GPUs visible to it, and the one in use.
+        The GPUs visible to the rank, and the one in use.
     """
 
     aware: Awareness

@@ -110,7 +110,8 @@ class Slot:
     Attributes
     ----------
     filled, emptied : Event
-        The input has been copied in; the result has been copied out, or is not needed any more.
+        Complete when the input has been copied in; when the result has been copied out, or is not
+        needed any more.
     """
 
     def __init__(self, device: Device):

@@ -74,11 +74,11 @@ class DDP(NotCopyable):
     init_sync : bool
         Whether parameters and buffers of rank 0 are copied to all ranks at the start.
     check_replicas : int
-        Number of averagings after which the parameters of all ranks are compared, by a digest,
-        again and again; 0, the default, never compares.
+        Number of averagings between two comparisons of the parameters of all ranks, by a digest; 0,
+        the default, for no comparison.
     static_graph : bool
         Whether every step uses the parameters that the first one uses, on each rank: the ranks then
-        tell each other once.
+        exchange only once which these are.
     **others
         For a module of PyTorch, options of its ``DistributedDataParallel``: see :doc:`/torch`.
 

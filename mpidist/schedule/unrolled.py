@@ -17,7 +17,7 @@ Written = list["tuple[Step, ...] | Strands"]
 
 
 def tags_of(limit: int) -> tuple[int, int]:
-    """Return the number of tags per operation, and how many can be pending in the background.
+    """Return the number of tags per operation, and of operations pending in the background.
 
     `limit` is the number of tags that a backend has; collectives use the lower half.  Blocking
     calls have some of these tags, and each pending operation has as many of its own.

@@ -219,7 +219,7 @@ class Chooser:
     Parameters
     ----------
     executors : sequence of Executor
-        In order of listing; "messages" serves the registered algorithms.
+        The executors in order of listing; "messages" serves the registered algorithms.
     config : CollectiveConfig
         The user's settings.
     groups : tuple of tuple of int

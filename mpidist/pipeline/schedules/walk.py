@@ -39,7 +39,7 @@ def walk(parts: Sequence[Sequence[Step]], placement: Placement) -> Iterator[tupl
     Raises
     ------
     ScheduleError
-        If ranks wait for each other in a circle; the message names them all.
+        If ranks wait for each other in a cycle; the message names them all.
     """
     sent: set[Message] = set()
     waiting: dict[Message, int] = {}
