@@ -460,11 +460,13 @@ def workloads(
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Disable Python's garbage collector: a collection during a call would count as its time."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:  # the program may run without it
+            gc.enable()
 
 
 def _add(results: Results, series: Series, comm: Communicator, settings: Settings) -> None:

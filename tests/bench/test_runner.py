@@ -234,6 +234,13 @@ def test_no_garbage_collection():
         assert not gc.isenabled()
         raise ArithmeticError
     assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_garbage_collection():
+            pass
+        assert not gc.isenabled()  # the caller had disabled it
+    finally:
+        gc.enable()
 
 
 def test_settings_that_name_nothing_are_refused():
