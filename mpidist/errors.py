@@ -189,3 +189,16 @@ class RankFailed(CommunicationError):
     """
 
     echo = False
+
+
+def unpicklable(what: str, value: object, error: Exception) -> InvalidArgument:
+    """Return the error for an object that pickle refused; `what` names its rank and argument."""
+    kind = type(value)
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    return InvalidArgument(
+        f"{what} of type {name} cannot be pickled: {type(error).__name__}: {error}"
+    )

@@ -876,13 +876,13 @@ class Communicator:
             On every rank, if the object cannot be pickled.
         """
         root = self._place.check_root(root)
-        data, error = _pickled(value) if self.rank == root else (_NOTHING, None)
-        length = int(self.broadcast(np.array([-1 if error else data.size]), root)[0])
-        if length < 0:
-            raise error or InvalidArgument(f"rank {root}: its object cannot be pickled")
+        data, error = self._pickled(value) if self.rank == root else (_NOTHING, None)
+        length = int(self.broadcast(np.array([-data.size if error else data.size]), root)[0])
         if self.rank != root:
-            data = np.empty(length, np.uint8)
+            data = np.empty(abs(length), np.uint8)
         self.broadcast(data, root)
+        if length < 0:
+            raise InvalidArgument(bytes(data).decode()) from error
         return value if self.rank == root else pickle.loads(data.data)
 
     def allgather_object(self, value: Any) -> list[Any]:
@@ -893,14 +893,25 @@ class Communicator:
         InvalidArgument
             On every rank, if an object cannot be pickled.
         """
-        data, error = _pickled(value)
-        counts = self.allgather(np.array([-1 if error else data.size])).tolist()
-        if min(counts) < 0:
-            ranks = ", ".join(str(rank) for rank, count in enumerate(counts) if count < 0)
-            raise error or InvalidArgument(f"the object of rank {ranks} cannot be pickled")
-        joined = self.allgather(data, counts=counts)
-        starts = [0, *accumulate(counts)]
-        return [pickle.loads(joined[a:b].data) for a, b in zip(starts, starts[1:])]
+        data, error = self._pickled(value)
+        sizes = self.allgather(np.array([-data.size if error else data.size])).tolist()
+        joined = self.allgather(data, counts=list(map(abs, sizes)))
+        starts = [0, *accumulate(map(abs, sizes))]
+        parts = [joined[a:b].data for a, b in zip(starts, starts[1:])]
+        reasons = [bytes(part).decode() for part, size in zip(parts, sizes) if size < 0]
+        if reasons:
+            raise InvalidArgument("; ".join(reasons)) from error
+        return [pickle.loads(part) for part in parts]
+
+    def _pickled(self, value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
+        """Return a pickled object as an array of bytes, and None; or an error's text and the error.
+
+        The text must reach the other ranks, which wait for the object.
+        """
+        try:
+            return as_bytes(value, self.rank), None
+        except InvalidArgument as error:
+            return np.frombuffer(str(error).encode(errors="replace"), np.uint8), error
 
     # -- structure ------------------------------------------------------------------------------
 
@@ -1396,17 +1407,6 @@ class Communicator:
         if self._backend.native is None:
             return f"the {self._backend.name} backend has no shared memory"
         return None
-
-
-def _pickled(value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
-    """Return an object pickled into an array of bytes, and None; or the error of pickling.
-
-    An error must reach the other ranks, which wait for the object.
-    """
-    try:
-        return as_bytes(value), None
-    except InvalidArgument as error:
-        return _NOTHING, error
 
 
 def check_communicator(comm: Any) -> None:

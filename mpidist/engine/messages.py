@@ -23,7 +23,7 @@ from ..backends.base import SHORT_BYTES, AllOf, pieces
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Caller
-from ..errors import CollectiveMismatch, InvalidArgument, MessageMismatch
+from ..errors import CollectiveMismatch, MessageMismatch, unpicklable
 from .run import Engine
 from .service import Service
 from .work import UNSET, Work, keep
@@ -443,7 +443,7 @@ class PointToPoint:
 
     def send_object(self, value: Any, peer: Any, tag: Any = 0, kind: str = "object") -> None:
         """Send any object that can be pickled."""
-        peer, data = self.peer(peer), as_bytes(value)
+        peer, data = self.peer(peer), as_bytes(value, self.place.rank)
         form = Form(data.nbytes, _OBJECT, _head(data.nbytes, 0, _OBJECT))
         self._wait(self._post(data, form, peer, tag, kind), _SEND, peer)
 
@@ -711,9 +711,9 @@ def _cut(text: bytes) -> bytes:
     return text[: _LONGEST_TEXT - 40].decode(errors="ignore").encode() + b" ... " + digest
 
 
-def as_bytes(value: Any) -> np.ndarray:
-    """Pickle an object into an array of bytes."""
+def as_bytes(value: Any, rank: int) -> np.ndarray:
+    """Pickle the argument `value` of this rank into an array of bytes."""
     try:
         return np.frombuffer(pickle.dumps(value, protocol=5), np.uint8)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise InvalidArgument(f"the object cannot be pickled: {error}") from None
+    except Exception as error:  # of any kind: a class may have its own code for this
+        raise unpicklable(f"rank {rank}: value", value, error) from error

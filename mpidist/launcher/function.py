@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from ..errors import InvalidArgument, LaunchError, MpidistError
+from ..errors import InvalidArgument, LaunchError, MpidistError, unpicklable
 from .allocation import SlurmAllocation, whole_job
 from .job import JobOptions, check_not_nested, make_launch, own_environment
 from .mpi import TERMINAL, find_library
@@ -109,7 +109,13 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     try:
         return dumps((fn, args, kwargs))
     except Exception as error:
-        raise InvalidArgument(f"fn={fn!r} and its arguments cannot be pickled: {error}") from error
+        positional = {f"args[{k}]": value for k, value in enumerate(args)}
+        for name, value in {"fn": fn, **positional, **kwargs}.items():
+            try:
+                dumps(value)
+            except Exception as own:
+                raise unpicklable(f"run: {name}", value, own) from own
+        raise unpicklable("run: fn with its arguments,", (fn, args, kwargs), error) from error
 
 
 def _follow(command: list[str], environ: dict[str, str], timeout: float | None) -> list[str]:
@@ -176,12 +182,19 @@ def main(folder: Path) -> None:
     comm = mpidist.init()
     try:
         fn, args, kwargs = pickle.loads((folder / "call").read_bytes())
-        content, kind = pickle.dumps(fn(comm, *args, **kwargs)), "result"
+        content, kind = _pickled_result(fn(comm, *args, **kwargs), comm.rank), "result"
     except BaseException as error:
         kind, content = "error", _pickled_error(error)
         _write(folder / f"{kind}-{comm.rank}", content)
         raise
     _write(folder / f"{kind}-{comm.rank}", content)
+
+
+def _pickled_result(result: Any, rank: int) -> bytes:
+    try:
+        return pickle.dumps(result)
+    except Exception as error:
+        raise unpicklable(f"rank {rank}: the result of fn,", result, error) from error
 
 
 def _pickled_error(error: BaseException) -> bytes:

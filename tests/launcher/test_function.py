@@ -1,6 +1,7 @@
 """mpidist.run starts real MPI processes and returns their results."""
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -14,6 +15,10 @@ LIMIT = 60
 
 def total(comm, factor=1):
     return comm.allreduce(np.full(3, comm.rank + 1) * factor).tolist()
+
+
+def lock(comm):
+    return threading.Lock()
 
 
 def test_results_by_rank(capfd):
@@ -57,7 +62,11 @@ def test_bad_input(fn, n):
 
 
 def test_what_cannot_be_pickled():
-    import threading
-
-    with pytest.raises(InvalidArgument, match="cannot be pickled"):
-        mpidist.run(total, 2, threading.Lock())
+    named = r"args\[1\] of type _thread.lock cannot be pickled: TypeError: "
+    with pytest.raises(InvalidArgument, match=named):
+        mpidist.run(total, 2, 1, threading.Lock())
+    with pytest.raises(InvalidArgument, match="last of type _thread.lock cannot be pickled"):
+        mpidist.run(total, 2, last=threading.Lock())
+    named = r"rank 0: the result of fn, of type _thread.lock cannot be pickled: TypeError: "
+    with pytest.raises(InvalidArgument, match=named):
+        mpidist.run(lock, 1)
