@@ -159,10 +159,15 @@ def overlaps(
 ) -> list[Row]:
     """Measure training steps with each kind of overlap, and with "auto" `autos` times.
 
-    Figures of a row are ``least_us``, the least time over the rounds; ``share``, the median of the
+    `work` labels the rows; ``make(comm, overlap)`` returns the function of a step, and its DDP.
+    The last row is communication alone.
+
+    Figures of a row are ``least_us``, its least time T in the rounds; ``share``, the median of the
     time divided by the time without overlap in the same round; and ``hidden``,
-    (Tsync - T) / min(Tcommunication, Tbackward) of the least times, since other work on the machine
-    only adds; it is omitted if communication is too short, and without overlap.
+    (Tnone - T) / min(Talone, Tnone - Talone), the part that overlap hid of what it can hide, where
+    Tnone is the least time without overlap and Talone that of communication alone.  These two rows
+    have no ``hidden``, and no row has it if the divisor is at most a tenth of Tnone.  Least
+    times are compared, since other work on the machine only adds.
     """
     models = {name: make(comm, name) for name in candidates(comm, "auto", 2)}
     models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}

@@ -319,7 +319,7 @@ def header(written: Sequence[tuple[str, int, np.ndarray]], leaves: Mapping[str, 
 def write_shares(
     folder: Path, leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> dict[str, list[Segment]]:
-    """Write this rank's share into a safetensors file; return its segments by path."""
+    """Write this rank's share of the arrays to a file; return its segments by path of the array."""
     # Longest elements first, those declared as bytes last: each array is aligned in the file.
     written = sorted(
         shares(leaves, holders, rank),

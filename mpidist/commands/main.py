@@ -58,9 +58,10 @@ class Main(click.Group):
 
 
 def report(error: MpidistError) -> int:
-    """Print an error as one line, on rank 0 only if all ranks raised it; return the exit code.
+    """Print an error as one line, by rank 0 alone if all ranks failed; return the exit code.
 
-    An error on some ranks ends the job, as the other ranks wait for them.
+    If only some ranks failed, or communication did, each of them prints its error and ends the job,
+    as other ranks may wait for it.
     """
     from ..communicator import launch
 

@@ -378,7 +378,10 @@ class Binder:
         sources = [self.storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]
         targets = [self.storage.write((step.target, b)) for b in block_tuple(step.target_blocks)]
         if len(sources) != len(targets):
-            raise ScheduleError(f"copies {len(sources)} blocks to {len(targets)}")
+            raise ScheduleError(
+                f"a Copy from {step.source!r} to {step.target!r} copies {len(sources)} blocks to "
+                f"{len(targets)}: expected equally many"
+            )
         for source, target, block in zip(sources, targets, block_tuple(step.source_blocks)):
             if source[2] - source[1] != target[2] - target[1]:
                 raise ScheduleError("is copied to a block of another length", block=block)

@@ -695,9 +695,10 @@ class PendingReceives:
 
 
 def _head(nbytes: int, follows: int, text: bytes) -> bytes:
-    """Return the header of a long message, padded to a multiple of 16 bytes.
+    """Return the header of a message, padded to a multiple of 16 bytes.
 
-    It has the message's bytes, the number of the tag with which the elements follow, and its form.
+    It has the message's length in bytes, the number of the tag on which the elements follow (0 if
+    they are in the same message), and `text`: the dtype and shape, or that it is an object.
     """
     head = _HEAD.pack(nbytes, follows, len(text)) + text
     return head + b" " * (-len(head) % 16)

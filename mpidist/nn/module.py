@@ -215,7 +215,7 @@ class Sequential(Module):
         return grad
 
     def backward_input(self, grad: Any) -> Any:
-        """Return the gradient of the first module's input, by the first halves only."""
+        """Return the gradient of the first module's input, by `backward_input` of all modules."""
         for layer in reversed(self.layers):
             grad = layer.backward_input(grad)
         return grad

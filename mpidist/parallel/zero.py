@@ -301,7 +301,7 @@ class ZeroOptimizer(NotCopyable):
         """
         where = f"rank {self._comm.rank}: state is not that of a ZeroOptimizer in a checkpoint"
         if not is_divided(state):
-            raise InvalidArgument(f"{where}; load it into an undivided optimizer")
+            raise InvalidArgument(f"{where}; load it into an optimizer that is not a ZeroOptimizer")
         groups = getattr(self.optimizer, "param_groups", [])
         if len(groups) != len(state["options"]):
             raise InvalidArgument(

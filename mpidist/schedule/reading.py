@@ -74,7 +74,10 @@ class Reading:
             yield time, list(moves)
 
     def name(self, strand: tuple[int, ...]) -> str:
-        """Return a strand's name for labels, such as ``a:``; empty if there is only one strand."""
+        """Return the label of a strand in ``parallel`` by its path, such as ``a:``.
+
+        It is empty outside of any ``parallel``, and if the schedule has only one strand.
+        """
         if len(self.strands) < 2 or not strand:
             return ""
         return ".".join(_letter(number) for number in strand) + ":"
