@@ -80,6 +80,16 @@ def format_time(seconds: float) -> str:
     return f"{seconds * 1e6:,.4g} µs" if seconds < 1e-2 else f"{seconds * 1e3:,.4g} ms"
 
 
+def plural(count: int, noun: str, ending: str = "s") -> str:
+    """Return a noun for a number of things: ``"rank"`` for 1, ``"ranks"`` for others."""
+    return noun if count == 1 else noun + ending
+
+
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Return a number with its noun: ``"1 rank"``, ``"1,024 ranks"``."""
+    return f"{count:,} {plural(count, noun, ending)}"
+
+
 def numbers_of(record: Any) -> dict[str, float]:
     """Return the fields of a dataclass instance whose values are numbers, by name."""
     found = {each.name: getattr(record, each.name) for each in fields(record)}

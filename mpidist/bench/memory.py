@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..communicator.communicator import Communicator
-from ..measure import parse_size
+from ..measure import counted, parse_size
 
 CACHES = 4  # size of STREAM's arrays, in last-level caches
 _LEAST = 16 << 20  # bytes of an array, where the cache is small or of unknown size
@@ -137,7 +137,7 @@ def describe_stream(header: Mapping[str, Any]) -> str:
     less = "" if stream["enough"] else f"; the arrays are less than {CACHES} times the cache"
     return (
         f"memory bandwidth: {stream['gbs']:.1f} GB/s, read and written, by all "
-        f"{header.get('ranks')} ranks at once (np.copyto, best of {_REPEAT}, arrays of {size} per "
-        f"rank, last-level cache {known}"
+        f"{counted(header.get('ranks', 1), 'rank')} at once "
+        f"(np.copyto, best of {_REPEAT}, arrays of {size} per rank, last-level cache {known}"
         f"{less})"
     )

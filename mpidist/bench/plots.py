@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Unsupported
-from ..measure import format_size
+from ..measure import counted, format_size
 from ..pipeline.schedules.gantt import Sheet
 from ..selection.tuning import PRIVATE
 from .cases import BARE
@@ -58,7 +58,7 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(13.5, sum(heights)), layout="constrained")
     grid = figure.subplots(len(names), 2, squeeze=False, height_ratios=heights)
     for (left, right), name, rows in zip(grid, names, parts):
-        ranks = f"{rows[0].ranks} rank{'s' * (rows[0].ranks > 1)}"
+        ranks = counted(rows[0].ranks, "rank")
         place = ", in place" if rows[0].in_place else ""
         _curves(left, rows, "time_us")
         left.set(title=f"{name}, {ranks}, {rows[0].dtype}{place}", ylabel="time (µs)")
@@ -144,7 +144,7 @@ def draw_training(result: Any) -> Figure:
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     epochs = range(1, len(result.losses) + 1)
-    together = f"{result.ranks} rank{'s' * (result.ranks > 1)} together"
+    together = f"{counted(result.ranks, 'rank')} together"
     left.plot(epochs, result.losses, "C0-", linewidth=2.4, label=together)
     right.plot(epochs, [100 * a for a in result.accuracies], "C0-", linewidth=2.4, label=together)
     if result.reference_losses:
@@ -265,7 +265,7 @@ def _panel(axes: Any, rows: list[Any], results: Results) -> None:
                 marker="o",
                 markersize=4,
                 color=f"C{colour}",
-                label=f"{count} node{'s' * (count > 1)}, {ranks} ranks, {algorithm}",
+                label=f"{counted(count, 'node')}, {counted(int(ranks), 'rank')}, {algorithm}",
             )
     sizes = sorted({row.bytes for row in rows})
     axes.set(xlabel="bytes of the whole buffer", ylabel="time (µs)", yscale="log")

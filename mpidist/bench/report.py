@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+from ..measure import counted
 from .plots import as_svg, draw, draw_training
 from .results import Results, tables
 
@@ -36,7 +37,8 @@ def demo_page(result: Any, results: Results) -> str:
     }
     lead = (
         f"UCI handwritten digits, {result.train_samples} training and {result.test_samples} test "
-        f"samples, {result.epochs} epochs in batches of {result.batch}.  {_machine(results)}"
+        f"samples, {counted(result.epochs, 'epoch')} in batches of {result.batch}.  "
+        f"{_machine(results)}"
     )
     title = "mpidist demo: training on handwritten digits"
     return _page(results, title, lead, {"Training": draw_training(result)}, facts)
@@ -78,4 +80,5 @@ def _machine(results: Results) -> str:
     head = results.header
     mpi = head.get("mpi") or {}
     library = f"{mpi['vendor']} {mpi['version']}, " if mpi else ""
-    return f"{library}{head.get('ranks')} ranks on {head.get('host')}, {head.get('date')}"
+    ranks = counted(head.get("ranks", 1), "rank")
+    return f"{library}{ranks} on {head.get('host')}, {head.get('date')}"

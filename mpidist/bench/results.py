@@ -24,7 +24,7 @@ from typing import Any
 
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
-from ..measure import round_size
+from ..measure import counted, round_size
 from ..schedule.notebook import html_table
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
@@ -502,7 +502,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def _heading(row: Row) -> str:
-    words = [row.work, f"{row.ranks} rank{'s' * (row.ranks > 1)}"]
+    words = [row.work, counted(row.ranks, "rank")]
     if row.work != "barrier":
         words += [*filter(None, (row.dtype, row.op)), *(["in place"] * row.in_place)]
     return ", ".join(words)
@@ -536,7 +536,7 @@ def _scaling_tables(results: Results) -> list[Table]:
     """Return a table for each collective, with a column of times for each number of nodes."""
     nodes, made = results.header["nodes"], []
     for work in dict.fromkeys(row.work for row in results.rows):
-        heads = [f">{count} node{'s' * (count > 1)}\nµs" for count in nodes.values()]
+        heads = [f">{counted(count, 'node')}\nµs" for count in nodes.values()]
         lines = []
         rows = [row for row in results.rows if row.work == work]
         for name in dict.fromkeys(row.contender for row in rows):

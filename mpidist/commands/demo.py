@@ -10,7 +10,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from ..measure import format_size
+from ..measure import counted, format_size
 from ..schedule.registry import RESERVED
 from .bench.collectives import on_step, print_results
 from .console import examples, make_console, progress_bar
@@ -143,9 +143,9 @@ def _print_training(console: Console, result: DemoResult) -> None:
     """Print loss and accuracy of the training, and whether they match one process."""
     good, bad = "[green]yes[/]", "[bold red]NO[/]"
     console.print(
-        f"{result.ranks} rank{'s' * (result.ranks > 1)}, layers "
+        f"{counted(result.ranks, 'rank')}, layers "
         f"{'-'.join(map(str, result.layers))}, {result.parameters:,} parameters, "
-        f"{result.epochs} epochs of {result.train_samples} digits, "
+        f"{counted(result.epochs, 'epoch')} of {result.train_samples} digits, "
         f"{result.seconds:.1f} s ({result.sync_seconds:.1f} s of it for gradients)"
     )
     console.print(

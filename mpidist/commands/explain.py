@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..measure import format_size
+from ..measure import counted, format_size
 from ..selection.estimates import MODEL
 from ..selection.tuning import MEMORIES, PRIVATE
 from .console import examples, make_console, make_table, show
@@ -18,25 +18,21 @@ if TYPE_CHECKING:
     from ..selection.choose import Way
     from ..selection.estimates import Calibration
 
+_SIZE = 1 << 20  # bytes, by default
+
 
 @click.command(
     "explain",
     short_help='Print the choice of "auto" for a COLLECTIVE, and why.',
     epilog=examples(
-        "mpidist explain allreduce --bytes 64M",
+        "mpidist explain allreduce 64M",
         "mpidist run -n 4 -- mpidist explain allgather --bytes 8K",
         "mpidist run -n 4 -- mpidist explain allreduce --memory symmetric --tuning tuning.json",
     ),
 )
 @click.argument("collective", type=CollectiveName())
-@click.option(
-    "--bytes",
-    "nbytes",
-    type=Bytes(),
-    default="1M",
-    show_default=True,
-    help="Size of the whole buffer.",
-)
+@click.argument("size", required=False, type=Bytes())
+@click.option("--bytes", "nbytes", type=Bytes(), help="The SIZE, as an option.")
 @click.option(
     "--op", default="sum", metavar="NAME", show_default=True, help="Operation of reductions."
 )
@@ -51,9 +47,17 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 def explain_command(
-    collective: str, nbytes: int, op: str, memory: str, tuning: str | None, as_json: bool
+    collective: str,
+    size: int | None,
+    nbytes: int | None,
+    op: str,
+    memory: str,
+    tuning: str | None,
+    as_json: bool,
 ) -> None:
     """Print the choice of "auto" for a COLLECTIVE, and the reason.
+
+    SIZE is that of the whole buffer in bytes, such as 8, 64K or 64M; by default 1M.
 
     The table lists every implementation, whether it can serve the call, and its expected time.
 
@@ -63,6 +67,9 @@ def explain_command(
     """
     import mpidist
 
+    if size is not None and nbytes is not None:
+        raise click.UsageError("give the size once: as SIZE or as --bytes")
+    nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
     comm = mpidist.init(tuning=tuning)
     known = comm.calibrate() if comm.size > 1 else None
     chosen, every = comm.explain(collective, nbytes, op, memory)
@@ -86,10 +93,10 @@ def explain_command(
         return
     console = make_console()
     data = f", {format_size(nbytes)} bytes of float32 in {memory} memory"
+    where = f"{counted(comm.size, 'rank')} on {counted(comm.topology.num_nodes, 'node')}"
     console.print(
-        f"{collective}{data if collective != 'barrier' else ''}, {comm.size} rank"
-        f"{'s' * (comm.size > 1)} on {comm.topology.num_nodes} "
-        f"node{'s' * (comm.topology.num_nodes > 1)}: [bold]{chosen.name}[/]{_time(chosen)}\n"
+        f"{collective}{data if collective != 'barrier' else ''}, {where}: "
+        f"[bold]{chosen.name}[/]{_time(chosen)}\n"
         f"{chosen.why}"
     )
     table = make_table(console, "=implementation", "can", ">expected µs", "why")
@@ -100,8 +107,14 @@ def explain_command(
         can = "taken" if taken else "yes" if way.can else "no"
         table.add_row(way.name, can, seconds, way.why, style=style)
     show(console, table)
+    if comm.size == 1:
+        console.print(f"expected µs: none for 1 rank; for 4: {_example(collective, nbytes)}")
     for basis in dict.fromkeys(way.basis for way in every if way.basis):
         console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
+
+
+def _example(collective: str, nbytes: int) -> str:
+    return f"mpidist run -n 4 -- mpidist explain {collective} {format_size(nbytes)}"
 
 
 def _time(way: Way) -> str:

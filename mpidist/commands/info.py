@@ -6,7 +6,7 @@ import json
 import socket
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -16,7 +16,7 @@ from ..bench.results import knobs, versions
 from ..device.find import find_device, list_gpus, why_no_device
 from ..gpu.paths import CLASSES, Path, table, this_rank
 from ..launcher.allocation import cores
-from ..measure import format_size
+from ..measure import counted, format_size
 from ..schedule.contract import COLLECTIVES
 from .console import examples, make_console, make_table, show
 
@@ -61,11 +61,10 @@ def info_command(links: bool, as_json: bool) -> None:
         "MPI": f"{library['vendor']} {library['version']}, standard {library['standard']}",
         "library": library["library"],
         "thread level": library["thread_level"],
-        "ranks": f"{comm.size} on {len(here)} node{'s' * (len(here) > 1)}: "
-        + " + ".join(map(str, here)),
+        "ranks": f"{comm.size} on {counted(len(here), 'node')}: " + " + ".join(map(str, here)),
         "hosts": ", ".join(f"{host} ({count})" for host, count in hosts.items()),
         **_surroundings(list(hosts)),
-        "cores": f"{together} for {here[0]} rank{'s' * (here[0] > 1)}, {cores()} for rank 0"
+        "cores": f"{together} for {counted(here[0], 'rank')}, {cores()} for rank 0"
         + (", oversubscribed" if here[0] > together else ""),
         "GPU": "; ".join(list_gpus()) or "none found",
         "compiled": compiled.described(),
@@ -80,11 +79,31 @@ def info_command(links: bool, as_json: bool) -> None:
     paths = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
     if as_json:
         content = {
-            **lines,
+            "versions": versions(),
+            "mpi": library,
+            "ranks": comm.size,
+            "ranks_per_node": here,
+            "hosts": dict(hosts),
+            **_surroundings_as_json(list(hosts)),
+            "cores": {"node": together, "rank_0": cores(), "oversubscribed": here[0] > together},
+            "gpus": [
+                dict(zip(("name", "memory"), gpu.rsplit(", ", maxsplit=1))) for gpu in list_gpus()
+            ],
+            "compiled": {"vector_bits": 8 * compiled.vector_width(), "note": compiled.described()},
+            "deadline_s": comm.timeout,
+            "environment": knobs(),
             "links": [asdict(link) for link in measured],
             "choices": choices,
-            "gpu_missing": {rank: why for rank, why in enumerate(reasons) if why is not None},
-            "gpu_paths": [asdict(path) for path in paths],
+            "gpu_missing": [
+                {"rank": rank, "note": why} for rank, why in enumerate(reasons) if why is not None
+            ],
+            "gpu_paths": [
+                {
+                    **{"operations": path.operations, "path": path.name},
+                    **{"taken": path.taken, "note": path.why},
+                }
+                for path in paths
+            ],
         }
         click.echo(json.dumps(content, indent=1))
         return
@@ -116,7 +135,7 @@ def _surroundings(hosts: list[str]) -> dict[str, str]:
     if allocation is not None:
         found["SLURM"] = (
             f"job {allocation.job}, partition {allocation.partition or 'unknown'}, "
-            f"{allocation.nodes} node{'s' * (allocation.nodes > 1)} {allocation.node_list}, cores "
+            f"{counted(allocation.nodes, 'node')} {allocation.node_list}, cores "
             + " + ".join(map(str, allocation.cpus))
         )
     if len(hosts) > 1:
@@ -125,6 +144,19 @@ def _surroundings(hosts: list[str]) -> dict[str, str]:
         found["network"] = route if interface else ", ".join(addresses())
         found["network"] += "".join(f"; {adapter}" for adapter in adapters())
     return found
+
+
+def _surroundings_as_json(hosts: list[str]) -> dict[str, Any]:
+    """Return the SLURM allocation and rank 0's network, None where there is none."""
+    from ..launcher.allocation import SlurmAllocation
+    from ..launcher.connections import adapters, addresses, interface_to
+
+    network: dict[str, Any] | None = None
+    if len(hosts) > 1:
+        network = {"to": hosts[1], "interface": interface_to(hosts[1]) or None}
+        network |= {"addresses": addresses(), "adapters": adapters()}
+    allocation = SlurmAllocation.find()
+    return {"slurm": allocation and asdict(allocation), "network": network}
 
 
 def _measure_links(comm: Communicator) -> list[LinkSpeed]:

@@ -17,14 +17,15 @@ from .console import examples, make_console, make_table, show
 from .options import CollectiveName, load_option
 
 PIPELINE = "pipeline"
-_WIDE = 120  # columns from which there is room for the costs
+_WIDE = 160  # columns from which there is room for the costs
 _COSTS = "n bytes in the whole buffer, p ranks, m nodes, g ranks on a node; lg is to the base 2."
 _NO_COSTS = (
     f"Rounds and bytes are printed in a terminal of {_WIDE} columns, in a file, and by --json."
 )
 _LEGEND = (
     "Ordered: combines operands in rank order, as operations that do not commute need.",
-    "tree:K is a tree of arity K, for example tree:4.",
+    "tree:K is a tree of arity K, for example tree:4; the name tree alone, as bench and explain "
+    "print it, is that of the configured arity, 2 by default.",
     "hierarchical/LOCAL/ACROSS, and hierarchical_leaders: two levels, the algorithm LOCAL inside "
     "the nodes and ACROSS between them, for example hierarchical/direct/ring.",
     "Implementations without a schedule, which algorithm= accepts too: native, MPI's own "

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from ..measure import counted
 from ..pipeline.schedules import sweep as pipelines
 from ..schedule.contract import COLLECTIVES
 from ..schedule.sweep import Row, sweep
@@ -200,8 +201,8 @@ def _print_pipelines(
     wrong = sum(not row.proved for row in rows)
     proofs = sum(row.proofs for row in rows)
     console.print(
-        f"{len(rows)} schedule{'s' * (len(rows) != 1)}, {proofs:,} proof{'s' * (proofs != 1)} of "
-        f"{sum(row.messages for row in rows):,} messages in {seconds:.1f} s: "
+        f"{counted(len(rows), 'schedule')}, {counted(proofs, 'proof')} of "
+        f"{counted(sum(row.messages for row in rows), 'message')} in {seconds:.1f} s: "
         + (f"{wrong} NOT proved" if wrong else "all proved")
     )
 
@@ -233,7 +234,8 @@ def _print_algorithms(console: Console, rows: list[Row], seconds: float) -> None
             )
     wrong = sum(not row.proved for row in rows)
     console.print(
-        f"{len(rows)} algorithms, {sum(row.proofs for row in rows):,} proofs of "
-        f"{sum(row.messages for row in rows):,} messages in {seconds:.1f} s: "
+        f"{counted(len(rows), 'algorithm')}, "
+        f"{counted(sum(row.proofs for row in rows), 'proof')} of "
+        f"{counted(sum(row.messages for row in rows), 'message')} in {seconds:.1f} s: "
         + (f"{wrong} NOT proved" if wrong else "all proved")
     )

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 from rich.text import Text
 
 from ..errors import InvalidArgument, InvalidRank, UnknownName
+from ..measure import counted
 from ..pipeline.schedules.automatic import automatic
 from ..pipeline.schedules.schedule import schedules
 from ..pipeline.schedules.simulate import Costs
@@ -43,6 +44,7 @@ STYLES = {
 OF_COLLECTIVES = ("ranks", "root", "arity", "nodes", "segments")
 OF_PIPELINES = ("stages", "microbatches", "chunks", "costs", "trace", "png")
 STAGES, MICROBATCHES = 4, 8  # by default
+_READABLE = 200  # columns of a text picture in a file
 
 
 def _complete(
@@ -172,10 +174,24 @@ def _show_algorithm(
     draw = show.text if svg is None else show.svg
     picture = draw(collective, choice, ranks, root=root, groups=groups, segments=segments)
     if svg is None:
+        _warn_if_wide(picture)
         click.echo(picture)
     else:
         Path(svg).write_text(picture, encoding="utf-8")
-        click.echo(f"{collective} {choice.name} on {ranks} ranks: {svg}")
+        click.echo(f"{collective} {choice.name} on {counted(ranks, 'rank')}: {svg}")
+
+
+def _warn_if_wide(picture: str) -> None:
+    """Print on standard error how to get a picture that fits, if this one is too wide."""
+    console = make_console(stderr=True)
+    room = console.width if console.is_terminal else _READABLE
+    width = max(map(len, picture.splitlines()))
+    if width > room:
+        console.print(
+            f"{width} columns wide: --svg FILE draws it for a browser; fewer ranks, such as "
+            "--ranks 8, fit a terminal",
+            style="yellow",
+        )
 
 
 def _groups(nodes: list[int] | None, ranks: int) -> Groups | None:

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from ..errors import InvalidArgument
-from ..measure import format_size, round_size
+from ..measure import counted, format_size, round_size
 from ..schedule.contract import COLLECTIVES
 from .bench.collectives import dtype_option, on_step, warn_if_busy
 from .console import examples, make_console, make_table, print_tables, progress_bar, show
@@ -162,7 +162,9 @@ def _tune(comm: Communicator, settings: TuningSettings, output: str) -> int:
     if not found.table.entries:
         console.print(f"nothing was measured: {output} was not written")
         return _print_wrong(console, found.wrong) or 1
-    console.print(f"{found.measured} sizes measured in {seconds:.0f} s, written to {output}{kept}")
+    console.print(
+        f"{counted(found.measured, 'size')} measured in {seconds:.0f} s, written to {output}{kept}"
+    )
     return _print_wrong(console, found.wrong)
 
 
@@ -180,8 +182,9 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
     summary = summarise(found.regrets)
     console = make_console()
     console.print(
-        f"{table}: {comm.size} ranks, {settings.dtype}, {len(found.regrets)} sizes in "
-        f"{seconds:.0f} s; regret of auto in % of the best time.  Raw mean: with all iterations, "
+        f"{table}: {counted(comm.size, 'rank')}, {settings.dtype}, "
+        f"{counted(len(found.regrets), 'size')} in {seconds:.0f} s; regret of auto in % of the "
+        "best time.  Raw mean: with all iterations, "
         "so that noise counts as regret; noise floor: the regret of the best candidate itself"
     )
     print_tables(console, [summary_table(summary)])
@@ -205,7 +208,7 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
 def _print_missing(console: Console, left_out: int, stopped: bool, meaning: str) -> None:
     if left_out:
         why = "the run was stopped" if stopped else "the budget was too short"
-        console.print(f"{left_out} sizes were left out, as {why}: {meaning}")
+        console.print(f"{counted(left_out, 'size')} left out, as {why}: {meaning}")
 
 
 def _print_wrong(console: Console, wrong: list[str]) -> int:

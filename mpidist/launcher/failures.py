@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .. import errors
+from ..measure import plural
 from .connections import LOST, RankState
 
 LINE = 160  # characters of an exception in the last line of a job
@@ -132,4 +133,4 @@ def ranks_listed(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     parts = ["-".join(map(str, run)) for run in runs]
-    return f"rank{'s' * (len(set(ranks)) > 1)} {', '.join(parts)}"
+    return f"{plural(len(set(ranks)), 'rank')} {', '.join(parts)}"

@@ -12,6 +12,7 @@ from ..communicator.communicator import Communicator
 from ..device.recognise import is_on_device
 from ..errors import InvalidArgument
 from ..frameworks.base import digest
+from ..measure import plural
 from .bucketing import choose_algorithms, choose_on_device, has_mean
 from .consistency import Named
 
@@ -43,7 +44,7 @@ def find_unlike(comm: Communicator, arrays: Named) -> dict[str, list[int]]:
 def describe_unlike(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
     """Return the result of :func:`find_unlike` as text, naming at most `most` arrays."""
     lines = [
-        f"{name} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        f"{name} on {plural(len(ranks), 'rank')} {', '.join(map(str, ranks))}"
         for name, ranks in unlike.items()
     ]
     more = len(lines) - most

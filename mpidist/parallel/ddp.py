@@ -13,6 +13,7 @@ from ..checkpoint.format import Divided, Led, read_all
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
 from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
+from ..measure import counted
 from .bucket import Bucket
 from .bucketing import Grouping
 from .buffers import BufferSync, broadcast, describe_unlike, find_unlike
@@ -202,7 +203,8 @@ class DDP(NotCopyable):
         self._ownership.begin()
 
     def __repr__(self) -> str:
-        return f"DDP({self.module!r}, {len(self.buckets)} buckets on {self.comm.size} ranks)"
+        size = f"{counted(len(self.buckets), 'bucket')} on {counted(self.comm.size, 'rank')}"
+        return f"DDP({self.module!r}, {size})"
 
     # -- gradients --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidArgument
+from ..measure import counted
 from .buffers import describe_unlike
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Join:
         if self.first is None and not flags.all():
             self.first = (int(flags.argmin()), self._steps)
             rank, steps = self.first
-            text = f"rank {rank} is the first to finish, after {steps} steps"
+            text = f"rank {rank} is the first to finish, after {counted(steps, 'step')}"
             if self._early == "error":
                 raise InvalidArgument(
                     f"rank {self._comm.rank}: {text}; early='error' requires equal numbers of steps"

@@ -13,6 +13,7 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..frameworks.base import WeakHook
+from ..measure import counted
 from ..trace import profiled
 from .autotune import Autotune, candidates
 from .bucketing import Grouping, Layout
@@ -312,9 +313,10 @@ class Reducer:
         self.fixed = self.fixed or observed
         divided = self._on_regroup is not None and layout != self.grouping.layout
         if divided and self.clock.steps:
+            made = counted(self.clock.steps, "step")
             raise InvalidArgument(
-                f"rank {self.comm.rank}: the ZeroOptimizer has made {self.clock.steps} steps with "
-                "other buckets than those of the checkpoint: load it into new objects"
+                f"rank {self.comm.rank}: the ZeroOptimizer has made {made} with other buckets "
+                "than those of the checkpoint: load it into new objects"
             )
         self.grouping.make(self.comm, layout, algorithms)
         if divided and self._on_regroup is not None:
@@ -354,7 +356,7 @@ class Reducer:
         """
         if self.hook is not None or self.clock.steps or self.divided:
             reason = "has a hook" if self.hook is not None else "divides its gradients (ZeRO)"
-            reason = f"has made {self.clock.steps} steps" if self.clock.steps else reason
+            reason = f"has made {counted(self.clock.steps, 'step')}" if self.clock.steps else reason
             raise InvalidArgument(
                 f"rank {self.comm.rank}: this DDP {reason}: expected one hook, set before the "
                 "first step"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ..measure import format_time, numbers_of, round_size
+from ..measure import counted, format_time, numbers_of, round_size
 from ..trace import Recorder
 from .transport import Spans
 
@@ -56,11 +56,12 @@ class Stats:
 
     def __str__(self) -> str:
         share = self.hidden / self.communication if self.communication else 0.0
+        steps, buckets = counted(self.steps, "step"), counted(self.in_flight_high_water, "bucket")
         times = f"compute {format_time(self.compute)}, exposed {format_time(self.exposed)}"
         return (
-            f"{self.steps} steps: {times}, communication {format_time(self.communication)} "
+            f"{steps}: {times}, communication {format_time(self.communication)} "
             f"({share:.0%} hidden), {round_size(self.bytes)} bytes in at most "
-            f"{self.in_flight_high_water} buckets at a time, overlap {self.overlap}"
+            f"{buckets} at a time, overlap {self.overlap}"
         )
 
     def scalars(self) -> dict[str, float]:

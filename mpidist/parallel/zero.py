@@ -12,6 +12,7 @@ import numpy as np
 from ..checkpoint.format import Divided, Part, is_divided
 from ..errors import InvalidArgument, Unsupported
 from ..frameworks.base import WeakHook, library
+from ..measure import counted
 from ..schedule import blocks
 from .bucket import Bucket, Shard
 from .clip import clip_by_norm
@@ -124,7 +125,7 @@ class ZeroOptimizer(NotCopyable):
         rank = self._comm.rank
         if self._reducer.clock.steps:
             raise InvalidArgument(
-                f"rank {rank}: the model has made {self._reducer.clock.steps} steps; "
+                f"rank {rank}: the model has made {counted(self._reducer.clock.steps, 'step')}; "
                 "create a ZeroOptimizer before the first"
             )
         if not model.reducer.grouping.named:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..communicator.communicator import Communicator
 from ..communicator.tracing import clock_offset
 from ..errors import InvalidArgument
-from ..measure import format_time, numbers_of, round_size
+from ..measure import counted, format_time, numbers_of, round_size
 from ..trace import Event
 from .plan import Plan
 from .schedules import Costs, Span, Timeline
@@ -60,10 +60,12 @@ class PipelineStats:
     costs: Costs | None
 
     def __str__(self) -> str:
+        steps, live = counted(self.steps, "step"), counted(self.peak_live, "live activation")
         return (
-            f"{self.steps} steps by {self.schedule}: {format_time(self.seconds)} each, busy "
+            f"{steps} by {self.schedule}: {format_time(self.seconds)} each, busy "
             f"{format_time(self.busy)} of {format_time(self.span)}, bubble {self.bubble:.1%} in "
-            f"the last one, at most {self.peak_live} live activations; {self.messages} messages, "
+            f"the last one, at most {live}; "
+            f"{counted(self.messages, 'message')}, "
             f"{round_size(self.bytes)} bytes"
         )
 

@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from ..measure import counted
 from .exchange import Posted
 from .machine import Machine, Proof
 from .prove import prepare
@@ -115,7 +116,7 @@ def read(
     )
     machine.watch = _Recorder(machine, moves)
     proof = machine.run()
-    title = f"{known.label} on {size} rank{'s' if size > 1 else ''}"
+    title = f"{known.label} on {counted(size, 'rank')}"
     if "arity" in known.uses:
         title += f", arity {(choice.arity if isinstance(choice, Choice) else None) or arity}"
     if known.contract.rooted:

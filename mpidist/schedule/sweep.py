@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument, MpidistError, UnknownName
+from ..measure import counted
 from .prove import prove
 from .registry import Algorithm, Groups, find
 from .registry import algorithms as registered_algorithms
@@ -188,7 +189,7 @@ def _describe(
     algorithm: Algorithm, size: int, root: int, arity: int, groups: Groups, error: Exception
 ) -> str:
     """Return the text of a counter-example: the algorithm's parameters and the error."""
-    where = [f"{size} rank{'s' if size > 1 else ''}"]
+    where = [counted(size, "rank")]
     if algorithm.contract.rooted:
         where.append(f"root {root}")
     if "arity" in algorithm.uses:

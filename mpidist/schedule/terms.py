@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..measure import plural
+
 
 class Terms:
     """The values of blocks in a symbolic run, each of which has a number.
@@ -92,4 +94,4 @@ class Terms:
 
     def _ranks(self, mask: int) -> str:
         ranks = [str(r) for r in range(self.size) if mask >> r & 1]
-        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+        return f"{plural(len(ranks), 'rank')} {', '.join(ranks)}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..calls.call import Call
 from ..errors import ConfigError, MpidistError
+from ..measure import counted
 from ..operations import kind_of
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import RESERVED, find
@@ -230,7 +231,7 @@ def _ranks(ranks_per_node: tuple[int, ...]) -> str:
     total = sum(ranks_per_node)
     nodes = len(ranks_per_node)
     if nodes == 1:
-        return f"{total} rank{'s' * (total != 1)} on 1 node"
+        return f"{counted(total, 'rank')} on 1 node"
     return f"{total} ranks on {nodes} nodes ({'+'.join(map(str, ranks_per_node))})"
 
 

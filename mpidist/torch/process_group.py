@@ -31,6 +31,7 @@ from ..communicator.communicator import Communicator
 from ..device import tensors as host
 from ..engine.work import UNSET
 from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, MpidistError
+from ..measure import plural
 from .rendezvous import root
 from .sparse import add_up
 
@@ -1010,7 +1011,7 @@ class ProcessGroup(dist.ProcessGroup):
                 if not wait_all_ranks:
                     break
         if missing:
-            which = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            which = f"{plural(len(missing), 'Rank')} {', '.join(map(str, missing))}"
             raise dist.DistBackendError(f"{which} failed to pass monitoredBarrier in {length}")
         for peer in range(1, self._size):
             comm.send_object("all are here", peer, tag)

@@ -52,6 +52,16 @@ def test_info_on_one_rank_without_a_launcher():
     assert "1 on 1 node" in mpidist("info", ranks=0)
 
 
+def test_info_as_json_has_facts():
+    found = json.loads(mpidist("info", "--json", ranks=0))
+    assert (found["ranks"], found["ranks_per_node"]) == (1, [1])
+    assert list(found["hosts"].values()) == [1] and found["versions"]["mpi4py"]
+    assert found["mpi"]["vendor"] in ("Open MPI", "MPICH") and found["mpi"]["thread_level"]
+    assert found["deadline_s"] == 60 and found["cores"]["oversubscribed"] is False
+    assert (found["gpus"], found["slurm"], found["network"]) == ([], None, None)
+    assert set(found["gpu_missing"][0]) == {"rank", "note"}
+
+
 def test_explain_says_what_and_why():
     text = mpidist("explain", "allgather", "--bytes", "8K", ranks=3)
     assert "3 ranks" in text and "native" in text
@@ -261,7 +271,7 @@ def test_tune_explain_and_verify(tmp_path):
         text = mpidist(
             "tune", collective, "--bytes", "8,1K", "--budget", "2s", "-o", "t.json", cwd=tmp_path
         )
-        assert "sizes measured" in text
+        assert "measured in" in text
     keys = [
         (e["collective"], e["memory"])
         for e in json.loads((tmp_path / "t.json").read_text())["entries"]

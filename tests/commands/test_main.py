@@ -123,6 +123,12 @@ def test_help_has_a_line_per_command(monkeypatch):
     assert "..." not in call("--help").partition("Commands:")[2]
 
 
+def test_show_of_a_wide_picture_says_how_to_draw_one_that_fits():
+    assert "columns wide" not in call("show", "allreduce", "ring", "--ranks", "5")
+    told = call("show", "allreduce", "ring", "--ranks", "33")
+    assert "columns wide" in told and "--svg FILE" in told and "--ranks 8" in told
+
+
 def test_list_as_json():
     rows = json.loads(call("list", "--json"))
     assert len(rows) == len(algorithms())
@@ -140,7 +146,7 @@ def test_a_users_algorithm_is_listed_and_proved(tmp_path):
     try:
         assert "Go round as I like it." in call("list", "allreduce", "--import", str(script))
         args = ("prove", "--import", str(script), "--algorithm", "mine", "--ranks", "1-5")
-        assert "1 algorithms, 5 proofs" in call(*args)
+        assert "1 algorithm, 5 proofs" in call(*args)
     finally:
         unregister("allreduce", "mine")
 

@@ -82,7 +82,7 @@ def test_ddp_delegates_module_trait():
         assert len(ddp.parameters()) == 1
         assert ddp.named_parameters()[0][0] == "weight"
         assert ddp.comm is comm and ddp.forward(3) == ddp(3) == ddp.backward(3) == 3
-        assert "1 buckets on 1 ranks" in repr(ddp)
+        assert "1 bucket on 1 rank)" in repr(ddp)
 
     run_simulated(1, rank_main)
 

@@ -229,7 +229,7 @@ def uneven_inputs_can_be_an_error(comm, kit):
     model = DDP(kit.mlp(), comm, **SMALL)
     x, labels = batch()
     with pytest.raises(
-        InvalidArgument, match=rf"rank {comm.rank}: rank 1 .*\b1 steps.*early='error'"
+        InvalidArgument, match=rf"rank {comm.rank}: rank 1 .*\b1 step\b.*early='error'"
     ):
         with model.join(early="error"):
             for _ in range(3 if comm.rank != 1 else 1):

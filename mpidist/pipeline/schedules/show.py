@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ...measure import counted
 from ...schedule.notebook import Svg
 from . import gantt
 from .actions import MEANINGS, Action
@@ -248,10 +249,7 @@ def describe(line: Timeline) -> str:
     """Return the name, ranks and microbatches of a timeline as text."""
     ranks, chunks, count = line.placement.ranks, line.placement.chunks, line.microbatches
     of = f", {chunks} chunks each" if chunks > 1 else ""
-    return (
-        f"{line.name} on {ranks} rank{'s' * (ranks > 1)}{of}, "
-        f"{count} microbatch{'es' * (count > 1)}"
-    )
+    return f"{line.name} on {counted(ranks, 'rank')}{of}, {counted(count, 'microbatch', 'es')}"
 
 
 def legend(panels: Sequence[gantt.Panel]) -> str:
@@ -282,13 +280,16 @@ def _left_out(line: Timeline, drawn: Sequence[Sequence[TextPiece]]) -> list[str]
     """Return a note on actions too short for a column of their own; empty if there are none."""
     spans = [span for part in line.spans for span in part if span.end > span.begin]
     missing = len(spans) - sum(bool(kind) for row in drawn for _, kind in row)
-    return [f"{missing} actions are too short to be drawn here: see --png or --svg"] * (missing > 0)
+    if missing <= 0:
+        return []
+    short = f"{counted(missing, 'action')} too short to be drawn here: see --png or --svg"
+    return [short]
 
 
 def outstanding(proof: PipelineProof) -> str:
     """Return the number of messages, and the most that can be outstanding, as a line of text."""
     return (
-        f"{proof.messages} messages; outstanding at most, to each rank: "
+        f"{counted(proof.messages, 'message')}; outstanding at most, to each rank: "
         f"{_numbers(proof.outstanding)}; on one edge: {proof.outstanding_edge}"
     )
 

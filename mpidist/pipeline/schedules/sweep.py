@@ -8,6 +8,7 @@ from itertools import product
 from time import perf_counter
 
 from ...errors import InvalidArgument, ScheduleError
+from ...measure import counted
 from .prove import prove
 from .schedule import PipelineSchedule, as_schedule, schedules
 
@@ -120,7 +121,7 @@ def _prove_one(
             proof = prove(schedule, size, count, chunk)
         except ScheduleError as error:
             of = f", {chunk} chunks" if chunk > 1 else ""
-            sizes_of = f"{size} rank{'s' * (size > 1)}, {count} microbatch{'es' * (count > 1)}"
+            sizes_of = f"{counted(size, 'rank')}, {counted(count, 'microbatch', 'es')}"
             row.counterexample = f"{sizes_of}{of}: {error}"
             break
         sizes.add(size)
