@@ -202,6 +202,9 @@ def skip_without_torch(*scripts):
     """Skip where scripts need what is not installed."""
     if torch is None and any("import torch" in script for script in scripts):
         pytest.skip(NEEDS_TORCH)
+    for library in ("transformers", "accelerate", "lightning"):
+        if any(re.search(rf"^(import|from) {library}\b", script, re.M) for script in scripts):
+            pytest.importorskip(library, reason=f"needs {library}, of the extra integrations")
 
 
 def run_by_a_page(name):
