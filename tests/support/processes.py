@@ -36,6 +36,9 @@ OVERSUBSCRIBED = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+# Open MPI's one-sided transport over libfabric sleeps 1 s in MPI_Init before it finds no fabric and
+# leaves: of a two-rank job that does little, most of the time.
+NO_FABRIC = {"OMPI_MCA_btl": "^ofi"}
 # What an mpiexec leaves in the environment of its processes, and another one would stumble over.
 OF_A_LAUNCH = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDI_", "HYDRA_")
 
@@ -53,7 +56,7 @@ def environment(**more: str) -> dict[str, str]:
     """
     unwanted = (*OF_A_LAUNCH, "PYTHONDONTWRITEBYTECODE")
     plain = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
-    return {**plain, **OVERSUBSCRIBED, "PYTHONUNBUFFERED": "1", **more}
+    return {**plain, **OVERSUBSCRIBED, **NO_FABRIC, "PYTHONUNBUFFERED": "1", **more}
 
 
 def run(
