@@ -57,7 +57,7 @@ demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allr
 test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, Slurm, 60 s of stress
 	$(LAUNCH) $(ARGS)
 
-test-serial: $(VENV)/.test  ## the tests that need no mpiexec, one on each core; then those that need the machine alone
+test-serial: $(VENV)/.test  ## the tests that need no mpiexec, two on each core; then those that need the machine alone
 	$(LAUNCH) serial alone $(ARGS)
 
 test-mpi: $(VENV)/.test  ## the tests under Open MPI; ARGS="-- -k ring" is for pytest

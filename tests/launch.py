@@ -7,7 +7,7 @@
     python tests/launch.py mpich-3-stress-nodes     # each rank pretends to be on a node of its own
     python tests/launch.py slurm                    # real jobs on emulated nodes, where Slurm is
 
-Tests of the serial launch run two at a time and more (--workers), for many of them wait for
+Tests of the serial launch run two at a time for each core (--workers), for many of them wait for
 processes and deadlines; those that need the machine for themselves run after them.  How a file is
 run stands in its name (`kind_of` in tests/conftest.py).
 
@@ -180,8 +180,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--workers",
         type=int,
-        default=min(4, len(os.sched_getaffinity(0))),
-        help="serial tests at a time (default: one for each core, at most 4)",
+        default=min(4, 2 * len(os.sched_getaffinity(0))),
+        help="serial tests at a time (default: two for each core, at most 4)",
     )
     parser.add_argument("--results", default=".test", help="folder for the logs and the summary")
     parser.add_argument(

@@ -15,6 +15,7 @@ from mpidist.communicator.communicator import Communicator
 from mpidist.errors import CollectiveMismatch, InvalidRank
 from mpidist.selection.config import CollectiveConfig
 from mpidist.shared_memory import compile, compiled, rooted
+from tests.support.message_cases import done, stay_away
 
 pytestmark = pytest.mark.one_node
 SIZES = (1, 1009, 70_001)  # one shot and two; no multiple of anything
@@ -147,17 +148,18 @@ def test_another_operation(own, body, way):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("way", WAYS)
-def test_one_does_not_come(own, body, way):
+def test_one_does_not_come(comm, own, body, way):
     x, out = make(own, 1000, way), make(own, 1000, way)
     x[:] = 1
     for _ in range(3):
         own.allreduce(x, out=out, algorithm=way)
     own.timeout = 0.3
     if own.rank == 0:
-        time.sleep(1.0)
+        stay_away(comm, range(1, own.size))
         return
     with pytest.raises(mpidist.CollectiveTimeout, match="rank 0 not arrived"):
         own.allreduce(x, out=out, algorithm=way)
+    done(comm, 0)
 
 
 @pytest.mark.parametrize("collective", ["reduce", "gather", "scatter"])

@@ -374,6 +374,22 @@ def check_posted_lengths(comm, debug):
     comm.free()
 
 
+def stay_away(comm, others, tag=77):
+    """Do nothing until the others have told `comm` that they are done, as :func:`done` does.
+
+    A fixed time would be too long on most days, and too short on a busy machine.
+    """
+    works, until = [comm.irecv(np.empty(1), rank, tag) for rank in others], time.monotonic() + 20
+    while not all(work.test() for work in works):
+        assert time.monotonic() < until, f"one of ranks {list(others)} has not said that it is done"
+        time.sleep(0.005)
+
+
+def done(comm, who, tag=77):
+    """End the absence of a rank that :func:`stay_away`s."""
+    comm.send(np.ones(1), who, tag)
+
+
 def check_posted_deadline(comm, what):
     """It is told with rank, peer and tag, or in the user's words; the communicator is broken."""
     sub = beside(comm)
@@ -396,9 +412,10 @@ def check_posted_deadline(comm, what):
         for call in (sub.barrier, late.wait, lambda: sub.post_send(np.ones(1), 1)):
             with pytest.raises(CommunicatorBroken, match="rank 0: the communicator is broken"):
                 call()
+        done(comm, 1)
     elif sub.rank == 1:
         sub.post_send(np.ones(3), 0, 4).wait()
-        time.sleep(1.0)  # a simulated rank that waited would be seen to do so in vain
+        stay_away(comm, [0])  # a simulated rank that waited would be seen to do so in vain
     assert comm.allreduce(1) == comm.size
 
 
