@@ -23,7 +23,7 @@ from ..backends.base import SHORT_BYTES, AllOf, pieces
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Caller
-from ..errors import CollectiveMismatch, MessageMismatch, unpicklable
+from ..errors import CollectiveMismatch, CollectiveTimeout, MessageMismatch, unpicklable
 from .run import Engine
 from .service import Service
 from .work import UNSET, Work, keep
@@ -291,14 +291,29 @@ class PointToPoint:
     def meet(self, ranks: Sequence[int], tag: Any) -> None:
         """Wait until all of `ranks` have called this method, by messages; `tag` as in a send."""
         first, rank = ranks[0], self.place.rank
-        if rank != first:
-            self.send_object(None, first, tag, "group")
-            self.recv_object(first, tag, kind="group")
-            return
-        for peer in ranks[1:]:
-            self.recv_object(peer, tag, kind="group")
-        for peer in ranks[1:]:
-            self.send_object(None, peer, tag, "group")
+        awaited = [first] if rank != first else list(ranks[1:])
+        try:
+            if rank != first:
+                self.send_object(None, first, tag, "group")
+            while awaited:
+                self.recv_object(awaited[0], tag, kind="group")
+                awaited.pop(0)
+            if rank == first:
+                for peer in ranks[1:]:
+                    self.send_object(None, peer, tag, "group")
+        except CollectiveTimeout:
+            wire = self._tag("group", tag)
+            missing = tuple(p for p in awaited if self.backend.iprobe(p, wire) is None)
+            named, others = ", ".join(map(str, missing)), ", ".join(map(str, ranks))
+            reason = f"rank {named} has not called it"
+            if rank != first:
+                reason += ", or waits for a rank that has not"
+            late = (
+                f"rank {rank}: create_group of ranks {others} not finished within "
+                f"{self.service.timeout} s: {reason}"
+            )
+            self.service.broken = f"the communicator is broken since it timed out: {late}"
+            raise CollectiveTimeout(late, collective="create_group", missing=missing) from None
 
     def _work(
         self,

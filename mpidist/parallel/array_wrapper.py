@@ -38,6 +38,11 @@ class Wrapper:
     def watch(self) -> None:
         """Register no callback, and return None: :meth:`backward` itself averages the gradients."""
 
+    @staticmethod
+    def in_backward() -> bool:
+        """Return False: the hooks of these modules run no optimizer."""
+        return False
+
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Call the module with its arguments, and return its output."""
         self.reducer.prepare()

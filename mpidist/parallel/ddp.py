@@ -248,20 +248,34 @@ class DDP(NotCopyable):
 
         An optimizer calls it before it uses the gradients.
         """
-        mine = self.reducer.not_averaged() if self.reducer.enabled else []
+        if not self.reducer.enabled:
+            return
+        every, within = self.reducer.grouping.named, self.in_backward()
+        # A hook on a gradient may come before the one that records the addition.
+        mine = (
+            [(name, p) for name, p in every if p.grad is not None]
+            if within
+            else [every[i] for i in self.reducer.not_averaged()]
+        )
         if not mine:
             return
         given = None if parameters is None else {id(p) for p in parameters}
-        named = [self.reducer.grouping.named[i] for i in mine]
-        names = [name for name, p in named if given is None or id(p) in given]
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        names = [name for name, p in mine if given is None or id(p) in given]
+        if not names:
+            return
+        which = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        if within:
             raise InvalidArgument(
-                f"rank {self.comm.rank}: step() of an optimizer, and the gradients of {names[0]}"
-                f"{more} were not averaged over the ranks: call sync_gradients() after backward, "
-                "or leave the last backward pass of a step outside of no_sync(); within no_sync() "
-                "an optimizer trains this rank alone"
+                f"rank {self.comm.rank}: step() of an optimizer within backward, as in a hook, and "
+                f"the gradients of {which} are averaged over the ranks when backward ends, or by "
+                "sync_gradients(): expected step() after it, and no hook that calls it"
             )
+        raise InvalidArgument(
+            f"rank {self.comm.rank}: step() of an optimizer, and the gradients of {which} were not "
+            "averaged over the ranks: call sync_gradients() after backward, or leave the last "
+            "backward pass of a step outside of no_sync(); within no_sync() an optimizer trains "
+            "this rank alone"
+        )
 
     def _after_sync(self) -> None:
         """Apply the options for buffers, unused parameters and the check of replicas."""

@@ -1204,9 +1204,19 @@ def create(opts: Any, _: Any = None) -> ProcessGroup:
         )
     name, members = str(opts.group_id), tuple(ranks or range(world.size))
     detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
-    comm = world.create_group(members, _tag(name), debug=detail or None)
-    _free_retired(comm, members)
-    group = ProcessGroup(comm, name, timeout, opts.store)
+    try:
+        comm = world.create_group(members, _tag(name), debug=detail or None)
+        _free_retired(comm, members)
+        group = ProcessGroup(comm, name, timeout, opts.store)
+    except CommunicationError as error:
+        call = "new_group" if ranks else "init_process_group"
+        late = ""
+        if isinstance(error, CollectiveTimeout):
+            late = f" Timed out waiting {_milliseconds(world.timeout)}ms:"
+        raise dist.DistBackendError(
+            f"rank {world.rank}: {call} of group {name!r}, which its members are to call:{late} "
+            f"{error}"
+        ) from error
     _MADE[members] = _MADE.get(members, 0) + 1
     group.key = (members, _MADE[members])
     return group

@@ -96,6 +96,11 @@ class Wrapper(torch.nn.Module):
         if self.reducer.touched.any():
             self._end_backward()
 
+    @staticmethod
+    def in_backward() -> bool:
+        """Return whether this thread is in a backward pass, such as in a hook of a gradient."""
+        return torch._C._current_graph_task_id() != -1
+
     # -- the module -------------------------------------------------------------------------------
 
     def forward(self, *inputs: Any, **options: Any) -> Any:

@@ -207,10 +207,20 @@ def check_group(comm):
 def check_group_deadline(comm):
     """A member that never calls it is named within the deadline."""
     sub = comm.split(0)
-    if comm.rank == 0:
+    members = list(range(min(comm.size, 3)))
+    if comm.rank in (0, 2):
         sub.timeout = 0.3
-        with pytest.raises(CollectiveTimeout, match="rank 0: recv from rank 1"):
-            sub.create_group([0, 1])
+        named = f"of ranks {', '.join(map(str, members))} not finished within 0.3 s: rank "
+        named += (
+            "1 has not called it$" if comm.rank == 0 else "0 .*or waits for a rank that has not"
+        )
+        with pytest.raises(
+            CollectiveTimeout, match=f"rank {comm.rank}: create_group {named}"
+        ) as late:
+            sub.create_group(members)
+        assert late.value.missing == (1 - comm.rank // 2,)
+        with pytest.raises(CommunicatorBroken, match="timed out: .*create_group"):
+            sub.barrier()
     assert comm.allreduce(1) == comm.size
 
 

@@ -371,6 +371,34 @@ def sparse_gradients_that_are_unused_or_dense(comm):
             DDP(nn.Embedding(4, 2, sparse=not comm.rank), comm)
 
 
+def an_optimizer_within_backward_is_refused(comm):
+    """In a hook of a gradient, which is registered before the module is wrapped, or after."""
+    for after in (False, True):
+        for sync in ("auto", "manual"):
+            net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+            optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+            model = DDP(net, comm, sync=sync) if after else None
+            hooks = [
+                p.register_post_accumulate_grad_hook(lambda p, of=optimizers: of[p].step())
+                for p in net.parameters()
+            ]
+            model = model or DDP(net, comm, sync=sync)
+            before = [p.clone() for p in net.parameters()]
+            told = f"rank {comm.rank}: step.* within backward, .*gradients of 1.* step.. after it"
+            with pytest.raises(InvalidArgument, match=told):
+                model(torch.ones(1, 2)).sum().backward()
+            assert all(map(torch.equal, before, net.parameters()))
+            for hook in hooks:
+                hook.remove()
+            model.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            model.sync_gradients()
+            for optimizer in optimizers.values():
+                optimizer.step()
+            assert not model.unlike_parameters()
+            model.close()
+
+
 def a_gradient_with_a_graph_is_copied(comm):
     net = nn.Linear(3, 1, bias=False)
     model = DDP(net, comm)
@@ -813,6 +841,7 @@ CASES = [
     what_has_no_shape_is_named,
     gradients_can_be_filled_with_zeros,
     any_dtype_and_sharing,
+    an_optimizer_within_backward_is_refused,
     sparse_gradients_stay_sparse,
     sparse_gradients_that_are_unused_or_dense,
     a_gradient_with_a_graph_is_copied,

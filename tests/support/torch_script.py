@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
@@ -16,8 +18,16 @@ local = int(os.environ["LOCAL_RANK"])  # before anything has started MPI
 dist.init_process_group("mpidist")
 rank, size = dist.get_rank(), dist.get_world_size()
 assert (rank, size) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-if mode == "raise" and rank == 1:
-    raise ZeroDivisionError("the rank that is to blame")
+if mode == "raise":
+    dist.destroy_process_group()
+    if rank == 1:
+        time.sleep(2)
+        raise ZeroDivisionError("the rank that is to blame")
+    try:
+        dist.init_process_group("mpidist", timeout=timedelta(seconds=0.5))
+    except dist.DistBackendError as late:
+        say(SimpleNamespace(rank=rank), f"late: {late}")
+    time.sleep(60)  # the other one ends the job
 x = torch.tensor([2.0**rank])
 dist.all_reduce(x)
 say(SimpleNamespace(rank=rank), f"sum {x.item():g}")

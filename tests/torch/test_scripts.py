@@ -26,11 +26,20 @@ def test_what_is_left_pending_at_the_end():
 
 
 def test_a_rank_that_raises():
-    """Its traceback is printed, though PyTorch keeps it for later."""
+    """Its traceback is printed, though PyTorch keeps it for later.
+
+    Before it, the other one has named the missing rank where a group is made again.
+    """
     finished = job(sys.executable, 2, "raise", script=SCRIPT)
     assert finished.status and finished.seconds < 60
     assert "rank 1 of 2 failed; the job ends" in finished.output
     assert "ZeroDivisionError: the rank that is to blame" in finished.output
+    late = (
+        "late: rank 0: init_process_group of group '0', which its members are to call: Timed out "
+    )
+    (words,) = [words for words in finished.words[0] if words.startswith(late)]
+    assert "waiting 500ms: rank 0: create_group of ranks 0, 1 not finished within 0.5 s" in words
+    assert words.endswith("rank 1 has not called it")
 
 
 def test_the_import_starts_nothing():
