@@ -279,7 +279,7 @@ class RankReports:
             session.exitstatus = 0
 
     def pytest_unconfigure(self) -> None:
-        """Leave once rank 0 has reported; an alarm ends this rank if MPI cannot be finalized."""
+        """Wait until rank 0 has reported; an alarm ends this rank if MPI cannot be finalized."""
         self.together(None, 60, "the session")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)

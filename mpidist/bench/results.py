@@ -288,7 +288,7 @@ def versions() -> dict[str, str]:
 
 
 def cores_here(comm: Communicator) -> set[int]:
-    """Return how many different cores the ranks on rank 0's node may use together; collective."""
+    """Return the numbers of the cores that the ranks on rank 0's node may use; collective."""
     mine = comm.allgather_object(sorted(os.sched_getaffinity(0)))
     return {core for rank in comm.topology.groups[0] for core in mine[rank]}
 

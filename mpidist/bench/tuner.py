@@ -314,7 +314,7 @@ class History:
         return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
 
     def cost(self, nbytes: int) -> float:
-        """Return a lower bound in seconds at `nbytes` for one call of each of the fastest."""
+        """Return a lower bound in seconds, at `nbytes`, of one call of each fastest candidate."""
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
     def learn(self, race: Race) -> dict[str, float]:

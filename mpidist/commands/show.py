@@ -258,7 +258,7 @@ def _show_schedule(drawn: Picture, svg: str | None, png: str | None) -> None:
 
 
 def _print_picture(drawn: Picture) -> None:
-    """Print a picture; on a terminal in colours, and as wide as that."""
+    """Print a picture; on a terminal in colours, and as wide as the terminal."""
     console = make_console()
     if not console.is_terminal:
         console.print(drawn.text(), markup=False)

@@ -886,7 +886,7 @@ class Communicator:
         return value if self.rank == root else pickle.loads(data.data)
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Return the list of all ranks' objects, in rank order, on every rank; they go pickled.
+        """Return the list of all ranks' objects, in rank order, on every rank; uses pickle.
 
         Raises
         ------

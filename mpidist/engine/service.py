@@ -337,8 +337,8 @@ class Service:
     def start_natives(self, deadline: float | None) -> bool:
         """Start the pending native calls of the background; return False past the deadline.
 
-        It comes once all ranks have reached a later operation: the library needs its calls in the
-        same order on every rank.
+        It is called once all ranks have reached a later operation: the library needs its calls in
+        the same order on every rank.
         """
         return self._native.advance() or self.engine.wait(self._native.advance, deadline)
 

@@ -189,7 +189,10 @@ class Framework(Protocol):
         """
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Register a callback before each step of any optimizer, with its parameters."""
+        """Call `act` before each step of any optimizer, with its parameters.
+
+        Returns the function that removes the callback.
+        """
 
     def is_elementwise(self, optimizer: Any) -> bool:
         """Return whether an optimizer class is known to update each element independently."""

@@ -38,7 +38,7 @@ class CudaAwareMpi(GpuExecutor):
     service : Service
         The service of the communicator, which keeps bound calls.
     taken : dict
-        The path of each collective of arrays in private memory.
+        Name of the path of each collective, by its name; see :func:`~mpidist.gpu.paths.taken`.
     """
 
     name = "mpi"

@@ -149,7 +149,7 @@ class GpuMessages:
         """Do nothing; the reference to `x` keeps the user's array alive during the send."""
 
     def land(self, memory: np.ndarray, data: DeviceArray) -> None:
-        """Queue the copy of a received message to the GPU; keep its host memory until then."""
+        """Queue the copy of a received message to the GPU; keep `memory` until it is done."""
         self._copy(data.pointer, _start(memory), data)
         copied = self.device.event()
         copied.record(data.stream)

@@ -24,7 +24,7 @@ def broadcast(comm: Communicator, arrays: Sequence[Any], root: int) -> None:
 
 
 def find_unlike(comm: Communicator, arrays: Named) -> dict[str, list[int]]:
-    """Return the names of arrays that are not the same on all ranks; collective.
+    """Return the arrays that differ between ranks, by name; collective.
 
     Returns
     -------

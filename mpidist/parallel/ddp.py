@@ -376,7 +376,7 @@ class DDP(NotCopyable):
         broadcast(self.comm, [array for _, array in self.framework.buffers(self.module)], root)
 
     def unlike_parameters(self) -> dict[str, list[int]]:
-        """Return the names of parameters that are not the same on all ranks; collective.
+        """Return the parameters that differ between ranks, by name; collective.
 
         Returns
         -------

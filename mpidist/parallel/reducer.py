@@ -110,7 +110,7 @@ class Reducer:
         return self._transports[name]
 
     def _listen(self) -> list[Any]:
-        """Register a callback for additions to each gradient; return the removers."""
+        """Register a callback for additions to each gradient; return the functions to end that."""
         listen, added = self.grouping.framework.on_gradient, WeakHook(self.added)
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 

@@ -160,7 +160,7 @@ def _copy_in(
 def _two_shot(call: Call, slot: Location, out: np.ndarray | None, others: Sequence[int]) -> Body:
     """Return a kernel in which each rank combines a slice, and then reads the slices of `others`.
 
-    The results lie in the shadows of the slots.  `out` is None on ranks without a result.
+    The results lie in scratch memory behind each slot.  `out` is None on ranks without a result.
     """
     assert call.x is not None
     parts, mine = blocks(call.x.size, call.size), blocks(call.x.size, call.size)[call.rank]

@@ -187,15 +187,15 @@ class Torch:
         p.grad.zero_()
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback after each addition of autograd to a gradient; return its remover."""
+        """Call `act` after each addition to the gradient of `p`; return a function to end it."""
         return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback before each forward of the module itself; return its remover."""
+        """Call `act` before each forward of `module`; return the function to end that."""
         return module.register_forward_pre_hook(partial(_ignoring, act)).remove
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Register a callback before each step of PyTorch's optimizers; return its remover."""
+        """Call `act` before each step of any PyTorch optimizer; return the function to end that."""
         return register_optimizer_step_pre_hook(partial(_with_parameters, act)).remove
 
     def is_elementwise(self, optimizer: Any) -> bool:

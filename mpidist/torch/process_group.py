@@ -586,7 +586,7 @@ class ProcessGroup(dist.ProcessGroup):
         return ARRAYS.of(x)
 
     def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, Change | None, Change | None]:
-        """Return mpidist's name of a reduction, and what is done to its input and to its result.
+        """Return mpidist's name of a reduction, and functions to apply to its input and its result.
 
         The input of PREMUL_SUM is multiplied by the factor first.  The mean of integers is computed
         as a sum, which is divided.  For other reductions the two functions are None.
@@ -966,12 +966,12 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> None:
         """Wait until all members have called this, by messages to and from rank 0, as gloo does.
 
-        It leaves the group usable if some do not come.
+        The group stays usable if some members do not call it.
 
         Parameters
         ----------
         timeout : timedelta, optional
-            By default the group's.
+            Longest wait; by default the group's timeout.
         wait_all_ranks : bool
             Whether the error of rank 0 names all missing ranks, not only the first.
 

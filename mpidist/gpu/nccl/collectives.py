@@ -193,7 +193,7 @@ class NcclCollectives(GpuExecutor):
     everyone : callable
         ``everyone(value)`` returns the values of all ranks; collective.
     taken : dict
-        The path of each collective of arrays in private memory.
+        Name of the path of each collective, by its name; see :func:`~mpidist.gpu.paths.taken`.
     heap : DeviceHeap
         The symmetric memory of GPUs.
     """

@@ -218,7 +218,7 @@ class NcclRounds(GpuExecutor):
     nccl : NcclCollectives
         The NCCL communicator for the messages.
     taken : dict
-        The path of each collective of arrays in private memory.
+        Name of the path of each collective, by its name; see :func:`~mpidist.gpu.paths.taken`.
     device : Device
         Device that combines the data.
     """
