@@ -75,9 +75,19 @@ def round_size(nbytes: int) -> str:
     return f"{nbytes / UNITS[unit]:.3g}{unit}"
 
 
+def significant(value: float, digits: int) -> str:
+    """Return a number with this many significant digits and no exponent: ``"0.00383"``.
+
+    All digits before the decimal point are shown, with commas: ``"22,437"``.
+    """
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}" if value else "0"
+
+
 def format_time(seconds: float) -> str:
-    """Return a time as text, rounded to four digits: ``"12.3 µs"``, ``"48.2 ms"``."""
-    return f"{seconds * 1e6:,.4g} µs" if seconds < 1e-2 else f"{seconds * 1e3:,.4g} ms"
+    """Return a time as text, rounded to four digits: ``"12.30 µs"``, ``"48.20 ms"``."""
+    unit, factor = ("µs", 1e6) if seconds < 1e-2 else ("ms", 1e3)
+    return f"{significant(seconds * factor, 4)} {unit}"
 
 
 def plural(count: int, noun: str, ending: str = "s") -> str:

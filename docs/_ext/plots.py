@@ -221,8 +221,10 @@ def draw_heat(plt: Any, colours: dict[str, str]) -> Any:
     )
     shade = LogNorm(0.2, 5)
     found = list(groups())
-    figure, panels = plt.subplots(2, 2, figsize=(9.2, 8.6), layout="constrained")
-    for axes, group in zip(panels.flat, found):
+    # One panel below the other: side by side the digits are too small to be read.
+    figure, panels = plt.subplots(len(found), 1, figsize=(9.2, 4.3 * len(found)))
+    figure.set_layout_engine("constrained", h_pad=0.12)
+    for axes, group in zip(panels, found):
         names, rows = [], []
         for table in group:
             for kind in ("private", "symmetric"):
@@ -239,19 +241,17 @@ def draw_heat(plt: Any, colours: dict[str, str]) -> Any:
                     f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}",
                     ha="center",
                     va="center",
-                    fontsize=7.5,
+                    fontsize=11.5,
                     color="#111" if pale else "#fff",
                 )
         heads = [row["bytes"] for row in group[0].rows]
-        axes.set_xticks([k + 0.5 for k in range(len(heads))], heads)
-        axes.set_yticks([k + 0.5 for k in range(len(names))], names, fontsize=8.5)
+        axes.set_xticks([k + 0.5 for k in range(len(heads))], heads, fontsize=11.5)
+        axes.set_yticks([k + 0.5 for k in range(len(names))], names, fontsize=11.5)
         axes.tick_params(length=0)
         axes.invert_yaxis()
         axes.grid(False)
         axes.spines[:].set_visible(False)
-        axes.set_title(group[0].group)
-    for axes in panels[:, 1]:
-        axes.set_yticklabels([])
+        axes.set_title(group[0].group, fontsize=13)
     return figure
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
-from ..measure import counted, round_size
+from ..measure import counted, round_size, significant
 from ..schedule.notebook import html_table
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
@@ -429,7 +429,12 @@ class Column:
 
 def microseconds(time_us: float) -> str:
     """Return a time in microseconds with four digits."""
-    return f"{time_us:.4g}" if time_us < 1000 else f"{time_us:,.0f}"
+    return significant(time_us, 4)
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio with two decimals; nothing for None."""
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def percent(share: float | None) -> str:
@@ -437,8 +442,8 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0f}"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _bandwidth(gbs: float | None) -> str:
+    return significant(gbs, 3) if gbs else ""  # a barrier has none
 
 
 def _figure(head: str, name: str, form: Callable[[Any], str]) -> Column:
@@ -468,9 +473,9 @@ def columns(results: Results) -> list[Column]:
         _figure(">least\nµs", "least_us", microseconds),
         Column("~>± %", lambda row: "" if row.spread is None else f"{100 * row.spread:.0f}"),
         _figure(">more than\nbare µs", "more_us", lambda us: f"{us:.2f}"),
-        Column("~>algbw\nGB/s", lambda row: _number(row.algbw_gbs, ".3g")),
-        Column(">busbw\nGB/s", lambda row: _number(row.busbw_gbs, ".3g")),
-        Column(f">x\n{results.reference}", lambda row: _number(row.ratio, ".2f")),
+        Column("~>algbw\nGB/s", lambda row: _bandwidth(row.algbw_gbs)),
+        Column(">busbw\nGB/s", lambda row: _bandwidth(row.busbw_gbs)),
+        Column(f">x\n{results.reference}", lambda row: times(row.ratio)),
         _figure(">time /\nnone", "share", lambda share: f"{share:.2f}"),
         _figure(">hidden\n%", "hidden", lambda share: f"{100 * share:.0f}"),
         _figure(">% of\ncopies", "of_copies", lambda share: f"{100 * share:.0f}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from ..bench.results import Table as ResultTable
 
 PLAIN_WIDTH = 1000  # columns of a file: lines are not wrapped
-NARROW = 90  # columns of a terminal below which marked columns of a table are left out
+NARROW = 90  # columns of a terminal below which marked columns are left out, points not aligned
+_BLANK = "\u2800"  # behind right-aligned numbers; rich strips every kind of white space there
 STYLES = {
     "fastest": "green",
     "baseline": "bold",
@@ -74,11 +76,14 @@ def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
             if console.width >= NARROW or not head.startswith("~")
         ]
         made = make_table(console, *(table.heads[k].lstrip("~") for k in shown))
+        columns = {k: [line.cells[k] for line in table.lines] for k in shown}
+        if console.width >= NARROW:
+            columns = {k: _at_points(cells) for k, cells in columns.items()}
         groups = any(not line.starts_group for line in table.lines)
         for n, line in enumerate(table.lines):
             if pretty and groups and line.starts_group and n:
                 made.add_section()
-            cells = [Text(line.cells[k]) for k in shown]
+            cells = [Text(columns[k][n]) for k in shown]
             if pretty and not line.starts_group:
                 cells[0] = Text("")
             made.add_row(*cells, style=STYLES.get(line.style) if pretty else None)
@@ -87,15 +92,24 @@ def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
         show(console, made)
 
 
+def _at_points(cells: list[str]) -> list[str]:
+    """Return the cells of a column, numbers with blanks that put their decimal points together."""
+    if not all(re.fullmatch(r"[\d,]*(\.\d+)?", cell) for cell in cells):
+        return cells
+    behind = [len(cell) - (cell + ".").index(".") for cell in cells]
+    return [cell + _BLANK * (max(behind) - n) for cell, n in zip(cells, behind)]
+
+
 def show(console: Console, table: RenderableType) -> None:
     """Print a table; without a terminal, lines have no trailing blanks."""
-    if console.is_terminal or console.quiet:
-        console.print(table)
+    if console.quiet:
         return
     with console.capture() as captured:
         console.print(table)
-    text = "\n".join(line.rstrip() for line in captured.get().splitlines())
-    console.print(text, markup=False)
+    text = captured.get().replace(_BLANK, " ")
+    if not console.is_terminal:
+        text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    console.file.write(text)
 
 
 def examples(*lines: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..measure import counted, format_size
+from ..measure import counted, format_size, significant
 from ..selection.estimates import MODEL
 from ..selection.tuning import MEMORIES, PRIVATE
 from .console import examples, make_console, make_table, show
@@ -103,7 +103,7 @@ def explain_command(
     for way in every:
         taken = way.name == chosen.name
         style = "bold" if taken else "" if way.can else "dim"
-        seconds = "" if way.seconds is None else f"{way.seconds * 1e6:,.4g}"
+        seconds = "" if way.seconds is None else significant(way.seconds * 1e6, 4)
         can = "taken" if taken else "yes" if way.can else "no"
         table.add_row(way.name, can, seconds, way.why, style=style)
     show(console, table)
@@ -118,7 +118,7 @@ def _example(collective: str, nbytes: int) -> str:
 
 
 def _time(way: Way) -> str:
-    return "" if way.seconds is None else f", expected {way.seconds * 1e6:,.4g} µs"
+    return "" if way.seconds is None else f", expected {significant(way.seconds * 1e6, 4)} µs"
 
 
 def _constants(known: Calibration | None) -> str:

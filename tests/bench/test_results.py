@@ -5,6 +5,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row
@@ -13,8 +14,9 @@ from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache,
 from mpidist.bench.plots import draw
 from mpidist.bench.results import bound_percent, bound_us, tables
 from mpidist.cli import main
+from mpidist.commands.bench.collectives import print_results
 from mpidist.errors import InvalidArgument
-from mpidist.measure import spread
+from mpidist.measure import counted, significant, spread
 
 SIZES = [1 << k for k in range(3, 24, 2)]
 
@@ -132,7 +134,7 @@ def test_the_command_prints_two_runs_without_mpi(tmp_path):
     assert done.exit_code == 0, done.output
     lines = [text.split() for text in done.output.splitlines()]
     named = ["allreduce", "8", "a", "private", "apart"]
-    assert [*named, "10", "5", "2.00", "2.00", "2.00", "better"] in lines
+    assert [*named, "10.00", "5.000", "2.00", "2.00", "2.00", "better"] in lines
     assert ["ranks", "2", "4"] in lines
     assert "only in the second run" in done.output and "1 better, 1 worse" in done.output
 
@@ -150,7 +152,7 @@ def test_the_verdict_fits_a_narrow_terminal(tmp_path, monkeypatch):
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
     assert "allreduce, private memory, apart: first run and second run" in text
     words = [line.split() for line in text.splitlines()]
-    assert ["8", "a", "10", "5", "2.00", "2.00", "2.00", "better"] in words
+    assert ["8", "a", "10.00", "5.000", "2.00", "2.00", "2.00", "better"] in words
 
 
 @pytest.mark.parametrize(
@@ -260,11 +262,28 @@ def test_empty_columns_are_left_out():
     assert second.lines[0].cells == ["chain", "private", "8", "too slow"]
 
 
+def test_numbers_as_text():
+    values = (0.0, 1.32e-5, 0.99996, 9.9996, 312.8, 22437.4)
+    told = [significant(value, 4) for value in values]
+    assert told == ["0", "0.00001320", "1.000", "10.00", "312.8", "22,437"]
+    assert [counted(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+
+
+def test_a_file_has_the_decimal_points_of_a_column_in_one_place(capsys):
+    rows = [row("a", 8, 0.0038311), row("b", 8, 1.045), row("c", 8, 312.8), row("d", 8, 6133.2)]
+    print_results(Results({}, rows), Console(width=200))
+    lines = capsys.readouterr().out.splitlines()[2:]
+    cells = [line.split()[2] for line in lines]
+    assert cells == ["time", "0.003831", "1.045", "312.8", "6,133"]
+    points = [line.index(".") for line in lines[1:4]]
+    assert points == [points[0]] * 3 == [lines[4].index("6,133") + len("6,133")] * 3
+
+
 def test_scaling_columns():
     rows = [row("auto", n, t, ranks=p) for p, t in ((2, 1.0), (4, 3.0)) for n in (8, 64)]
     (table,) = tables(Results({"nodes": {"2": 1, "4": 2}}, rows, benchmark="scaling"))
     assert table.heads[2:] == [">1 node\nµs", ">2 nodes\nµs"]
     assert [line.cells for line in table.lines] == [
-        ["8", "auto", "1", "3"],
-        ["64", "auto", "1", "3"],
+        ["8", "auto", "1.000", "3.000"],
+        ["64", "auto", "1.000", "3.000"],
     ]
