@@ -44,18 +44,18 @@ class Failure:
         return self.kind in FOLLOW_UPS
 
     def __str__(self) -> str:
-        line = self.line_without_rank
+        line = self.without_rank(f": {self.line}")[2:]
         short = line if len(line) <= LINE else f"{line[:LINE]}…"
         return f"rank {self.number} on {self.host} failed first: {short}"
 
-    @property
-    def line_without_rank(self) -> str:
-        """The last line of the exception, without this rank at the beginning of its message."""
-        return self.without_rank(f": {self.line}")[2:]
-
     def without_rank(self, text: str) -> str:
-        """Return a text without this rank at the beginning of the exception's message."""
-        return text.replace(f": rank {self.number}: ", ": ", 1)
+        """Return a text without this rank at the beginning of an exception's message."""
+        return text.replace(f": rank {self.number}: ", ": ")
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The traceback, and without the own rank: failures with a key in common are alike."""
+        return self.text, self.without_rank(self.text)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Failures:
     known: list[Failure] = field(default_factory=list)
     _printed: int = 0  # how many of `known`
     _since: float = 0.0  # arrival of the first that is not printed
-    _shown: list[str] = field(default_factory=list)  # tracebacks
+    _shown: set[str] = field(default_factory=set)  # keys
 
     def add(self, number: int, host: str, described: dict[str, str]) -> None:
         """Add the exception of a rank; raise KeyError or TypeError if it is none."""
@@ -102,21 +102,27 @@ class Failures:
 
     def print(self) -> None:
         """Print each traceback once, with its ranks; of those that follow, the last line."""
-        new = sorted(self.known[self._printed :], key=lambda failure: failure.follows)
+        groups: list[list[Failure]] = []
+        known: dict[str, list[Failure]] = {}
+        for failure in sorted(self.known[self._printed :], key=lambda each: each.follows):
+            group = next((known[key] for key in failure.keys if key in known), [])
+            if not group:
+                groups.append(group)
+            group.append(failure)
+            known |= dict.fromkeys(failure.keys, group)
         self._printed = len(self.known)
-        groups: dict[str, list[Failure]] = {}
-        for failure in new:
-            groups.setdefault(failure.without_rank(failure.text), []).append(failure)
-        for text, group in groups.items():
-            who = f"{ranks_listed([each.number for each in group])} of {self.ranks} failed"
+        for group in groups:
             one = group[0]
-            alone = len(group) == 1
-            if text in self._shown or (one.follows and self._shown):
-                alike = " alike" * (text in self._shown)
-                _write(f"{who}{alike}: {one.line_without_rank}\n")
+            who = f"{ranks_listed([each.number for each in group])} of {self.ranks} failed"
+            text, line = one.text, f": {one.line}"
+            if any(each.text != text for each in group):
+                text, line = one.without_rank(text), one.without_rank(line)
+            again = not self._shown.isdisjoint(one.keys)
+            if again or (one.follows and self._shown):
+                _write(f"{who}{' alike' * again}{line}\n")
             else:
-                _write(f"{who}; the job ends\n{one.text if alone else text}")
-            self._shown.append(text)
+                _write(f"{who}; the job ends\n{text}")
+            self._shown.update(*(each.keys for each in group))
 
 
 def _write(text: str) -> None:

@@ -86,8 +86,8 @@ class PlainJob:
     # -- the ranks --------------------------------------------------------------------------------
 
     def _observe(self, pid: int, rank: RankState | None) -> None:
-        """Wake up at the end of a process, if the kernel has this."""
-        with suppress(OSError):
+        """Wake up at the end of a process, if the kernel and this Python have this."""
+        with suppress(OSError, AttributeError):
             self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, rank)
 
     def _listen(self, seconds: float) -> None:

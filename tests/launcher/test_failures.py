@@ -70,6 +70,8 @@ def test_what_follows_a_failure_is_one_line(capfd):
     failures.add(0, "b", described("ValueError: 7"))
     failures.print()
     failures.add(4, "a", described("ValueError: 7"))
+    for rank in (3, 5):  # of rank 3, on all
+        failures.add(rank, "a", described("KeyError: rank 3: value"))
     failures.print_settled()  # not yet
     failures.print()
     assert capfd.readouterr().err.splitlines() == [
@@ -78,6 +80,9 @@ def test_what_follows_a_failure_is_one_line(capfd):
         "ValueError: 7",
         "ranks 1-2 of 6 failed: RankFailed: rank 0 has left",
         "rank 4 of 6 failed alike: ValueError: 7",
+        "ranks 3, 5 of 6 failed; the job ends",
+        "Traceback …",
+        "KeyError: rank 3: value",
     ]
     assert str(failures.cause([])) == "rank 0 on b failed first: ValueError: 7"
     long = Failures(1)
