@@ -155,7 +155,9 @@ class PlainJob:
         left = next((rank for rank in self._known.values() if rank.status), None)
         cause = self.failures.cause(self._known.values()) or left
         if code and cause is not None:
-            say(str(cause))
+            # Ranks of other hosts cannot send notes: one of them may have been the first.
+            known = len(self._known) == self.ranks
+            say(str(cause) if known else str(cause).replace(" failed first: ", " failed: ", 1))
         return code
 
     def _mark_silent(self, code: int) -> None:

@@ -34,12 +34,10 @@ while len(list(pathlib.Path().glob("came-*"))) < 4 and time.monotonic() < until:
 
 
 @each_mpi
-@pytest.mark.parametrize("how", ["script", "module"])
-def test_equal_tracebacks_are_printed_once(python, tmp_path, how):
+def test_equal_tracebacks_are_printed_once(python, tmp_path):
     """Those of a program that imports neither mpidist nor mpi4py, too."""
     (tmp_path / "fails.py").write_text(SAME)
-    program = ["fails.py"] if how == "script" else ["-m", "fails"]
-    words = [python, "-m", "mpidist", "run", "-n", "4", *program]
+    words = [python, "-m", "mpidist", "run", "-n", "4", "fails.py"]
     done = run(words, 60, environment(), cwd=tmp_path)
     lines = done.output.splitlines()
     assert done.status == 1, done.output
@@ -145,6 +143,21 @@ def test_how_a_rank_ended(tmp_path, capfd, program, status, told):
         assert not lines
 
 
+def test_a_module_runs_as_by_python(tmp_path, capfd, monkeypatch):
+    """With the folder and arguments that it has without mpidist run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "import sys\nprint(__name__, *sys.argv, repr(sys.path[0]), flush=True)\nsys.exit(1 / 0)"
+    )
+    words = [sys.executable, "-m", "own", "-m", "x"]
+    alone = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    assert PlainJob(2).run(reporting(words), RANK) == 1
+    told = capfd.readouterr()
+    assert told.out == alone.stdout and "-m x" in told.out
+    last = told.err.splitlines()[-1]  # the other rank is perhaps on another host
+    assert "rank 0 on " in last and last.endswith(" failed: ZeroDivisionError: division by zero")
+
+
 def test_an_exception_that_nobody_takes_is_printed(tmp_path):
     """No mpidist run, it is gone, or it ends while the rank waits for others; or too long."""
     words = rank_program(tmp_path, "import sys; raise ValueError('7' * int(sys.argv[1]))")
@@ -185,7 +198,7 @@ def test_exceptions_are_printed_while_the_job_goes_on(tmp_path, capfd, monkeypat
     monkeypatch.setattr("mpidist.launcher.failures.SETTLED", 0.1)
     words = rank_program(tmp_path, "1 / 0")
     printed = '"$@"; sleep 1; echo the last >&2; exit 1'
-    assert PlainJob(2).run(["sh", "-c", printed, "sh", *words], RANK) == 1
+    assert PlainJob(1).run(["sh", "-c", printed, "sh", *words], RANK) == 1
     told = capfd.readouterr().err.splitlines()
     assert told.index("ZeroDivisionError: division by zero") < told.index("the last")
     assert told[-1].endswith("failed first: ZeroDivisionError: division by zero")
