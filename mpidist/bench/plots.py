@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Unsupported
@@ -17,6 +18,7 @@ from .results import Results, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .compare import Comparison, Pair
 
 _MARKERS = "osD^vP*Xh<>pd8"
 # Those of matplotlib that differ most, dark ones first.
@@ -75,13 +77,18 @@ def _curves(axes: Any, rows: list[Row], value: str) -> None:
         points = [(x, y) for x, y in points if y > 0]
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
     axes.set_yscale("log")
+    _size_axis(axes, sizes)
+    axes.grid(True, which="major", alpha=0.3)
+
+
+def _size_axis(axes: Any, sizes: list[int]) -> None:
+    """Make the x axis one of sizes in bytes, of which at most ten are written."""
     if sizes[0] > 0:
         axes.set_xscale("log", base=2)
     shown = sizes if len(sizes) <= 10 else sizes[:: -(-len(sizes) // 10)]
     axes.set_xticks(shown, [format_size(n) for n in shown])
     axes.minorticks_off()
     axes.set_xlabel("bytes of the whole buffer")
-    axes.grid(True, which="major", alpha=0.3)
 
 
 def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
@@ -161,8 +168,83 @@ def draw_training(result: Any) -> Figure:
     return figure
 
 
-def save(results: Results, path: str) -> None:
-    """Draw results, and write the figure to a file in the format of its ending.
+WORSE = 0.05  # part of a time by which a run that is slower is marked
+
+
+def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
+    """Draw the times of the first run over those of others, a panel for each collective.
+
+    Other pieces of work have a panel each, with a point for each contender.  Above 1 the other run
+    is faster; points that are more than 5 % slower have a red ring.
+
+    Parameters
+    ----------
+    comparisons : dict
+        The comparison with each of the other runs, by the name of that run.
+    """
+    from matplotlib.figure import Figure
+
+    pairs = [(run, pair) for run, found in comparisons.items() for pair in found.pairs]
+    names = list(dict.fromkeys(pair.first.work for _, pair in pairs))
+    if not names:
+        raise Unsupported("no row is in both runs, so there is nothing to draw")
+    figure = Figure(figsize=(10.5, 4.2 * len(names)), layout="constrained")
+    grid = figure.subplots(len(names), 1, squeeze=False)
+    for axes, name in zip(grid[:, 0], names):
+        part = [(run, pair) for run, pair in pairs if pair.first.work == name]
+        _ratios(axes, part, list(comparisons))
+        ranks = counted(part[0][1].first.ranks, "rank")
+        axes.set(title=f"{name}, {ranks}", ylabel="time of first / time of other")
+    return figure
+
+
+def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str]) -> None:
+    """Draw one panel: ratios over bytes or, of work without a size, over the contenders."""
+    sized = part[0][1].first.bytes is not None
+    styles = _styles([pair.first for _, pair in part])
+    order = list(styles)
+    for number, run in enumerate(runs):
+        for label, style in styles.items():
+            points = sorted(
+                ((pair.first.bytes or 0) if sized else order.index(label), pair.ratio)
+                for name, pair in part
+                if name == run and pair.first.label == label
+            )
+            if not points:
+                continue
+            style = style | {"linewidth": 1.3, "zorder": 2, "alpha": 1 / (1 + 0.6 * number)}
+            if not sized:
+                style["linestyle"] = "none"
+            of = f" ({run})" if len(runs) > 1 else ""
+            axes.plot(*zip(*points), label=f"{label}{of}", **style)
+            worse = [point for point in points if point[1] < 1 / (1 + WORSE)]
+            if worse:
+                ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.6}
+                axes.plot(*zip(*worse), "o", color="red", label="_worse", zorder=4, **ring)
+    axes.axhline(1, color="black", linewidth=1.2, zorder=1)
+    axes.set_yscale("log", base=2)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.7), max(high, 1.4))  # noise does not fill the panel
+    axes.yaxis.set_major_formatter("{x:.3g}")
+    if sized:
+        _size_axis(axes, sorted({pair.first.bytes or 0 for _, pair in part}))
+    else:
+        axes.set_xticks(range(len(order)), order)
+        axes.margins(x=0.1)
+    axes.grid(True, which="major", alpha=0.3)
+    axes.legend(
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
+        fontsize=9,
+        frameon=False,
+        title="above 1: faster than the first\nred ring: more than 5 % slower",
+        title_fontsize=9,
+        alignment="left",
+    )
+
+
+def save(figure: Figure, path: str) -> None:
+    """Write a figure to a file, in the format of the file's ending.
 
     Raises
     ------
@@ -170,7 +252,7 @@ def save(results: Results, path: str) -> None:
         If matplotlib does not know the format.
     """
     try:
-        draw(results).savefig(path, dpi=130)
+        figure.savefig(path, dpi=130)
     except ValueError as error:
         raise Unsupported(f"--plot {path}: {error}") from error
 

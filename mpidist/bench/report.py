@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..measure import counted
-from .plots import as_svg, draw, draw_training
-from .results import Results, tables
+from .compare import Comparison
+from .compare import tables as comparison_tables
+from .plots import as_svg, draw, draw_comparison, draw_training
+from .results import Results, Table, tables
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def bench_page(results: Results) -> str:
     """Return the HTML page of a run of ``mpidist bench``."""
     names = ", ".join(dict.fromkeys(row.work for row in results.rows))
-    return _page(results, f"mpidist bench: {names}", _machine(results), {"": draw(results)})
+    title, figures = f"mpidist bench: {names}", {"": draw(results)}
+    return _page(title, _machine(results), figures, tables(results), results.header, results.notes)
+
+
+def comparison_page(
+    first: tuple[str, Results], comparisons: Mapping[str, Comparison], others: Mapping[str, Results]
+) -> str:
+    """Return the HTML page of ``mpidist bench compare``: ratios, tables, and the runs.
+
+    Parameters
+    ----------
+    first : tuple of (str, Results)
+        Name and results of the first run.
+    comparisons : dict
+        The comparison with each of the other runs, by the name of that run.
+    others : dict
+        The results of these runs, by name.
+    """
+    name, results = first
+    several = len(others) > 1
+    shown = [
+        replace(table, heading=f"{run}: {table.heading}" if several else table.heading)
+        for run, comparison in comparisons.items()
+        for table in comparison_tables(comparison)
+    ]
+    header = {
+        run: f"{_machine(each)}: {each.header.get('command', 'unknown command')}"
+        for run, each in {name: results, **others}.items()
+    }
+    title = f"mpidist bench compare: {', '.join(header)}"
+    lead = f"Ratios are times of {name} over those of the other: above 1 the other is faster."
+    return _page(title, lead, {"": draw_comparison(comparisons)}, shown, header)
 
 
 def demo_page(result: Any, results: Results) -> str:
@@ -41,14 +79,17 @@ def demo_page(result: Any, results: Results) -> str:
         f"{_machine(results)}"
     )
     title = "mpidist demo: training on handwritten digits"
-    return _page(results, title, lead, {"Training": draw_training(result)}, facts)
+    figures = {"Training": draw_training(result)}
+    return _page(title, lead, figures, tables(results), results.header, results.notes, facts)
 
 
 def _page(
-    results: Results,
     title: str,
     lead: str,
-    figures: dict[str, Any],
+    figures: Mapping[str, Figure],
+    shown: Sequence[Table],
+    header: Mapping[str, Any],
+    notes: Sequence[str] = (),
     facts: dict[str, str] | None = None,
 ) -> str:
     """Return the HTML page: facts, figures (SVG), tables, and the description of the run."""
@@ -63,9 +104,9 @@ def _page(
             lead=lead,
             facts=facts,
             figures={heading: as_svg(figure) for heading, figure in figures.items()},
-            tables=tables(results),
-            header={name: _text(value) for name, value in results.header.items()},
-            notes=results.notes,
+            tables=shown,
+            header={name: _text(value) for name, value in header.items()},
+            notes=notes,
         )
     )
 

@@ -11,11 +11,11 @@ from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row
 from mpidist.bench.compare import compare
 from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
-from mpidist.bench.plots import draw
+from mpidist.bench.plots import draw, draw_comparison
 from mpidist.bench.results import bound_percent, bound_us, tables
 from mpidist.cli import main
 from mpidist.commands.bench.collectives import print_results
-from mpidist.errors import InvalidArgument
+from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.measure import counted, significant, spread
 
 SIZES = [1 << k for k in range(3, 24, 2)]
@@ -137,6 +137,31 @@ def test_the_command_prints_two_runs_without_mpi(tmp_path):
     assert [*named, "10.00", "5.000", "2.00", "2.00", "2.00", "better"] in lines
     assert ["ranks", "2", "4"] in lines
     assert "only in the second run" in done.output and "1 better, 1 worse" in done.output
+
+
+def test_compared_runs_as_a_plot_and_a_page(tmp_path):
+    first, second = runs()
+    for results in (first, second):
+        results.rows += [row("e", 64, 10.4 if results is second else 10.0)]
+        results.rows += [Row("step", "x", 2, 10.0), Row("step", "y", 2, 10.0)]
+    collective, step = draw_comparison({"b": compare(first, second)}).axes
+    (ringed,) = [one for one in collective.lines if one.get_label() == "_worse"]
+    assert list(ringed.get_ydata()) == [0.5]  # not e, which is 4 % slower
+    ratios = {one.get_label(): list(one.get_ydata()) for one in collective.lines}
+    assert ratios["a"] == [2.0] and [1, 1] in ratios.values()
+    assert [text.get_text() for text in step.get_xticklabels()] == ["x", "y"]
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json", "p.svg", "p.html")]
+    for path, results in zip(paths, (first, second, second)):
+        results.save(path)
+    done = CliRunner().invoke(
+        main, ["bench", "compare", *paths[:3], "--plot", paths[3], "--report", paths[4]]
+    )
+    assert done.exit_code == 0 and done.output.count("1 worse") == 2, done.output
+    page = (tmp_path / "p.html").read_text()
+    assert "<svg" in page and page.count('class="worse') == 2 and f"{paths[2]}: " in page
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+    with pytest.raises(Unsupported, match="no row is in both runs"):
+        draw_comparison({"b": compare(Results({}, first.rows[:1]), Results({}))})
 
 
 def test_the_verdict_fits_a_narrow_terminal(tmp_path, monkeypatch):

@@ -328,7 +328,7 @@ def test_launched_rank():
         ("bench allreduce --bytes -8", "--bytes … '-8' is not a size"),
         ("bench allreduce --plot x.foo", "--plot … x.foo … ends in … .png"),
         ("bench allreduce --compare a.json b.json", "No such option … --compare"),
-        ("bench compare a.json b.json --plot x.png", "No such option … --plot"),
+        ("bench compare a.json b.json --plot x.doc", "x.doc: expected a name that ends in"),
         ("bench compare no-a.json no-b.json", "no-a.json … No such file"),
         ("bench ddp --op max", "No such option … --op"),
         ("bench ddp allreduce", "unexpected extra argument … allreduce"),

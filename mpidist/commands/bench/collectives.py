@@ -61,6 +61,9 @@ dtype_option = click.option(
 plot_option = click.option(
     "--plot", type=PlotFile(), metavar="FILE", help="Draw the results (.png, .svg, .pdf)."
 )
+report_option = click.option(
+    "--report", type=ReportFile(), metavar="FILE", help="Write an HTML page."
+)
 
 _SETTINGS = (
     dtype_option,
@@ -141,7 +144,7 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
 )
 @files_options
 @plot_option
-@click.option("--report", type=ReportFile(), metavar="FILE", help="Write an HTML page.")
+@report_option
 @load_option
 def collectives_command(
     collectives: tuple[str, ...],
@@ -203,9 +206,9 @@ def report_results(
         elif name:
             Path(name).write_text(text(), encoding="utf-8")
     if plot:
-        from ...bench.plots import save
+        from ...bench.plots import draw, save
 
-        save(results, plot)
+        save(draw(results), plot)
     if report:
         from ...bench.report import bench_page
 

@@ -46,7 +46,7 @@ def scaling_command(
     import mpidist
 
     from ...bench import Settings
-    from ...bench.plots import draw_scaling
+    from ...bench.plots import draw_scaling, save
     from ...bench.runner import measure_scaling, scaling_steps
 
     settings["algorithms"] = settings["algorithms"] or ("auto",)
@@ -59,5 +59,5 @@ def scaling_command(
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
         if plot:
-            draw_scaling(results).savefig(plot, dpi=130)
+            save(draw_scaling(results), plot)
     return 0 if correct else 1
