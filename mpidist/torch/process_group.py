@@ -57,6 +57,8 @@ OPERATIONS = {
     _Kind.BXOR: "xor",
 }
 SCALED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # by PREMUL_SUM, as NCCL
+ALONE = "cpu:mpidist"  # the backend of each device, as PyTorch notes it of a group
+BESIDE = "; for tensors on a GPU make a group beside it, by dist.new_group(backend='nccl')"
 ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # as PyTorch's arithmetic is
 _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
@@ -514,6 +516,8 @@ class ProcessGroup(dist.ProcessGroup):
         too while others are, to keep the order.
         """
         self._sequence += 1
+        if self._sequence == 1:
+            self._check_alone()
         timeout = opts.timeout.total_seconds()
         seconds = timeout if 0 < timeout < _FOREVER else self._seconds
         if not opts.asyncOp and not self._queued:
@@ -531,6 +535,18 @@ class ProcessGroup(dist.ProcessGroup):
             ).start()
         self._queue.put((work, act, seconds))
         return work
+
+    def _check_alone(self) -> None:
+        """Raise if other backends were named with this one: PyTorch makes none of these.
+
+        It knows only once the group is complete, so this is for the first operation.
+        """
+        named = c10d._world.pg_backend_config.get(self, ALONE)
+        if named != ALONE:
+            raise InvalidArgument(
+                f"rank {self._rank}: group {self._name!r} was made with backend {named!r}: "
+                f"expected 'mpidist', which serves the CPU alone{BESIDE}"
+            )
 
     def _attempt(self, name: str, act: Act, seconds: float | None) -> BaseException | None:
         """Perform an operation with a deadline; return its error, None if it succeeded."""
@@ -580,8 +596,9 @@ class ProcessGroup(dist.ProcessGroup):
         if x.device.type != "cpu" or x.layout is not torch.strided:
             kind = f"on {x.device}" if x.device.type != "cpu" else f"with layout {x.layout}"
             raise NotImplementedError(
-                f"rank {self._rank}: a tensor {kind}: the backend mpidist takes dense tensors of "
-                "the CPU, and sparse COO tensors in all_reduce with SUM"
+                f"rank {self._rank}: a tensor {kind}: group {self._name!r} of the backend mpidist "
+                "takes dense tensors of the CPU, and sparse COO tensors in all_reduce with SUM: "
+                f"pass x.cpu() or x.to_dense(){BESIDE}"
             )
         return ARRAYS.of(x)
 

@@ -258,8 +258,13 @@ def test_what_cannot_be(place):
     rank, _ = place
     with pytest.raises(MpidistError, match=f"rank {rank}: .*xor.*float32"):
         dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BXOR)
-    with pytest.raises(NotImplementedError, match=f"rank {rank}: a tensor on meta"):
+    elsewhere = f"rank {rank}: a tensor on meta: group '.*' .*tensors of the CPU.*backend='nccl'"
+    with pytest.raises(NotImplementedError, match=elsewhere):
         dist.all_reduce(torch.ones(2, device="meta"))
+    for both in ("cpu:mpidist,cuda:gloo", "cuda:gloo,cpu:mpidist"):
+        group = dist.new_group(backend=both)
+        with pytest.raises(InvalidArgument, match=f"rank {rank}: group .*backend '{both}'.*'nccl'"):
+            dist.all_reduce(torch.ones(2), group=group)
     x = torch.ones(2)
     dist.all_reduce(x)
     assert (x == dist.get_world_size()).all()
