@@ -8,8 +8,9 @@
     python tests/launch.py slurm                    # real jobs on emulated nodes, where Slurm is
 
 Tests of the serial launch run two at a time for each core (--workers), for many of them wait for
-processes and deadlines; those that need the machine for themselves run after them.  How a file is
-run stands in its name (`kind_of` in tests/conftest.py).
+processes and deadlines; those that need the machine for themselves run after them.  Slurm's, which
+wait for its daemons most of the time, run beside those under mpiexec.  How a file is run stands in
+its name (`kind_of` in tests/conftest.py).
 
 A launch has failed if a test failed, if it crashed, hung or ran no test, or if a test was skipped
 for a reason that tests/allowed_skips.txt does not name.
@@ -18,6 +19,7 @@ for a reason that tests/allowed_skips.txt does not name.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import os
 import re
@@ -25,13 +27,14 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 if __name__ == "__main__":  # in place of the folder of this file
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from tests.support.processes import Finished, environment, mpiexec, run
+from tests.support.processes import Finished, descendants, environment, mpiexec, run
 from tests.support.results import Results
 
 HERE = Path(__file__).resolve().parent
@@ -114,8 +117,8 @@ class Launch:
         return f"{title:16} {ranks:8} {counts}  {'; '.join(notes)}".rstrip()
 
 
-def perform(launch: Launch, options, folder: Path) -> None:
-    """Run one launch; its lines are shown as they come and kept in a file."""
+def perform(launch: Launch, options, folder: Path, beside: bool = False) -> None:
+    """Run one launch; its lines are shown as they come, at its end if beside others, and kept."""
     jsonl = folder / f"{launch.name}.jsonl"
     chosen = [f"--kind={options.kind or launch.kind}", *(options.paths or ["tests"])]
     program = ["-m", "pytest", f"--results={jsonl}", *chosen]
@@ -134,18 +137,23 @@ def perform(launch: Launch, options, folder: Path) -> None:
             program += ["-o", "faulthandler_timeout=300"]
         command = [python, *program]
     command += options.pytest
-    print(f"\n=== {launch.name}: {shlex.join(command)}", flush=True)
+    title = f"\n=== {launch.name}: {shlex.join(command)}"
+    print(title + ": its lines follow at its end" * beside, flush=True)
     with open(folder / f"{launch.name}.log", "w", encoding="utf-8") as log:
 
         def show(line):
             line = line.replace("\0", "")  # prterun writes some
             log.write(line)
-            print(line, end="", flush=True)
+            if not beside:
+                print(line, end="", flush=True)
 
         alone = {"MPIDIST_RANKS_PER_NODE": "1"} if launch.nodes else {}
-        launch.finished = run(command, options.limit, environment(**alone), on_line=show)
+        finished = run(command, options.limit, environment(**alone), on_line=show)
+    if beside:
+        print(title, finished.output.replace("\0", ""), sep="\n", flush=True)
     launch.results = Results.read(jsonl)
     launch.refused = refused(launch.results.skipped)
+    launch.finished = finished
 
 
 def refused(reasons) -> list[str]:
@@ -201,16 +209,30 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the launch too
-    options, launches = parse(arguments), []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the launches too
+    options = parse(arguments)
     folder = Path(options.results)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in options.launches:
-        launch = Launch(name)
-        launches.append(launch)
-        perform(launch, options, folder)
-        (folder / "summary.txt").write_text(summary(launches), encoding="utf-8")
+    launches = [Launch(name) for name in options.launches]
+    slurm = [x for x in launches if x.name == "slurm" and any(other.ranks for other in launches)]
+    beside = [threading.Thread(target=perform, args=(x, options, folder, True)) for x in slurm]
+    try:
+        for launch in [x for x in launches if x not in slurm]:
+            for thread in beside:
+                if launch.ranks and thread.ident is None:
+                    thread.start()
+            perform(launch, options, folder)
+            done = [x for x in launches if x.finished]
+            (folder / "summary.txt").write_text(summary(done), encoding="utf-8")
+    except BaseException:
+        for pid, _ in descendants(os.getpid())[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+    for thread in beside:
+        thread.join()
+    (folder / "summary.txt").write_text(summary(launches), encoding="utf-8")
     print(summary(launches), end="")
     return 1 if any(launch.failures() for launch in launches) else 0
 

@@ -23,7 +23,7 @@ def load_processes():
 
 _processes = load_processes()
 Finished, run_limited, stat = _processes.Finished, _processes.run_limited, _processes.stat
-end = _processes.end_processes
+end, descendants = _processes.end_processes, _processes.descendants
 
 # What the machine of a test needs: any user, more ranks than cores, and no rank tied to a core.
 OVERSUBSCRIBED = {

@@ -37,9 +37,10 @@ def test_crashes():
 
 
 def test_a_launch_that_runs_no_test_fails(tmp_path):
-    status, output = launch(tmp_path, "")
+    """One beside others too."""
+    status, output = launch(tmp_path, "", "openmpi-2 slurm")
     assert status == 1
-    assert "FAILED: ran no test" in output
+    assert len(re.findall("^(?:Open MPI|slurm) .*FAILED: ran no test", output, re.MULTILINE)) == 2
 
 
 def test_a_serial_launch_starts_no_mpi(tmp_path):
@@ -84,16 +85,15 @@ def test_hangs():
     open({str(pids)!r}, "a").write(f"{{os.getpid()}}\\n")
     world.recv(source=world.rank, tag=5)
 """
-    launcher = subprocess.Popen(
-        command(tmp_path, suite), env=processes.environment(), stdout=subprocess.DEVNULL
-    )
+    started = command(tmp_path, suite, "openmpi-2 slurm")  # beside the two ranks
+    launcher = subprocess.Popen(started, env=processes.environment(), stdout=subprocess.DEVNULL)
     limit = time.monotonic() + 30
-    while not (pids.exists() and pids.read_text().count("\n") == 2):
+    while not (pids.exists() and pids.read_text().count("\n") == 3):
         assert time.monotonic() < limit and launcher.poll() is None
         time.sleep(0.05)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(30) == 143
-    assert gone(pids) == 2
+    assert gone(pids) == 3
 
 
 def gone(pids: Path) -> int:

@@ -22,19 +22,19 @@ world = MPI.COMM_WORLD
 """
 
 
-def command(folder: Path, text: str, name: str = "openmpi-2", *options: str) -> list[str]:
+def command(folder: Path, text: str, names: str = "openmpi-2", *options: str) -> list[str]:
     """Write a suite of one file and return the command that launches it; serial: without MPI."""
     (folder / "pytest.ini").write_text(SETTINGS)
-    (folder / "test_suite.py").write_text(HEAD * (name != "serial") + text)
+    (folder / "test_suite.py").write_text(HEAD * (names != "serial") + text)
     shutil.copy(TESTS / "conftest.py", folder)
     own = ["--python", sys.executable, "--results", str(folder / "results"), *options]
     own += ["--path", str(folder / "test_suite.py")]
-    return [sys.executable, str(TESTS / "launch.py"), name, *own, "--", "--rank-grace=2"]
+    return [sys.executable, str(TESTS / "launch.py"), *names.split(), *own, "--", "--rank-grace=2"]
 
 
-def launch(folder: Path, text: str, name: str = "openmpi-2", *options: str) -> tuple[int, str]:
+def launch(folder: Path, text: str, names: str = "openmpi-2", *options: str) -> tuple[int, str]:
     """Launch the suite and return the status and all that was printed."""
-    finished = processes.run(command(folder, text, name, *options), limit=60)
+    finished = processes.run(command(folder, text, names, *options), limit=60)
     assert finished.status is not None, finished.output
     return finished.status, finished.output
 
