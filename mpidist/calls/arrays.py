@@ -44,7 +44,8 @@ def check_shape(shape: Any, dtype: Any, rank: int) -> tuple[tuple[int, ...], np.
     Raises
     ------
     InvalidArgument
-        If such an array is impossible with any amount of memory.
+        For a length that is negative or no whole number, too many axes, a dtype of Python objects
+        or of 0 bytes, or more bytes than an address can count.
     """
     known = _known(dtype, rank)
     try:
@@ -76,7 +77,9 @@ def _known(dtype: Any, rank: int) -> np.dtype:
     except TypeError as error:
         raise InvalidArgument(f"rank {rank}: dtype={dtype!r}: {error}") from None
     if known.hasobject:
-        raise InvalidArgument(f"rank {rank}: dtype {known} cannot lie in shared memory")
+        raise InvalidArgument(
+            f"rank {rank}: dtype {known} holds Python objects, which cannot be shared"
+        )
     if not known.itemsize:
         raise InvalidArgument(
             f"rank {rank}: dtype={dtype!r} has 0 bytes: expected a dtype with a size, such as S8"
@@ -87,8 +90,8 @@ def _known(dtype: Any, rank: int) -> np.dtype:
 def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> Any:
     """Return the elements of `x`, which is only read, as a numpy array.
 
-    A view if `x` exposes host memory, else numpy's array of it (lists and scalars).
-    With `device`, an array on a GPU is returned as a
+    It is a view if `x` exposes host memory, else numpy's array of it (lists and scalars); errors
+    name it `argument`.  With `device`, an array on a GPU is returned as a
     :class:`~mpidist.device.array.DeviceArray`.
 
     Raises
@@ -122,7 +125,8 @@ def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> An
 def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) -> Any:
     """Return an array on the memory of `out`, which must be writable.
 
-    That is a :class:`~mpidist.device.array.DeviceArray` with `device`, else a numpy array.
+    It is a :class:`~mpidist.device.array.DeviceArray` with `device`, else a numpy array; errors
+    name it `argument`.
 
     Raises
     ------
@@ -136,7 +140,7 @@ def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) 
         if not is_on_device(out):
             raise InvalidArgument(
                 f"rank {rank}: {argument} is in host memory ({_kind(out)}) and x on a GPU; "
-                "expected both on one side"
+                "expected both on the host or both on a GPU"
             )
         out = describe(out, rank, argument)
     elif type(out) is not np.ndarray:
@@ -199,7 +203,7 @@ def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.nd
 
 
 def kind_of_memory(x: Any) -> str:
-    """Return the kind of a new result for `x`: "device", "tensor" (on the host) or "array"."""
+    """Return the kind of `x`, for a new result: "device" (GPU), "tensor" (host) or "array"."""
     if type(x) is np.ndarray:
         return "array"
     return "device" if is_on_device(x) else "tensor" if is_torch(x) else "array"
@@ -208,10 +212,10 @@ def kind_of_memory(x: Any) -> str:
 def new_result(
     kind: str, shape: tuple[int, ...], dtype: np.dtype, rank: int, like: Any = None
 ) -> tuple[Any, Any]:
-    """Return a new array of the given kind, and the torch tensor on its memory, or None.
+    """Return a new array, and the torch tensor on its memory, or None; the user gets the tensor.
 
-    The user gets the tensor if there is one.  An array of kind "device" belongs to the library of
-    `like`, an input, if there is one.
+    `kind` is as :func:`kind_of_memory` returns it.  An array on a GPU is made by the library of
+    `like` (PyTorch, cupy) if it is given: the call's input.
     """
     if kind == "device":
         if like is not None:
@@ -227,7 +231,10 @@ def _kind(x: Any) -> str:
 
 
 def flat(x: np.ndarray, note: str = "x") -> np.ndarray:
-    """Return the elements of `x` as one contiguous 1-D array: a view if possible, else a copy."""
+    """Return the elements of `x` as one contiguous 1-D array: a view if possible, else a copy.
+
+    `note` names the array in the log's message about a copy.
+    """
     if x.flags.c_contiguous:
         return x.reshape(-1)
     log.debug("%s of shape %s is not contiguous: packed into a copy", note, x.shape)

@@ -80,7 +80,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Call:
-    """A collective with its arrays; :func:`dataclasses.replace` makes one with others.
+    """A collective call with its arrays; :func:`dataclasses.replace` copies it with other arrays.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Call:
         Dtype of the elements.
     x, out : ndarray, DeviceArray or None
         Flat contiguous input and result, both on the host or both on a GPU; None where this rank
-        has no such part.
+        has no input, or no result.
     op : Op or None
         Operation of a collective that reduces.
     counts : tuple of int

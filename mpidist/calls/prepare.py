@@ -83,7 +83,7 @@ def prepare(
         Rank and size of the caller.
     x, out, op, commute, root, counts
         Arguments of the communicator's method; for alltoall, `counts` has the rows that this rank
-        sends to each.
+        sends to each rank.
     receives : sequence of int, optional
         For alltoall with `counts`, the rows that this rank receives from each rank.
     told : tuple, optional
@@ -191,7 +191,7 @@ def _target(collective: str, x: Any, out: Any, place: Caller) -> tuple[Any, Any]
         if is_on_device(out) and not is_on_device(x):
             raise place.wrong(
                 f"out is on a GPU and x in host memory ({type(x).__name__}); expected both on "
-                "one side"
+                "the host or both on a GPU"
             )
         model = describe(x, place.rank) if is_on_device(x) else exposed(x, place.rank)
         if model is not None:
@@ -216,7 +216,7 @@ def _rows(
     """
     argument = "out" if received else "x"
     if not shape and not joins:
-        raise place.wrong(f"{argument} is 0-d: {collective} deals out rows along axis 0")
+        raise place.wrong(f"{argument} is 0-d: expected rows along axis 0 for {collective}")
     length = shape[0] if shape else 1
     rows = None if counts is None else check_counts(counts, place)
     if joins or received:
@@ -258,7 +258,7 @@ def check_counts(counts: Sequence[int], place: Caller) -> tuple[int, ...]:
 def _is_in_place(x: Any, out: Any, own: slice | None, place: Caller) -> bool:
     """Return whether input and output are one memory; raise InvalidArgument if they only overlap.
 
-    `own` is this rank's part of the other, where a call has one.
+    `own` is this rank's part of the longer of the two, where one is a part of the other; else None.
     """
     if not overlaps(x, out):
         return False

@@ -100,7 +100,7 @@ class _Beginning:
         return getattr(self._comm, name)
 
     def _find(self, *_: Any) -> None:
-        """Return None: the cache, which has blocking calls only, is not used in the background."""
+        """Return None, for no bound call: the cache that it searches has blocking calls only."""
 
     def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
         return self._comm._begin(collective, make, algorithm)
@@ -230,7 +230,7 @@ class Communicator:
 
     @property
     def gpu(self) -> GpuPaths:
-        """The service of GPU arrays; its first use is collective and needs a GPU."""
+        """The paths (NCCL, IPC, …) of GPU arrays; the first use is collective and needs a GPU."""
         return self._gpu_for("a call with an array on a GPU")
 
     # -- collectives ----------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Communicator:
         Unsupported
             If `algorithm` cannot serve the call; the message names those that can.
         CollectiveTimeout
-            If the deadline passes; it names the ranks that have not arrived.
+            If the deadline passes; the message names the ranks that have not arrived.
         CollectiveMismatch
             If the ranks do not make the same call; ``MPIDIST_DEBUG=1`` adds each rank's call site.
 
@@ -585,7 +585,7 @@ class Communicator:
         x : array_like
             Shape (p·n, …): rows d·n … (d+1)·n go to rank d.
         out : ndarray, tensor or buffer, optional
-            Memory for the result, of its shape; may be `x`.
+            Memory for the result, of the result's shape; may be `x`.
         counts : sequence of int, optional
             Rows that this rank sends to each rank, where they differ; or, to save a small
             exchange, the whole p x p table with ``counts[r][d]`` the rows from r to d.
@@ -595,7 +595,8 @@ class Communicator:
         Returns
         -------
         ndarray
-            `out`, or a new array of the shape of `x`; with `counts`, as many rows as all send here.
+            `out`, or a new array of the shape of `x`; with `counts`, it has the rows that all ranks
+            send to this one.
         """
         key = ("alltoall", id(x), id(out), algorithm) if counts is None else None
         bound = self._find(key, x, out)
@@ -617,7 +618,7 @@ class Communicator:
         Raises
         ------
         CollectiveTimeout
-            If the deadline passes; it names the ranks that have not arrived.
+            If the deadline passes; the message names the ranks that have not arrived.
         """
         key = ("barrier", algorithm)
         bound = self._find(key, _NOTHING, None)
@@ -673,8 +674,8 @@ class Communicator:
         out : ndarray
             Array to fill, of the dtype and shape of the message; axes of length 1 do not count.
         peer : int or None
-            Rank that sends it; None for any other rank, on the host only.  With :meth:`irecv` the
-            sender is known afterwards as ``work.source``.
+            Rank that sends it; None for any other rank, only with `out` on the host.  With
+            :meth:`irecv` the sender is known afterwards as ``work.source``.
         tag : int
             See :meth:`send`.
         timeout : float or None, optional
@@ -755,12 +756,12 @@ class Communicator:
         ----------
         x : ndarray, tensor or buffer
             C-contiguous host memory, of any dtype but objects.  It must not change before the
-            message has moved.
+            message is complete: ``test()`` returns True, or ``wait()`` returns.
         peer : int
             Rank that receives it, by :meth:`post_recv`.
         tag : int
-            0 … :attr:`max_tag`.  Posted messages have tags of their own: one of :meth:`send` with
-            the same tag is never taken for them.
+            0 … :attr:`max_tag`.  Posted messages have tags of their own: a message of
+            :meth:`send` with the same tag is never taken for a posted one.
 
         Returns
         -------
@@ -795,7 +796,7 @@ class Communicator:
         ----------
         out : ndarray, tensor or buffer
             Writable C-contiguous host memory, with as many bytes as the message; its contents
-            are undefined until the message has moved.
+            are undefined until the message is complete.
         peer, tag : int
             See :meth:`post_send`, also for the exceptions.
 
@@ -812,7 +813,7 @@ class Communicator:
         what: str | Callable[[], str] | None = None,
         timeout: float | None = UNSET,
     ) -> None:
-        """Wait until all of several posted messages have moved, with one deadline.
+        """Wait until several posted messages are all complete, with one deadline.
 
         Parameters
         ----------
@@ -820,7 +821,7 @@ class Communicator:
             Messages of this communicator.
         what : str or callable, optional
             Description of the messages, or a function that returns it, for a timeout's report; by
-            default the first message that has not moved, with its rank and tag.
+            default the first message that is not complete, with its rank and tag.
         timeout : float or None, optional
             Seconds; None waits forever; by default the communicator's deadline.
 
@@ -830,10 +831,10 @@ class Communicator:
             If `messages` has other objects, or a message of another communicator.
         CollectiveMismatch
             If a message did not have the length of its memory; raised for the first such message,
-            when all have moved.
+            when all are complete.
         CollectiveTimeout
-            If the deadline passed; the communicator is broken then, and memory that messages may
-            still come to is kept.
+            If the deadline passed; the communicator is broken then, and memory in which messages
+            may still arrive is kept.
         """
         self._messages.wait_all(messages, what, timeout)
 
@@ -928,7 +929,8 @@ class Communicator:
         Returns
         -------
         Communicator or None
-            The new communicator, with this one's single-level strategies, thresholds and deadline.
+            The new communicator, with this one's deadline, its settings of trees, and its
+            strategies for inside a node (``local_…``).
         """
 
         def check() -> tuple[()]:
@@ -957,14 +959,15 @@ class Communicator:
             The members, in the order of their ranks in the new communicator; the same on each.
         tag : int
             0 … :attr:`max_tag`; the same on each member.  Groups with a member in common that are
-            made at the same time, by several threads, need different ones.
+            made at the same time, by several threads, need different tags.
         debug : bool, optional
             See :class:`Communicator`; by default as this one.
 
         Returns
         -------
         Communicator
-            The new communicator, with this one's single-level strategies, thresholds and deadline.
+            The new communicator, with this one's deadline, its settings of trees, and its
+            strategies for inside a node (``local_…``).
 
         Raises
         ------
@@ -1029,12 +1032,13 @@ class Communicator:
         Unsupported
             If the ranks are on several nodes, or threads of one process.
         InvalidArgument
-            If such an array is impossible, on all ranks.
+            If `device` is unknown, or if all ranks pass a `shape` or `dtype` that is not allowed.
         CollectiveMismatch
-            If the ranks ask for different arrays, or some for an impossible one: on every rank,
-            with a table; the communicator stays usable.
+            If the ranks ask for different arrays, or some pass a `shape` or `dtype` that is not
+            allowed: on every rank, with a table; the communicator stays usable.
         MemoryError
-            On every rank, if there is too little shared memory: twice the size for each.
+            On every rank, if there is too little shared memory: each rank's array takes twice its
+            size.
         """
         if device not in (None, "cuda"):
             raise self._place.wrong(f"empty: device={device!r}: expected None or 'cuda'")
@@ -1122,9 +1126,9 @@ class Communicator:
         memory: str = PRIVATE,
         without: Sequence[str] = (),
     ) -> tuple[Way, list[Way]]:
-        """Return the choice of "auto" for `nbytes` of float32, and all other implementations.
+        """Return the choice of "auto" for `nbytes` of float32, and the list of implementations.
 
-        No communication: nothing is measured for it.
+        It is no collective call: nothing is sent or measured.
 
         Parameters
         ----------
@@ -1145,9 +1149,9 @@ class Communicator:
             The choice, with its reason: the configuration, the tuning table, the measured links,
             the cost model, or the shipped rule.
         every : list of Way
-            All implementations, with the reason in those that cannot serve, and with the expected
-            `seconds` where they are known: measured ones from the tuning table if it holds for
-            such a call, else those of the cost model once :meth:`calibrate` has run.
+            All implementations, the chosen one too.  Those that cannot serve have the reason, and
+            others the expected `seconds` where they are known: measured, from the tuning table if
+            it has such a call, else those of the cost model once :meth:`calibrate` has run.
 
         Raises
         ------
@@ -1187,9 +1191,9 @@ class Communicator:
     def trace(self, path: str | os.PathLike) -> Tracing:
         """Begin to record all calls of this communicator and of those split from it; collective.
 
-        It has collectives with bytes, executor, algorithm if any, call site, and how long each rank
-        waited for the others; messages; the buckets of a :class:`~mpidist.DDP`, the actions of a
-        :class:`~mpidist.Pipeline`.  Recording adds less than 1 µs to a call, no trace adds nothing.
+        The trace has collectives with bytes, executor, algorithm if any, call site, and how long
+        each rank waited for the others; messages; the buckets of a :class:`~mpidist.DDP`, the
+        actions of a :class:`~mpidist.Pipeline`.  Recording adds less than 1 µs to a call.
         While the profiler of PyTorch runs, each call is a range of its profile too::
 
             with comm.trace("trace.json"):
@@ -1346,7 +1350,7 @@ class Communicator:
     def _agreed(self, what: str, check: Callable[[], tuple]) -> tuple:
         """Return the result of `check`, a tuple that must be equal on all ranks; collective.
 
-        Raises on all ranks if it fails on one, or the results differ.  `what` names the call.
+        Raises on all ranks if `check` fails on one, or the results differ.  `what` names the call.
         """
         self._service.check_usable()
         try:
@@ -1382,7 +1386,9 @@ class Communicator:
         if np.ndim(counts) == 2:
             table = [check_counts(row, place) for row in counts]
             if len(table) != self.size:
-                raise place.wrong(f"counts has {len(table)} rows for {self.size} ranks")
+                raise place.wrong(
+                    f"counts has {len(table)} rows: expected {self.size}, one per rank"
+                )
             column = [row[self.rank] for row in table]
             prepared = prepare("alltoall", place, x, out, counts=table[self.rank], receives=column)
             # Each rank's part of it differs: the ranks compare the whole table.

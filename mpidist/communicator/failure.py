@@ -19,7 +19,10 @@ _RUNNERS = (*_BESIDE, f"{_PACKAGE}launcher/rank_program.py")
 
 
 def describe(kind: Any, error: Any, trace: Any, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an exception as three texts: the name of its class, its last line, its traceback."""
+    """Return the texts of an exception: "kind" (its class), "line" (class and message), "text".
+
+    The last is the traceback, as :func:`written` returns it.
+    """
     last = traceback.format_exception_only(kind, error)
     line = next((line for line in last if not line.startswith(" ")), kind.__name__)
     return {
@@ -30,7 +33,7 @@ def describe(kind: Any, error: Any, trace: Any, environ: Mapping[str, str]) -> d
 
 
 def of_the_program(trace: Any) -> Any:
-    """Return a traceback without the leading frames of what started the program."""
+    """Return a traceback without its first frames: runpy, mpi4py, ``mpidist run``."""
     left = trace
     while left is not None and left.tb_frame.f_code.co_filename.endswith(_RUNNERS):
         left = left.tb_next
@@ -40,7 +43,7 @@ def of_the_program(trace: Any) -> Any:
 def written(kind: Any, error: Any, trace: Any, environ: Mapping[str, str]) -> str:
     """Return a traceback as text, without the frames inside mpidist that the program called.
 
-    ``MPIDIST_FULL_TRACEBACK=1`` keeps them.  A traceback of mpidist's own frames alone is whole.
+    ``MPIDIST_FULL_TRACEBACK=1`` keeps them.  A traceback that has no other frames keeps them too.
     """
     told = traceback.TracebackException(kind, error, trace)
     cut, chain, seen = 0, [told], set()

@@ -61,7 +61,10 @@ def share_tuning(
 
 
 def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Read the tuning table that the user chose; return (error, JSON document, name)."""
+    """Read the tuning table that the user chose; return (error, JSON document, name).
+
+    All three are empty without a table; beside an error the others are.
+    """
     variable = environ.get(VARIABLE, "").strip()
     argument = f"{VARIABLE}={variable}" if variable else f"tuning={given!r}"
     if variable:
@@ -131,8 +134,8 @@ def init(
         given = (config, tuning, calibrate)
         if timeout is not UNSET or any(value is not None for value in given):
             raise InvalidArgument(
-                "init: mpidist was started with other settings; expected none of its arguments "
-                "again: set comm.timeout, or free() the communicator"
+                "init: mpidist is started already: expected no arguments; set comm.timeout, or "
+                "free() the communicator before a start with other settings"
             )
         return _default
     config = CollectiveConfig.from_environment(os.environ, config)
@@ -283,7 +286,10 @@ def _leave() -> None:
 
 
 def _be_heard(board: Board) -> None:
-    """Mark this rank as gone on the arrival board; wait briefly until other ranks report it."""
+    """Mark this rank as gone on the arrival board; wait up to 1 s until the node's ranks have left.
+
+    Ranks that wait for this one have time to report that it is gone, before the job ends.
+    """
     board.leave()
     until = time.monotonic() + HEARD_SECONDS
     while time.monotonic() < until and not all(map(board.has_left, board.ranks)):

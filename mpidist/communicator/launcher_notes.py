@@ -34,7 +34,7 @@ def send_note(environ: Mapping[str, str] = os.environ, **facts: object) -> bool:
     Returns
     -------
     bool
-        Whether they have been taken.
+        Whether they have been delivered.
     """
     name = environ.get(NOTES)
     if not name:
@@ -61,7 +61,7 @@ def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
 def hand_over(failure: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
     """Hand over to ``mpidist run`` the exception that ends this rank, and wait a moment.
 
-    Ranks that fail alike can do the same in that time: the first to end would end them.
+    Other ranks that fail can do the same in that time: the first to end ends the job.
 
     Returns
     -------
@@ -77,8 +77,9 @@ def hand_over(failure: Mapping[str, str], environ: Mapping[str, str] = os.enviro
 def give_back_signal(environ: Mapping[str, str] = os.environ) -> None:
     """Restore the default handler of SIGUSR1, which MPICH replaced at its start.
 
-    The companion process of this rank holds the signal back until the program has a handler, and
-    would take MPICH's for it: a stop request before the program's ``StopRequest`` would be lost.
+    The monitor of this rank (a process of ``mpidist run``) holds the signal back until the program
+    has a handler, and would take MPICH's for the program's: a stop request that comes before its
+    ``StopRequest`` would be lost.
     """
     free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     if NOTES in environ and free and threading.current_thread() is threading.main_thread():

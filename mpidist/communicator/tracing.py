@@ -93,9 +93,9 @@ class Tracing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write the file, unless the block raised: other ranks may not have raised.
+        """Write the file, unless the block raised: ranks that did not raise would not take part.
 
-        The exception is raised as it is.
+        The exception passes on unchanged.
         """
         if kind is None:
             self.stop()
@@ -170,9 +170,9 @@ class Tracing:
 def clock_offset(comm: Communicator) -> tuple[float, float]:
     """Return this rank's clock minus that of rank 0, and the largest possible error; collective.
 
-    The ranks of a node share one clock, so one rank of each node answers messages of rank 0 with
-    its time.  Of several round trips the shortest counts: its answer is taken to be from the middle
-    of the trip, so the error is at most half of the trip.
+    Both are in seconds.  The ranks of a node share one clock, so one rank of each node answers
+    messages of rank 0 with its time.  Of several round trips the shortest counts: its answer is
+    taken to be from the middle of the trip, so the error is at most half of the trip.
     """
     groups = comm.topology.groups
     if len(groups) == 1:
@@ -324,7 +324,7 @@ def _recording_collective(name: str, method: Callable[..., Any]) -> Callable[...
 
 
 def _record(traced: Traced, name: str, begin: float, end: float, number: int) -> None:
-    """Record a collective call that the wrapper which calls this function has performed."""
+    """Record a blocking collective, the communicator's number `number`; called by its wrapper."""
     frame = sys._getframe(2)
     code = frame.f_code
     if code.co_filename.startswith(_PACKAGE):
@@ -409,7 +409,7 @@ def _endpoints(direction: str, kind: str, at: int) -> Callable[[tuple, dict], di
 
 
 def _description(args: tuple, options: dict) -> dict[str, Any]:
-    """Return the argument `what` of a call of ``wait_all``, as an event's details."""
+    """Return the second argument of a call, `what` of ``wait_all``, as an event's details."""
     what = args[1] if len(args) > 1 else options.get("what")
     return {"what": what}
 
@@ -453,7 +453,10 @@ def _written(code: CodeType, instruction: int) -> str:
 
 
 def _numbered_threads(events: list[Event], first: int) -> list[Event]:
-    """Return the events with small numbers as threads: 0 for `first`, which began the trace."""
+    """Return the events with small numbers in place of thread ids: 0 for `first`.
+
+    That is the thread which began the trace.
+    """
     numbers: dict[int | str, int | str] = {first: 0}
     for event in events:
         if isinstance(event.track, int):

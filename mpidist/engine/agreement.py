@@ -33,7 +33,8 @@ def check_same_call(service: Service, operation: str, error: MpidistError | None
     operation : str
         Description of this rank's collective: kind, op, root, count, dtype.
     error : MpidistError, optional
-        The error raised for this rank's arguments; `operation` is then not compared.
+        The error raised for this rank's arguments; `operation` is then not compared.  If all ranks
+        have one, it is raised.
 
     Raises
     ------

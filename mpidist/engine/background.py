@@ -44,7 +44,7 @@ class BackgroundService(Protocol):
         """Mark the communicator broken by an unfinished operation; return the error to raise."""
 
     def check_usable(self) -> None:
-        """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
+        """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed."""
 
     def deadline(self, timeout: Any) -> float | None:
         """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
@@ -52,7 +52,10 @@ class BackgroundService(Protocol):
     def timed_out(
         self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
-        """Return the error to raise for an operation that has passed its deadline."""
+        """Return the error to raise for an operation that has passed its deadline.
+
+        `how` names its executor or algorithm, or what it waits for.
+        """
 
 
 class Background:
@@ -129,7 +132,7 @@ class Background:
     ) -> Work:
         """Return the user's Work of a started program, polled by `poll`, with result ``give()``.
 
-        An error in it breaks the communicator.
+        An error in the program breaks the communicator.  `how` names its executor or algorithm.
         """
         service = self._service
 
@@ -152,10 +155,11 @@ class Background:
         return Work(test, wait, give, self.works)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
-        """Assign a range of message tags, a slot, to a program; the same on all ranks.
+        """Assign a slot (a numbered range of message tags) to a program; the same on all ranks.
 
-        No pending program uses the slot: this method waits for the one that does, if any.  It comes
-        before the program's first action, as kernels in shared memory have their notes in the slot.
+        If a pending program uses the slot, this method waits until it has ended.  It is called
+        before the program's first action, because kernels in shared memory synchronise the ranks
+        by words in shared memory that belong to the slot too.
         """
         service = self._service
         self._begun += 1

@@ -65,7 +65,7 @@ def _arrays_of(actions: Sequence[Action]) -> dict[int, int]:
 
 
 def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
-    """Append the actions before and after the messages of these rounds to the list `actions`."""
+    """Append the actions before and after the messages of all rounds in `items` to `actions`."""
     for item in items:
         if isinstance(item, Round):
             actions += item.before
@@ -93,7 +93,7 @@ class Bindable(Protocol):
 
     @property
     def roll_call(self) -> RollCall | None:
-        """The roll call, which asks ranks of other nodes for their calls; None without it."""
+        """The roll call, which asks ranks of other nodes for their calls; None if there is none."""
 
     def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
         """Return a Transfer of the messages of a round, or None to post them one by one."""
@@ -162,7 +162,7 @@ class CallBinder:
         return program
 
     def _segments(self, call: Call, algorithm: Algorithm, block_count: int) -> tuple[int, int]:
-        """Return the number of segments of each block, and the number of those in flight."""
+        """Return the number of segments of each block, and of segments in flight at a time."""
         largest = -(-call.nbytes // max(block_count, 1))
         if call.counts:
             per_rank = max(1, block_count // call.size)
@@ -223,7 +223,7 @@ class Binder:
             self._greeting = Greeting(backend.rank, absent, answers, self._slot, self._space)
 
     def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
-        """Return the program of a whole schedule; its actions `finish` run after the last round."""
+        """Return the program of a whole schedule; `finish` are actions after its last round."""
         self.storage.prepare(written)
         arena = MessageScratch(self.memory)
         items, greeting = self._strand(written, arena, 0, set()), self._greeting
@@ -245,9 +245,10 @@ class Binder:
     def _strand(
         self, written: Written, arena: MessageScratch, tag: int, heard: set[int]
     ) -> list[Round | Side]:
-        """Bind one strand; add the peers whose greetings its rounds compare to `heard`.
+        """Bind one strand: the rounds of a whole schedule, or of one of several concurrent parts.
 
-        Greetings of the peers that are in `heard` already are compared in earlier rounds.
+        Its messages get the tag `tag`.  `heard` has the peers whose greetings were compared in
+        earlier rounds; the peers whose greetings this strand compares are added to it.
         """
         items: list[Round | Side] = []
         for item in written:
@@ -268,7 +269,11 @@ class Binder:
     def _round(
         self, steps: tuple[Step, ...], arena: MessageScratch, tag: int, heard: set[int]
     ) -> Round:
-        """Bind one round; messages that are sent are bound first, from the old contents."""
+        """Bind one round.
+
+        Its sends are bound first, because they send the contents that blocks had before the round.
+        `arena` is scratch memory for messages; for `tag` and `heard` see :meth:`_strand`.
+        """
         arena.taken = 0
         if tag >= self._space:
             raise ScheduleError(
@@ -296,7 +301,10 @@ class Binder:
         return Round(tuple(before), transfer, tuple(after))
 
     def _transfer(self, messages: Sequence[RoundMessage], heard: set[int]) -> Transfer:
-        """Bind the messages of a round; receives wait for the greetings of peers not in `heard`."""
+        """Bind the messages of a round; receives wait for the greetings of peers not in `heard`.
+
+        Those peers are added to `heard`.
+        """
         greeting = self._greeting
         if greeting is None:
             return self._bind(messages)
@@ -412,7 +420,10 @@ def _places(step: Send | Recv | Reduce) -> list[tuple[str, int]]:
 
 
 def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
-    """Cut `whole` into consecutive parts as long as `pieces`; return (piece, part) pairs."""
+    """Cut the Piece (array, start, stop) `whole` into parts as long as `pieces`, in their order.
+
+    Returns pairs of a piece and its part.
+    """
     array, at, _ = whole
     pairs: list[tuple[Piece, Piece]] = []
     for piece in pieces:

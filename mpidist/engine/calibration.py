@@ -1,4 +1,4 @@
-"""The short calibration of a job: α, β and γ within milliseconds, and times predicted from them."""
+"""Measurement of α, β and γ of the cost model: seconds per message, byte sent, byte combined."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MeasuredGroup(Messenger, Protocol):
 
 
 def calibrate(comm: MeasuredGroup, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
-    """Measure α, β and γ by ping-pong between rank 0 and every other rank; collective.
+    """Measure α and β by ping-pong between rank 0 and every other rank, and γ; collective.
 
     Parameters
     ----------
@@ -95,7 +95,10 @@ class LinkSpeed:
 
 
 def pairs_of(groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
-    """Return the measured pairs of ranks: one in each node, then one for each pair of nodes."""
+    """Return the pairs of ranks to measure: one in each node, then one for each pair of nodes.
+
+    Of more than 8 nodes, only each with the next are pairs, and the last with the first.
+    """
     inside = [(group[0], group[1]) for group in groups if len(group) > 1]
     first = [group[0] for group in groups]
     every = list(itertools.combinations(first, 2))
@@ -105,15 +108,15 @@ def pairs_of(groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
 
 
 def measure_links(comm: MeasuredGroup) -> tuple[list[LinkSpeed], Calibration]:
-    """Measure the links of a communicator; collective.
+    """Measure α and β inside nodes and between them, and γ; collective.
 
     Returns
     -------
     list of LinkSpeed
-        The same on every rank.
+        α and β of each pair of :func:`pairs_of`, in its order; the same on every rank.
     Calibration
-        Their medians, inside nodes and between them, as the cost model takes them; γ is that of the
-        slowest rank.
+        The medians of the pairs inside nodes, and of those between nodes, for the cost model; γ is
+        that of the slowest rank.
     """
     hosts = comm.allgather_object(socket.gethostname())
     found = [
@@ -143,7 +146,10 @@ def _speed(comm: MeasuredGroup, first: int, second: int) -> tuple[float, float]:
 
 
 def _there_and_back(comm: MeasuredGroup, first: int, second: int, nbytes: int) -> float:
-    """Return the one-way time of a message, in seconds; valid on rank `first` only."""
+    """Return the one-way time of a message of `nbytes` in seconds; valid on rank `first` only.
+
+    It is measured with ``comm.send`` and ``comm.recv``; collective.
+    """
     comm.barrier()
     if comm.rank not in (first, second):
         return 0.0
@@ -183,7 +189,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
 
 
 def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) -> Calibration:
-    """Measure α, β and γ: from rank 0 to another rank of its node and of another node; collective.
+    """Measure α and β from rank 0 to a rank of its node and to one of another, and γ; collective.
 
     Parameters
     ----------
@@ -192,12 +198,12 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
     groups : tuple of tuple of int
         Which ranks share a node.
     deadline : float or None
-        Deadline of every wait.
+        Time of ``time.monotonic`` at which every wait ends; None for never.
 
     Returns
     -------
     Calibration
-        The figures of rank 0, on every rank.
+        The measurements of rank 0, on every rank.
 
     Raises
     ------
@@ -222,9 +228,9 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
 def _rates(
     backend: Backend, peer: int, share: float, deadline: float | None
 ) -> tuple[float, float]:
-    """Return α and β between rank 0 and `peer`, measured for `share` of the allowed time.
+    """Return α and β between rank 0 and `peer`; valid on rank 0 only.
 
-    They are valid on rank 0 only.
+    A short and a long message are measured, each for about `share` seconds.
     """
     small = _ping_pong(backend, peer, SMALL, share, deadline)
     large = _ping_pong(backend, peer, LARGE, share, deadline)
@@ -236,7 +242,8 @@ def _ping_pong(
 ) -> float:
     """Return the one-way time of a message of `nbytes` in seconds; valid on rank 0 only.
 
-    Round trips are repeated; rank 0 marks the last one in its message's first byte.
+    Round trips are repeated for about `share` seconds; rank 0 marks the last one in the first byte
+    of its message.
     """
     if backend.rank not in (0, peer):
         return 0.0

@@ -1,6 +1,6 @@
 """The executors of host arrays: the library's own collectives, and algorithms over messages.
 
-Those in shared memory are in its room, those of arrays on a GPU in theirs.
+The executors in shared memory are in ``shared_memory/``, those of arrays on a GPU in ``gpu/``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Host(Protocol):
 
 
 class NativeExecutor(Executor):
-    """Executor of collectives by the backend's own ones, such as those of MPI.
+    """Executor that calls the backend's own collectives, such as ``MPI_Allreduce``.
 
     In the background between nodes, a call starts once all ranks have announced the same one.  On
     one node the ranks compare their calls on the arrival board, so that at least one of two
@@ -116,7 +116,7 @@ class _Compared:
         return self._arrival.test()
 
     def start_call(self) -> None:
-        """Start the call; if the ranks' calls differ, report this rank's call to the others."""
+        """Start the call; or, if the ranks' calls differ, report this rank's call to the others."""
         if self._arrival.alike:
             self._call.start()
             self._started = True
@@ -168,7 +168,7 @@ class MessagesExecutor(Executor):
     ) -> Program:
         """Return the program of the algorithm's messages, bound to the arrays.
 
-        A repeated call has persistent requests; one in the background has none, as its tags change.
+        A repeated call has persistent requests.  In the background it has none: its tags change.
         """
         assert choice is not None
         memory, arity = HostMemory(call.dtype), choice.arity or self._arity

@@ -48,7 +48,17 @@ def _RECV(peer: int | None) -> str:
 
 
 class Form(NamedTuple):
-    """The form of a message: dtype, shape and size, which sender and receiver compare."""
+    """The form of a message: dtype, shape and size, which sender and receiver compare.
+
+    Attributes
+    ----------
+    nbytes : int
+        Length of the elements in bytes.
+    text : bytes
+        Dtype and shape, or that it is an object.
+    head : bytes
+        Header of a message of this form that carries its elements.
+    """
 
     nbytes: int
     text: bytes
@@ -110,8 +120,8 @@ class PointToPoint:
     ) -> Work:
         """Begin to send the elements of `data`, with `form` in the header; return the Work.
 
-        `end` is called when the message has moved and returns the result of the Work.  Memory that
-        is not `readable` may be accessed by MPI only.
+        `end` is called when the message is complete and returns the result of the Work.  Memory
+        that is not `readable`, as that of a GPU, may be accessed by MPI only.
         """
         return self._work(self._post(data, form, peer, tag, "array", readable), _SEND, peer, end)
 
@@ -124,7 +134,10 @@ class PointToPoint:
         kind: str = "array",
         readable: bool = True,
     ) -> Callable[[], bool]:
-        """Post the send of a header and the elements; return the function that polls it."""
+        """Post the send of a header and the elements; return the function that polls it.
+
+        Parameters are as for :meth:`begin_send`; `kind` chooses the range of tags.
+        """
         wire = self._tag(kind, tag)
         self.service.check_usable()
         self.service.background.sweep()
@@ -248,7 +261,10 @@ class PointToPoint:
             room.filled()
 
     def _drop(self, nbytes: int, peer: int, wire: int) -> Iterator[None]:
-        """Receive and discard a mismatched message, so that its sender does not wait forever."""
+        """Receive and discard a mismatched message, so that its sender does not wait forever.
+
+        A generator, which yields while a part is missing; `wire` is the backend's tag.
+        """
         memory = np.empty(min(nbytes, CHUNK_BYTES), np.uint8)
         for start in range(0, nbytes, CHUNK_BYTES):
             request = self.backend.irecv(memory[: nbytes - start], peer, wire)
@@ -361,7 +377,10 @@ class PointToPoint:
     # -- posted messages --------------------------------------------------------------------------
 
     def post_send(self, x: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
-        """Post the elements of `x`, without a header unless they are to be `checked`."""
+        """Post the send of the elements of `x`.
+
+        If `checked`, a header precedes them, by which the receiver compares the length.
+        """
         data, wire = x, self._wire(peer, tag)
         if type(x) is not np.ndarray or x.ndim != 1 or not x.flags.carray or x.dtype.hasobject:
             data = self._contiguous(as_input(x, self.place.rank), "x")
@@ -372,7 +391,10 @@ class PointToPoint:
         return PostedMessage(self, test, False, data, peer, tag)
 
     def post_recv(self, out: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
-        """Post memory to receive the elements of a :meth:`post_send`, with the same `checked`."""
+        """Post memory to receive the elements of a :meth:`post_send`.
+
+        `checked` must be as in that call: whether a header with the length precedes them.
+        """
         data, wire = out, self._wire(peer, tag)
         if type(out) is not np.ndarray or out.ndim != 1 or not out.flags.carray:
             data = self._contiguous(as_output(out, self.place.rank), "out")
@@ -418,7 +440,7 @@ class PointToPoint:
         what: str | Callable[[], str] | None,
         timeout: Any,
     ) -> None:
-        """Wait until all posted messages have moved, with one deadline."""
+        """Wait until all posted messages are complete; see :meth:`Communicator.wait_all`."""
         if what is not None and not callable(what) and not (isinstance(what, str) and what.strip()):
             raise self.place.wrong(
                 f"what={what!r}: expected None, a str, or a function without arguments"
@@ -457,7 +479,10 @@ class PointToPoint:
     # -- objects ----------------------------------------------------------------------------------
 
     def send_object(self, value: Any, peer: Any, tag: Any = 0, kind: str = "object") -> None:
-        """Send any object that can be pickled."""
+        """Send any object that can be pickled.
+
+        `kind` chooses the range of tags: "object", or "group" while a group is made.
+        """
         peer, data = self.peer(peer), as_bytes(value, self.place.rank)
         form = Form(data.nbytes, _OBJECT, _head(data.nbytes, 0, _OBJECT))
         self._wait(self._post(data, form, peer, tag, kind), _SEND, peer)
@@ -465,7 +490,7 @@ class PointToPoint:
     def recv_object(
         self, peer: Any, tag: Any = 0, timeout: Any = UNSET, kind: str = "object"
     ) -> Any:
-        """Receive an object sent by `send_object`."""
+        """Receive an object of :meth:`send_object`, with the same `kind`."""
         peer, room = self.source(peer), ObjectRoom()
         self._receive(room, None, peer, tag, self._tag(kind, tag), timeout)
         return pickle.loads(room.data)
@@ -485,7 +510,8 @@ def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -
 class PostedMessage:
     """A message that ``comm.post_send`` or ``comm.post_recv`` has posted.
 
-    Its memory is kept until the message has moved, even if this object is dropped.
+    The message is complete when its memory may be used again: it was sent from, or filled.  Until
+    then the memory is kept, even if this object is dropped.
 
     Attributes
     ----------
@@ -520,7 +546,7 @@ class PostedMessage:
         return self._data.nbytes
 
     def test(self) -> bool:
-        """Poll; return whether the message has moved.
+        """Poll; return whether the message is complete.
 
         Raises
         ------
@@ -534,7 +560,7 @@ class PostedMessage:
         return True
 
     def wait(self, timeout: float | None = UNSET) -> None:
-        """Wait until the message has moved.
+        """Wait until the message is complete.
 
         Parameters
         ----------
@@ -551,7 +577,7 @@ class PostedMessage:
         self.owner.wait_all([self], None, timeout)
 
     def ended(self) -> bool:
-        """Poll; return whether the message has moved or failed, without raising."""
+        """Poll; return whether the message is complete or has failed, without raising."""
         test = self._test
         if test is not None:
             try:
@@ -573,7 +599,7 @@ class Room(Protocol):
     """Destination of a received message."""
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Store a whole message: `nbytes` bytes of `content` from byte `start` on."""
+        """Store a message that came with its header: `content` from byte `start`, `nbytes` long."""
 
     def memory(self, nbytes: int) -> np.ndarray:
         """Return flat memory to receive the message into."""
@@ -591,7 +617,7 @@ class HostRoom:
         self._out = out
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Store the content of a short message in the array."""
+        """Store a message that came with its header in the array; see :meth:`Room.store`."""
         out = self._out
         out[...] = np.ndarray(out.shape, out.dtype, content, start)
 
@@ -614,23 +640,23 @@ class ObjectRoom:
     Attributes
     ----------
     data : memoryview
-        The object.
+        The pickled object, once it has been received.
     """
 
     data = memoryview(b"")
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Copy the content of a short message into memory of its own."""
+        """Copy a message that came with its header to :attr:`data`; see :meth:`Room.store`."""
         self.data = memoryview(content[start : start + nbytes])
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Allocate memory for the object."""
+        """Allocate memory for the pickled object, and return it."""
         made = np.empty(nbytes, np.uint8)
         self.data = made.data
         return made
 
     def filled(self) -> None:
-        """Do nothing: the memory is the object itself."""
+        """Do nothing: the message was received into :attr:`data` itself."""
 
 
 class PendingReceive:
@@ -669,8 +695,8 @@ class PendingReceive:
 class PendingReceives:
     """Pending receives of a communicator, polled in every wait.
 
-    A long message arrives in two steps: its sender may wait for the second one while this rank
-    waits for another operation.
+    A long message arrives in two steps, the header and the elements: its sender may wait for the
+    second while this rank waits for another operation.
     """
 
     def __init__(self, engine: Engine):

@@ -90,7 +90,7 @@ def _function_of(call: Call) -> Callable[[Any, Any], Any] | None:
 def to_keep(call: Call) -> Call:
     """Return a copy of a call for the cache, which does not keep a user's function alive.
 
-    Whoever makes the call has the function; when it dies, the program is dropped.
+    Whoever makes the call has the function; when the function dies, the program is dropped.
     """
     function, op = _function_of(call), call.op
     if function is None or op is None:
@@ -291,7 +291,7 @@ class Programs:
         return found
 
     def get(self, key: Hashable) -> Bound | None:
-        """Return the bound call of a key; None if there is none or it is busy."""
+        """Return the bound call of a key; None if there is none or it runs in the background."""
         bound = self.entries.get(key)
         if bound is None or bound.program.busy:
             return None
@@ -341,7 +341,9 @@ class Programs:
     # -- keeping --------------------------------------------------------------------------------
 
     def last_use(self, key: Hashable, *things: Any) -> int | None:
-        """Record a use of a call that is not kept; return the number of its previous use, or None.
+        """Record a use of a call that is not kept; return when it was used before, or None.
+
+        Uses are counted by the number of the last operation begun.
 
         Parameters
         ----------
@@ -379,7 +381,7 @@ class Programs:
         Parameters
         ----------
         since : int or None
-            See :meth:`last_use`; where that is None, nothing is dropped.
+            Result of :meth:`last_use` for the call; if it is None, nothing is dropped.
         nbytes : int, optional
             Bytes of the call, if they are known before it is bound.
         """

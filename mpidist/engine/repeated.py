@@ -26,7 +26,23 @@ Held = Callable[[], tuple[object, ...]]
 
 
 class RepeatedService(Protocol):
-    """The members of a communicator's service that repeated calls use."""
+    """The members of a communicator's service that repeated calls use.
+
+    Attributes
+    ----------
+    backend, reports, engine : Backend, Reports, Engine
+        The backend, the writer of error reports, and the engine that runs programs.
+    timeout : float or None
+        Deadline of every wait in seconds.
+    broken : str or None
+        Why the communicator can no longer be used.
+    sequence : int
+        Number of operations begun.
+    met : int
+        Number of the last operation that all ranks are known to have reached.
+    inside : int
+        Number of the operation in whose native call this rank is; 0 outside of any.
+    """
 
     backend: Backend
     reports: Reports
@@ -38,30 +54,42 @@ class RepeatedService(Protocol):
     inside: int
 
     def check_usable(self) -> None:
-        """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
+        """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed."""
 
     def deadline(self) -> float | None:
         """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
 
     def guard(self) -> None:
-        """Register this communicator with the watchdog, before a library's call."""
+        """Register this communicator with the watchdog, before a native call."""
 
     def arrive(self, sequence: int, operation: str, deadline: float | None) -> None:
         """Wait until all ranks have reached operation number `sequence`."""
 
     def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
-        """Wait until a staging slot may be overwritten, and record its use by an operation."""
+        """Wait until a staging slot may be overwritten, and record its use by an operation.
+
+        A staging slot is shared memory through which arrays are copied.
+        """
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
-        """Run the items of a program, blocking, after its operation has been announced."""
+        """Run the rounds of a program, blocking, after its operation has been announced.
+
+        `how` names its executor or algorithm, for reports.
+        """
 
     def broke(
         self, error: BaseException, operation: str, sequence: int, *memory: object
     ) -> BaseException:
-        """Mark the communicator broken by an unfinished operation; return the error to raise."""
+        """Mark the communicator broken by an unfinished operation; return the error to raise.
+
+        `memory` is kept, as messages may still be stored there.
+        """
 
     def timed_out(self, operation: str, sequence: int | None, how: str) -> Exception:
-        """Return the error to raise for an operation that has passed its deadline."""
+        """Return the error to raise for an operation that has passed its deadline.
+
+        `how` names its executor or algorithm, or what it waits for.
+        """
 
 
 def repeated(
@@ -85,7 +113,8 @@ def repeated(
     operation : str
         The operation, as the ranks compare and report it.
     owners : sequence of object, optional
-        Objects kept alive while it runs; by default the bound call has arrays of its own.
+        Owners of the call's memory, kept if an operation does not end.  By default the arrays of
+        `call` belong to the bound call.
     """
     bind, choice, call = executor.bind, way.choice, to_keep(call)
     programs = [bind(call, choice, repeated=True)]
@@ -124,7 +153,10 @@ def with_own_arrays(call: Call) -> Call:
 
 
 def _run_library(service: RepeatedService, operation: str, program: Program, held: Held) -> Run:
-    """Return the function that runs a library's call, once all ranks have arrived."""
+    """Return the function that runs a native call, once all ranks have arrived.
+
+    ``held()`` returns the memory to keep if an operation does not end.
+    """
     arrive = arrival_runner(service, operation)
     (item,) = program.items
     assert isinstance(item, Round)
@@ -150,7 +182,10 @@ def _run_library(service: RepeatedService, operation: str, program: Program, hel
 def _run_messages(
     service: RepeatedService, operation: str, how: str, program: Program, held: Held
 ) -> Run:
-    """Return the function that runs the program of an algorithm over messages."""
+    """Return the function that runs the program of an algorithm over messages.
+
+    `how` names the algorithm.  ``held()`` returns the memory to keep if an operation does not end.
+    """
     announce, reports = service.backend.board.announce, service.reports
     fingerprint = reports.fingerprint(operation, meets=False)
 
@@ -174,7 +209,9 @@ def _run_kernels(
 ) -> Run:
     """Return the function that runs a kernel in shared memory; `programs` take turns.
 
-    There is a program for each staging slot, or a single one without slots.
+    There is a program for each staging slot (shared memory through which arrays are copied), or a
+    single one without slots.  `how` names the executor.  ``held()`` returns the memory to keep if
+    an operation does not end.
     """
     bodies = [(p.slot, kernel_runner(service, operation, how, p)) for p in programs]
     turns = len(programs)

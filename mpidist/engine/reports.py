@@ -71,7 +71,8 @@ class Reports:
     def _check_elsewhere(self, sequence: int, operation: str) -> None:
         """Raise if ranks of other nodes report a different operation, or a failure.
 
-        It asks one of them without waiting; the answers that have arrived so far count.
+        Once for each operation it asks one rank, the next in the ring of all ranks, if that is on
+        another node.  It does not wait: the answers that have arrived so far count.
         """
         roll_call = self._roll_call
         if roll_call is None:
@@ -132,7 +133,7 @@ class Reports:
             )
 
     def _check_given_up(self, sequence: int, operation: str, ranks: Sequence[int]) -> None:
-        """Raise CommunicatorBroken if one of `ranks` has given up the operation."""
+        """Raise CommunicatorBroken if one of `ranks` has given up the operation at its deadline."""
         given_up = self._backend.board.given_up(sequence, ranks)
         if given_up:
             raise CommunicatorBroken(
@@ -145,10 +146,11 @@ class Reports:
     ) -> None:
         """Raise CollectiveMismatch if the ranks, all arrived, have announced different operations.
 
-        Or CommunicatorBroken if one has given up the operation, and will not take part in it.
+        Or CommunicatorBroken, if a rank has given up the operation, and will not take part in it.
 
         If each of the operations waits for all ranks first, no work was done and every rank sees
-        the mismatch: the ranks exchange the descriptions, and the communicator stays usable.
+        the mismatch: the ranks exchange the descriptions, by ``everyone(operation)``, and the
+        communicator stays usable.
         """
         board = self._backend.board
         fingerprint = board.fingerprint(sequence)
@@ -178,7 +180,8 @@ class Reports:
     ) -> CollectiveTimeout:
         """Return the error to raise for an operation not finished within `seconds`.
 
-        With `ask`, other nodes are asked for their state; else only the board is read, without MPI.
+        `how` names its executor or algorithm, or what it waits for.  With `ask`, other nodes are
+        asked for their state; else only the board is read, without MPI.
         """
         board, rank = self._backend.board, self._backend.rank
         missing: tuple[int, ...] = ()
@@ -208,7 +211,10 @@ class Reports:
         )
 
     def _inside(self, given_up: Sequence[int]) -> str:
-        """Return the known state of ranks that hang inside an operation, as text for a report."""
+        """Return the known state of ranks that hang inside an operation, as text for a report.
+
+        `given_up` are the ranks whose deadline has passed.
+        """
         behind = self._behind()
         reasons = list(self._backend.board.unwell())
         if behind:

@@ -181,7 +181,7 @@ def _program(program: Program) -> Iterator[None]:
 
 
 def _strand(items: list[Round | Side]) -> Iterator[None]:
-    """Run one strand; yield None while a message is missing."""
+    """Run one strand, a list of rounds; yield None while a message is missing."""
     for item in items:
         if isinstance(item, Side):
             yield from _side(item)
@@ -198,7 +198,10 @@ def _strand(items: list[Round | Side]) -> Iterator[None]:
 
 
 def _side(side: Side) -> Iterator[None]:
-    """Run strands concurrently; strand k + window starts when strand k has ended."""
+    """Run strands (lists of rounds) concurrently; yield None while messages are missing.
+
+    Strand k + window starts when strand k has ended.
+    """
     window = side.window
     slots: list[tuple[int, Iterator[None]] | None] = [
         (k, _strand(side.strands[k])) for k in range(min(window, len(side.strands)))

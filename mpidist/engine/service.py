@@ -52,7 +52,7 @@ class Service:
     freed : bool
         Whether it cannot be used because it was freed.
     executors : list of Executor
-        The executors of host arrays, in order of listing.
+        The executors of host arrays, in the order in which ``explain`` lists them.
     """
 
     def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Segmentation):
@@ -109,7 +109,8 @@ class Service:
     def choose(self, call: Call, algorithm: str, background: bool = False) -> tuple[Executor, Way]:
         """Choose the executor and algorithm of a call, and make the executor ready.
 
-        A blocking call calibrates first, if its choice needs that: only there do all ranks meet.
+        If the choice needs it, a blocking call calibrates first.  A background call does not: its
+        ranks do not wait for each other.
         """
         if call.on_device:
             assert self.on_gpu is not None
@@ -130,7 +131,10 @@ class Service:
         return executor, way
 
     def describe(self, call: Call, executor: Executor, way: Way, background: bool = False) -> str:
-        """Return the text that ranks compare: fingerprint, executor, symmetric memory of a call."""
+        """Return the text that ranks compare: the call's fingerprint, and what its executor adds.
+
+        That is an algorithm, the executor's name, or the location in symmetric memory.
+        """
         operation, agreed = call.fingerprint, executor.agreed(call, way.choice)
         if agreed:
             operation = f"{operation} {agreed}"
@@ -270,7 +274,10 @@ class Service:
         return meet
 
     def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
-        """Wait until every rank has left the last use of a staging slot; record this use of it."""
+        """Wait until every rank has left the operation that used a slot last; record this use.
+
+        A staging slot is shared memory through which private arrays are copied.
+        """
         last, reached = self._slot_used[slot], self.backend.board.all_reached
         late = last and last >= self.met and not reached(last + 1)
         if late and not self.engine.wait(lambda: reached(last + 1), self.deadline()):
@@ -278,7 +285,10 @@ class Service:
         self._slot_used[slot] = sequence
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
-        """Run the items of a program, blocking, after its operation has been announced."""
+        """Run the rounds of a program, blocking, after its operation has been announced.
+
+        `how` names its executor or algorithm, for reports.
+        """
         program.tags[0] = 0
         if program.named is not None:
             program.named.name(sequence, operation, self.backend.board.fingerprint(sequence))
@@ -310,7 +320,7 @@ class Service:
         return sequence
 
     def guard(self) -> None:
-        """Register this communicator with the watchdog, before a library's call."""
+        """Register this communicator with the watchdog, before a native call."""
         if not self._guarded:
             WATCHDOG.watch(self)
             self._guarded = True
@@ -324,8 +334,8 @@ class Service:
     ) -> None:
         """Wait until all ranks have arrived: a native call cannot be interrupted later.
 
-        Without a deadline too: a native call does not poll the operations in the background, and
-        another rank may wait for one of them before it arrives.
+        All ranks wait, even if there is no deadline: a native call does not poll the operations in
+        the background, and another rank may wait for one of them before it arrives.
         """
         if not self.engine.patiently(
             lambda until: self.backend.arrive(sequence, until, self.engine.background()), deadline
@@ -337,8 +347,8 @@ class Service:
     def start_natives(self, deadline: float | None) -> bool:
         """Start the pending native calls of the background; return False past the deadline.
 
-        It is called once all ranks have reached a later operation: the library needs its calls in
-        the same order on every rank.
+        Called when all ranks have reached a later operation, before that starts: the MPI library
+        needs its calls in the same order on every rank.
         """
         return self._native.advance() or self.engine.wait(self._native.advance, deadline)
 
@@ -357,7 +367,7 @@ class Service:
     def set_up(
         self, operation: str, act: Callable[[], Any], how: str = "set-up", same: str | None = None
     ) -> Any:
-        """Run ``act()``, a collective set-up that may use :meth:`everyone`, when all have arrived.
+        """Run ``act()``, a set-up that may use :meth:`everyone`, once all ranks have arrived.
 
         Parameters
         ----------
@@ -391,7 +401,7 @@ class Service:
     def everyone(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order, on every rank; collective.
 
-        Past the deadline the report names the call that needs it, never this exchange.
+        Past the deadline the report names the call that needs this exchange, not the exchange.
         """
         deadline, (operation, sequence) = self.deadline(), self._setting_up
 
@@ -404,12 +414,15 @@ class Service:
     def timed_out(
         self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
-        """Return the error to raise for an operation that has passed its deadline."""
+        """Return the error to raise for an operation that has passed its deadline.
+
+        `how` names its executor or algorithm, or what it waits for.
+        """
         seconds = self.timeout if timeout is UNSET else timeout
         return self.reports.timed_out(operation, sequence, how, seconds)
 
     def check_usable(self) -> None:
-        """Raise `CommunicatorBroken` with the reason if an operation was left unfinished."""
+        """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed."""
         if self.broken is not None:
             raise CommunicatorBroken(f"rank {self.backend.rank}: {self.broken}")
 

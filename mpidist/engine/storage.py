@@ -51,7 +51,7 @@ class Memory(Protocol):
         """Return the action that copies `source` to `target`, which has its length."""
 
     def combine(self, op: Op, left: Any, right: Any, target: Any) -> Action:
-        """Return the action that stores left ∘ right in `target`, which may be an operand."""
+        """Return the action that stores op(left, right) in `target`, which may be an operand."""
 
     def divide(self, source: Any, target: Any, divisor: int) -> Action:
         """Return the action that stores source / divisor in `target`, which may be `source`."""
@@ -84,7 +84,7 @@ class HostMemory:
 
     @staticmethod
     def combine(op: Op, left: np.ndarray, right: np.ndarray, target: np.ndarray) -> Action:
-        """Return the action that calls the operation's own function, with result in `target`."""
+        """Return the action that stores op(left, right) in `target`, by the function of `op`."""
         return partial(op.function if op.builtin else op.combine, left, right, out=target)
 
     @staticmethod
@@ -96,7 +96,10 @@ class HostMemory:
 
 
 class Storage:
-    """The location of each block: the user's input, the user's result, or scratch memory."""
+    """The location of each block: the user's input, the user's result, or scratch memory.
+
+    `place` is (rank, size, root); `x` and `out` are None where this rank has no input or result.
+    """
 
     def __init__(
         self,
@@ -128,9 +131,10 @@ class Storage:
             at += lengths[block]
 
     def prepare(self, written: Written) -> None:
-        """Allocate scratch memory for the written blocks that are not part of the result.
+        """Allocate scratch memory for the blocks that a schedule writes outside of the result.
 
-        Neighbouring blocks become neighbours in memory, so that a range of blocks is one message.
+        `written` has the rounds of the schedule as lists.  Neighbouring blocks become neighbours in
+        memory, so that a range of blocks is one message.
         """
         places = sorted(place for place in _writes(written) if place not in self._homes)
         sizes = [self._length(place) for place in places]
@@ -231,7 +235,10 @@ def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
 
 @dataclass(slots=True)
 class MessageScratch:
-    """Scratch memory of one strand for the messages of a round; each round reuses it."""
+    """Scratch memory for the messages of one strand (a list of rounds); each round reuses it.
+
+    Strands inside it that run concurrently have scratch memory of their own, in `slots`.
+    """
 
     memory: Memory
     buffers: list[Any] = field(default_factory=list)
@@ -251,7 +258,7 @@ class MessageScratch:
         return self.buffers[index], 0, n
 
     def slot(self, k: int) -> MessageScratch:
-        """Return the scratch memory of the strands that run in slot `k` of the window."""
+        """Return the scratch memory number `k`, for inner strands that run one after the other."""
         return self.slots.setdefault(k, MessageScratch(self.memory))
 
     def total(self) -> int:

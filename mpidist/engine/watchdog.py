@@ -38,7 +38,7 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """One thread per process that polls every communicator.
+    """One thread per process that polls every communicator with native calls.
 
     A native call cannot be cancelled: the library holds the buffers.  So past the deadline the
     watchdog reports the state of the ranks and ends the job.  Polling costs the call nothing.

@@ -90,7 +90,7 @@ class Work:
     def source(self) -> int | None:
         """Rank that sent the received message; None for other operations.
 
-        RuntimeError while it is not done.
+        Raises RuntimeError while the operation is pending.
         """
         if not self._done:
             raise RuntimeError("the operation is still pending: call wait()")

@@ -112,7 +112,7 @@ def test_bad_table_raises_on_all_ranks(comm, made, tmp_path):
 
 
 def test_init_again_with_a_table_is_refused(comm):
-    with pytest.raises(mpidist.InvalidArgument, match="was started with other settings"):
+    with pytest.raises(mpidist.InvalidArgument, match="is started already"):
         mpidist.init(tuning="t.json")
 
 
