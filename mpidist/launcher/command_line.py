@@ -16,6 +16,7 @@ from .allocation import SlurmAllocation, cores, in_step, threads_per_core
 from .mpi import AS_ROOT, OPEN_MPI, YIELD, environment_for, find_launcher, folder_of
 from .slurm import place, slurm_command
 
+PYTHON = ("python", "python3")  # they mean this interpreter, also by its path
 ABORT_ON_ERROR = ["-m", "mpi4py"]  # an exception on one rank ends the job on all
 RANK_PROGRAM = str(Path(__file__).with_name("rank_program.py"))
 
@@ -118,12 +119,18 @@ def rank_command(program: Sequence[str], modules_too: bool = False) -> list[str]
         if not Path(first).is_file():
             raise InvalidArgument(f"{first}: no such script in {folder_of(Path(first))}")
         return [sys.executable, *ABORT_ON_ERROR, *program]
-    if first in ("python", "python3"):
+    if first in PYTHON or os.path.abspath(first) in _own_python():
         options, script = rest[: count_options(rest)], rest[count_options(rest) :]
         return [sys.executable, *options, *abort_words(script, modules_too), *script]
     if shutil.which(first) is None:
         raise InvalidArgument(f"{first}: no such script or program")
     return list(program)
+
+
+def _own_python() -> list[str]:
+    """Return the paths by which this interpreter may be called, such as ``.venv/bin/python3``."""
+    folder = os.path.dirname(sys.executable)
+    return [sys.executable, *(os.path.join(folder, name) for name in PYTHON)]
 
 
 def count_options(arguments: Sequence[str]) -> int:

@@ -237,6 +237,8 @@ def test_run_prints_its_command(monkeypatch):
         (["-m", "pkg.train", "--lr", "1"], [sys.executable, "-m", "pkg.train", "--lr", "1"]),
         (["-c", "print(1)"], [sys.executable, "-m", "mpi4py", "-c", "print(1)"]),
         (["python", "-V"], [sys.executable, "-V"]),
+        ([sys.executable, "x.py"], [sys.executable, "-m", "mpi4py", "x.py"]),
+        (["/usr/bin/env", "x.py"], ["/usr/bin/env", "x.py"]),
         (["python", "x.py", "-m"], [sys.executable, "-m", "mpi4py", "x.py", "-m"]),
         (
             ["python3", "-u", "-W", "error", "-c", "1"],
