@@ -254,6 +254,20 @@ def test_sparse(place):
     assert torch.equal(y.to_dense(), torch.tensor([[1.0, 0.0], [0, 0], [0, 0]]))
 
 
+def test_sparse_gradients_of_torch_ddp(place):
+    """DistributedDataParallel averages those of an embedding; each rank uses other rows."""
+    rank, size = place
+    words = torch.nn.Embedding(size + 1, 2, sparse=True)
+    model = torch.nn.parallel.DistributedDataParallel(words)
+    for _ in range(2):
+        words.weight.grad = None
+        model(torch.tensor([rank, size])).sum().backward()
+        wanted = torch.full((size + 1, 2), 1 / size)
+        wanted[size] = 1
+        assert words.weight.grad.is_sparse
+        assert torch.allclose(words.weight.grad.to_dense(), wanted)
+
+
 def test_what_cannot_be(place):
     rank, _ = place
     with pytest.raises(MpidistError, match=f"rank {rank}: .*xor.*float32"):
