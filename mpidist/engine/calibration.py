@@ -284,6 +284,6 @@ def _move(
     request = post(data, peer, _TAG)
     if not backend.wait(request.test, deadline):  # type: ignore[attr-defined]
         raise CollectiveTimeout(
-            f"rank {backend.rank}: no calibration message exchanged with rank {peer} in time",
+            f"rank {backend.rank}: calibrate: no message exchanged with rank {peer} in time",
             collective="calibrate",
         )

@@ -299,7 +299,7 @@ class PointToPoint:
     def iprobe(self, peer: Any, tag: Any, kind: Any) -> int | None:
         """Return the sender of a message that has arrived and was not received, or None."""
         if kind not in ("array", "object"):
-            raise self.place.wrong(f"kind={kind!r}: allowed are 'array' and 'object'")
+            raise self.place.wrong(f"kind={kind!r}: expected 'array' or 'object'")
         peer, wire = self.source(peer), self._tag(kind, tag)
         self.service.check_usable()
         return self.backend.iprobe(peer, wire)

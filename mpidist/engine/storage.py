@@ -155,7 +155,7 @@ class Storage:
         piece = self.where.get(place)
         if piece is None:
             raise ScheduleError(
-                f"block {place[1]} of {place[0]!r} is read before anything was stored there",
+                f"the block of {place[0]!r} is read before anything was stored there",
                 block=place[1],
             )
         return piece

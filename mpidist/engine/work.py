@@ -83,7 +83,7 @@ class Work:
     def result(self) -> Any:
         """The result; raises RuntimeError while the operation is pending."""
         if not self._done:
-            raise RuntimeError("the operation is still pending: call wait()")
+            raise RuntimeError("the operation is still pending: call wait() first")
         return self._result
 
     @property
@@ -93,7 +93,7 @@ class Work:
         Raises RuntimeError while the operation is pending.
         """
         if not self._done:
-            raise RuntimeError("the operation is still pending: call wait()")
+            raise RuntimeError("the operation is still pending: call wait() first")
         return None if self._sender is None else self._sender()
 
     def test(self) -> bool:
