@@ -30,13 +30,13 @@ class ShortRequest(Request, Protocol):
 
     @property
     def content(self) -> bytes | bytearray:
-        """The received bytes, once ``test()`` has returned True; other bytes may follow them.
+        """Buffer that begins with the received bytes, once ``test()`` has returned True.
 
-        Empty from a backend that moves nothing.
+        The bytes behind the message are undefined.  Empty from a backend that moves nothing.
         """
 
     def release(self) -> None:
-        """Release the memory of `content`, for another message."""
+        """Return the memory of `content` for another message; `content` is invalid afterwards."""
 
 
 class AnyShortRequest(ShortRequest, Protocol):
@@ -66,7 +66,7 @@ class AllOf:
 
 
 def pieces(data: np.ndarray, most: int = MAX_MESSAGE_BYTES) -> Iterator[np.ndarray]:
-    """Yield a flat array in pieces of at most `most` bytes; an empty array is one piece."""
+    """Yield a flat array; one of more than `most` bytes in uint8 views of at most `most` bytes."""
     if data.nbytes <= most:
         yield data
         return
@@ -77,7 +77,7 @@ def pieces(data: np.ndarray, most: int = MAX_MESSAGE_BYTES) -> Iterator[np.ndarr
 
 @dataclass(slots=True)
 class RoundMessage:
-    """One message of a round: a contiguous array to send from or to receive into."""
+    """One message of a round: `data` is received from `peer` if `incoming`, else sent to it."""
 
     incoming: bool
     peer: int
@@ -107,51 +107,60 @@ class PendingArrival(Protocol):
 
 
 class Native(Protocol):
-    """The collectives that a backend brings itself, such as those of an MPI library."""
+    """Interface of a backend's own collectives, such as those of an MPI library."""
 
     def why_not(self, call: Call) -> str | None:
-        """Return why the library cannot serve a call, or None."""
+        """Return why the library cannot serve a call, as a sentence, or None if it can."""
 
     def actions(self, call: Call) -> list[Callable[[], Any]]:
-        """Return the actions of a blocking call: the library's call, and arithmetic around it."""
+        """Return functions to call in order: the library's blocking call, arithmetic around it."""
 
     def started(
         self, call: Call
     ) -> tuple[list[Callable[[], Any]], Transfer, list[Callable[[], Any]]]:
-        """Return a non-blocking call in three parts: actions before, the call, actions after."""
+        """Return functions to call before, the library's non-blocking call, functions after it."""
 
 
 class AbsentRanks(Protocol):
-    """Interface for questions to the ranks of other nodes, whose state this node's board lacks.
+    """Interface of the roll call, which exchanges the state of operations with other nodes.
+
+    The ranks of one node read each other's state on the arrival board of the node.
 
     Attributes
     ----------
     absent : tuple of int
-        The ranks of other nodes.
+        The ranks of other nodes: they are absent from the arrival board.
     """
 
     absent: tuple[int, ...]
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, if it is on another node, once about its operation `sequence`."""
+        """Ask rank + 1 (cyclic) for its operation number `sequence`, if it is on another node.
+
+        It is asked once per operation and answers when it reaches the operation; :meth:`different`
+        compares the answer.
+        """
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the absent ranks whose operation `sequence` differs, with its description."""
+        """Return, by rank, the descriptions of operations `sequence` unlike this rank's.
+
+        Only the answers received so far count.  `fingerprint` identifies this rank's operation.
+        """
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Tell the absent ranks which operation has the number `sequence` on this rank."""
+        """Send the absent ranks the fingerprint and text of this rank's operation `sequence`."""
 
     def notify(self, sequence: int, text: str) -> None:
         """Send the absent ranks the reason why operation `sequence` will not complete."""
 
     def notices(self, sequence: int) -> dict[int, str]:
-        """Return other ranks' reasons why `sequence`, or an earlier one, cannot complete."""
+        """Return, by rank, received reasons why an operation up to `sequence` cannot complete."""
 
     def answer(self) -> None:
-        """Answer the questions that have arrived."""
+        """Answer the questions that have arrived, and record the arrived answers and notices."""
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Ask all absent ranks; return those that do not report operation `sequence` in time."""
+        """Ask all absent ranks; return those not known in time to have reached `sequence`."""
 
     def close(self) -> None:
         """Free the communicator that carries the questions; collective."""
@@ -161,15 +170,15 @@ class Backend(Protocol):
     """The transport between `size` ranks: a backend inherits from this class.
 
     A backend is used by one thread at a time.  Messages between two ranks with one tag keep their
-    order.  The attributes with a value and the methods from `bind` on have the defaults given here;
-    :func:`complete` supplies them to a backend whose class does not inherit from this one.
+    order.  The members in ``DEFAULTS`` have the defaults given here; :func:`complete` supplies them
+    to a backend whose class does not inherit from this one.
 
     Attributes
     ----------
     name : str
         Name of the backend, for reports.
     library : str
-        The library and its version that a tuning table is for; without a library the `name`.
+        Library and version, by which a tuning table is found; without a library the `name`.
     rank, size : int
         This rank, and the number of ranks.
     tag_limit : int
@@ -180,19 +189,20 @@ class Backend(Protocol):
         A key per rank; ranks with equal keys share a node.
     vendor : str
         Name of the MPI library without its version, for example "MPICH"; empty without MPI.  The
-        shipped rules depend on it.
+        rules of ``algorithm="auto"`` depend on it.
     crowded : bool
-        Whether more ranks than cores share a node.  The shipped rules depend on it.
+        Whether this node has more ranks than cores.  The rules of ``algorithm="auto"`` depend on
+        it.
     native : Native or None
-        The backend's own collectives.
+        The backend's own collectives; None if it has none.
     patience : tuple of int
         How long a wait in shared memory spins: see :func:`~mpidist.backends.waiting.spin`.
     threads : bool
         Whether several threads may call the backend at the same time.
     roll_call : AbsentRanks or None
-        Asks the ranks of other nodes, which are not on the board, about their operations.
+        Asks the ranks of other nodes about their operations; None if there are no other nodes.
     alike : bool
-        Whether all ranks meant the same operation in the last arrival across nodes.
+        Whether all ranks announced the same operation in the last :meth:`arrive` between nodes.
     """
 
     name: str
@@ -214,7 +224,7 @@ class Backend(Protocol):
         """Begin to send a contiguous array."""
 
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> Request:
-        """Begin to receive into a contiguous array; the message must have its length."""
+        """Begin to receive a message of exactly the array's length into a contiguous array."""
 
     def isend_short(self, content: bytes, peer: int, tag: int) -> Request:
         """Begin to send at most `SHORT_BYTES` bytes, for :meth:`irecv_short`."""
@@ -230,8 +240,8 @@ class Backend(Protocol):
     ) -> bool:
         """Wait until ``test()`` is true; return False if `deadline` passed first.
 
-        `deadline` is a time of ``time.monotonic``.  `progress` is called now and then, so that
-        other pending operations advance.
+        `deadline` is a time of ``time.monotonic``; None waits for ever.  `progress` is called now
+        and then, so that other pending operations advance.
         """
 
     def split(self, color: int | None, key: int) -> Backend | None:
@@ -246,8 +256,8 @@ class Backend(Protocol):
         By default unsupported.
         """
         raise Unsupported(
-            f"rank {self.rank}: the {self.name} backend cannot make a group by its members alone; "
-            "split() is collective over all ranks"
+            f"rank {self.rank}: the {self.name} backend cannot make a group by its members alone: "
+            "use split(), which all ranks of the communicator call"
         )
 
     def irecv_short_any(self, tag: int) -> AnyShortRequest:
@@ -258,16 +268,16 @@ class Backend(Protocol):
         raise Unsupported(f"rank {self.rank}: the {self.name} backend cannot receive from any rank")
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
-        """Return the sender of a message that has arrived and was not received, or None.
+        """Return the sender of a message that has arrived and was not received; None without one.
 
-        `peer` is the sender's rank, None for any rank.  By default unsupported.
+        `peer` is the rank whose messages count, None for any rank.  By default unsupported.
         """
         raise Unsupported(f"rank {self.rank}: the {self.name} backend cannot probe for messages")
 
     def bind(self, messages: Sequence[RoundMessage]) -> Transfer | None:
-        """Return persistent requests for the messages of a round, or None to post them each time.
+        """Return persistent requests for the messages of a round, or None if unsupported.
 
-        By default None.
+        By default None: then an :class:`UnboundTransfer` posts the messages anew in each run.
         """
         return None
 
@@ -289,14 +299,14 @@ class Backend(Protocol):
         Needed for native collectives in the background between nodes; by default unsupported.
         """
         raise Unsupported(
-            f"rank {self.rank}: the {self.name} backend has no non-blocking arrival between nodes, "
-            "which native collectives in the background need"
+            f"rank {self.rank}: the {self.name} backend has no non-blocking wait for the ranks of "
+            "other nodes, which native collectives in the background need"
         )
 
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Return the ranks known not to have announced operation `sequence`.
 
-        By default those of the board.
+        By default only ranks of this node are known, from the arrival board.
         """
         return self.board.missing(sequence)
 
@@ -334,10 +344,10 @@ class UnboundTransfer(AllOf):
     Parameters
     ----------
     slot : list of int
-        One number, shared by all rounds of a program: the slot whose tags the program uses, so that
-        the messages of concurrent operations do not mix.
+        One number, shared by all rounds of a program and set before each run: the slot (range of
+        tags) of the run.  Concurrent operations have different slots, so their messages do not mix.
     space : int
-        Number of tags of a slot.
+        Number of tags in a slot.
     """
 
     __slots__ = ("_isend", "_irecv", "_messages", "_slot", "_space")

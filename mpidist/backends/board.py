@@ -38,17 +38,28 @@ def fence() -> None:
 
 
 class Board:
-    """One cache line per rank: sequence number, process id, fingerprints of the last operations.
+    """The arrival board of a node: per rank, the number and fingerprint of its last operations.
+
+    Each rank has a cache line of shared words: the sequence number of its last operation, its
+    process id, whether it has left, and the fingerprints of its last `HISTORY` (4) operations.  A
+    fingerprint is a number that identifies an operation by its description.
 
     Parameters
     ----------
     words : writable memoryview of int64
-        ``8 * size`` words in memory that all ranks of the node share.
+        ``8 * size`` words in memory that all ranks of the node share, for `size` ranks in the
+        communicator.
+    rank : int
+        This rank.
     ranks : sequence of int
         The ranks that write to the board.
+    keep : object
+        Owner of the memory of `words`, kept alive with the board.
 
     Attributes
     ----------
+    others : tuple of int
+        Index of the first word of each other rank on the board.
     texts : dict of int to str
         Description of this rank's operations, by fingerprint.
     """
@@ -67,7 +78,7 @@ class Board:
 
     @staticmethod
     def base(rank: int) -> int:
-        """Return the index of the first word of `rank`."""
+        """Return the index in `words` of the first word of `rank`."""
         return rank * _WIDTH
 
     def announce(self, sequence: int, fingerprint: int) -> None:
@@ -81,7 +92,7 @@ class Board:
         self.words[self._at] = sequence
 
     def give_up(self, sequence: int) -> None:
-        """Announce that this rank has given up operation number `sequence`, past its deadline."""
+        """Announce that this rank has given up operation `sequence`, whose deadline has passed."""
         if 0 <= self.words[self._at] - sequence < HISTORY:
             self.words[self._at + PRINTS + sequence % HISTORY] = _GIVEN_UP
 
@@ -92,7 +103,7 @@ class Board:
     def fingerprint(self, sequence: int, rank: int | None = None) -> int:
         """Return the fingerprint that a rank (default: this one) announced for an operation.
 
-        Only the last `HISTORY` operations have one.
+        Valid for the last `HISTORY` (4) operations that the rank announced.
         """
         base = self._at if rank is None else rank * _WIDTH
         return self.words[base + PRINTS + sequence % HISTORY]
@@ -102,7 +113,10 @@ class Board:
         return self.spin(sequence, (0, 0))
 
     def spin(self, sequence: int, patience: tuple[int, int]) -> bool:
-        """Spin for a short time; return whether every rank has reached operation `sequence`."""
+        """Spin briefly; return whether every rank on the board has reached operation `sequence`.
+
+        `patience` is that of :func:`~mpidist.backends.waiting.spin`.
+        """
         if not spin(self.words, self.others, sequence, patience):
             return False
         if not STORES_KEEP_ORDER:
@@ -121,7 +135,7 @@ class Board:
         """Return the ranks that announced an operation `sequence` other than `fingerprint`.
 
         A rank that has given up the operation is one of them.
-        Only the last `HISTORY` operations are known.  Other ranks write meanwhile, first the
+        Only the last `HISTORY` (4) operations are known.  Other ranks write meanwhile, first the
         fingerprint and then the number.  So a fingerprint counts only if the number had been
         reached before it was read, and if afterwards the rank is not so far ahead that it may be
         overwriting it.
@@ -137,7 +151,7 @@ class Board:
         return tuple(found)
 
     def leave(self) -> None:
-        """Announce that this rank's program has ended: it reaches no further operation."""
+        """Announce that this rank's process is exiting: it reaches no further operation."""
         if self.words[self._at + _PID] == os.getpid():  # not in a forked child
             self.words[self._at + _LEFT] = 1
 
@@ -147,7 +161,7 @@ class Board:
         return tuple(r for r in gone if self.words[r * _WIDTH] < sequence)
 
     def has_left(self, rank: int) -> bool:
-        """Return whether the program of `rank` has ended."""
+        """Return whether `rank` has left: its process is exiting, or has exited normally."""
         return bool(self.words[rank * _WIDTH + _LEFT])
 
     def unwell(self) -> tuple[str, ...]:
@@ -157,7 +171,7 @@ class Board:
         return tuple(f"rank {r} is{state} (pid {pid})" for r, pid, state in states if state)
 
     def describe(self, rank: int) -> str:
-        """Return the state of a rank that has not arrived, for the report of a passed deadline."""
+        """Return a text on the state of a rank that has not arrived, for the error message."""
         if rank not in self.ranks:
             return f"rank {rank} not arrived (on another node)"
         at = self.words[rank * _WIDTH]
@@ -172,7 +186,7 @@ _boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
 def _leave() -> None:
-    """Mark this rank as gone on every board; at exit, before MPI is finalized."""
+    """Announce at exit, on all boards of this process, that their ranks leave."""
     for board in _boards:
         board.leave()
 

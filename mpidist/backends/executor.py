@@ -10,21 +10,23 @@ from .program import Program
 
 
 class Executor:
-    """Interface of an executor: a call is served by the first in the list that is able to.
+    """Interface of an executor, which serves calls: it binds each call to memory as a Program.
 
-    Subclasses define :meth:`why_not` and :meth:`bind`; the other members have defaults.  All
-    answers must be the same on every rank.
+    A call is served by the first executor of the communicator's list whose :meth:`why_not` returns
+    None.  Subclasses define :meth:`why_not` and :meth:`bind`; the other members have defaults.
+    Every method must return equal results on all ranks.
 
     Attributes
     ----------
     name : str
         The name by which a call's ``algorithm=`` selects the executor.
     summary : str
-        How the executor works, for the list of ``explain``.
+        How the executor works, for the table of ``comm.explain``.
     ready : bool
         Whether :meth:`make_ready` has been called, or is not needed.
     turns : int
-        Number of programs among which the runs of a call alternate, by the operation's number.
+        Number of programs of a repeated call.  They take turns: operation number n runs program
+        ``n % turns``, so that consecutive runs use different shared memory.
 
     Examples
     --------
@@ -52,7 +54,8 @@ class Executor:
     def depends_on(self, call: Call) -> Hashable:
         """Return a key of further properties of a call on which :meth:`why_not` depends.
 
-        Collective, size, dtype and operation need not be in it.
+        The choice of an executor is cached by this key and by collective, size, dtype and
+        operation, which need not be in the key.
         """
         return None
 
@@ -63,14 +66,14 @@ class Executor:
         """
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return further text that must be equal on all ranks; empty if there is none."""
+        """Return text on how a call is served, which the ranks compare before it; "" for none."""
         return ""
 
     def kind(self, call: Call) -> Hashable:
-        """Return the key of calls that may share one program; None if this call needs its own.
+        """Return a key: calls with equal keys share one program; None if this call needs its own.
 
-        A shared program copies the calls' arrays to and from its own, which pays for calls whose
-        arrays are copied in less time than a program is bound.
+        A shared program has arrays of its own, to and from which each call's arrays are copied.
+        That pays for a call whose arrays are copied in less time than a program is bound.
         """
         return None
 
@@ -90,17 +93,18 @@ class Executor:
         call : Call
             The call.
         choice : Choice or None
-            The algorithm, for the executor of algorithms.
+            The algorithm, for an executor that runs algorithms; None for the others.
         background : bool
             Whether the program is to run in the background.
         repeated : bool
             Whether the program will be kept and run again, so that more work in binding pays.
         turn : int
-            Number of the program among the `turns`, from 0.
+            Index of the program among the `turns` programs of the call.
 
         Returns
         -------
         Program
-            It must not keep the call's arrays alive: it is dropped when they die.
+            The program.  It must not keep the call's arrays alive: a cached program is dropped when
+            they are garbage-collected.
         """
         raise NotImplementedError

@@ -29,7 +29,7 @@ Bind = Callable[[Sequence[RoundMessage]], Transfer]
 
 
 class _Header:
-    """The memory of one greeting: fingerprint, bytes of data, text of the call."""
+    """Buffer of one greeting: the call's fingerprint, its bytes to the receiver, its text."""
 
     __slots__ = ("data", "words")
 
@@ -38,14 +38,14 @@ class _Header:
         self.words = self.data[: 8 * _WORDS].view(np.int64).data
 
     def write(self, fingerprint: int, nbytes: int, call: str) -> None:
-        """Write a call's fingerprint, its bytes for the peer, and its text."""
+        """Write a call's fingerprint, the number of its bytes to the peer, and its text."""
         self.words[0], self.words[1] = fingerprint, nbytes
         text = np.frombuffer(call.encode()[: NBYTES - 8 * _WORDS], np.uint8)
         self.data[8 * _WORDS :] = 0
         self.data[8 * _WORDS : 8 * _WORDS + len(text)] = text
 
     def compare(self, named: NamedCall, rank: int, peer: int, expected: int) -> None:
-        """Raise CollectiveMismatch if the peer's call, or its length, differs from this rank's."""
+        """Raise CollectiveMismatch if the peer names another call or not `expected` bytes."""
         fingerprint, nbytes = self.words
         if fingerprint == named.fingerprint and nbytes == expected:
             return
@@ -62,7 +62,7 @@ class _Header:
 
 
 class NamedCall(NamedTuple):
-    """A call as the ranks compare it: its fingerprint, text and number."""
+    """A call as the ranks compare it: its fingerprint, text and sequence number."""
 
     fingerprint: int = 0
     call: str = ""
@@ -75,7 +75,7 @@ class Answers:
     Parameters
     ----------
     backend : Backend
-        The backend that receives them.
+        The backend by which the greetings are received.
     """
 
     def __init__(self, backend: Backend):
@@ -83,7 +83,7 @@ class Answers:
         self._pending: deque[tuple[Any, _Header, int, NamedCall]] = deque()
 
     def expect(self, peer: int, tag: int, named: NamedCall) -> None:
-        """Post the receive of the greeting of `peer`, to be compared with the call `named`."""
+        """Post the receive of a greeting from `peer`, to be compared with this rank's `named`."""
         header = _Header()
         request = self._backend.irecv(header.data, peer, tag)
         self._pending.append((request, header, peer, named))
@@ -94,7 +94,7 @@ class Answers:
         Raises
         ------
         CollectiveMismatch
-            If a peer means another call; this rank's own may have ended already.
+            If a peer's greeting names another call; this rank's call may have ended already.
         """
         pending = self._pending
         for _ in range(len(pending)):
@@ -106,7 +106,7 @@ class Answers:
         return len(pending) <= _MOST_ANSWERS
 
     def cancel(self) -> None:
-        """Cancel the pending receives: their memory is freed when the program ends."""
+        """Cancel the pending receives, at exit, before their memory is freed."""
         while self._pending:
             self._pending.pop()[0].cancel()
 
@@ -115,7 +115,7 @@ _answers: weakref.WeakKeyDictionary[Backend, Answers] = weakref.WeakKeyDictionar
 
 
 def answers_of(backend: Backend) -> Answers:
-    """Return the `Answers` of a backend, the same object in every call."""
+    """Return the one `Answers` object of a backend, created at its first use."""
     if backend not in _answers:
         _answers[backend] = Answers(backend)
     return _answers[backend]
@@ -128,7 +128,7 @@ def _cancel() -> None:
 
 
 class _Peer:
-    """The messages of a call with one rank of another node."""
+    """A program's greeting from one rank of another node, and the bytes sent and expected."""
 
     __slots__ = ("rank", "sent", "expected", "header", "transfer", "heard")
 
@@ -149,11 +149,11 @@ class Greeting:
     absent : frozenset of int
         The ranks of other nodes; those that the program has messages with are greeted.
     answers : Answers
-        The communicator's pending answers.
+        The pending greetings of peers that only receive, of all programs of the communicator.
     slot : list of int
-        The slot whose tags the program uses.
+        One number, set before each run: the slot (range of tags) of the run.
     space : int
-        Number of tags of a slot.
+        Number of tags in a slot.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Greeting:
         self._named = NamedCall()
 
     def count(self, message: RoundMessage) -> None:
-        """Add a message of the program to its peer's count of bytes."""
+        """Add a message of the program to the bytes exchanged with its peer."""
         if message.peer not in self.absent:
             return
         peer = self._peers.setdefault(message.peer, _Peer(message.peer))
@@ -177,9 +177,9 @@ class Greeting:
             peer.sent += message.data.nbytes
 
     def bind(self, bind: Bind) -> bool:
-        """Bind the greetings with `bind`, once all messages are counted.
+        """Bind the greetings once all messages are counted; return whether any greeting is sent.
 
-        Returns whether any greeting is sent.
+        ``bind(messages)`` returns a Transfer of these messages.
         """
         self._heads = {rank: _Header() for rank in self._peers}
         self._sends = bind(
@@ -215,7 +215,10 @@ class Greeting:
         self._sends.start()
 
     def test(self) -> bool:
-        """Return whether the greetings are sent and at most `_MOST_ANSWERS` answers are pending."""
+        """Return whether this rank's greetings are sent and not too many others are awaited.
+
+        At most `_MOST_ANSWERS` greetings of peers that only receive may be pending.
+        """
         return self._sends.test() and self._answers.look()
 
     def heard(self, ranks: Sequence[int]) -> bool:
@@ -224,7 +227,7 @@ class Greeting:
         Raises
         ------
         CollectiveMismatch
-            If one of them names another call or length.
+            If one of the greetings names another call, or another number of bytes.
         """
         for rank in ranks:
             peer = self._peers[rank]
@@ -259,7 +262,7 @@ class Greeted:
         self._posted = False
 
     def test(self) -> bool:
-        """Post the receives after comparing the greetings; return whether all is complete."""
+        """Post the receives once the greetings are compared; return whether all is complete."""
         if not self._posted:
             if not self._greeting.heard(self._ranks):
                 return False

@@ -29,7 +29,10 @@ _NONE = 1 << 60  # version 1 writes no limit as the largest number of whole page
 def cgroup_free(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float:
-    """Return the bytes left under the memory limits of all control groups, or infinity."""
+    """Return the bytes that this process may still allocate by its control groups' limits.
+
+    It is the least that any of the groups leaves; infinity without a limit.
+    """
     try:
         lines = membership.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -70,14 +73,23 @@ KINDS = (ANONYMOUS, NAMED) if hasattr(os, "memfd_create") else (NAMED,)
 
 
 def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
-    """Create a file of zeros and return the name by which :func:`attach` finds it.
+    """Create a file of `nbytes` zeros and return the name by which :func:`attach` finds it.
 
     The creator calls :func:`remove` once all processes have attached.
+
+    Parameters
+    ----------
+    nbytes : int
+        Length of the file.
+    purpose : str
+        Word in the file's name, for example "board".
+    kind : {"anonymous", "named"}
+        Whether the file is anonymous, or has a name in ``/dev/shm``.
 
     Raises
     ------
     MemoryError
-        If less memory is free: writing to the file would end the process by a signal.
+        If fewer bytes are free: writing to the file would end the process by a signal.
     """
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     free, where = (_available(), "the machine") if kind == ANONYMOUS else (_left_in(folder), folder)
@@ -100,7 +112,7 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
 
 
 def attach(made: str, nbytes: int) -> np.ndarray:
-    """Map the file `made` as an array of bytes, until nothing refers to the array.
+    """Map the file that :func:`create` named `made` as bytes, until nothing refers to the array.
 
     ``mmap.mmap`` is not used: it keeps a file descriptor for each mapping, of which many systems
     allow 1024.
@@ -148,7 +160,7 @@ def _library() -> Any:
 
 
 def remove(made: str) -> None:
-    """Remove the file's name, on the rank that created it; mappings of its memory stay valid."""
+    """Remove the name `made` of a file, in the process that created it; mappings stay valid."""
     path, _, name = made.partition(":")
     if name:
         os.close(int(path.rpartition("/")[2]))

@@ -71,12 +71,12 @@ class DisseminationArrival:
     comm : MPI.Comm
         Communicator of the ranks.
     tag : int
-        Tag of the messages, which nothing else uses while this is pending.
+        Tag of the messages, which nothing else uses while the barrier is pending.
 
     Attributes
     ----------
     busy : bool
-        Whether it is pending: started and not complete.
+        Whether the barrier is pending: started and not complete.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int):
@@ -91,7 +91,7 @@ class DisseminationArrival:
         self._most, self._least, self._at, self.busy = 0, 0, 0, False
 
     def start(self, fingerprint: int) -> DisseminationArrival:
-        """Begin the arrival at the operation with this fingerprint."""
+        """Begin the barrier at the operation with this fingerprint; return this object."""
         self._most = self._least = fingerprint
         self._at, self.busy = 0, True
         self._start_round()
@@ -135,9 +135,9 @@ class MpiBackend(Backend):
     Attributes
     ----------
     roll_call : RollCall or None
-        Asks the ranks of other nodes which operations they have reached; None if all are on one.
+        Asks the ranks of other nodes which operations they have reached; None if there are none.
     alike : bool
-        Whether all ranks meant the same operation in the last arrival across nodes.
+        Whether all ranks announced the same operation in the last ``arrive`` between nodes.
     """
 
     name = "mpi"
@@ -260,13 +260,13 @@ class MpiBackend(Backend):
     def _nudge(self) -> None:
         """Call MPI so that pending messages advance: reading flags in memory does not do that.
 
-        Otherwise a rank that waits here might never move a large message that it has sent, and that
-        another rank needs before it can arrive.
+        Otherwise a large message that this rank has sent might never advance while this rank waits
+        for the receiver, which needs the message before it can arrive.
         """
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def _meanwhile(self, progress: Callable[[], object] | None) -> Callable[[], object] | None:
-        """Return a function that answers other nodes' questions and then calls `progress`."""
+        """Return what a wait calls: answer other nodes' questions, then call `progress`."""
         roll_call = self.roll_call
         if roll_call is None:
             return progress
@@ -292,7 +292,7 @@ class MpiBackend(Backend):
     ) -> bool:
         """Wait until every rank has announced operation `sequence`; return False past the deadline.
 
-        On one node by the board, between nodes by messages.
+        On one node the arrival board is polled; between nodes the ranks exchange messages.
         """
         if len(self.board.ranks) == self.size:
             board = self.board
@@ -314,12 +314,12 @@ class MpiBackend(Backend):
         if self._arrival(number).busy:
             raise Unsupported(
                 f"rank {self.rank}: {_ARRIVALS} native operations are pending in the background, "
-                "which is the limit"
+                "which is the limit: wait for some of them first"
             )
         return self._arrival(number).start(self.board.fingerprint(sequence))
 
     def _arrival(self, number: int) -> DisseminationArrival:
-        """Return the arrival object `number`: 0 for blocking calls, others for pending ones."""
+        """Return the barrier `number`: 0 for blocking calls, 1 … for pending ones."""
         if number not in self._arrivals:
             tag = min(self.tag_limit, 2**30) // 4 * 3 + 1 + number  # above that of the rendezvous
             self._arrivals[number] = DisseminationArrival(self.comm, tag)
@@ -385,7 +385,10 @@ class MpiBackend(Backend):
 
 
 def describe_library() -> dict[str, Any]:
-    """Return the vendor, version, standard, description and thread level of the MPI library."""
+    """Return a dict on the MPI library: vendor, version, standard, library, thread_level.
+
+    "standard" is the version of the MPI standard, "library" the library's own description.
+    """
     levels = {
         MPI.THREAD_SINGLE: "single",
         MPI.THREAD_FUNNELED: "funneled",

@@ -66,8 +66,8 @@ def drain(comm: MPI.Comm, tag: int) -> None:
     comm : MPI.Comm
         Communicator on which no rank sends any more.
     tag : int
-        Tag that no message on it has had: each rank sends one such message last.  Messages of one
-        sender are matched in the order sent, so that its earlier ones have been received then.
+        Tag that no message on `comm` has had: each rank sends every other one such message last.
+        A sender's messages are matched in the order sent, so its earlier ones are received before.
     """
     rank, size, status = comm.Get_rank(), comm.Get_size(), MPI.Status()
     poll(comm.Ibarrier().Test, None)  # until then a rank may still receive elsewhere
@@ -113,7 +113,7 @@ class MpiRequest:
         Raises
         ------
         CollectiveMismatch
-            If it has not the length of the array.
+            If the received message has not the length of the array.
         """
         if not self._request.Test(self._status):
             return False
@@ -158,7 +158,7 @@ class MpiShortRequest:
         self.content, self._buffer, self._free = buffer.memory, buffer, free
 
     def release(self) -> None:
-        """Release the memory, for another message."""
+        """Return the memory of `content` for another message; `content` is invalid afterwards."""
         self._free.append(self._buffer)
 
 
@@ -186,7 +186,17 @@ class MpiAnyShortRequest(MpiShortRequest):
 
 
 class MpiTransfer:
-    """The messages of a round as persistent requests, which are freed with this object."""
+    """The messages of a round as persistent requests, which are freed with this object.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        The communicator.
+    messages : sequence of RoundMessage
+        The messages; a longer one than `most` bytes is sent and received in several parts.
+    most : int
+        Limit of a message, in bytes.
+    """
 
     __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected")
 
@@ -210,7 +220,13 @@ class MpiTransfer:
         MPI.Prequest.Startall(self._requests)
 
     def test(self) -> bool:
-        """Make progress; return whether every message is complete, and check their lengths."""
+        """Make progress; return whether every message is complete.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If a received message has not the length of its array.
+        """
         if not self._all(self._requests, self._statuses):
             return False
         for status, message in self._expected:

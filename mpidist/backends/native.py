@@ -60,7 +60,7 @@ def _standard() -> str:
 
 
 def _calling(op: Op, call: Callable[[], Any]) -> None:
-    """Run a bound call; the unused argument `op` keeps the function alive that MPI calls."""
+    """Run a bound call; the unused argument `op` keeps alive the user's function for MPI."""
     call()
 
 
@@ -85,7 +85,7 @@ class _Request:
 
 @lru_cache(maxsize=256)
 def _library_operation(name: str, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype] | None:
-    """Return MPI's operation and type, or None where its arithmetic is not numpy's."""
+    """Return MPI's operation and type, or None if MPI has none with numpy's arithmetic."""
     datatype = mpi_datatype(dtype)
     if datatype is None or not library_agrees(OPS[name], dtype):
         return None
@@ -94,16 +94,16 @@ def _library_operation(name: str, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype
 
 @lru_cache(maxsize=256)
 def _needs_arithmetic(name: str, dtype: np.dtype) -> bool:
-    """Return whether a call needs arithmetic before or after the library's call."""
+    """Return whether operation `name` on `dtype` needs arithmetic around the library's call."""
     op = OPS[name]
     return is_mean(op) or accumulator(op, dtype) != dtype
 
 
 class NativeCollectives:
-    """Calls of one MPI communicator, bound to the addresses of arrays.
+    """The MPI library's collectives on one communicator, as calls bound to arrays' addresses.
 
-    ``why_not`` says what the library cannot do; ``actions`` and ``started`` are the blocking and
-    non-blocking call.
+    ``why_not`` returns why the library cannot serve a call; ``actions`` and ``started`` bind a
+    blocking and a non-blocking call.
     """
 
     def __init__(self, comm: MPI.Comm):
@@ -118,7 +118,7 @@ class NativeCollectives:
         return None
 
     def actions(self, call: Call) -> Actions:
-        """Return the actions of a blocking call: the library's call, and arithmetic around it."""
+        """Return actions to run in order: the library's blocking call, and arithmetic around it."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "")
         bound = partial(method, *arguments)
@@ -127,7 +127,7 @@ class NativeCollectives:
         return [*before, bound, *after]
 
     def started(self, call: Call) -> tuple[Actions, _Request, Actions]:
-        """Return a non-blocking call in three parts: actions before, the call, actions after."""
+        """Return actions to run before, the library's non-blocking call, and actions after it."""
         before, ours, after = _around(call)
         method, *arguments = self._bound(ours, "I")
         return before, _Request(method, arguments, call.op), after
@@ -261,10 +261,10 @@ class NativeCollectives:
 
 
 def _around(call: Call) -> tuple[Actions, Call, Actions]:
-    """Return actions before the library's call, the call that it serves, and actions after it.
+    """Return actions before the library's call, the call for the library, and actions after it.
 
-    They copy the input of a broadcast, which MPI does in place; divide the sum of a mean; and
-    convert data that are accumulated in another dtype.
+    The actions copy the input of a broadcast, which MPI does in place; divide the sum of a mean;
+    and convert data that are accumulated in another dtype.
     """
     op = call.op
     if op is not None and op.builtin and not _needs_arithmetic(op.name, call.dtype):
@@ -323,7 +323,7 @@ def _allows_weakref(function: object) -> bool:
 def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], None]:
     """Return the function by which MPI combines two buffers with a user's operation.
 
-    It does not keep the user's function alive.
+    The returned function does not keep the user's function alive.
     """
     held = weakref.ref(holder)
     commute, name, builtin = op.commute, op.name, op.builtin

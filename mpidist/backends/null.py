@@ -95,7 +95,7 @@ class NullBackend(Backend):
         return poll(test, deadline, progress)
 
     def split(self, color: int | None, key: int) -> NullBackend | None:
-        """Return a null backend of one rank, since there are no peers to ask."""
+        """Return a null backend of one rank, as no peer can tell its color; None for color None."""
         return None if color is None else NullBackend(1)
 
     def abort(self, code: int) -> None:

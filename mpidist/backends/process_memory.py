@@ -36,7 +36,7 @@ class ProcessMemory:
     Parameters
     ----------
     processes : list of int
-        Process number of each rank, as seen by this process.
+        Process id of each rank, in the PID namespace of this process.
     """
 
     def __init__(self, processes: list[int]):
@@ -78,7 +78,7 @@ def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
     rank : int
         This rank.
     everyone : callable
-        ``everyone(value)`` returns the values of all ranks.
+        ``everyone(value)`` returns the values of all ranks, by rank; collective.
 
     Raises
     ------

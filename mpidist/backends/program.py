@@ -34,7 +34,7 @@ class Round:
 
 @dataclass(slots=True)
 class Side:
-    """Strands (lists of rounds) that run side by side, at most `window` at a time."""
+    """Strands (independent lists of rounds) that run concurrently, at most `window` at a time."""
 
     strands: list[list[Round | Side]]
     window: int
@@ -62,25 +62,27 @@ class Program:
     messages, requests : int
         Number of messages sent; of messages sent and received.
     tags : list of int
-        The number of the slot whose tags the next run has; 0 is that of blocking calls.
+        One number, set before each run: the slot of the run among the pending operations, which
+        selects its range of message tags, or its barrier counters; 0 for blocking calls.
     busy : bool
         Whether a run in the background is pending.
     before : tuple of callable
-        Actions before this rank is announced: the others may read their results from then on.
+        Actions before this rank announces its arrival; other ranks may then read their results.
     meets : bool
         Whether a run waits for all ranks first, and does only `before` until then.
     interruptible : bool
         Whether a wait inside can end at the deadline; a call of a library cannot, so the watchdog
         watches it.
     announced : bool
-        Whether a run is announced as one numbered operation; if not, it makes calls that are.
+        Whether a run is announced as one numbered operation; if not, the run makes calls, each of
+        which is announced.
     slot : int or None
-        The slot of staging memory that the program uses.
+        Index of the staging slot, a part of shared memory, that the program uses; unlike `tags`.
     named : OperationCheck or None
         The part that compares the ranks' operations, if any; told the operation of each run.
     begin : callable or None
         ``begin(give)`` starts a run in the background that the engine does not poll, as on a
-        stream of a GPU, and returns the Work.
+        stream of a GPU, and returns its Work; ``give()`` returns the user's result at the end.
     held : int
         Bytes of memory that the program holds; 0 until
         :func:`~mpidist.engine.binding.held_bytes` has counted them.

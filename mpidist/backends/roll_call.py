@@ -22,7 +22,10 @@ _PAUSE = 0.005
 
 
 class Word(NamedTuple):
-    """A question, answer or notice about one operation."""
+    """A question, answer or notice about one operation.
+
+    `text` describes the operation; in a notice it is the reason why the operation cannot complete.
+    """
 
     sequence: int
     fingerprint: int
@@ -39,7 +42,7 @@ class RollCall:
     absent : sequence of int
         Ranks that are not on this rank's board.
     board : Board
-        The arrival board of this node, which has this rank's last operation.
+        The arrival board of this node, which has this rank's last operations.
 
     Attributes
     ----------
@@ -62,7 +65,7 @@ class RollCall:
     def answer(self, reached: dict[int, int] | None = None) -> None:
         """Answer the questions that have arrived and take the answers, at most every 5 ms.
 
-        `reached`, if given, gets the operation that each answering rank has reached.
+        The number of the operation in each answer is stored in `reached`, if given, by rank.
         """
         now = time.monotonic()
         if now < self._next:
@@ -106,17 +109,21 @@ class RollCall:
         return tuple(r for r in self.absent if reached.get(r, -1) < sequence)
 
     def ask(self, sequence: int) -> None:
-        """Ask the next rank, if it is on another node, once about its operation `sequence`.
+        """Ask rank + 1 (cyclic) for its operation number `sequence`, if it is on another node.
 
-        If any two ranks differ, then two neighbours in the ring of all ranks do; neighbours on one
-        node compare on their board.
+        It is asked once per operation and answers when it reaches the operation.  If any two ranks
+        differ, then two neighbours in the ring of all ranks do; neighbours on one node compare on
+        their board.
         """
         if self._neighbour is not None and self._asked != sequence:
             self._asked = sequence
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return the absent ranks whose operation `sequence` differs, with its description."""
+        """Return, by rank, the descriptions of operations `sequence` unlike this rank's.
+
+        Only the answers received so far count.  `fingerprint` identifies this rank's operation.
+        """
         self.answer()
         return {
             rank: word.text
@@ -135,11 +142,11 @@ class RollCall:
             self._send(rank, _NOTICE, Word(sequence, 0, text))
 
     def notices(self, sequence: int) -> dict[int, str]:
-        """Return other ranks' reasons why `sequence`, or an earlier one, cannot complete."""
+        """Return, by rank, received reasons why an operation up to `sequence` cannot complete."""
         return {r: word.text for r, word in self._notices.items() if word.sequence <= sequence}
 
     def _mine(self, sequence: int) -> Word:
-        """Return the Word on this rank's operation `sequence`, which must be a recent one."""
+        """Return the Word on this rank's operation `sequence`, one of its last `HISTORY` (4)."""
         fingerprint = self._board.fingerprint(sequence)
         return Word(sequence, fingerprint, self._board.texts.get(fingerprint, "another operation"))
 

@@ -60,7 +60,10 @@ class _Group:
         self.late = 0  # messages that are delayed or lost
 
     def deliver(self, key: tuple[int, int, int], payload: bytes, late: bool = False) -> _Pending:
-        """Put a message into its mailbox, behind the pending messages to it."""
+        """Put a message into the mailbox `key`, or, if it must wait, among the pending ones.
+
+        It waits if it is `late`, or behind a late one.  `key` is (source, target, tag).
+        """
         message = _Pending(payload, late)
         with self.condition:
             self.pending[key].append(message)
@@ -75,7 +78,7 @@ class _Group:
         self.condition.notify_all()
 
     def arrive(self, key: tuple[int, int, int], message: _Pending) -> None:
-        """Move a delayed message into its mailbox at the end of its delay."""
+        """End a message's delay; put it into the mailbox `key` unless an earlier one is late."""
         with self.condition:
             message.late = False
             self.late -= 1
@@ -92,7 +95,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Pending:
-    """A pending message; a lost one is late for ever, and delays the messages behind it."""
+    """A message not in its mailbox yet; a lost one is late for ever and delays those behind it."""
 
     payload: bytes
     late: bool
@@ -161,7 +164,7 @@ class SimulatedAnyShortRequest:
         self._found: tuple[int, bytes] | None = None
 
     def test(self) -> bool:
-        """Receive the first message that no other receive waits for; return whether one came."""
+        """Receive a message that no other receive waits for, if any; return whether it has one."""
         if self._found is None:
             self._found = self._backend.take_any(self._tag)
         return self._found is not None
@@ -287,7 +290,7 @@ class SimulatedBackend(Backend):
         return None
 
     def take_any(self, tag: int) -> tuple[int, bytes] | None:
-        """Return (sender, message) of a message that no posted receive waits for, or None."""
+        """Receive a message that no posted receive waits for; return (sender, bytes), or None."""
         source = self.iprobe(None, tag)
         if source is None:
             return None
@@ -321,7 +324,9 @@ class SimulatedBackend(Backend):
         Raises
         ------
         DeadlockError
-            If every rank waits and no message is pending.
+            If every rank waits or has finished, and no message is pending.
+        RankFailed
+            If every rank waits or has ended, one by a failure, and no message is pending.
         """
         group, rank = self._group, self.rank
         while True:
@@ -344,7 +349,7 @@ class SimulatedBackend(Backend):
                 group.waiting.discard(rank)
 
     def _stuck(self) -> None:
-        """Raise the reason why every rank waits or has ended; the same on all ranks."""
+        """Raise RankFailed if a rank has ended by a failure, else DeadlockError."""
         group = self._group
         waits = ", ".join(map(str, sorted(group.waiting)))
         group.waiting.discard(self.rank)  # the user may catch the error and continue
@@ -360,7 +365,7 @@ class SimulatedBackend(Backend):
         )
 
     def split(self, color: int | None, key: int) -> SimulatedBackend | None:
-        """Return a backend over the ranks of one color, ordered by key; collective."""
+        """Return a backend over the ranks of one color, ordered by key, or None for color None."""
         group, number = self._group, self._splits
         self._splits += 1
         with group.condition:
@@ -380,12 +385,15 @@ class SimulatedBackend(Backend):
         return self._parts[-1]
 
     def unreceived(self) -> list[tuple[int, int, int]]:
-        """Return (source, target, count) of the messages sent in the group and never received."""
+        """Return a sorted (source, target, count) per tag with messages that nobody received."""
         left = [(s, t, len(box)) for (s, t, _), box in self._group.boxes.items() if box]
         return sorted(left)
 
     def leave(self, why: str = "finished") -> None:
-        """Mark this rank as ended, with the reason."""
+        """Mark this rank as ended, here and in the groups split off from this one.
+
+        `why` is the reason; any text but "finished" counts as a failure.
+        """
         group = self._group
         with group.condition:
             group.gone[self.rank] = why
@@ -423,6 +431,8 @@ def run_group(
     ------
     Exception
         The error of the lowest rank that failed by itself, with the rank in front of its text.
+    TimeoutError
+        If a rank has not ended `timeout` seconds after the start, and none has failed.
     """
     size = len(backends)
     results: list[Any] = [None] * size

@@ -57,7 +57,7 @@ def spin(words: memoryview, bases: tuple[int, ...], least: int, patience: tuple[
     bases : tuple of int
         Indices of the words.
     least : int
-        The number that each of them must reach.
+        The number that each of these words must reach.
     patience : tuple of int
         Number of reads in a row, then of reads that yield the core in between.
     """
@@ -94,7 +94,7 @@ def poll(
     looks : int
         Number of polls before the core is yielded for the first time.
     nudge : callable, optional
-        Called less often than `progress`, at first about every 20 µs.
+        Called less often than `progress`, at first about every 20 µs; lets MPI make progress.
     """
     gentle = POLLING.gentle
     for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
