@@ -609,10 +609,10 @@ class ProcessGroup(dist.ProcessGroup):
         as a sum, which is divided.  For other reductions the two functions are None.
         """
         kind = getattr(op, "op", op)
-        if kind == _Kind.PREMUL_SUM:
-            return "sum", self._scale(op, dtype), None
         name = OPERATIONS.get(kind)
         if name is None:
+            if kind == _Kind.PREMUL_SUM:
+                return "sum", self._scale(op, dtype), None
             allowed = ", ".join([*(kind.name for kind in OPERATIONS), "PREMUL_SUM"])
             raise InvalidArgument(
                 f"rank {self._rank}: {kind.name} is no operation of the backend mpidist: allowed "
