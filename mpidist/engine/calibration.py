@@ -64,7 +64,7 @@ def calibrate(comm: MeasuredGroup, nbytes: int = 1 << 20, repeat: int = 20) -> C
     return Calibration(alpha, beta, float(comm.allreduce(add_cost(), op="max")))
 
 
-SMALL, LARGE = 8, 1 << 20
+SMALL, LARGE = 8, 1 << 20  # bytes of the two messages
 TRIPS = 9  # counted, after two that are not
 MOST_PAIRS = 28  # of nodes: all of 8; of more nodes each with the next
 
@@ -168,7 +168,7 @@ def _there_and_back(comm: MeasuredGroup, first: int, second: int, nbytes: int) -
 
 VARIABLE = "MPIDIST_CALIBRATE"
 SECONDS = 0.02  # for all pairs and lengths together; with the rest well below 50 ms
-SMALL, LARGE = 8, 128 << 10
+_SHORTER = 128 << 10  # bytes of the long message, where the time is short
 _MOST_TRIPS = 50
 _LAST = 1  # first byte of the message of the last round trip
 _TAG = 0  # that of blocking collectives: one at a time, in the same order on all ranks
@@ -214,7 +214,7 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
     pairs = [*near, *far]
     share = SECONDS / max(2 * len(pairs), 1)
     rates = [_rates(backend, peer, share, deadline) for peer in pairs]
-    gamma = add_cost(LARGE) if backend.rank == 0 else 0.0
+    gamma = add_cost(_SHORTER) if backend.rank == 0 else 0.0
     first = rates[0] if rates else (0.0, 0.0)
     across = rates[-1] if near and far else (-1.0, -1.0)
     figures = np.array([*first, gamma, *across])
@@ -233,8 +233,8 @@ def _rates(
     A short and a long message are measured, each for about `share` seconds.
     """
     small = _ping_pong(backend, peer, SMALL, share, deadline)
-    large = _ping_pong(backend, peer, LARGE, share, deadline)
-    return small, max(large - small, 0.0) / LARGE
+    large = _ping_pong(backend, peer, _SHORTER, share, deadline)
+    return small, max(large - small, 0.0) / _SHORTER
 
 
 def _ping_pong(
