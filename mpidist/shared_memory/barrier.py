@@ -21,7 +21,11 @@ _NOTES = 1  # index of the first note in a line; word 0 counts barriers
 
 
 class BarrierLines:
-    """Barrier counters and notes: a cache line per rank, for each slot of pending operations.
+    """Barrier counters and notes of the ranks: a cache line per rank and slot.
+
+    Slot 0 is for blocking calls, each other one for a pending operation.  A rank's line has its
+    counter of barriers and seven notes: words that it writes for the other ranks, such as where its
+    array lies.
 
     Parameters
     ----------
@@ -35,9 +39,9 @@ class BarrierLines:
     Attributes
     ----------
     mine : list of int
-        Index of this rank's counter, by slot; slot 0 is that of blocking calls.
+        Index in `words` of this rank's counter, by slot.
     others : list of tuple of int
-        Indices of the other ranks' counters, by slot.
+        Indices in `words` of the other ranks' counters, by slot.
     """
 
     def __init__(self, words: memoryview, rank: int, size: int, patience: tuple[int, int]):
@@ -62,7 +66,7 @@ class BarrierLines:
         )
 
     def arrive(self, slot: int) -> int:
-        """Announce that this rank has reached the next barrier in `slot`; return its number."""
+        """Count a barrier that this rank has reached in `slot`; return the new count."""
         words, mine = self.words, self.mine[slot]
         if not STORES_KEEP_ORDER:
             fence()
@@ -71,14 +75,14 @@ class BarrierLines:
 
     @staticmethod
     def bytes_needed(size: int, slots: int) -> int:
-        """Return the number of bytes that the lines of all ranks and slots take."""
+        """Return the length in bytes of the lines of `size` ranks in `slots` slots."""
         return 8 * WORDS * size * slots
 
     def note_index(self, tags: list[int], peer: int) -> int:
-        """Return the index of the first note of `peer`, for the slot that a program uses.
+        """Return the index in `words` of the first note of `peer`, in the slot of a program's run.
 
-        `tags` is ``Program.tags``: one number, the slot.  The other ranks may read what `peer`
-        writes there after the next barrier.
+        `tags` is ``Program.tags``: one number, the slot.  `peer` writes its notes before an arrival
+        or barrier; the other ranks read them after it.
         """
         return (tags[0] * self.size + peer) * WORDS + _NOTES
 
@@ -86,8 +90,8 @@ class BarrierLines:
 class Barrier:
     """A transfer without messages that is complete when every awaited rank has started it.
 
-    One word per rank counts the barriers that it has reached.  As a barrier is a `Transfer`,
-    kernels are programs like all others.
+    One word per rank counts the barriers that it has reached.  As a barrier has the methods of a
+    :class:`~mpidist.backends.base.Transfer`, kernels are programs like all others.
 
     What a rank stored before a barrier is visible to every rank that has left the barrier.
     Neither compiler nor interpreter moves numpy's stores past a call, and an aligned word is
@@ -101,7 +105,7 @@ class Barrier:
     lines : BarrierLines
         The ranks' counters.
     tags : list of int
-        ``Program.tags`` of the kernel: one number, the slot of the lines that the next run uses.
+        ``Program.tags`` of the kernel: one number, the slot of `lines` that the next run uses.
     awaits : callable, optional
         Called at each start; returns the ranks to wait for.  By default all ranks are awaited.
     """
@@ -124,12 +128,18 @@ class Barrier:
         self._count = lines.arrive(slot)
 
     def awaited_words(self, slot: int) -> tuple[int, ...]:
-        """Return the indices in shared memory of the awaited ranks' counters, for `slot`."""
+        """Return the indices in ``lines.words`` of the awaited ranks' counters, in `slot`.
+
+        There are none without `awaits`, although all ranks are awaited then.
+        """
         size = self.lines.size
         return tuple((slot * size + peer) * WORDS for peer in (self.awaits or tuple)())
 
     def test(self) -> bool:
-        """Return whether all awaited ranks have arrived; in a blocking call, spin briefly first."""
+        """Return whether all awaited ranks have reached the barrier.
+
+        In a blocking call (slot 0) it spins briefly first.
+        """
         lines, count = self.lines, self._count
         patience = (0, 0) if self._tags[0] else lines.patience
         if not spin(lines.words, self._others, count, patience):
@@ -164,7 +174,7 @@ class BoardArrival:
         self._named = (sequence, what, fingerprint)
 
     def start(self) -> None:
-        """Do nothing: this rank has been announced."""
+        """Do nothing: the engine has announced this rank's operation already."""
 
     def test(self) -> bool:
         """Return whether all ranks have arrived; raise if their operations differ."""

@@ -27,12 +27,12 @@ Actions = tuple[Callable[[], Any], ...]
 
 
 class Fingerprints(Protocol):
-    """The part of `Reports` that computes the fingerprints of operations."""
+    """The part of ``mpidist.engine.reports.Reports`` that computes fingerprints of operations."""
 
     def fingerprint(self, what: str, meets: bool = True) -> int:
-        """Return the number that identifies an operation on the arrival board.
+        """Return the number that identifies an operation, described by `what`, on the board.
 
-        `meets` is whether all ranks arrive before any work.
+        `meets` is whether all ranks arrive at the operation before any of them works on it.
         """
 
 
@@ -44,7 +44,17 @@ class PendingWaiter(Protocol):
 
 
 class KernelService(Protocol):
-    """The part of a communicator's service that kernels need."""
+    """The part of a communicator's service that kernels need.
+
+    Attributes
+    ----------
+    backend : Backend
+        Backend of the communicator.
+    timeout : float or None
+        Seconds until the deadline of an operation; None for no deadline.
+    met : int
+        Number of the last operation that all ranks are known to have reached.
+    """
 
     backend: Backend
     timeout: float | None
@@ -62,14 +72,20 @@ class KernelService(Protocol):
         """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
 
     def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
-        """Wait until all ranks have reached operation number `sequence`, described by `what`."""
+        """Wait until all ranks have reached operation `sequence`; raise at the deadline.
+
+        Raise too if the ranks' operations differ.  `what` describes this rank's operation.
+        """
 
     def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
-        """Return the error for an operation past its deadline; `how` names its algorithm."""
+        """Return the error for an operation `what` past its deadline; `how` names its algorithm."""
 
 
 def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
-    """Return the function that runs a whole kernel, with its copies before the arrival.
+    """Return ``run(sequence)``, which runs a whole kernel as operation number `sequence`.
+
+    It runs the actions before the arrival, announces this rank, waits for all ranks, and runs the
+    kernel's phases.
 
     Parameters
     ----------
@@ -87,7 +103,7 @@ def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) 
 
 
 def arrival_runner(service: KernelService, what: str) -> Serve:
-    """Return the function that announces this rank at an operation and waits for all ranks."""
+    """Return ``run(sequence)``, which announces operation `what` and waits for all ranks."""
     backend, board = service.backend, service.backend.board
     announce, fingerprint = board.announce, service.reports.fingerprint(what)
 
@@ -106,10 +122,10 @@ def arrival_runner(service: KernelService, what: str) -> Serve:
 
 
 def unbound_arrival(service: KernelService) -> Callable[[int, int, str], None]:
-    """Return the function that announces this rank at any operation and waits for all ranks.
+    """Return ``run(sequence, fingerprint, what)``, which announces an operation and waits for all.
 
-    Its arguments are the operation's sequence number, its fingerprint and its text.  Unlike that
-    of `arrival_runner`, it is not bound to one operation.
+    Unlike the function of `arrival_runner` it is not bound to one operation: its arguments are the
+    operation's number, fingerprint and description.
     """
     backend, board = service.backend, service.backend.board
     announce, current = board.announce, [""]
@@ -137,7 +153,7 @@ def unbound_arrival(service: KernelService) -> Callable[[int, int, str], None]:
 
 
 def _keep_waiting(service: KernelService, what: str) -> Serve:
-    """Return the function that waits for all ranks up to the deadline, then raises.
+    """Return ``wait(sequence)``, which waits for all ranks and raises at the deadline.
 
     It is called where a first brief wait was not enough.
     """
@@ -149,10 +165,10 @@ def _keep_waiting(service: KernelService, what: str) -> Serve:
 
 
 def _python_arrival(service: KernelService, fingerprint: int, keep_waiting: Serve) -> Serve:
-    """Return the function that announces this rank and waits for all ranks, in Python.
+    """Return ``arrive(sequence)``, which announces this rank and waits for all ranks, in Python.
 
     It is used without compiled code.  Usually all ranks have arrived or soon will: so it spins
-    first, and only then calls `keep_waiting`, which has a deadline and a report.
+    first, and only then calls `keep_waiting`, which raises at the deadline.
     """
     board, backend = service.backend.board, service.backend
     words, at = board.words, board.base(backend.rank)
@@ -216,7 +232,7 @@ def _split_phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Action
 
 
 def _barrier_wait(service: KernelService, what: str, how: str, barrier: Barrier) -> Serve:
-    """Return the function that waits in a barrier which this rank has already reached."""
+    """Return ``wait(sequence)``, which waits in a barrier that this rank has already reached."""
     lines = barrier.lines
     words, mine, all_others = lines.words, lines.mine[0], lines.others[0]
     patience, awaits = lines.patience, barrier.awaits
@@ -239,7 +255,7 @@ def _barrier_wait(service: KernelService, what: str, how: str, barrier: Barrier)
 
 
 def _python_kernel(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
-    """Return the function that runs a kernel in Python, without compiled code."""
+    """Return ``run(sequence)``, which runs a kernel in Python, without compiled code."""
     arrive, (first, phases) = arrival_runner(service, what), _split_phases(kernel)
     before = kernel.before
     later = [
@@ -263,7 +279,7 @@ def _python_kernel(service: KernelService, what: str, how: str, kernel: Program)
 
 
 def _compiled_kernel(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
-    """Return the function that runs a kernel as steps of compiled code."""
+    """Return ``run(sequence)``, which runs a kernel as steps of compiled code."""
     steps, (first, phases) = Steps(), _split_phases(kernel)
     steps.act(kernel.before)
     steps.arrive(
@@ -284,6 +300,6 @@ def _compiled_kernel(service: KernelService, what: str, how: str, kernel: Progra
 
 
 def _board_words(service: KernelService) -> WordAddresses:
-    """Return the WordAddresses of the arrival board: this rank's word and those of all others."""
+    """Return the WordAddresses of the arrival board: of the ranks' sequence numbers."""
     backend, board = service.backend, service.backend.board
     return WordAddresses(board.words, board.base(backend.rank), board.others, backend.patience)

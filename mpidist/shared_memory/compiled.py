@@ -54,7 +54,7 @@ class Sum(ctypes.Structure):
 
 
 class Meeting(ctypes.Structure):
-    """The C type ``struct meeting``: an arrival at an operation, or a barrier."""
+    """The C type ``struct meeting``: a wait for other ranks, at an operation or in a barrier."""
 
     _fields_ = (
         ("mine", ctypes.c_size_t),
@@ -65,7 +65,7 @@ class Meeting(ctypes.Structure):
 
 
 class Check(ctypes.Structure):
-    """The C type ``struct check``: words and their expected values."""
+    """The C type ``struct check``: words, and the values with which the next step is skipped."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
@@ -119,9 +119,9 @@ def vector_width() -> int:
 
 
 def _bind(name: str, arguments: Any, *references: Any) -> Action:
-    """Return the action that calls a compiled function without Python's lock (the GIL).
+    """Return the action that calls compiled function `name` without Python's lock (the GIL).
 
-    It keeps the objects in `references` alive.
+    `arguments` is the C structure for the function.  The action keeps `references` alive.
     """
     arguments.references = references
     return partial(function(name), arguments)
@@ -181,9 +181,9 @@ def one_pass(
     Returns
     -------
     callable or None
-        None if the compiled function cannot do it.  It can for float32 and float64 in aligned
-        memory if no target partly overlaps a source; with streaming stores, all targets must also
-        begin at the same offset in a cache line.
+        None if there is no compiled function for these arrays.  There is one for float32 and
+        float64 in aligned memory if no target partly overlaps a source; with streaming stores, all
+        targets must also begin at the same offset in a cache line.
     """
     first = targets[0]
     if not vector_width() or first.dtype not in _SUMMED:
@@ -223,7 +223,9 @@ result, gains from 64 KiB on.
 
 
 def least_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the size of the smallest result that is written with streaming stores.
+    """Return the bytes of the smallest result that is written with streaming stores.
+
+    ``MPIDIST_STREAM_BYTES`` sets it; the largest integer for ``none``.
 
     Raises
     ------
@@ -247,7 +249,7 @@ def streams(nbytes: int) -> bool:
 
 
 def described() -> str:
-    """Return a line of text on the compiled code: its vectors, and its streaming stores."""
+    """Return a text on the compiled code: vector width and streaming stores, or why not used."""
     if vector_width() == 0:
         return WHY_NOT
     least = least_bytes()

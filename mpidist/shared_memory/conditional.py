@@ -25,7 +25,8 @@ class ConditionalAction:
     words : writable memoryview of int64
         The shared memory.
     indices : sequence of int
-        Indices of the words that are compared, in the lines of blocking calls.
+        Indices of the words that are compared: notes of ranks in slot 0, that of blocking calls,
+        of :class:`~mpidist.shared_memory.barrier.BarrierLines`.
     expected : sequence of int
         Values of these words with which the action is not needed.
     action : callable
@@ -55,12 +56,14 @@ class ConditionalAction:
             self.expected[n] = value
 
     def invalidate(self, _: object = None) -> None:
-        """Make the next run call the action, whatever the values of the words."""
+        """Make the next run call the action, whatever the words' values; `_` is not used."""
         self.expected[0] = _NEVER
 
 
 class TargetedAction(ConditionalAction):
-    """Actions bound to an array that words of shared memory identify; rebound if they change.
+    """Actions on an array (the target) that words of shared memory identify.
+
+    The actions are bound to the new target if these words change.
 
     Parameters
     ----------
@@ -75,8 +78,8 @@ class TargetedAction(ConditionalAction):
     bound : list of callable
         The actions bound to the last target.
     watchers : set
-        Objects whose ``update(action)`` is called after each search for the target; they read the
-        same expected words.
+        The :class:`~mpidist.shared_memory.steps.Steps` that have this action as a step; their
+        ``update(self)`` is called after each search for the target.
     """
 
     __slots__ = ("bound", "watchers", "_find")
@@ -93,7 +96,7 @@ class TargetedAction(ConditionalAction):
         self.watchers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def rebind(self) -> None:
-        """Find the target and bind the actions to it."""
+        """Find the target, bind the actions to it and update the watchers."""
         self.bound = self._find(self)
         for watcher in self.watchers:
             watcher.update(self)

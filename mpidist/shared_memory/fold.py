@@ -38,24 +38,25 @@ def fold(
     inputs : sequence of ndarray
         The slice of every rank, flat, by rank.
     rank : int
-        Owner of the slice: its contribution comes first, then those of lower ranks from near to
-        far, then those of higher ranks, as in the ``direct`` schedule, so the bits are the same.
+        Owner of the slice.  Its input is combined first with those of the ranks below it, from
+        ``rank - 1`` down to 0, then with those above it, as in the ``direct`` schedule, so that the
+        bits are the same.
     targets : sequence of ndarray
         Arrays for the result; the combination writes to the first, which is copied to the others.
     divisor : int
         Divisor of the result; 0 for no division.
     scratch : dict, optional
-        Scratch arrays by name, shared by slices that are combined one after another, the longest
-        first.
+        Scratch arrays by name, to be passed to several calls whose actions run one after another;
+        the first call must have the longest slice.  By default new ones.
     streamed : bool, optional
-        Use streaming stores, which bypass the cache, if there are several targets: a result that is
-        not summed in one pass is combined in scratch memory first.
+        Whether to use streaming stores, which bypass the cache.  They are used for sums in one
+        pass; other results are combined in scratch memory and copied, if there are several targets.
 
     Returns
     -------
     list of callable
         Actions to be called in order.  Sums and products in half precision are computed in float32
-        and rounded once at the end, which is more exact than ``direct``: that rounds at every rank.
+        and rounded once at the end, which is more exact than ``direct``, which rounds at each rank.
     """
     if op.builtin and op.name in ("sum", "mean"):
         order = [inputs[peer] for peer in (rank, *outward(rank, len(inputs)))]
@@ -118,8 +119,8 @@ def _combine_in_dtype(
 ) -> list[Action]:
     """Return actions that combine the ranks' pieces in their own dtype, with the result in `first`.
 
-    `apart` means that `first` shares no memory with another rank's input, so that it can hold
-    intermediate results.
+    `rank` is the owner, as in :func:`fold`.  `apart` means that `first` shares no memory with
+    another rank's input, so that `first` can hold intermediate results.
     """
     function: Callable[..., Any] = op.function if op.builtin else op.combine
     value, order = pieces[rank], outward(rank, len(pieces))

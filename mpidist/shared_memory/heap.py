@@ -54,7 +54,7 @@ class Location:
         return self.allocation.address + rank * self.allocation.stride + self.offset
 
     def shadow(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return scratch memory of `count` elements in the part of `rank`; all ranks reach it."""
+        """Return `count` elements of the shadow (scratch memory for all ranks) in `rank`'s part."""
         half = self.allocation.stride // 2
         return view_at(self.address(rank) + half, count, dtype)
 
@@ -79,7 +79,8 @@ class Allocation:
     size, rank : int
         Number of ranks, and this rank.
     owner_ref : weakref
-        Reference to the object that owns the mapping: the file is unmapped when it dies.
+        Reference to the object that owns the mapping: the file is unmapped when this object is
+        garbage-collected.
     """
 
     number: int
@@ -98,7 +99,7 @@ class Heap:
     rank, size : int
         Rank and size in the communicator.
     everyone : callable
-        ``everyone(value)`` returns the values of all ranks; collective.
+        ``everyone(value)`` returns the values of all ranks, by rank; collective.
     patience : tuple of int
         Patience in a barrier, see :func:`~mpidist.backends.waiting.spin`.
     """
@@ -157,7 +158,7 @@ class Heap:
         return own.view(dtype).reshape(shape)
 
     def make_staging(self) -> None:
-        """Allocate the slots through which private arrays are copied, once; collective.
+        """Allocate two staging slots per rank, for copies of private arrays, once; collective.
 
         Raises
         ------
@@ -175,7 +176,7 @@ class Heap:
         return Location(self._staging[0], index * STAGING_BYTES)
 
     def _allocate(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
-        """Map `nbytes`, and a shadow as long, for each rank; return the array and Allocation."""
+        """Map `nbytes` and as long a shadow for each rank; return the bytes and the Allocation."""
         stride = 2 * (-(-nbytes // PAGE) * PAGE) + 2 * _SKEW
         flat = self._map(stride * self.size)
         self._last_number += 1
@@ -186,7 +187,7 @@ class Heap:
     def _map(self, nbytes: int) -> np.ndarray:
         """Map a new file of `nbytes` on every rank; return it as an array of bytes.
 
-        If one rank cannot, none does and all raise.
+        If one rank cannot map it, all raise MemoryError.
         """
         failure = ""
         for kind in memory_file.KINDS:
@@ -205,10 +206,15 @@ class Heap:
                 assert mapping is not None
                 return mapping
             failure = "; ".join(f"on rank {r}: {text}" for r, text in problems)
-        raise MemoryError(f"rank {self.rank}: {nbytes} bytes of shared memory: {failure}")
+        raise MemoryError(
+            f"rank {self.rank}: cannot map {nbytes} bytes of shared memory: {failure}"
+        )
 
     def find(self, x: np.ndarray | None) -> Location | None:
-        """Return the location of a flat array, or None if it is private memory."""
+        """Return the location of a flat array of this rank; None if it is not in this heap.
+
+        Also None where `x` is None, and after :meth:`forget`.
+        """
         if x is None or not self._allocations:
             return None
         memory = owner(x)
@@ -224,9 +230,9 @@ class Heap:
         return Location(found, offset) if inside else None
 
     def _containing(self, start: int) -> tuple[Allocation | None, object]:
-        """Return the allocation whose part of this rank contains an address, and its owner.
+        """Return the allocation with `start` in this rank's part, and the owner of the mapping.
 
-        Both are None if there is none.
+        Both are None if there is no such allocation.
         """
         for known in self._allocations.values():
             if 0 <= start - known.address - self.rank * known.stride < known.stride // 2:
@@ -234,12 +240,18 @@ class Heap:
         return None, None
 
     def location(self, number: int, offset: int) -> Location | None:
-        """Return the location at `offset` in an allocation, or None if this rank unmapped it."""
+        """Return the location at `offset` in allocation `number`, or None if unmapped here."""
         known = self._by_number.get(number)
         return None if known is None or known.owner_ref() is None else Location(known, offset)
 
     def key(self, x: np.ndarray) -> str:
-        """Return the text of an array's location, equal on all ranks; raise if it is private."""
+        """Return the text of an array's location, equal on all ranks.
+
+        Raises
+        ------
+        InvalidArgument
+            If `x` is not in this heap; the message is that of ``comm.free(x)``.
+        """
         location = self.find(x) if isinstance(x, np.ndarray) else None
         if location is None:
             raise InvalidArgument(
@@ -249,7 +261,7 @@ class Heap:
         return location.key
 
     def forget(self, x: np.ndarray) -> None:
-        """Treat the memory of `x` as private from now on; pending operations still use it."""
+        """Treat the memory of `x` as private from now on; pending operations may finish in it."""
         self.key(x)
         location = self.find(x)
         assert location is not None

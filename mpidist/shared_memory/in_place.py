@@ -48,10 +48,11 @@ BY_PARTS = ("gather", "scatter")
 
 
 def location_of(call: Call, heap: Heap) -> Location | None:
-    """Return the location of the array that must be symmetric, or None if it is private.
+    """Return the location of the array that must be symmetric (see `NEEDS`); None if it is private.
 
-    It is None on every rank if any rank's part is empty: numpy gives an empty array no address of
-    its own, so that rank could not find the allocation of the others' parts.
+    For gather and scatter it is None on every rank if any rank's part is empty: numpy gives an
+    empty array no address of its own, so that rank could not find the allocation of the others'
+    parts.
     """
     need = NEEDS.get(call.collective)
     if need is None or call.on_device:
@@ -64,8 +65,9 @@ def location_of(call: Call, heap: Heap) -> Location | None:
 def memory_key(call: Call, location: Location, heap: Heap) -> str:
     """Return the text that identifies the symmetric memory of a call; equal on all ranks.
 
-    For an allreduce it includes the input, if that is another symmetric array: the other ranks read
-    it there.  A private input is copied into the result first.
+    `location` is that of the array in `NEEDS`.  For an allreduce the text includes the input, if
+    that is another symmetric array: the other ranks read it there.  A private input is copied into
+    the result first.
     """
     if call.collective in BY_PARTS:
         return f"@{location.allocation.number}"
@@ -75,14 +77,25 @@ def memory_key(call: Call, location: Location, heap: Heap) -> str:
 
 
 class CallChecks(Protocol):
-    """The part of `Reports` that compares the operations of the ranks."""
+    """The part of ``mpidist.engine.reports.Reports`` that compares the ranks' operations."""
 
     def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Raise CollectiveMismatch if a rank of this node has announced a different operation."""
+        """Raise CollectiveMismatch if a rank of this node has announced another operation.
+
+        `what` and `fingerprint` are those of this rank's operation number `sequence`.
+        """
 
 
 class SharedMemory(Protocol):
-    """The part of a communicator's service that the executors in shared memory need."""
+    """The part of a communicator's service that the executors in shared memory need.
+
+    Attributes
+    ----------
+    backend : Backend
+        Backend of the communicator.
+    heap : Heap or None
+        Symmetric memory of the communicator; None if its ranks share no memory.
+    """
 
     backend: Backend
 
@@ -97,7 +110,7 @@ NO_HEAP = "the ranks share no memory"
 
 
 class Symmetric(Executor):
-    """Executor of collectives in place, in arrays of ``comm.empty``, and of the barrier."""
+    """Executor of the barrier, and of collectives directly in the arrays of ``comm.empty``."""
 
     name, summary = "symmetric", "every rank reads and writes the others' memory in place"
 
@@ -114,14 +127,18 @@ class Symmetric(Executor):
             return None
         if location_of(call, heap) is None:
             return f"{NEEDS.get(call.collective, 'x')} is no array of comm.empty()"
-        return "the counts of other ranks are unknown" if call.uneven_alltoall else None
+        return (
+            "the counts of the other ranks are unknown (uneven alltoall)"
+            if call.uneven_alltoall
+            else None
+        )
 
     def depends_on(self, call: Call) -> bool:
-        """Return whether this rank's array is in symmetric memory; another rank's may not be."""
+        """Return whether this rank's array is in symmetric memory, as the call requires it."""
         return self._heap is not None and location_of(call, self._heap) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that all ranks compare: the location in symmetric memory."""
+        """Return the executor and the location of the call's array, as text that ranks compare."""
         heap = self._heap
         assert heap is not None
         location = location_of(call, heap)
@@ -138,7 +155,11 @@ class Symmetric(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the kernel's program; in the background its first round awaits all ranks."""
+        """Return the program of the call's kernel.
+
+        In the background its first round waits for all ranks, as the engine does before a blocking
+        call.
+        """
         heap = self._heap
         assert heap is not None
         if call.collective == "barrier":
@@ -166,13 +187,13 @@ def assemble(body: Body, heap: Heap, tags: list[int], slot: int | None = None) -
     Parameters
     ----------
     body : Body
-        Actions before the rank is announced, and the phases.
+        Actions before this rank announces its arrival, and the phases after all have arrived.
     heap : Heap
         The heap whose barrier counters are used.
     tags : list of int
-        ``Program.tags``, shared with the barriers and notes of the kernel.
+        ``Program.tags``: one number, the slot of the barrier lines; the kernel's actions read it.
     slot : int, optional
-        The staging slot that it uses.
+        Index of the staging slot that the kernel uses.
     """
     before, phases = body
     first, *later = (phase if isinstance(phase, Phase) else Phase(phase) for phase in phases)

@@ -57,9 +57,10 @@ Body = tuple[list[Action], Sequence[Phase | list[Action]]]
 
 
 def one_shot(call: Call) -> bool:
-    """Return whether one shot (one rank, or each, combines everything) is faster than two shots.
+    """Return whether a reduce or an allreduce is faster in one shot than in two.
 
-    In two shots each rank combines a slice, and the slices are collected after another barrier.
+    In one shot the root, or every rank, combines everything.  In two each rank combines a slice,
+    and the slices are collected after another barrier.
     """
     limits = _ONE_SHOT_BYTES
     if is_half(call.dtype):
@@ -76,18 +77,20 @@ def divisor(call: Call) -> int:
 def combine(
     call: Call, inputs: Sequence[np.ndarray], owner: int, part: slice, target: np.ndarray
 ) -> list[Action]:
-    """Return the actions that combine a slice of all ranks' inputs, in the order of its owner.
+    """Return the actions that combine slice `part` of all ranks' inputs into `target`.
 
-    The order is that of :func:`~mpidist.shared_memory.fold.fold`, with `owner` as the rank.
+    `owner` is the rank whose slice it is: the order of the inputs is that of
+    :func:`~mpidist.shared_memory.fold.fold` with this rank.
     """
     assert call.op is not None
     return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
 
 
 def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Action]:
-    """Return the actions that combine the whole inputs, each slice in the order of its owner.
+    """Return the actions that combine the whole inputs into `out`, slice by slice.
 
-    With two ranks both orders give the same bits, so the whole is one slice.
+    Each rank owns one slice, and :func:`combine` combines it in the order of its owner.  With two
+    ranks both orders give the same bits, so the whole is one slice.
     """
     parts = [slice(0, out.size)] if call.size <= 2 else blocks(out.size, call.size)
     actions: list[Action] = []
@@ -112,7 +115,7 @@ def pieces_of(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slic
 
 
 def unowned(x: np.ndarray) -> np.ndarray:
-    """Return a view that does not keep the user's array alive."""
+    """Return a view of `x` that does not keep `x` alive."""
     return view_at(address(x), x.size, x.dtype)
 
 

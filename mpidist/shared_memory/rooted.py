@@ -31,9 +31,11 @@ _NUMBER, _OFFSET, _UNREACHED = range(3)
 
 
 class RootArray:
-    """The root's array in one kernel, found by the other ranks through the root's notes.
+    """The root's array in one kernel, which the other ranks find by its location in shared memory.
 
-    In gather and scatter, the root also finds the parts of ranks that cannot reach it.
+    The root writes the location to its notes, words in shared memory.  In gather and scatter the
+    other ranks note those of their parts, so that the root can copy the parts of ranks that cannot
+    reach the root's array.
 
     Parameters
     ----------
@@ -58,9 +60,9 @@ class RootArray:
         self._watch: weakref.ref | None = None
 
     def announce(self, x: np.ndarray) -> list[Action]:
-        """Return the action that writes the location of this rank's `x` to its notes.
+        """Return the action that writes the location of `x` to this rank's notes, in a list.
 
-        It is run before the rank is announced.
+        To be run before this rank announces its arrival.
         """
         location, lines, tags = self._heap.find(x), self._heap.lines, self._tags
         noted = (0, 0) if location is None else (location.allocation.number, location.offset)
@@ -75,12 +77,12 @@ class RootArray:
         ]
 
     def _words(self, rank: int, *notes: int) -> list[int]:
-        """Return the indices in shared memory of a rank's `notes` for blocking calls."""
+        """Return the indices in ``lines.words`` of some notes of a rank, for blocking calls."""
         first = self._heap.lines.note_index([0], rank)
         return [first + note for note in notes]
 
     def targeted(self, bind: Callable[[np.ndarray | None], list[Action]]) -> TargetedAction:
-        """On a rank other than the root: return an action with the root's array as its target.
+        """On a rank other than the root: return an action whose target is the root's array.
 
         Parameters
         ----------
@@ -107,9 +109,10 @@ class RootArray:
         return TargetedAction(lines.words, indices, find)
 
     def phases_without_waiting(self, action: Action) -> list[Phase | list[Action]]:
-        """On a rank other than the root: return the phases `action` and two empty ones.
+        """On a rank other than the root: return three phases: `action`, then two empty ones.
 
-        The rank waits for no other rank, except for the root if that has to copy the rank's part.
+        The rank waits for no other rank, except, in the last barrier, for a root that has to copy
+        the rank's part.
         """
         mine = self._words(self._heap.lines.rank, _UNREACHED)
         awaits = ConditionalAction(self._heap.lines.words, mine, [0], self._awaited_ranks)
@@ -121,8 +124,8 @@ class RootArray:
     def find(self) -> np.ndarray | None:
         """On a rank other than the root: return a view of the root's array, None if unreachable.
 
-        The view is made again only if the array has moved: making one takes 3 µs, or 15 if the
-        caches are cold.
+        It also notes for the root whether the array is unreachable.  The view is made again only if
+        the array has moved: making one takes 3 µs, or 15 if the caches are cold.
         """
         noted, location = self._read(self._root), self._location
         if noted != self._noted or location is None or location.allocation.owner_ref() is None:
@@ -140,16 +143,18 @@ class RootArray:
         return lines.words[at + _NUMBER], lines.words[at + _OFFSET]
 
     def array_of(self, rank: int, count: int) -> np.ndarray:
-        """On the root: return a view of the array that `rank` announced.
+        """On the root: return a view of the `count` elements whose location `rank` noted.
 
-        It lies in an allocation that all ranks have mapped.
+        They lie in an allocation that all ranks have mapped.
         """
         location = self._heap.location(*self._read(rank))
         assert location is not None
         return view_at(location.address(rank), count, self._dtype)
 
     def serve_unreached(self, copy_part: Callable[[int], Any]) -> ConditionalAction:
-        """On the root, after a barrier: return the action that copies the unreached ranks' parts.
+        """On the root: return the action, for after a barrier, that copies unreached ranks' parts.
+
+        A rank is unreached if it cannot reach the root's array.
 
         Parameters
         ----------
@@ -178,9 +183,9 @@ class RootArray:
 def reduce(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     """Return the kernel of reduce: each rank combines a slice and stores it in the root's `out`.
 
-    A rank that cannot reach `out` stores it in the shadow of the root's `x`.  The root combines
-    short arrays alone, which saves a barrier (4 KiB: 0.6–0.8 of the time on 2 and 4 ranks, 64 KiB:
-    the same; from 256 KiB on 1.15–1.5 times as long).
+    A rank that cannot reach `out` stores its slice in the shadow of the root's `x`.  The root
+    combines short arrays alone, which saves a barrier (4 KiB: 0.6–0.8 of the time on 2 and 4 ranks,
+    64 KiB: the same; from 256 KiB on 1.15–1.5 times as long).
     """
     assert call.x is not None and call.op is not None
     parts = blocks(call.x.size, call.size)
@@ -218,9 +223,9 @@ def reduce(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
 def broadcast(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     """Return the kernel of broadcast, in which the root and each other rank copy equal amounts.
 
-    Every other rank reads the first blocks from the root; the root stores the last one in the
-    arrays of all others.  A single core does not use up the memory's bandwidth, so with 2 ranks
-    this is twice as fast as one copy by the other rank.
+    The array has one block per rank: every other rank reads all but the last block from the root;
+    the root stores the last block in the arrays of all others.  A single core does not use up the
+    memory's bandwidth, so with 2 ranks this is twice as fast as one copy by the other rank.
     """
     assert call.out is not None
     views = location.views(call.out.size, call.dtype)
@@ -239,8 +244,8 @@ def broadcast(call: Call, location: Location, heap: Heap, tags: list[int]) -> Bo
 def gather(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     """Return the kernel of gather: each rank stores its part in the root's `out`.
 
-    The root fetches the parts of ranks that cannot reach it.  The ranks' parts may lie at different
-    offsets of one allocation: an in-place call has that of the root inside `out`.
+    The root fetches the parts of ranks that cannot reach `out`.  The ranks' parts may lie at
+    different offsets of one allocation: in an in-place call the root's part lies inside `out`.
     """
     parts, mine = slices_of(call.counts), slices_of(call.counts)[call.rank]
     root_array = RootArray(heap, tags, call.root, sum(call.counts), call.dtype)
@@ -273,7 +278,7 @@ def gather(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
 def scatter(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     """Return the kernel of scatter: each rank reads its part of the root's `x`.
 
-    The root stores the parts of ranks that cannot reach it.
+    The root stores the parts of ranks that cannot reach its `x`.
     """
     parts, mine = slices_of(call.counts), slices_of(call.counts)[call.rank]
     root_array = RootArray(heap, tags, call.root, sum(call.counts), call.dtype)

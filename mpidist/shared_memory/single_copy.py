@@ -37,7 +37,7 @@ Phases = list[list[Action]]
 class Workspace:
     """The reader of other ranks' memory and the scratch memory of a communicator's kernels.
 
-    The kernels run one at a time.  Made collectively.
+    The kernels share it, as they run one at a time.  Its creation is collective.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Workspace:
         self._result = np.empty(0, np.uint8)
 
     def result(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for `count` elements of a result that another rank will fetch."""
+        """Return memory for `count` elements of a result that the root will fetch."""
         if self._result.nbytes < count * dtype.itemsize:
             self._result = np.empty(count * dtype.itemsize, np.uint8)
         return self._result[: count * dtype.itemsize].view(dtype)
@@ -80,9 +80,9 @@ class _PeerArrays:
         self._own = [(which, address(data)) for which, data in arrays if data is not None]
 
     def publish(self, which: int, data: np.ndarray) -> None:
-        """Announce `data` to the other ranks in place of the call's input or result; keep it alive.
+        """Make :meth:`announce` note the address of `data` instead of the call's input or result.
 
-        `which` is `_X` for the input, `_OUT` for the result.
+        `which` is `_X` for the input, `_OUT` for the result.  `data` is kept alive.
         """
         self._own = [(w, a) for w, a in self._own if w != which] + [(which, address(data))]
         self._published = data
@@ -90,7 +90,7 @@ class _PeerArrays:
     def announce(self) -> list[Action]:
         """Return the action that writes this rank's addresses to its notes in shared memory.
 
-        It is run before the rank is announced.
+        To be run before this rank announces its arrival.  The action is in a list.
         """
         lines, tags, own = self._lines, self._tags, self._own
 
@@ -109,7 +109,10 @@ class _PeerArrays:
             at[:] = [words[start + which] for start in starts]
 
     def fetch(self, which: int, peer: int, part: slice, target: np.ndarray) -> Action:
-        """Return the action that copies a part of an array of `peer` into `target`."""
+        """Return the action that copies slice `part` of an array of `peer` into `target`.
+
+        `which` is `_X` for the input of `peer`, `_OUT` for its result.
+        """
         addresses, start, read = self._addresses[which], address(target), self.workspace.memory.read
         offset, nbytes = part.start * target.itemsize, target.nbytes
 
@@ -126,7 +129,7 @@ class _PeerArrays:
 
 
 class SingleCopy(Executor):
-    """Executor of reductions of private arrays, read in the other processes' memory."""
+    """Executor of reductions of private arrays, which ranks read in each other's processes."""
 
     name, summary = "single_copy", "every rank reads the others' private arrays"
 
@@ -136,7 +139,7 @@ class SingleCopy(Executor):
         self.ready = host.heap is None
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return why the call cannot be served, or None.
+        """Return why the call cannot be served, or None if it can.
 
         Whether the ranks can read each other's memory is known after `make_ready`.
         """
@@ -151,7 +154,10 @@ class SingleCopy(Executor):
         )
 
     def make_ready(self) -> None:
-        """Check that the ranks can read each other's memory, once; collective."""
+        """Check, once, that all ranks can read each other's memory; collective.
+
+        If not, :meth:`why_not` returns the reason from then on.
+        """
         assert self._heap is not None
         try:
             self._workspace = Workspace(self._heap)
@@ -160,7 +166,7 @@ class SingleCopy(Executor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor's name, which ranks compare: a call on two executors would hang."""
+        """Return the executor's name for comparison: ranks with different executors would hang."""
         return self.name
 
     def bind(
@@ -187,7 +193,7 @@ def kernel(call: Call, workspace: Workspace) -> Program:
 
 
 def _combine(call: Call, peers: _PeerArrays, mine: slice, out: np.ndarray) -> list[Action]:
-    """Return the actions that combine the slice `mine` of all inputs into `out`, equally long."""
+    """Return the actions that combine slice `mine` of all inputs into `out`, which is as long."""
     assert call.x is not None and call.op is not None
     x, size, itemsize = unowned(call.x), call.size, max(call.dtype.itemsize, 1)
     piece = max(_LEAST_PIECE, PIECE_BYTES // size) // itemsize

@@ -36,7 +36,7 @@ _MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copy
 
 
 class Staged(Executor):
-    """Executor of collectives of private arrays through the slots."""
+    """Executor of collectives of private arrays, copied through two slots of shared memory."""
 
     name, summary = "staged", "every rank copies its data into shared memory, where others read it"
     turns = 2
@@ -55,7 +55,10 @@ class Staged(Executor):
         return why_not(call)
 
     def make_ready(self) -> None:
-        """Allocate the slots; collective."""
+        """Allocate the slots; collective.
+
+        If that fails, :meth:`why_not` returns the reason from then on.
+        """
         assert self._heap is not None
         try:
             self._heap.make_staging()
@@ -64,11 +67,11 @@ class Staged(Executor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor's name, which ranks compare: a call on two executors would hang."""
+        """Return the executor's name for comparison: ranks with different executors would hang."""
         return self.name
 
     def kind(self, call: Call) -> Hashable:
-        """Return the key of the calls that can share one program; None if the call needs its own.
+        """Return a key: calls with equal keys share one program; None if the call needs its own.
 
         A shared program has arrays of its own, through which it serves calls with any arrays.
         Long calls and reductions by a user's function need their own program.
@@ -104,14 +107,14 @@ def why_not(call: Call) -> str | None:
     if call.collective not in _KERNELS:
         return f"there is no staged kernel of {call.collective}"
     if call.uneven_alltoall:
-        return "the counts of other ranks are unknown"
+        return "the counts of the other ranks are unknown (uneven alltoall)"
     if call.nbytes > STAGING_BYTES:
         return f"its {call.nbytes} bytes exceed the {STAGING_BYTES >> 20} MiB of a slot"
     return None
 
 
 def _allreduce(call: Call, slot: Location) -> Body:
-    """Return the kernel of allreduce: one shot up to 128 KiB (1 KiB in half precision), else two.
+    """Return the kernel of allreduce: one shot for short arrays (see `one_shot`), else two.
 
     One shot: every rank combines everything.  Two shots: every rank combines its slice and then
     reads the others' results.  Either way a slice is combined in the order of its owner, so the
@@ -125,7 +128,7 @@ def _allreduce(call: Call, slot: Location) -> Body:
 
 
 def _reduce(call: Call, slot: Location) -> Body:
-    """Return the kernel of reduce: one shot up to 64 KiB (2 KiB in float16), else two.
+    """Return the kernel of reduce: one shot for short arrays (see `one_shot`), else two.
 
     One shot: the root combines everything.  Two shots: every rank combines a slice, and the root
     reads the results.
@@ -160,7 +163,8 @@ def _copy_in(
 def _two_shot(call: Call, slot: Location, out: np.ndarray | None, others: Sequence[int]) -> Body:
     """Return a kernel in which each rank combines a slice, and then reads the slices of `others`.
 
-    The results lie in scratch memory behind each slot.  `out` is None on ranks without a result.
+    The others read a rank's slice in the shadow of its slot.  `out` is None on a rank that gets no
+    result.
     """
     assert call.x is not None
     parts, mine = blocks(call.x.size, call.size), blocks(call.x.size, call.size)[call.rank]
@@ -186,10 +190,11 @@ def _reduce_scatter(call: Call, slot: Location) -> Body:
 
 
 def _alternating_pieces(count: int, itemsize: int, nbytes: int) -> list[tuple[int, slice]]:
-    """Return at most eight pieces of at least `nbytes`, as (half of the slot, slice of elements).
+    """Cut `count` elements into pieces; return each as (half of the slot, slice of elements).
 
-    The halves alternate, so both stay in the cache.  More pieces would make binding too slow for
-    an array that is used in one call only.
+    There are at most eight pieces, of `nbytes` or more except the last.  The halves 0 and 1
+    alternate, so both stay in the cache.  More pieces would make binding too slow for an array that
+    is used in one call only.
     """
     piece = max(nbytes // max(itemsize, 1), -(-count // 8), 1)
     return list(zip(cycle((0, 1)), pieces_of(count, 1, piece)))
@@ -241,7 +246,7 @@ def _exchange_parts(call: Call, slot: Location, sends: bool, receives: bool) -> 
     Parameters
     ----------
     sends, receives : bool
-        Whether this rank writes its part to its slot, and whether it has the result.
+        Whether this rank writes its part to its slot, and whether it gets the result.
     """
     assert call.x is not None
     x, counts, order = unowned(call.x), call.counts, onward(call.rank, call.size)

@@ -35,6 +35,8 @@ PythonStep = Callable[[int], Any]
 class Steps:
     """The steps of a kernel, added in order and then bound into one function.
 
+    A step is a structure for compiled code, such as a copy, or a Python function.
+
     Examples
     --------
     >>> steps = Steps()
@@ -50,7 +52,7 @@ class Steps:
         self._targeted: dict[TargetedAction, int] = {}
 
     def act(self, actions: Iterable[Action]) -> None:
-        """Add actions: copies and sums in compiled code, all others as Python calls."""
+        """Add actions: copies and sums as steps of compiled code, all others as Python calls."""
         calls: list[Action] = []
         for action in actions:
             kind, what = _compiled_step(action)
@@ -76,7 +78,7 @@ class Steps:
             self.call(call)
 
     def _add_targeted(self, targeted: TargetedAction) -> None:
-        """Add the step bound to the target, after a check whether the target has changed."""
+        """Add a check that finds a changed target again, and the step bound to the target."""
 
         def run_bound(sequence: int) -> None:
             for action in targeted.bound:
@@ -87,18 +89,18 @@ class Steps:
         self.call(run_bound)
 
     def update(self, targeted: TargetedAction) -> None:
-        """Bind the step of a targeted action again, after its target was found again."""
+        """Bind the step of a targeted action again, after a search for its target."""
         at, bound = self._targeted[targeted], targeted.bound
         kind, what = _compiled_step(bound[0]) if len(bound) == 1 else (CALL, None)
         self._steps[at] = kind, what
         self._step_array[at] = _c_step(kind, what)
 
     def conditional(self, action: ConditionalAction, python_step: PythonStep) -> None:
-        """Add a Python call that is skipped while the words of `action` have expected values."""
+        """Add a Python call, skipped while the words of `action` have their expected values."""
         self._add(CHECK, _check_structure(action), python_step)
 
     def call(self, python_step: PythonStep) -> None:
-        """Add a call of a Python function as a step."""
+        """Add a call of a Python function, with the operation's sequence number, as a step."""
         self._add(CALL, None, python_step)
 
     def arrive(self, words: WordAddresses, fingerprint: int, otherwise: PythonStep) -> Any:
@@ -107,11 +109,12 @@ class Steps:
         Parameters
         ----------
         words : WordAddresses
-            Words of the arrival board.
+            Addresses in the arrival board.
         fingerprint : int
             Fingerprint of the operation, which the ranks compare.
         otherwise : callable
-            Goes on waiting in Python if a rank does not arrive soon, or its fingerprint differs.
+            ``otherwise(sequence)`` goes on waiting in Python if a rank does not arrive soon, or its
+            fingerprint differs.
 
         Returns
         -------
@@ -125,7 +128,7 @@ class Steps:
         return meeting
 
     def meet(self, words: WordAddresses, otherwise: PythonStep) -> None:
-        """Add a barrier; `otherwise` goes on waiting in Python if a rank does not arrive soon."""
+        """Add a barrier; ``otherwise(sequence)`` goes on waiting in Python if a rank is late."""
         self._add(MEET, words.meeting(), otherwise)
 
     def _add(self, kind: int, what: Any, python_step: PythonStep) -> None:
@@ -133,7 +136,7 @@ class Steps:
         self._python_steps.append(python_step)
 
     def bind(self) -> Callable[[int], None]:
-        """Return the function that runs all steps for an operation's sequence number."""
+        """Return ``run(sequence)``, which runs all steps as operation number `sequence`."""
         count, python_steps = len(self._steps), tuple(self._python_steps)
         self._step_array = (Step * count)(*starmap(_c_step, self._steps))
         program = Program(ctypes.addressof(self._step_array), count)
@@ -211,7 +214,7 @@ def _never(sequence: int) -> None:
 
 
 def _compiled_step(action: Action) -> tuple[int, Any]:
-    """Return kind and arguments of the compiled step for an action; else CALL and None."""
+    """Return (kind, C structure) of an action's compiled step, or (CALL, None) without one."""
     if not isinstance(action, partial):
         return CALL, None
     for kind, name in ((SUM, "sum"), (COPY, "copy")):
