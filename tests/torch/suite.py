@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from tests.support.processes import environment, mpiexec, run
 
-JOB = Path(__file__).resolve().parents[1] / "support" / "torch_suite_job.py"
+JOB = Path(__file__).resolve().with_name("suite_job.py")
 FAILURES = Path(__file__).with_name("suite_failures.json")  # reason: names of tests
 # Of GPUs, of other backends, and of libraries that are not there.
 ELSEWHERE = re.compile("cuda|nccl|gpu|SyncBatchNorm|torchvision|mixed_backend", re.IGNORECASE)

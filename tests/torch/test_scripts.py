@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.support.jobs import ROOT, job, said
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
-SCRIPT = "torch_script.py"
+SCRIPT = str(Path(__file__).with_name("torchrun_script.py"))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
