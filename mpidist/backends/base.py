@@ -253,7 +253,7 @@ class Backend(Protocol):
     def subgroup(self, ranks: Sequence[int], tag: int) -> Backend:
         """Return a backend over `ranks`, in that order; only these call it, with the same tag.
 
-        By default unsupported.
+        `tag` keeps this call apart from others at the same time.  By default unsupported.
         """
         raise Unsupported(
             f"rank {self.rank}: the {self.name} backend cannot make a group by its members alone: "

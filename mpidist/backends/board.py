@@ -165,7 +165,7 @@ class Board:
         return bool(self.words[rank * _WIDTH + _LEFT])
 
     def unwell(self) -> tuple[str, ...]:
-        """Return a description of each rank whose process is stopped or dead."""
+        """Return a description of each rank whose process is stopped, dead or not found."""
         pids = [(r, self.words[r * _WIDTH + _PID]) for r in self.ranks]
         states = [(r, pid, _process_state(pid)) for r, pid in pids]
         return tuple(f"rank {r} is{state} (pid {pid})" for r, pid, state in states if state)
@@ -192,7 +192,7 @@ def _leave() -> None:
 
 
 def _process_state(pid: int) -> str:
-    """Return the state of a process if it is stopped, dead or not found, else an empty text."""
+    """Return " " and the state of a process that is stopped, dead or not found; else ""."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
             state = stat.read().rpartition(")")[2].split()[0]

@@ -14,7 +14,7 @@ class Executor:
 
     A call is served by the first executor of the communicator's list whose :meth:`why_not` returns
     None.  Subclasses define :meth:`why_not` and :meth:`bind`; the other members have defaults.
-    Every method must return equal results on all ranks.
+    All ranks must choose the same executor for a call, so :meth:`why_not` must agree on them.
 
     Attributes
     ----------

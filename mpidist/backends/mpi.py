@@ -213,7 +213,7 @@ class MpiBackend(Backend):
         return MpiRequest(self.comm.Isend(as_bytes(data), peer, tag), data, self.rank)
 
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> Request:
-        """Begin to receive into a contiguous array."""
+        """Begin to receive a message of exactly the array's length into a contiguous array."""
         if data.nbytes > self.piece_bytes:
             parts = pieces(data, self.piece_bytes)
             return AllOf([self.irecv(part, peer, tag) for part in parts])
@@ -239,7 +239,7 @@ class MpiBackend(Backend):
         return MpiAnyShortRequest(request, buffer, free)
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
-        """Return the sender of a message that has arrived, or None."""
+        """Return the sender of a message that has arrived and was not received, or None."""
         status = MPI.Status()
         source = MPI.ANY_SOURCE if peer is None else peer
         return status.Get_source() if self.comm.Iprobe(source, tag, status) else None
@@ -279,7 +279,10 @@ class MpiBackend(Backend):
         return both
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Return the ranks of all nodes that have not reached operation `sequence`."""
+        """Return the ranks of all nodes not known to have reached operation `sequence`, sorted.
+
+        Ranks of other nodes are asked; one that does not answer in time counts as missing.
+        """
         here = self.board.missing(sequence)
         elsewhere = self.roll_call.missing(sequence) if self.roll_call is not None else ()
         return tuple(sorted((*here, *elsewhere)))
@@ -337,7 +340,7 @@ class MpiBackend(Backend):
         return sub
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> MpiBackend:
-        """Return a backend over `ranks`, in that order; only these call it."""
+        """Return a backend over `ranks`, in that order; only these call it, with the same tag."""
         group = self.comm.Get_group()
         part = group.Incl(ranks)
         made = MPI.Intracomm(self.comm).Create_group(part, tag % _GROUP_TAGS)

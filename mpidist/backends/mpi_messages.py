@@ -181,7 +181,7 @@ class MpiAnyShortRequest(MpiShortRequest):
 
     @property
     def source(self) -> int:
-        """Rank of the sender."""
+        """Rank of the sender, once ``test()`` has returned True."""
         return self._status.Get_source()
 
 

@@ -171,13 +171,13 @@ class SimulatedAnyShortRequest:
 
     @property
     def source(self) -> int:
-        """Rank of the sender."""
+        """Rank of the sender, once ``test()`` has returned True."""
         assert self._found is not None
         return self._found[0]
 
     @property
     def content(self) -> bytes:
-        """The received bytes."""
+        """The received bytes, once ``test()`` has returned True."""
         assert self._found is not None
         return self._found[1]
 
@@ -265,7 +265,7 @@ class SimulatedBackend(Backend):
         return _SENT
 
     def irecv(self, data: np.ndarray, peer: int, tag: int) -> SimulatedRequest:
-        """Post a receive into `data`, of exactly its length."""
+        """Post the receive of a message of exactly the length of `data` into `data`."""
         key = (peer, self.rank, tag)
         return SimulatedRequest(self._group, key, data, self._posted[key])
 
@@ -385,7 +385,7 @@ class SimulatedBackend(Backend):
         return self._parts[-1]
 
     def unreceived(self) -> list[tuple[int, int, int]]:
-        """Return a sorted (source, target, count) per tag with messages that nobody received."""
+        """Return sorted (source, target, count), one per tag, of messages that nobody received."""
         left = [(s, t, len(box)) for (s, t, _), box in self._group.boxes.items() if box]
         return sorted(left)
 

@@ -69,7 +69,7 @@ class KernelService(Protocol):
         """The engine, which polls pending operations during a wait."""
 
     def deadline(self) -> float | None:
-        """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
+        """Return the deadline (``time.monotonic``) of a wait that begins now; None without one."""
 
     def arrive(self, sequence: int, what: str, deadline: float | None) -> None:
         """Wait until all ranks have reached operation `sequence`; raise at the deadline.

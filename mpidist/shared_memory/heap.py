@@ -54,7 +54,7 @@ class Location:
         return self.allocation.address + rank * self.allocation.stride + self.offset
 
     def shadow(self, rank: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return `count` elements of the shadow (scratch memory for all ranks) in `rank`'s part."""
+        """Return `count` elements of the shadow (shared scratch memory) of the array of `rank`."""
         half = self.allocation.stride // 2
         return view_at(self.address(rank) + half, count, dtype)
 
