@@ -47,7 +47,7 @@ class Checkpoint:
         The ranks; :meth:`save` and :meth:`load` are collective.  With a :class:`~mpidist.Grid`
         states are saved and restored per stage, and must be equal on the replicas of a stage.
     keep : int
-        Number of checkpoints that are kept, > 0; older ones are removed.
+        Number of checkpoints to keep, > 0: those of the highest steps, and always the newest.
 
     Notes
     -----
@@ -57,18 +57,19 @@ class Checkpoint:
     A state must be equal on all ranks (checked); each rank writes a share of it, and it can be
     loaded on any number of ranks.  States that differ between ranks must be declared:
 
-    - ``save(…, per_rank=…)``: each rank saves its own state, and loads it back.
+    - ``save(…, per_rank=…)``: each rank saves a state of its own, and loads the same one back.
     - Random number generators are always per rank: a Generator or RandomState of numpy, a
       Generator of PyTorch, a Random of Python, and the modules ``random``, ``numpy.random``,
       ``torch`` and ``torch.cuda``.
     - A :class:`~mpidist.Pipeline` is saved per stage, a :class:`~mpidist.ZeroOptimizer` by slices.
-    - Buffers of a :class:`~mpidist.DDP` follow its `buffers`: rank 0's for "broadcast", every
-      rank's for "keep" (rank 0's if loaded on another number of ranks).
+    - Of a :class:`~mpidist.DDP` with ``buffers="broadcast"``, rank 0's buffers are saved; with
+      ``buffers="keep"`` every rank's (loaded on another number of ranks, all get rank 0's).
 
     Arrays are in safetensors files, one of each rank, which other tools can open.  All files are
-    on the disk before their folder is renamed to ``step-….0``.  The manifest has the
-    SHA-256 of every piece, which :meth:`load` checks.  Waiting for slow ranks is limited by the
-    deadline of the communicator.
+    on the disk before their folder gets its final name, ``step-00000100.0`` for step 100 (``.1``
+    if the step is saved again).  The manifest has a SHA-256 for at most 16 MiB of an array each,
+    which :meth:`load` checks.  Waiting for slow ranks is limited by the deadline of the
+    communicator.
     """
 
     def __init__(self, folder: Any, comm: Any, keep: int = 3):
@@ -90,7 +91,7 @@ class Checkpoint:
         per_rank: Mapping[str, Any] | Iterable[str] | str = (),
         **objects: Any,
     ) -> Path:
-        """Write a checkpoint and return its folder.
+        """Write a checkpoint and return its folder; collective.
 
         Parameters
         ----------
@@ -105,7 +106,8 @@ class Checkpoint:
         ------
         CheckpointError
             On every rank, if any rank could not write or has a value that cannot be saved, or if
-            an undeclared state differs; the message names the path and the ranks.
+            a state that is not in `per_rank` differs between ranks; the message names the file
+            or the value, such as ``model/0.weight``, and the ranks.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise InvalidArgument(
@@ -163,9 +165,9 @@ class Checkpoint:
         return self._agree("save", finish)[0]
 
     def _declared(self, per_rank: Any, objects: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """Return all objects to save, by name, and the set of names saved per rank.
+        """Return all objects to save, by name, and the set of names that `per_rank` declares.
 
-        `per_rank` is the argument of :meth:`save`.
+        `per_rank` and `objects` are the arguments of :meth:`save`.
         """
         where = f"rank {self._comm.rank}: per_rank={per_rank!r}"
         if isinstance(per_rank, Mapping):
@@ -182,9 +184,9 @@ class Checkpoint:
         return objects, names
 
     def _division(self, value: Any, own: bool) -> tuple[str, int] | None:
-        """Return ("rank" or "stage", their number) for a state saved per rank or stage, else None.
+        """Return ("rank", ranks) for a state saved per rank, ("stage", stages) for one per stage.
 
-        `own` is whether the user declared it as per rank.
+        None for a state that all ranks share.  `own` is whether the user declared it as per rank.
         """
         if own or source_of(value) is not None:
             return "rank", self._comm.size
@@ -193,11 +195,14 @@ class Checkpoint:
         return None
 
     def _key(self, by: str) -> int:
-        """Return this process's number in a state saved per `by`, which is "rank" or "stage"."""
+        """Return this process's rank for `by` "rank", or the number of its stage for "stage"."""
         return self._grid.pipe_index if by == "stage" and self._grid else self._comm.rank
 
     def _publish(self, step: int, made: Path) -> Path:
-        """Rename the folder `made` to its final name; then remove replaced and old checkpoints."""
+        """Rename the folder `made` to its final name, and return that; then remove others.
+
+        Others are earlier checkpoints of the same step, and those beyond the number to keep.
+        """
         there = self._found()
         newer = [generation for other, generation, _ in there if other == step]
         final = self.folder / f"step-{step:08d}.{max(newer, default=-1) + 1}"
@@ -218,28 +223,32 @@ class Checkpoint:
     def load(
         self, step: int | None = None, *, skip: Iterable[str] | str = (), **objects: Any
     ) -> dict[str, Any] | None:
-        """Load a checkpoint, on any number of ranks unless it has states saved per rank.
+        """Load a checkpoint; collective.
+
+        The number of ranks may differ from that of the save, unless states were saved per rank
+        (with a grid: the number of stages must be the same).
 
         Parameters
         ----------
         step : int, optional
-            Step of the checkpoint; by default the last.
+            Step of the checkpoint; by default the highest.
         skip : iterable of str
             Names of states not to load, such as those saved per rank by another number of ranks.
         **objects
-            Objects whose state is restored, by name: by ``load_state_dict()``, or random number
-            generators.
+            Objects to restore, each by the name under which it was saved: with
+            ``load_state_dict()``, or random number generators.
 
         Returns
         -------
         dict or None
-            The other saved states, by name, and "step"; None if there is no checkpoint.
+            The states that are neither in `objects` nor in `skip`, by name, and "step"; None if
+            there is no checkpoint and no `step` was given.
 
         Raises
         ------
         CheckpointError
-            On every rank, if the checkpoint is damaged, has no state of a given name, or has a
-            state saved per rank or stage for another number of ranks or stages.
+            On every rank, if the checkpoint does not exist or is damaged, has no state of a given
+            name, or has a state saved per rank or stage for another number of ranks or stages.
         """
         rank, size = self._comm.rank, self._comm.size
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
@@ -302,10 +311,10 @@ class Checkpoint:
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
-        """Return this process's key in the saved state `name`; None if all ranks share the state.
+        """Return which part of the saved state `name` is this process's: its rank, or its stage.
 
-        The key is its rank or stage.  Raises CheckpointError if the state is for another number of
-        ranks or stages.
+        None if all ranks share the state.  `divided` is what :meth:`_division` returned at the
+        save; CheckpointError if the number of ranks or stages was another one.
         """
         if divided is None:
             return None
@@ -342,7 +351,10 @@ class Checkpoint:
         return [(int(name[1]), int(name[2]), path) for path, name in named if name]
 
     def _same(self, what: str, mine: Any) -> None:
-        """Raise CheckpointError on every rank if `mine` is not equal on all ranks; collective."""
+        """Raise CheckpointError on every rank if `mine` is not equal on all ranks; collective.
+
+        `what` begins the message.
+        """
         every = self._comm.allgather_object(mine)
         for rank, other in enumerate(every):
             if other != every[0]:
@@ -352,9 +364,9 @@ class Checkpoint:
                 )
 
     def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """Call `act` on every rank and return the results of all; collective.
+        """Call `act` on every rank and return the results of all ranks, in order; collective.
 
-        If it fails on any rank, CheckpointError is raised on every rank.
+        If it fails on any rank, CheckpointError is raised on every rank; `what` begins the message.
         """
         result, wrong = None, ""
         try:
@@ -375,9 +387,10 @@ class Checkpoint:
 def _compare(
     trees: list[dict[str, str]], tables: list[dict[str, Entry]]
 ) -> tuple[dict[str, Any], str]:
-    """Join the ranks' states; return the joined JSON trees, and an error message if states differ.
+    """Join the ranks' states; return the joined JSON trees by name, and an error message.
 
-    The message is "" if all states agree.
+    The message is "" if all states agree.  `trees` has each rank's trees as JSON text, by name;
+    `tables` each rank's entries, by the path of the array, such as "model/0.weight".
     """
     wrong: dict[str, str] = {}
 
@@ -406,23 +419,22 @@ def _compare(
     names = sorted({path.partition("/")[0] for path in wrong})
     return joined, (
         f"not the same on all ranks: {'; '.join(texts[:_SHOWN])}{more}. Declare what differs: "
-        f"save(…, per_rank={names}); save a Pipeline as such, and the stages of a grid with "
-        "Checkpoint(folder, grid)"
+        f"save(…, per_rank={names}); pass a Pipeline itself, not its modules; use "
+        "Checkpoint(folder, grid) for the stages of a grid"
     )
 
 
 def _entry(leaf: Leaf, shared: bool) -> Entry:
-    """Return a tuple that identifies an array to the other ranks, which compare it.
+    """Return the description of an array that ranks compare: dtype, shape, and elements held.
 
-    It has dtype, shape and place; a whole array that should be equal on all ranks has a checksum
-    too.
+    An array that is `shared` (should be equal on all ranks) gets a checksum, too.
     """
     checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.led else None
     return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, checksum
 
 
 def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
-    """Return how the entries of one array differ between ranks, as text; "" if they agree.
+    """Return how the `entries` of one array, by rank, differ, as text; "" if they agree.
 
     Slices of an array agree if together they make up the whole array.
     """
@@ -452,7 +464,10 @@ def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
 def _join(
     tables: list[dict[str, Any]], written: list[dict[str, list[Segment]]]
 ) -> dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]:
-    """Return for each array, by path: dtype, shape, and the segments of it that any rank wrote."""
+    """Return dtype, shape and all segments of each array, by path, for the manifest.
+
+    `tables` has the entries of each rank, `written` the segments that it wrote, both by path.
+    """
     joined = {}
     for path, (dtype, shape, *_) in {p: t for table in tables for p, t in table.items()}.items():
         segments = [segment for shares in written for segment in shares.get(path, ())]

@@ -11,7 +11,10 @@ SAVING = ".saving-"
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """Create the temporary folder of a checkpoint; remove those that killed jobs have left."""
+    """Create a temporary folder for a checkpoint in `parent`, and return its path.
+
+    `name` ends its name.  Temporary folders that killed jobs have left are removed.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{SAVING}*"):
         shutil.rmtree(left, ignore_errors=True)

@@ -25,7 +25,7 @@ from .files import write
 
 @dataclass(frozen=True)
 class Part:
-    """A slice of a flat array that is distributed over the ranks.
+    """A rank's slice of an array that is distributed over the ranks.
 
     Attributes
     ----------
@@ -56,13 +56,13 @@ class Divided(dict):
 
 @dataclass(frozen=True)
 class Led:
-    """Marker of an array that may differ between ranks: that of the lowest rank is saved."""
+    """Marker of an array that may differ between ranks: of those that have it the lowest saves."""
 
     array: Any
 
 
 def is_divided(state: Any) -> bool:
-    """Return whether `state` is the checkpointed state of a :class:`~mpidist.ZeroOptimizer`."""
+    """Return whether `state` has the keys that a :class:`~mpidist.ZeroOptimizer` saves."""
     needed, known = {"state", "options"}, {"state", "options", "sending"}
     return isinstance(state, Mapping) and needed <= set(state) <= known
 
@@ -83,9 +83,9 @@ class Leaf:
     shape : tuple of int
         Shape of the whole array.
     whole : bool
-        Whether `flat` has all elements; a whole array is the same on every rank.
+        Whether it is an array and not a slice; ranks that share an array divide its writing.
     led : bool
-        Whether the array may differ between ranks; the lowest rank's is saved.
+        Whether the array may differ between ranks (:class:`Led`).
     """
 
     flat: np.ndarray
@@ -105,6 +105,8 @@ def state_of(value: Any) -> Any:
 
 def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
     """Return a state as a JSON tree; its arrays are added to `leaves` by path.
+
+    `path` is the name of the state; the paths in it append the keys, such as "model/0.weight".
 
     Raises
     ------
@@ -218,7 +220,7 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
-    """Return the part of a tree that must be equal on all ranks: type, and length or value."""
+    """Return what must be equal on all ranks at the top of a tree: type, and length or value."""
     if isinstance(tree, dict):
         for name in ("dict", "divided"):
             if name in tree:
@@ -235,7 +237,7 @@ SMALL_BYTES = 64 << 10  # a shorter array is written whole, by one rank
 
 @dataclass(frozen=True)
 class Segment:
-    """A contiguous run of an array's elements in a file.
+    """A contiguous run of an array's elements in a file, of at most 16 MiB.
 
     Attributes
     ----------
@@ -262,9 +264,10 @@ Holders = Mapping[str, Sequence[int]]
 def shares(
     leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yield this rank's share of each array to write: path, index of its first element, elements.
+    """Yield what this rank writes of each array: path, index of the first element, elements.
 
-    An array that several ranks have whole, its `holders`, is divided among them.
+    `holders` has the ranks that have each array, by path: a large array is divided among them, one
+    below 64 KiB is written by one of them.  A slice is written by the rank that has it.
     """
     numbers = {path: number for number, path in enumerate(sorted(holders))}
     for path, leaf in leaves.items():
@@ -289,7 +292,7 @@ _DECLARED |= {"float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3", "float8_e8m0
 
 
 def header(written: Sequence[tuple[str, int, np.ndarray]], leaves: Mapping[str, Leaf]) -> bytes:
-    """Return the header of a safetensors file that holds the given shares one after the other.
+    """Return the header of a safetensors file for `written`, the results of :func:`shares`.
 
     Raises
     ------
@@ -319,7 +322,10 @@ def header(written: Sequence[tuple[str, int, np.ndarray]], leaves: Mapping[str, 
 def write_shares(
     folder: Path, leaves: Mapping[str, Leaf], holders: Holders, rank: int
 ) -> dict[str, list[Segment]]:
-    """Write this rank's share of the arrays to a file; return its segments by path of the array."""
+    """Write this rank's share of the arrays (see :func:`shares`) to a file in `folder`.
+
+    Returns the segments that it wrote, by the path of the array.
+    """
     # Longest elements first, those declared as bytes last: each array is aligned in the file.
     written = sorted(
         shares(leaves, holders, rank),
@@ -361,7 +367,7 @@ class Stored:
     segments : tuple of Segment
         Segments of the array, ascending.
     library : str
-        Library of the array that was saved, or "scalar".
+        Library of the array that was saved: "numpy", "torch", …, or "scalar" for a numpy scalar.
     """
 
     folder: Path
@@ -376,7 +382,10 @@ class Stored:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def read(self, start: int = 0, stop: int | None = None) -> Any:
-        """Return elements `start` to `stop` of the flattened array; a scalar as it was saved."""
+        """Return elements `start` to `stop` (exclusive) of the flattened array.
+
+        An array of no dimensions is returned whole, in its shape.
+        """
         if self.shape == ():
             return self.whole()
         stop = self.count if stop is None else stop
@@ -417,7 +426,10 @@ class Stored:
 
 
 def damaged(folder: Path, segments: list[tuple[str, Segment]], itemsize: dict[str, int]) -> str:
-    """Return a message that names the first array with a wrong checksum; "" if all match."""
+    """Return a message on the first segment with a wrong checksum; "" if all match.
+
+    `segments` and `itemsize` are from :meth:`Manifest.segments` and :meth:`Manifest.itemsizes`.
+    """
     for path, segment in segments:
         with open(folder / segment.file, "rb") as file:
             file.seek(segment.offset)
@@ -443,10 +455,10 @@ class Manifest:
     trees : dict
         JSON tree of each saved state, by name; see :func:`~mpidist.checkpoint.format.take_apart`.
     arrays : dict
-        Dtype, shape and segments of each array, by path.
+        Dtype, shape and segments of each array, by its path, such as "model/0.weight".
     divided : dict
-        States saved per rank or per stage, by name: ("rank" or "stage", their number).  The tree
-        has an entry for each rank or stage.
+        States saved per rank or per stage, by name: ("rank", number of ranks) or ("stage", number
+        of stages).  The tree of such a state has an entry for each rank or stage.
     """
 
     step: int
