@@ -29,7 +29,11 @@ class Wrapper:
 
     @staticmethod
     def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
-        """Raise InvalidArgument if there are any `others`: only a PyTorch DDP has such options."""
+        """Raise InvalidArgument if `others` is not empty.
+
+        Only a DDP of a PyTorch module has more options, those of ``DistributedDataParallel``; it
+        translates them into `options`.
+        """
         if others:
             raise InvalidArgument(
                 f"rank {rank}: DDP has no option {', '.join(others)}: expected {', '.join(options)}"
@@ -40,7 +44,7 @@ class Wrapper:
 
     @staticmethod
     def in_backward() -> bool:
-        """Return False: the hooks of these modules run no optimizer."""
+        """Return False: only in PyTorch can an optimizer's step() be called within backward."""
         return False
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -58,7 +62,10 @@ class Wrapper:
         return self.module.forward(*inputs, **options)
 
     def backward(self, grad: Any) -> Any:
-        """Call the module's backward, then average the gradients; return the input's gradient."""
+        """Call the module's backward, then average the gradients; return the input's gradient.
+
+        `grad` is the gradient of the loss with respect to the module's output.
+        """
         result = self.module.backward(grad)
         if self.sync == "auto" and self.reducer.enabled:
             self._end_backward()
@@ -71,7 +78,7 @@ class Wrapper:
     def named_parameters(self) -> list[tuple[str, Any]]:
         """Return (name, parameter) for each parameter whose gradient is averaged.
 
-        A shared parameter appears once.  Where the module gives no names, they are indices.
+        A shared parameter appears once.  If the module has no names, indices are used as names.
         """
         return list(self.reducer.grouping.named)
 
@@ -105,14 +112,14 @@ class Wrapper:
         return self.module.state_dict()
 
     def load_module_state(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a module into the wrapped one."""
+        """Load a module's ``state_dict()`` into the wrapped module."""
         self.module.load_state_dict(read_all(state))
 
 
 def not_found(wrapper: Any, members: Mapping[str, Any], name: str) -> str:
     """Return the text of the AttributeError for an attribute that a DDP lacks.
 
-    It points to ``model.module`` if the wrapped module has the attribute.
+    It points to ``model.module`` if the wrapped module, ``members["module"]``, has the attribute.
     """
     text = f"{type(wrapper).__name__!r} object has no attribute {name!r}"
     if not name.startswith("_") and hasattr(members.get("module"), name):

@@ -52,9 +52,10 @@ class Trial:
         self._seconds.append(seconds)
 
     def decide(self, comm: Communicator) -> tuple[str, dict[str, float]]:
-        """Return the fastest transport, and the seconds of a step with each; collective.
+        """Return the name of the best transport, and the seconds of a step with each; collective.
 
-        A step takes as long as on its slowest rank; a time is the median over the steps.
+        That is the fastest one if it is clearly faster than the first, otherwise the first.  The
+        seconds are medians over the steps, of which each counts as long as on its slowest rank.
         """
         mine = np.array(self._seconds).reshape(ROUNDS, len(self._names))[1:]
         rounds = comm.allreduce(mine, op="max")
@@ -69,16 +70,29 @@ class Trial:
 def candidates(
     comm: Communicator, overlap: str, buckets: int, on_device: bool = False
 ) -> list[str]:
-    """Return the names of the transports to try, for a value of `overlap`.
+    """Return the names of the transports that the first steps are to time.
 
-    For gradients on a GPU there is only one: the host's clock cannot time their transports.
+    It is one name unless `overlap` is "auto" and there are several buckets on the host: with one
+    bucket nothing overlaps, and the host's clock cannot time transports of gradients on a GPU.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    overlap : {"auto", "none", "polls", "thread"}
+        See :class:`~mpidist.parallel.DDP`.
+    buckets : int
+        Number of buckets.
+    on_device : bool
+        Whether gradients are on a GPU.
 
     Raises
     ------
     InvalidArgument
         If `overlap` is not a known name.
     Unsupported
-        If a thread is asked for, and MPI does not allow calls from several threads.
+        If `overlap` is "thread", and MPI does not allow calls from several threads or gradients are
+        on a GPU.
     """
     if overlap not in ("auto", *TRANSPORTS):
         expected = ", ".join(map(repr, ("auto", *TRANSPORTS)))
@@ -86,7 +100,8 @@ def candidates(
     threads = comm.backend.threads
     if overlap == "thread" and not threads:
         raise Unsupported(
-            f"rank {comm.rank}: overlap='thread': MPI was not started with thread level 'multiple'"
+            f"rank {comm.rank}: overlap='thread': MPI was not started with thread level "
+            "'multiple': expected 'auto', 'none' or 'polls'"
         )
     if on_device and overlap == "thread":
         raise Unsupported(
@@ -106,7 +121,9 @@ OBSERVED_SYNCS = 3  # syncs without any callback after which no order of gradien
 
 
 class Autotune:
-    """Observes and times the first steps, then sets the best buckets and transport.
+    """Observes the gradients' order and times transports in the first steps, then keeps the best.
+
+    Buckets are then regrouped by that order.
 
     Parameters
     ----------
@@ -122,7 +139,8 @@ class Autotune:
     Attributes
     ----------
     times : dict of str to float
-        Seconds of a step with each transport, in its last trial; empty until that is known.
+        Seconds of a step with each transport, from the last trial of that transport; empty until a
+        trial has ended.
     """
 
     def __init__(self, grouping: Grouping, comm: Communicator, names: Sequence[str], listens: bool):
@@ -140,7 +158,7 @@ class Autotune:
 
     @property
     def observed(self) -> bool:
-        """Whether the order of gradients is final: it is known, or no more steps are observed."""
+        """Whether the order of gradients is no longer observed: it is known, or was not seen."""
         return not self._left
 
     def ready(self, index: int) -> None:
@@ -149,9 +167,9 @@ class Autotune:
             self._order.setdefault(index)
 
     def after_step(self, seconds: float, fixed: bool) -> str | None:
-        """Record the time of a step; return the next step's transport if it changes; collective.
+        """Record a step's seconds; return the name of the next step's transport; collective.
 
-        If `fixed`, parameters stay in their buckets.
+        None means the same transport as before.  If `fixed`, parameters stay in their buckets.
         """
         if self._left:
             self._observe(fixed)
@@ -170,10 +188,10 @@ class Autotune:
         return best if self._trial is None else self._trial.current
 
     def _observe(self, fixed: bool) -> None:
-        """Once rank 0 has seen an order of gradients, regroup by it unless `fixed`; collective.
+        """Make buckets by the order of gradients that rank 0 has seen, unless `fixed`; collective.
 
-        It also sets how many additions to each gradient complete its bucket, and begins to time the
-        transports.
+        Do nothing if rank 0 has seen none yet.  Otherwise also set how many additions each gradient
+        gets in a step, so that complete buckets are detected, and begin to time the transports.
         """
         self._left -= 1
         order = self._comm.broadcast_object(list(self._order))

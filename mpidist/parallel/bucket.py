@@ -37,7 +37,7 @@ class BucketStreams:
         self._computing.add(self._stream())
 
     def before_send(self) -> None:
-        """Make the current stream, which sends the bucket, wait for the gradients."""
+        """Make the current stream, which is to send the bucket, wait for the gradients."""
         here = self._stream()
         for stream in self._computing - {here}:
             self._event.record(stream)
@@ -46,7 +46,7 @@ class BucketStreams:
         self._sending = here
 
     def after_wait(self) -> None:
-        """Make the current stream, which reads the gradients, wait for the received bucket."""
+        """Make the current stream, which is to read the means, wait for the stream that sent."""
         here = self._stream()
         if self._sending is not None and self._sending != here:
             self._event.record(self._sending)
@@ -56,14 +56,14 @@ class BucketStreams:
 
 @dataclass
 class Shard:
-    """The part of a bucket whose mean this rank receives, instead of the whole (ZeRO).
+    """A rank's shard of a bucket: the only part whose mean it receives, with ZeRO.
 
     Attributes
     ----------
     mine : slice
-        Elements of the bucket on this rank.
+        The shard's elements in the bucket's flat buffer.
     counts : tuple of int
-        Number of elements on each rank.
+        Number of elements of each rank's shard.
     algorithm : str
         Algorithm of the bucket's reduce_scatter.
     """
@@ -77,7 +77,10 @@ Allocate = Callable[[Any, int, Communicator], Any]
 
 
 class Bucket:
-    """Parameters of one kind, and the flat buffer that holds their gradients.
+    """Parameters of one dtype and device, and the flat buffer that holds their gradients.
+
+    A backward pass adds to a gradient once for each use of the parameter.  A gradient is final in a
+    step, and the bucket complete, when the number of additions is that of an earlier step.
 
     Parameters
     ----------
@@ -103,13 +106,13 @@ class Bucket:
     algorithm : str
         Algorithm of the bucket's allreduce, the same in every step.
     shard : Shard or None
-        The part that this rank averages, if a ZeroOptimizer divides the bucket.
+        The part whose mean this rank receives, if a ZeroOptimizer divides the bucket.
     copies : int
         Number of gradients that had to be copied into the buffer so far.
     lent : set of int
-        Indices of parameters that had no gradient in this step, and were given their view.
+        Indices of the parameters whose gradient was None in this step and became its zeroed view.
     streams : BucketStreams or None
-        Order of the streams, if the parameters are on a GPU.
+        The GPU streams that compute and send the gradients; None if these are on the host.
     """
 
     def __init__(
@@ -169,7 +172,7 @@ class Bucket:
     # -- gradients and the buffer -----------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Allocate the buffer, and move the existing gradients into it; collective."""
+        """Allocate the buffer; copy the existing gradients into it, as its views; collective."""
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is not None and tuple(p.grad.shape) == tuple(view.shape):
                 self.framework.copy(view, p.grad)
@@ -206,7 +209,7 @@ class Bucket:
         return k in self.lent and bool((grad != 0).any())
 
     def take_back(self, k: int) -> None:
-        """Set gradient `k`, which no rank has computed, to None if it was None before."""
+        """Set gradient `k`, which no rank has computed, back to None if it is a lent view."""
         if k in self.lent:
             self.parameters[k].grad = None
 
@@ -234,9 +237,12 @@ class Bucket:
             p.grad = view
 
     def settle(self) -> None:
-        """Check the shapes of the gradients on one rank, where they are not sent.
+        """Check the shapes of the gradients where :meth:`collect` is not called: on one rank.
 
-        On several ranks :meth:`collect` checks them.
+        Raises
+        ------
+        InvalidArgument
+            If a gradient does not have its parameter's shape.
         """
         for k, p in enumerate(self.parameters):
             if p.grad is not None:

@@ -77,8 +77,22 @@ def choose_algorithms(
 ) -> list[str]:
     """Return the algorithm for each size in bytes, chosen on rank 0 for all ranks; collective.
 
-    The precedence is that of a communicator: an algorithm that the call or the configuration names
-    is used even if it is native.
+    An algorithm that `asked` or the communicator's configuration names is used in any case.
+    Otherwise executors are left out that may give other bits on each rank ("native") or cannot run
+    in the background.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The communicator that chooses.
+    nbytes : sequence of int
+        Sizes of the buffers.
+    asked : str
+        The user's algorithm, or "auto".
+    symmetric : bool
+        Whether the buffers are in symmetric memory.
+    collective : str
+        Name of the collective, such as "allreduce".
 
     Raises
     ------
@@ -112,10 +126,10 @@ def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
 
 
 def allocate_on_device(comm: Communicator, count: int, framework: Framework, p: Any) -> Any:
-    """Return a flat array of zeros in symmetric memory of the GPUs, or None; collective.
+    """Return `count` zeros of the dtype of `p` in symmetric GPU memory, or None; collective.
 
-    It is None if gradients are not summed in symmetric memory.  The memory is allocated as bytes
-    because no library has all dtypes of the others.
+    It is None if no GPU executor sums this dtype in symmetric memory.  The memory is allocated as
+    bytes because a library (PyTorch, cupy) may lack a dtype of another one.
     """
     values = framework.values(p)
     if not comm.gpu.sums_in_place(describe(values, comm.rank).dtype):
@@ -130,10 +144,11 @@ def allocate_on_device(comm: Communicator, count: int, framework: Framework, p: 
 def choose_on_device(
     comm: Communicator, chooser: Communicator, flat: Any, asked: str, collective: str
 ) -> str:
-    """Return the algorithm for a buffer on a GPU, the same on all ranks; collective.
+    """Return the algorithm for the buffer `flat` on a GPU, the same on all ranks; collective.
 
-    Executors of the GPU give the same bits in every call.  Everything else is staged through the
-    host in chunks, so the algorithm is chosen for the size of one chunk.
+    It is `asked`, such as "auto", if the user names one or the GPU's executors serve the call: they
+    give the same bits in every call.  Otherwise the buffer is staged through the host in chunks,
+    and `chooser` chooses for the size of one chunk.
     """
     gpu = comm.gpu
     if asked != "auto" or gpu.serves_alone(flat, collective):
@@ -145,7 +160,7 @@ def choose_on_device(
 
 
 def release(bucket: Bucket) -> None:
-    """Free the symmetric memory of a bucket on a GPU that is no longer used; collective."""
+    """Free the symmetric GPU memory of a bucket that is no longer used; collective."""
     if bucket.streams is None or bucket.comm.size == 1:
         return
     if bucket.comm.gpu.holds(bucket.flat):
@@ -153,7 +168,7 @@ def release(bucket: Bucket) -> None:
 
 
 def has_mean(dtype: Any) -> bool:
-    """Return whether the mean of a dtype's numbers (numpy or torch) has the same dtype."""
+    """Return whether the mean of numbers of this dtype (numpy's or torch's) has the same dtype."""
     if isinstance(dtype, np.dtype):
         return dtype.kind in "fc" or dtype.name == "bfloat16"
     return bool(dtype.is_floating_point or dtype.is_complex)
@@ -191,7 +206,7 @@ class Grouping:
     sparse : list of int
         Indices of the parameters in no bucket.
     symmetric : bool
-        Whether the buffers of parameters in host memory are in symmetric memory.
+        Whether the buckets of parameters in host memory are in symmetric memory.
     on_device : bool
         Whether there are parameters on a GPU.
     """
@@ -226,7 +241,9 @@ class Grouping:
     def make(
         self, comm: Communicator, layout: Layout, algorithms: Sequence[str] | None = None
     ) -> tuple[Bucket, ...]:
-        """Divide the parameters into buckets; gradients keep their values; collective.
+        """Divide the parameters into new buckets, and return these; collective.
+
+        Gradients keep their values.  With the present layout only the algorithms are set.
 
         Parameters
         ----------
@@ -235,7 +252,7 @@ class Grouping:
         layout : list of tuple of int
             Indices of the parameters in each bucket, as :meth:`plan` returns them.
         algorithms : sequence of str, optional
-            Algorithm of each bucket's allreduce; by default they are chosen.
+            Algorithm of each bucket's allreduce; by default chosen by :meth:`choose`.
         """
         if layout != self.layout or not self.buckets:
             self._copies = self.copies
@@ -260,7 +277,7 @@ class Grouping:
         return self.buckets
 
     def choose(self, nbytes: Sequence[int], collective: str) -> list[str]:
-        """Return the algorithm of a collective for buckets of these sizes in bytes; collective."""
+        """Return an algorithm of the collective for each bucket, by size in bytes; collective."""
         names = choose_algorithms(
             self._chooser, nbytes, self._algorithm, self.symmetric, collective
         )
@@ -301,7 +318,10 @@ class Grouping:
         return [list(bucket.names) for bucket in self.buckets]
 
     def layout_of(self, names: Sequence[Sequence[str]]) -> Layout | None:
-        """Return the layout whose buckets have these names; None if the model has other names."""
+        """Return the layout of buckets with these parameters, the inverse of :meth:`names`.
+
+        Return None if the model's parameters have other names.
+        """
         number = {self.named[i][0]: i for i in self.where}
         flat = [name for bucket in names for name in bucket]
         if sorted(flat) != sorted(number):

@@ -141,7 +141,7 @@ class BufferSync:
 
 
 def _empty_like(array: Any, count: int) -> Any:
-    """Return a flat array of the library, dtype and device of another array."""
+    """Return a flat array of `count` elements, with the library, dtype and device of `array`."""
     if type(array) is np.ndarray:
         return np.empty(count, array.dtype)
     if hasattr(array, "new_empty"):

@@ -31,7 +31,8 @@ def clip_by_norm(
     rank : int
         Rank of the caller, for the error message.
     total : callable, optional
-        ``total(squares)`` returns the sum of squares over the ranks that hold parts.
+        ``total(squares)`` returns the sum of squares over all ranks, given that of this rank; for
+        gradients that are divided among ranks.
     copies : sequence of array, optional
         Gradients that are scaled by the same factor, but left out of the norm, because
         equal ones are counted already.

@@ -27,7 +27,7 @@ def check_alike(
     options: Mapping[str, Any],
     why_not: str = "",
 ) -> None:
-    """Check that options, parameters and buffers are the same on all ranks; collective.
+    """Check that options, and shapes and dtypes of parameters, agree on all ranks; collective.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ def check_alike(
     framework : Framework
         Adapter for the library of the parameters.
     named, arrays : sequence of (str, object)
-        Parameters and buffers, with names.
+        Names with parameters, and names with buffers; compared by name, shape and dtype.
     options : mapping of str to object
         Options of the wrapper.
     why_not : str
-        Why this rank alone refuses the module; empty if it does not.
+        Error text if this rank refuses the module; "" if it does not.
 
     Raises
     ------
@@ -105,8 +105,8 @@ class Ownership:
     def why_not(self, rank: int) -> str:
         """Return an error text if some of the parameters belong to another DDP, else "".
 
-        A dropped wrapper may be alive on some ranks only, until the garbage collector finds it, so
-        this rank's answer is to be exchanged.
+        The answer may differ between ranks, as a deleted DDP lives on until the garbage collector
+        finds it, so the caller must exchange it.
         """
         shared = self._shared()
         if shared:
@@ -122,7 +122,10 @@ class Ownership:
         return [name for i, name in self._names.items() if any(i in names for names in others)]
 
     def begin(self) -> None:
-        """Register as owner of the parameters; called last, as a failed wrapper may stay alive."""
+        """Register as owner of the parameters.
+
+        A DDP calls it at the end of its construction: one that fails before then owns nothing.
+        """
         with _lock:
             _owners.add(self)
 
@@ -222,7 +225,7 @@ class ParameterGuard:
             )
 
     def _check_replaced(self, rank: int) -> None:
-        """Raise if parameters were added or removed; other changes of a module are allowed."""
+        """Raise InvalidArgument if parameters were added or removed; allow other replacements."""
         now = self._framework.parameters(self._module)
         new = [name for name, p in now if id(p) not in self._ids]
         lost = len(self._ids) - (len(now) - len(new))

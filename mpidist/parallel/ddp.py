@@ -35,9 +35,9 @@ UNUSED = ("skip", "zero", "error")
 class DDP(NotCopyable):
     """A module whose gradients are averaged over the ranks of a communicator.
 
-    It is used in place of the module, and is itself a module of that library: ``model(x)``,
-    ``model.parameters()``, ``model.train()``, ``model.state_dict()``.  The training loop does not
-    change; gradients are averaged when a backward pass ends.
+    It is used in place of the module, with the same methods: ``model(x)``, ``model.parameters()``,
+    ``model.train()``, ``model.state_dict()``.  Of a PyTorch module it is a :class:`torch.nn.Module`
+    itself.  The training loop does not change; gradients are averaged when a backward pass ends.
 
     Parameters
     ----------
@@ -244,9 +244,9 @@ class DDP(NotCopyable):
         self._after_sync()
 
     def check_averaged(self, parameters: Iterable[Any] | None = None) -> None:
-        """Raise if a gradient of these parameters, or of all, is of this rank alone.
+        """Raise InvalidArgument if a gradient of these parameters has not been averaged.
 
-        An optimizer calls it before it uses the gradients.
+        Optimizers call it before a step.  None means all parameters.
         """
         if not self.reducer.enabled:
             return
@@ -314,7 +314,8 @@ class DDP(NotCopyable):
         """Allow uneven inputs in this block: see :class:`~mpidist.parallel.join.Join`.
 
         The last three parameters are those of PyTorch's ``DistributedDataParallel.join``:
-        `throw_on_early_termination` is ``early="error"``, and means are always over all ranks.
+        `throw_on_early_termination` is ``early="error"``, `enable` False leaves this block without
+        effect, and `divide_by_initial_world_size` must be True, as means are over all ranks.
         """
         if not divide_by_initial_world_size:
             raise InvalidArgument(
@@ -416,11 +417,11 @@ class DDP(NotCopyable):
     # -- state ------------------------------------------------------------------------------------
 
     def resume_state(self) -> dict[str, Any]:
-        """Return a state from which a resumed run has the same bits: of module and buckets.
+        """Return the state of module, buckets and hook, to resume a run with the same bits.
 
-        :meth:`load_state_dict` loads it, as it loads the result of ``state_dict()``, which is the
-        module's state alone.  The state of a communication hook is that of this rank; a
-        :class:`Checkpoint` saves the states of all ranks.
+        :meth:`load_state_dict` loads it.  (``state_dict()`` returns the module's state alone.)  The
+        state of a communication hook is that of this rank; a :class:`Checkpoint` saves those of all
+        ranks.
         """
         grouping = self.reducer.grouping
         sending = {
@@ -435,9 +436,11 @@ class DDP(NotCopyable):
         return {"module": self.module.state_dict(), "sending": sending, "hook": hook}
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return :meth:`resume_state` for a :class:`Checkpoint`, which compares the ranks' states.
+        """Return :meth:`resume_state` as a :class:`Checkpoint` calls for it.
 
-        Of buffers that may differ, rank 0's are saved, or (``buffers="keep"``) those of each rank.
+        A Checkpoint refuses entries that differ between ranks unless they are marked.  Here these
+        are the module's buffers: rank 0's are saved, with ``buffers="keep"`` also those of each
+        rank, and with ``buffers="average"`` they are not marked, as they must be equal.
         """
         state, how = self.resume_state(), self.buffer_sync.how
         if how == "average":  # equal on all ranks, and the checkpoint checks it
@@ -453,6 +456,8 @@ class DDP(NotCopyable):
 
     def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """Load a state of a module, or of :meth:`resume_state`, in place; the latter is collective.
+
+        For a module's state return what the module's ``load_state_dict`` returns, otherwise None.
 
         For a module of PyTorch names may begin with ``module.``, as those of this wrapper and of
         ``DistributedDataParallel`` do, and `strict` is an option.  On another number of ranks
@@ -497,7 +502,7 @@ class DDP(NotCopyable):
             self._restore_hook(restore, hook)
 
     def _restore_hook(self, restore: Callable[..., Any], states: Mapping[int, Any]) -> None:
-        """Restore the state that the communication hook saved on this rank."""
+        """Call the hook's `restore` with this rank's entry of `states`, the saved ones by rank."""
         rank = self.comm.rank
         if rank not in states:
             log.warning(
@@ -516,7 +521,7 @@ class DDP(NotCopyable):
 def _with_wrapper(cls: Any, name: str | None) -> type[DDP]:
     """Return the class `cls`, if necessary as a subclass with the methods of a library's module.
 
-    `name` is that of the library; None is mpidist's own.
+    `name` is "torch" for PyTorch; None for :mod:`mpidist.nn` and other objects.
     """
     wrapper = adapter(name, "wrapper").Wrapper
     if issubclass(cls, wrapper):

@@ -33,12 +33,13 @@ RESIDUAL = "residual"
 class Feedback:
     """Base class of hooks with error feedback, which keep a state for each bucket.
 
-    A bucket's state is freed with the bucket.
+    The main entry of the state is the residual: what the hook has left out of the gradients so far,
+    to be added in the next step.  A bucket's state is freed with the bucket.
 
     Attributes
     ----------
     shared : tuple of str
-        Names of entries that are equal on all ranks, and saved with the residual.
+        Names of further entries of the state that :meth:`save` returns, equal on all ranks.
     on_host : bool
         True: gradients must be in host memory.
     """
@@ -50,7 +51,7 @@ class Feedback:
         self._states: WeakKeyDictionary[Bucket, dict[str, Any]] = WeakKeyDictionary()
 
     def state(self, bucket: Bucket) -> dict[str, Any]:
-        """Return the state of a bucket; changes to it are kept."""
+        """Return the state of a bucket, a dict that the hook may change."""
         return self._states.setdefault(bucket, {})
 
     def residual(self, bucket: Bucket) -> np.ndarray:
@@ -61,7 +62,7 @@ class Feedback:
         return state[RESIDUAL]
 
     def drop_lost(self, bucket: Bucket) -> None:
-        """Set non-finite elements of the residual to zero, or they would return in every step."""
+        """Set NaNs and infinities of the residual to zero, or they would return in every step."""
         residual = self.residual(bucket)
         lost = ~np.isfinite(residual)
         if lost.any():
@@ -97,7 +98,7 @@ class Feedback:
                 residual[start:stop] = residuals.get(name, 0)
 
     def save(self, buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
-        """Return this rank's state of each bucket."""
+        """Return this rank's state of each bucket: the residual and the `shared` entries."""
         names = (RESIDUAL, *self.shared)
         states = [self.state(bucket) for bucket in buckets]
         return [{name: state[name] for name in names if name in state} for state in states]
@@ -145,7 +146,7 @@ class Compress(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send a bucket in the smaller dtype, and return its Work."""
+        """Start to send a bucket in the smaller dtype, and return the Work."""
         self.refuse_complex(bucket)
         flat = bucket.flat
         packed = self.scratch("packed", bucket, flat.size, self._dtype)
@@ -160,12 +161,12 @@ class Compress(Feedback):
 
 
 class TopK(Feedback):
-    """Send the largest elements of each bucket; the others are added to later steps.
+    """Send the elements of largest magnitude of each bucket; the others are added to later steps.
 
     Parameters
     ----------
     share : float
-        Share of a bucket's elements that is sent, in (0, 1]; at least one element.
+        Fraction of a bucket's elements that is sent, in (0, 1]; at least one element.
     """
 
     def __init__(self, share: float = 0.01):
@@ -176,7 +177,7 @@ class TopK(Feedback):
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send the largest elements of a bucket, and return its Work."""
+        """Start to send the elements of a bucket with the largest magnitude; return the Work."""
         flat, residual = bucket.flat, self.residual(bucket)
         if flat.size == 0:
             return
@@ -200,29 +201,31 @@ class TopK(Feedback):
 class PowerSGD(Feedback):
     """Send each gradient of two or more dimensions as the product of two thin matrices.
 
-    A gradient of m rows and n columns becomes P Qᵀ with P of m × `rank` and Q of n × `rank` numbers
-    (Vogels et al., 2019, arXiv:1905.13727): P = M Q is averaged and made orthonormal, then Q = Mᵀ P
-    is averaged.  Vectors, and matrices that would not become smaller, are sent whole.
+    A gradient plus its residual, a matrix M of m rows and n columns (all dimensions after the first
+    together), becomes P Qᵀ with P of m × `rank` and Q of n × `rank` numbers (Vogels et al., 2019,
+    arXiv:1905.13727).  P = M Q, with the Q of the step before, is averaged and made orthonormal,
+    then the new Q = Mᵀ P is averaged.  Vectors, and matrices that would not become smaller, are
+    sent whole.
 
     Parameters
     ----------
     rank : int
-        Number of columns, > 0.
+        Number of columns of P and Q, > 0.
     seed : int
-        Seed of the first right factors; the same on every rank.
+        Seed of the random Q of the first step; the same on every rank.
     """
 
     shared = ("right",)
 
     def __init__(self, rank: int = 2, seed: int = 0):
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise InvalidArgument(f"rank={rank!r}: expected a whole number > 0")
+            raise InvalidArgument(f"PowerSGD: rank={rank!r}: expected a whole number > 0")
         super().__init__()
         self.rank, self.seed = rank, seed
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        """Start to send the factors of a bucket's matrices, and return its Work."""
+        """Start to send the factors P and Q of a bucket's matrices, and return the Work."""
         self.refuse_complex(bucket)
         state, flat = self.state(bucket), bucket.flat
         matrices, whole = self._split(bucket)
@@ -256,16 +259,16 @@ class PowerSGD(Feedback):
             flat[a:b] = mean
 
     def _join(self, name: str, bucket: Bucket, arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
-        """Concatenate arrays into the bucket's memory for message `name`, and return it."""
+        """Return the concatenation of arrays, in the bucket's scratch array `name`."""
         count = sum(array.size for array in arrays)
         joined = self.scratch(name, bucket, count, dtype)
         np.concatenate([np.empty(0, dtype), *(a.reshape(-1) for a in arrays)], out=joined)
         return joined
 
     def _split(self, bucket: Bucket) -> tuple[list[Any], list[Any]]:
-        """Return (start, stop, shape) of each compressed matrix, and (start, stop) of the rest.
+        """Return (start, stop, shape) of each matrix to be compressed, and (start, stop) of others.
 
-        The rest are gradients that are sent whole.
+        Start and stop are positions in the bucket's flat buffer; the others are sent whole.
         """
         matrices, whole = [], []
         for a, b, shape in zip(bucket.starts, bucket.starts[1:], bucket.shapes):
@@ -290,7 +293,7 @@ def _split_flat(flat: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndar
 
 
 def _orthogonal(columns: np.ndarray) -> np.ndarray:
-    """Make columns orthonormal, one after another (Gram-Schmidt); a zero column stays zero."""
+    """Make columns orthonormal in place (Gram-Schmidt), and return them; a zero column stays."""
     for k in range(columns.shape[1]):
         column = columns[:, k]
         length = math.sqrt(float((column * column).sum()))

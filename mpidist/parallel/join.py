@@ -21,21 +21,22 @@ class Join:
     """Uneven inputs: the steps within a block ``with model.join(optimizer):``.
 
     A rank that leaves the block takes part in the steps of the others, with zero gradients, until
-    all ranks have left it.  Means are over all ranks all the time: scale a loss as for a batch that
-    is divided into unequal parts.
+    all ranks have left it.  Means are always over all ranks, finished ones included, so gradients
+    become smaller when some have finished: scale the loss if it is to be a mean over samples.
 
     Parameters
     ----------
     model : DDP
         The wrapped module.
     optimizer : object, optional
-        A finished rank also calls its ``step()`` and ``zero_grad()``, so that replicas and states
-        of optimizers stay equal at every step.  If a step includes more, such as clipping or a
-        learning-rate scheduler, pass an object whose ``step()`` does all of it, and call that one
-        everywhere.  Without an optimizer the parameters of a rank that finished last are broadcast
-        at the end.
+        A finished rank also calls the optimizer's ``step()`` and ``zero_grad()``, so that replicas
+        and states of optimizers stay equal at every step.  If a step includes more, such as
+        clipping or a learning-rate scheduler, pass an object whose ``step()`` does all of it, and
+        call that ``step()`` in the training loop, too.  Without an optimizer the parameters of a
+        rank that finished last are broadcast at the end.
     early : {"shadow", "error"}
-        Whether a finished rank takes part in the others' steps, or all ranks raise an error.
+        Whether a finished rank takes part in the others' steps, or all ranks raise InvalidArgument
+        when one finishes before others.
 
     Attributes
     ----------
@@ -82,7 +83,8 @@ class Join:
     def _exchange(self, active: bool) -> bool:
         """Tell all ranks whether this one is `active` (has batches); return whether any is.
 
-        It also sets `root` and `first`, and raises with ``early="error"``.
+        Also set `root` and `first`.  With ``early="error"`` raise InvalidArgument if some ranks
+        have finished and others have not.
         """
         flags = self._comm.allgather(np.array([active], np.uint8))
         if not flags.any():

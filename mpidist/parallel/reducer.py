@@ -26,13 +26,15 @@ log = logging.getLogger("mpidist")
 class Reducer:
     """Averages the gradients of a model over the ranks, step by step.
 
+    A backward pass *adds* to gradients; :meth:`sync`, at the end of a step, averages them.
+
     Parameters
     ----------
     grouping : Grouping
         The parameters and their buckets.
     comm : Communicator
         The ranks.
-    overlap : str
+    overlap : {"auto", "none", "polls", "thread"}
         See :class:`~mpidist.parallel.DDP`.
     hook : callable or None
         Communication hook; None for the exact mean.
@@ -52,11 +54,11 @@ class Reducer:
     active : bool
         Whether gradients are views into buckets (not needed on one rank).
     on_backward : callable or None
-        Called at the first addition of a backward pass, as long as `queued` is False.
+        Called at the first addition of a backward pass; it may set `queued`.
     queued : bool
-        Whether a sync follows at the end of this backward pass.
+        Whether a sync has been queued for the end of this backward pass.
     averaged : bool
-        Whether there was a sync at the end of a backward pass, and no addition since.
+        Whether the last backward pass ended with a sync, and no addition came since.
     pending : list of Pending
         The buckets that were sent in this step, in order.
     touched : ndarray of uint8
@@ -110,7 +112,10 @@ class Reducer:
         return self._transports[name]
 
     def _listen(self) -> list[Any]:
-        """Register a callback for additions to each gradient; return the functions to end that."""
+        """Register a callback for additions to each gradient; return functions to remove them.
+
+        For a parameter whose library has no such callbacks the list has None.
+        """
         listen, added = self.grouping.framework.on_gradient, WeakHook(self.added)
         return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
 
@@ -125,7 +130,10 @@ class Reducer:
     # -- a step ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Prepare a forward: replace gradients that are None by zeroed views of their buckets."""
+        """Prepare a forward: replace gradients that are None by zeroed views of their buckets.
+
+        A DDP calls it before each forward; the first one of a step starts the clock.
+        """
         self.clock.begin()
         self.queued = False  # also if the last backward has failed
         if self.active and not self.pending:
@@ -224,7 +232,7 @@ class Reducer:
                 raise
 
     def _note_set(self) -> None:
-        """Record the gradients that the user set, about which no callback was called."""
+        """Mark in `touched` the gradients that the user set, for which no callback was called."""
         for i in np.flatnonzero(self.touched == 0).tolist():
             if i in self._sparse:
                 grad = self.grouping.named[i][1].grad
@@ -250,8 +258,9 @@ class Reducer:
         elif (self._first != self.touched).any():
             names = self._names(self._first != self.touched)
             raise InvalidArgument(
-                f"rank {self.comm.rank}: static_graph=True, and {names}: not used as in the first "
-                "step: expected static_graph=False"
+                f"rank {self.comm.rank}: static_graph=True, but only one of the first step and "
+                f"this one has used {names}: expected the same parameters in all steps, or "
+                "static_graph=False"
             )
         for i in np.flatnonzero(used == 0).tolist():
             if i in self._sparse:
@@ -290,7 +299,7 @@ class Reducer:
 
     @property
     def observed(self) -> bool:
-        """Whether the buckets are final: no more orders of gradients are observed."""
+        """Whether the buckets are final: the order of gradients is no longer observed."""
         return self.fixed or self._autotune.observed
 
     @property
@@ -303,12 +312,12 @@ class Reducer:
     ) -> None:
         """Replace the buckets by those of `layout`; collective.
 
-        If `observed`, the layout is of an observed order, and training does not change it.
+        If `observed`, the layout comes from an observed order of gradients, and stays as it is.
 
         Raises
         ------
         InvalidArgument
-            If an optimizer has a state that is divided by the present buckets.
+            If a ZeroOptimizer has made steps with other buckets, by which its state is divided.
         """
         self.fixed = self.fixed or observed
         divided = self._on_regroup is not None and layout != self.grouping.layout
@@ -352,7 +361,8 @@ class Reducer:
         Raises
         ------
         InvalidArgument
-            If there is a hook already, or gradients were sent without one or are divided.
+            If there is a hook already, a step was made without one, or a ZeroOptimizer divides the
+            gradients.
         """
         if self.hook is not None or self.clock.steps or self.divided:
             reason = "has a hook" if self.hook is not None else "divides its gradients (ZeRO)"
@@ -365,7 +375,10 @@ class Reducer:
         self.transport = self._use(self.name)
 
     def count_as_used(self) -> None:
-        """Mark all parameters as used in this step, if ``unused="error"``: there is no batch."""
+        """Mark all parameters as used in this step if ``unused="error"``, and none otherwise.
+
+        It is called on a rank without a batch, which must not be reported for unused parameters.
+        """
         self.touched[:] = self._unused == "error"
 
     def _names(self, which: np.ndarray) -> str:

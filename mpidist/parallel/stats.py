@@ -29,7 +29,8 @@ class Stats:
     communication : float
         Time during which at least one bucket was pending, which includes waiting for slower ranks.
     hidden : float
-        Communication that did not delay training: `communication` less `exposed`.
+        Communication that did not delay training: `communication` less `exposed`, at least 0 in
+        each step.
     bytes : int
         Size in bytes of the gradients of a step, without sparse ones.
     copies : int
@@ -86,7 +87,7 @@ class Clock:
             self._began = perf_counter()
 
     def within(self, seconds: float) -> None:
-        """Add the seconds of a communication call that was made during backward."""
+        """Record the seconds of a communication call during backward; they count as exposed."""
         self._within += seconds
 
     def sync_begins(self) -> None:

@@ -36,7 +36,7 @@ class Chain:
     Parameters
     ----------
     steps : generator
-        Yields each :class:`~mpidist.Work` after starting it; it is resumed when that is complete.
+        Starts each :class:`~mpidist.Work` and yields it; resumed when that Work is complete.
     """
 
     def __init__(self, steps: Iterator[Any]):
@@ -100,7 +100,10 @@ Spans = list[tuple[float, float]]
 
 
 def average(bucket: Bucket) -> Any:
-    """Start the mean of a bucket over the ranks, or of this rank's shard; return its Work."""
+    """Start to average a bucket over the ranks, and return the Work.
+
+    With ZeRO this rank receives the mean of its shard only.
+    """
     flat, shard = bucket.flat, bucket.shard
     if shard is None:
         return bucket.comm.iallreduce(flat, op="mean", out=flat, algorithm=bucket.algorithm)
@@ -133,7 +136,7 @@ def start(hook: Hook, bucket: Bucket) -> Any:
 
 
 class Transport(Protocol):
-    """A way to send buckets.
+    """Protocol of the transports: how complete buckets are sent and averaged over the ranks.
 
     Attributes
     ----------
@@ -148,7 +151,7 @@ class Transport(Protocol):
     spans: Spans
 
     def send(self, bucket: Bucket) -> Pending:
-        """Send a bucket, or start to; return the pending operation, possibly complete."""
+        """Send a bucket, or start to; return the operation, pending or complete."""
 
     def poll(self) -> None:
         """Make progress with the pending buckets."""

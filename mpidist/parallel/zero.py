@@ -49,11 +49,11 @@ class ShardPiece:
     shape: tuple[int, ...]
 
     def is_like(self, value: Any) -> bool:
-        """Return whether a value of the optimizer's state is an array as long as the piece."""
+        """Return whether a value of the optimizer's state is an array with the piece's length."""
         return tuple(getattr(value, "shape", ())) == (self.stop - self.start,)
 
     def read(self, value: Any) -> Any:
-        """Return the elements `start` to `stop` of a stored array; other values unchanged."""
+        """Return elements `start` to `stop` of an array in a checkpoint; other values unchanged."""
         read = getattr(value, "read", None)
         return value if read is None else read(self.start, self.stop)
 
@@ -62,9 +62,9 @@ class ZeroOptimizer(NotCopyable):
     """An optimizer whose state is divided among the ranks (ZeRO-1).
 
     Each bucket of the model is divided into one shard per rank.  Gradients are reduced and
-    scattered, each rank's optimizer updates its shards, and the parameters are gathered: as many
-    bytes as an allreduce, and a p-th of the memory for moments.  The memory of the parameters moves
-    into buckets too.
+    scattered, each rank's optimizer updates its shards, and the parameters are gathered.  On p
+    ranks that sends as many bytes as an allreduce, and optimizer states such as Adam's moments
+    need 1/p of the memory.  The parameters move into flat buffers like those of the gradients.
 
     Parameters
     ----------
@@ -76,7 +76,8 @@ class ZeroOptimizer(NotCopyable):
     groups : iterable of dict, optional
         Parameter groups of PyTorch; by default one group with all parameters of the model.
     elementwise : bool
-        Set True for an optimizer that updates each element by itself, but is not known to.
+        Set True to allow an optimizer that updates each element by itself, but is not in the list
+        of those known to.
     **options
         Options of the optimizer.
 
@@ -85,9 +86,10 @@ class ZeroOptimizer(NotCopyable):
     optimizer : object
         The optimizer of this rank's pieces, for a learning-rate scheduler, say.
     takes_parts : bool
-        True: it reads the needed parts of the arrays in a checkpoint.
+        True tells a :class:`Checkpoint` to pass arrays unread: only the needed parts are read.
     takes_slices : bool
-        True: it loads a state that was saved in parts, on any number of ranks.
+        True tells a :class:`Checkpoint` that a state saved in parts, on any number of ranks, can be
+        loaded.
 
     Raises
     ------
@@ -213,14 +215,14 @@ class ZeroOptimizer(NotCopyable):
             self._pieces += _cut(bucket, shard.mine, values)
 
     def _regroup(self) -> None:
-        """Divide the buckets anew, after a checkpoint has changed them; the optimizer follows."""
+        """Divide the buckets of a loaded checkpoint, and give the optimizer the new pieces."""
         self._divide()
         self._model.framework.set_parameters(self.optimizer, self._group_pieces())
 
     def _group_pieces(self) -> list[list[Any]]:
         """Return the flat pieces of each group on this rank.
 
-        A group without any gets an empty one, because optimizers refuse an empty group.
+        A group without pieces here gets one of length 0, because optimizers refuse empty groups.
         """
         groups = self._groups or [{"params": list(self._model.parameters())}]
         members = [{id(p) for p in group["params"]} for group in groups]
@@ -239,7 +241,7 @@ class ZeroOptimizer(NotCopyable):
     # -- a step -----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Update this rank's shards, and gather those of all ranks; collective."""
+        """Update this rank's shards of the parameters, then gather all shards; collective."""
         self._model.check_averaged()
         for piece in self._pieces:  # of a parameter that no rank has used
             piece.flat.grad = None if piece.parameter.grad is None else piece.grad
@@ -321,9 +323,10 @@ class ZeroOptimizer(NotCopyable):
             group.update(options)
 
     def _load_sending(self, sending: Mapping[str, Any] | None) -> None:
-        """Adopt the buckets of the saved run, `sending`, so that results have the same bits.
+        """Adopt the buckets of the saved run, so that a resumed one has the same bits; collective.
 
-        On as many ranks as then, its algorithms are adopted, too.
+        `sending` is that entry of :meth:`state_dict`, or None.  If the saved run had as many ranks
+        as this one, its algorithms are adopted, too.
         """
         if sending is None:
             return

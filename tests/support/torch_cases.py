@@ -771,7 +771,7 @@ def a_static_graph_is_agreed_upon_once(comm):
         assert model.module.heads[2].bias.grad is None
         assert (model.module.heads[1].bias.grad is None) == (comm.size == 1)
     if comm.size > 1:
-        said = rf"rank {comm.rank}: static_graph=True, and heads.{comm.rank % 2}.weight|heads.2"
+        said = rf"rank {comm.rank}: static_graph=True, .* has used heads.{comm.rank % 2}.weight"
         with pytest.raises(InvalidArgument, match=said):
             model(torch.ones(1, 3), 2).sum().backward()
 
