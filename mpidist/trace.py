@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,17 +88,52 @@ class Recorder:
 
 
 _NOTHING = nullcontext()
+NSIGHT = "NSYS_PROFILING_SESSION_ID" in os.environ  # set by Nsight Systems for its programs
+
+
+class NvtxRange:
+    """A context that is a range of NVTX, which Nsight Systems shows.
+
+    Parameters
+    ----------
+    name : str
+        Name of the range.
+    push, pop : callable
+        Functions that begin and end it.
+    """
+
+    __slots__ = ("name", "push", "pop")
+
+    def __init__(self, name: str, push: Callable[[str], Any], pop: Callable[[], Any]):
+        self.name, self.push, self.pop = name, push, pop
+
+    def __enter__(self) -> None:
+        self.push(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        self.pop()
 
 
 def profiled(name: str) -> AbstractContextManager:
-    """Return a context that names a range in PyTorch's running profile, else an empty one.
+    """Return a context that names a range in a running profile, else an empty one.
 
-    PyTorch is never imported for it.
+    That is a profile of PyTorch's profiler, or of Nsight Systems by the NVTX functions of PyTorch,
+    cupy or the package nvtx.  None of them is imported for it.
     """
     profiler = sys.modules.get("torch.autograd.profiler")
-    if profiler is None or not profiler._is_profiler_enabled:
-        return _NOTHING
-    return profiler.record_function(name)
+    if profiler is not None and profiler._is_profiler_enabled:
+        return profiler.record_function(name)
+    return _nvtx_range(name) if NSIGHT else _NOTHING
+
+
+def _nvtx_range(name: str) -> AbstractContextManager:
+    loaded = sys.modules.get
+    torch, cupy, nvtx = loaded("torch"), loaded("cupy"), loaded("nvtx")
+    if torch is not None and torch.version.cuda is not None:  # without CUDA its functions raise
+        return NvtxRange(name, torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop)
+    if cupy is not None:
+        return NvtxRange(name, cupy.cuda.nvtx.RangePush, cupy.cuda.nvtx.RangePop)
+    return _NOTHING if nvtx is None else NvtxRange(name, nvtx.push_range, nvtx.pop_range)
 
 
 # -- the events of all ranks ----------------------------------------------------------------------

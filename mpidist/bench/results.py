@@ -260,6 +260,7 @@ _NOT_KNOBS = (
     "OMPI_MCA_PREFIXES",
     "PMIX_MCA_mca_base",
     "MPIDIST_TERMINAL",
+    "MPIDIST_RUN_",  # of each job another value
 )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import trace
 from ..engine.work import Work
 from ..errors import InvalidArgument, MpidistError
 from ..schedule.contract import COLLECTIVES
@@ -289,7 +290,7 @@ def call({parameters}):
     begin = now()
     try:
         profiler = modules.get(PROFILER)
-        if profiler is None or not profiler._is_profiler_enabled:
+        if not NSIGHT and (profiler is None or not profiler._is_profiler_enabled):
             return method({arguments})
         with profiled(profile):
             return method({arguments})
@@ -307,7 +308,7 @@ def _recording_collective(name: str, method: Callable[..., Any]) -> Callable[...
     names: dict[str, Any] = {
         **{"method": method, "name": name, "profile": f"mpidist.{name}", "record": _record},
         **{"modules": sys.modules, "now": perf_counter, "PROFILER": _PROFILER},
-        **{"profiled": profiled},
+        **{"profiled": profiled, "NSIGHT": trace.NSIGHT},
     }
     parameters, arguments = [], []
     for each in signature(method).parameters.values():

@@ -12,7 +12,7 @@ from mpidist.bench import Refusal, Results, Row
 from mpidist.bench.compare import compare
 from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
 from mpidist.bench.plots import draw, draw_comparison
-from mpidist.bench.results import bound_percent, bound_us, tables
+from mpidist.bench.results import bound_percent, bound_us, knobs, tables
 from mpidist.cli import main
 from mpidist.commands.bench.collectives import print_results
 from mpidist.errors import InvalidArgument, Unsupported
@@ -285,6 +285,11 @@ def test_empty_columns_are_left_out():
     assert [line.style for line in first.lines] == ["fastest", "", "wrong"]
     assert [line.starts_group for line in first.lines] == [True, False, True]
     assert second.lines[0].cells == ["chain", "private", "8", "too slow"]
+
+
+def test_knobs_are_what_the_user_sets():
+    job = {"MPIDIST_RUN_NOTES": "a1", "MPIDIST_RUN_SECRET": "b2", "MPIDIST_TERMINAL": "80"}
+    assert knobs({**job, "MPIDIST_GPU": "nccl", "HOME": "/"}) == {"MPIDIST_GPU": "nccl"}
 
 
 def test_numbers_as_text():

@@ -1,14 +1,16 @@
 """Traces without MPI: clocks, waits, limits, and jobs that are traced from outside."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mpidist import run_simulated
+from mpidist import run_simulated, trace
 from mpidist.communicator import tracing
 from mpidist.communicator.tracing import clock_offset
-from mpidist.trace import Event, RankEvents, Recorder, add_waits, read
+from mpidist.trace import Event, RankEvents, Recorder, add_waits, profiled, read
 from tests.support import processes
 from tests.support.jobs import each_mpi
 
@@ -48,6 +50,29 @@ def test_simulated_ranks(tmp_path):
         (rank, name) for rank in range(3) for name in ("allreduce", "barrier")
     ]
     assert all("wait_us" in e["args"] for e in calls)
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy", "nvtx"])
+def test_ranges_of_nvtx_under_nsight(library, monkeypatch):
+    told = []
+    push, pop = told.append, lambda: told.append("end")
+    named = SimpleNamespace(range_push=push, range_pop=pop, RangePush=push, RangePop=pop)
+    module = SimpleNamespace(cuda=SimpleNamespace(nvtx=named), push_range=push, pop_range=pop)
+    module.version = SimpleNamespace(cuda="13.0")
+    for name in ("torch", "cupy", "nvtx"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "torch.autograd.profiler", raising=False)
+    monkeypatch.setitem(sys.modules, library, module)
+    with profiled("without Nsight"):
+        pass
+    monkeypatch.setattr(trace, "NSIGHT", True)
+    with profiled("step"), pytest.raises(ZeroDivisionError), profiled("bucket"):
+        raise ZeroDivisionError
+    assert told == ["step", "bucket", "end", "end"]
+    if library == "torch":
+        module.version.cuda = None  # its functions would raise
+        with profiled("step"):
+            assert len(told) == 4
 
 
 def test_only_the_last_events_are_kept():

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import defaultdict
 from inspect import signature
 
 import numpy as np
@@ -272,6 +273,31 @@ def test_calls_of_another_thread(comm, path):
     own.free()
     tracks = {e["args"]["comm"]: e["tid"] for e in events(comm, path, "collective")}
     assert tracks["world"] == 0 and tracks[own.name] == 1
+
+
+def test_the_file_has_the_trace_event_format(comm, path):
+    """What Perfetto needs: keys, names of all tracks, pairs of arrows and of overlapping slices."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with comm.trace(path):
+        work = comm.iallreduce(np.ones(10))
+        pending = comm.isend(np.ones(2), right, 3)
+        comm.recv(np.empty(2), left, 3)
+        pending.wait()
+        work.wait()
+    rows = comm.broadcast_object(read(path) if comm.rank == 0 else None)
+    titled = {(r["pid"], r["tid"]) for r in rows if r["ph"] == "M" and r["name"] == "thread_name"}
+    pairs = defaultdict(list)
+    for event in (row for row in rows if row["ph"] != "M"):
+        assert {"name", "cat", "pid", "tid", "ts"} <= set(event) and event["ts"] >= 0
+        assert (event["pid"], event["tid"]) in titled
+        assert event["ph"] != "X" or event["dur"] >= 0
+        if event["ph"] in "besf":
+            pairs[event["ph"] in "sf", event["cat"], event["id"]].append(event)
+    assert pairs
+    for (arrow, *_), (first, second) in pairs.items():
+        begin, end = sorted((first, second), key=lambda event: event["ph"] in "ef")
+        assert (begin["ph"], end["ph"]) == (("s", "f") if arrow else ("b", "e"))
+        assert begin["ts"] <= end["ts"] and (arrow or begin["pid"] == end["pid"])
 
 
 def test_the_file_is_plain_json(comm, path):
