@@ -8,6 +8,7 @@ communicator of their own and are waited for in the caller's thread.
 
 from __future__ import annotations
 
+import atexit
 import math
 import queue
 import sys
@@ -62,6 +63,7 @@ BESIDE = "; for tensors on a GPU make a group beside it, by dist.new_group(backe
 ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # as PyTorch's arithmetic is
 _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
+_ENDING_SECONDS = 1.0  # for an operation that is pending when Python ends
 _FOREVER = 10 * 365 * 86400.0
 
 
@@ -149,6 +151,54 @@ def _counts(tensors: Sequence[Tensor]) -> list[int] | None:
 # -- works ----------------------------------------------------------------------------------------
 
 
+class _Threads:
+    """Threads that run queued operations, and threads that run callbacks of futures.
+
+    PyTorch aborts the process where Python ends while a thread is within its code.  So Python ends
+    after these threads: each callback, and each operation that ends soon.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: set[threading.Thread] = set()
+        self._workers: list[tuple[queue.SimpleQueue, threading.Thread]] = []
+        self._ended = False
+        atexit.register(self._end)
+
+    def serve(self, target: Callable[[queue.SimpleQueue], None]) -> queue.SimpleQueue:
+        """Start a thread that takes operations from a queue until None; return the queue."""
+        waiting: queue.SimpleQueue = queue.SimpleQueue()
+        thread = threading.Thread(target=target, args=(waiting,), name="mpidist-group", daemon=True)
+        self._workers = [(q, worker) for q, worker in self._workers if worker.is_alive()]
+        self._workers.append((waiting, thread))
+        thread.start()
+        return waiting
+
+    def complete(self, future: Any) -> None:
+        """Complete a future, in a thread of its own.
+
+        Callbacks may start and await collectives: never in the thread that runs those.
+        """
+        with self._lock:
+            if not self._ended:
+                self._callbacks = {thread for thread in self._callbacks if thread.is_alive()}
+                thread = threading.Thread(target=future.set_result, args=(None,), daemon=True)
+                self._callbacks.add(thread)
+                thread.start()
+
+    def _end(self) -> None:
+        for waiting, worker in self._workers:
+            waiting.put(None)
+            worker.join(_ENDING_SECONDS)
+        with self._lock:
+            self._ended = True
+        for thread in self._callbacks:
+            thread.join()
+
+
+_THREADS = _Threads()
+
+
 class _Work(dist.Work):
     """The Work of an operation of a process group, which PyTorch's callers get."""
 
@@ -168,8 +218,7 @@ class _Work(dist.Work):
                 return
             self._error, self._ended, settles = error, True, self._settles
         if settles is not None:
-            # Callbacks may start and await collectives: never in the thread that runs those.
-            threading.Thread(target=settles.set_result, args=(None,), daemon=True).start()
+            _THREADS.complete(settles)
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -529,10 +578,7 @@ class ProcessGroup(dist.ProcessGroup):
         with self._counting:
             self._queued += 1
         if self._queue is None:
-            self._queue = queue.SimpleQueue()
-            threading.Thread(
-                target=self._serve, args=(self._queue,), name="mpidist-group", daemon=True
-            ).start()
+            self._queue = _THREADS.serve(self._serve)
         self._queue.put((work, act, seconds))
         return work
 

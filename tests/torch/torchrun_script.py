@@ -31,8 +31,8 @@ if mode == "raise":
 x = torch.tensor([2.0**rank])
 dist.all_reduce(x)
 say(SimpleNamespace(rank=rank), f"sum {x.item():g}")
-if mode == "leave":  # without destroy_process_group, and something pending
-    dist.all_reduce(x, async_op=True)
+if mode == "leave":  # without destroy_process_group, and something pending, a callback among it
+    dist.all_reduce(x, async_op=True).get_future().then(lambda _: time.sleep(0.5))
     dist.irecv(torch.empty(10), (rank + 1) % size)
     sys.exit()
 dist.destroy_process_group()
