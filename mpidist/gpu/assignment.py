@@ -60,9 +60,9 @@ class VisibleGpus:
     host : str
         Host of the rank.
     gpus : tuple of str
-        UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves to it, by number.
+        UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves to the rank, by number.
     taken : int or None
-        Number of the GPU that it uses already.
+        Number of the GPU that the rank uses already; None if it uses none yet.
     """
 
     host: str
@@ -71,15 +71,16 @@ class VisibleGpus:
 
     @property
     def place(self) -> GpuPlace | None:
-        """The host and the UUID of the GPU in use."""
+        """The host and the UUID of the GPU in use; None if no GPU is in use yet."""
         return None if self.taken is None else (self.host, self.gpus[self.taken])
 
 
 def choose(ranks: Sequence[VisibleGpus]) -> list[int]:
-    """Choose each rank's GPU, by its index in `gpus`: the first one that the fewest ranks use.
+    """Return the GPU chosen for each rank, as an index in the rank's `gpus`.
 
-    A rank that uses a GPU already keeps it.  If all ranks of a host see the same n GPUs, the index
-    is the local rank modulo n; if each rank sees only a GPU of its own, 0.
+    A rank that uses a GPU already keeps it; any other gets the first of those that the fewest ranks
+    use.  If no GPU is in use yet and all ranks of a host see the same n GPUs, the index is the
+    local rank modulo n; if each rank sees only a GPU of its own, 0.
 
     Parameters
     ----------
@@ -98,7 +99,19 @@ def choose(ranks: Sequence[VisibleGpus]) -> list[int]:
 
 
 def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
-    """Choose this rank's GPU, unless it uses one already; return its number; collective.
+    """Choose and select this rank's GPU, unless it uses one already; collective.
+
+    Parameters
+    ----------
+    rank : int
+        This rank.
+    everyone : callable
+        ``everyone(value)`` returns the values of all ranks; collective.
+
+    Returns
+    -------
+    int
+        Number of the GPU among those visible to this rank.
 
     Raises
     ------
@@ -120,19 +133,19 @@ def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
 
 
 def warn_of_sharing(ranks: Sequence[VisibleGpus], rank: int) -> str | None:
-    """Warn once, on rank 0, of ranks that share a GPU although another GPU has no rank.
+    """Log a warning on rank 0 if ranks share a GPU although one that they see has no rank.
 
     Parameters
     ----------
     ranks : sequence of VisibleGpus
-        The GPUs visible to and in use by each rank.
+        The GPUs that each rank sees, and the one that it uses.
     rank : int
         This rank.
 
     Returns
     -------
     str or None
-        Text of the warning, or None if there is no reason for it.
+        Text of the warning, on every rank; None if there is no reason for one.
     """
     users = ranks_by_gpu([seen.place for seen in ranks])
     for place, several in users.items():

@@ -24,7 +24,8 @@ class Chunk:
         Ranges (start, stop) of the flat input and result that belong to the chunk, in order; empty
         if this rank has no input or no result.
     counts, out_counts : tuple of int
-        Elements of each rank's part in the chunk; empty if the collective has no parts.
+        Counts of the chunk's call, as in :class:`~mpidist.calls.call.Call`: the length of each
+        rank's part; empty if the collective does not divide its arrays among the ranks.
     """
 
     input_extents: tuple[Extent, ...]
@@ -34,9 +35,10 @@ class Chunk:
 
 
 def chunks(call: Call, nbytes: int) -> Iterator[Chunk]:
-    """Yield the chunks of a call, whose arrays have at most `nbytes` each, or one element.
+    """Yield the chunks of a call, in which each array has at most `nbytes` bytes.
 
-    An alltoall of unequal counts stays whole: the counts of other ranks are unknown.
+    A chunk has at least one element, or one of each rank's part, however small `nbytes` is.  An
+    alltoall of unequal counts is one chunk: the counts of other ranks are unknown.
     """
     max_elements = max(1, nbytes // max(call.dtype.itemsize, 1))
     if not call.counts:
@@ -60,7 +62,7 @@ def _elementwise_chunks(call: Call, max_elements: int) -> Iterator[Chunk]:
 
 
 def _counts_within(counts: Sequence[int], first: int, length: int) -> tuple[int, ...]:
-    """Return how many elements of each rank's part lie in ``first … first + length``."""
+    """Return how many elements each rank's part has from its index `first` on, at most `length`."""
     return tuple(min(max(n - first, 0), length) for n in counts)
 
 
@@ -72,9 +74,10 @@ def _extents(counts: Sequence[int], here: Sequence[int], first: int) -> tuple[Ex
 def _own_extents(
     call: Call, sent: tuple[Extent, ...], received: tuple[Extent, ...]
 ) -> tuple[tuple[Extent, ...], tuple[Extent, ...]]:
-    """Return a chunk's extents in this rank's input, and those in its result.
+    """Return a chunk's extents in this rank's input, and its extents in this rank's result.
 
-    `sent` and `received` are extents in an array of all ranks' parts.
+    `sent` and `received` have an extent for each rank, in an array of all parts.  An input or a
+    result that is this rank's part alone has one extent, counted from the start of the part.
     """
     start = sum(call.counts[: call.rank])
     low, high = sent[call.rank]

@@ -26,10 +26,10 @@ from .executor import LIBRARIES, GpuExecutor
 
 
 class CudaAwareMpi(GpuExecutor):
-    """Executor of data movement by the MPI library's own collectives, on GPU addresses.
+    """Executor of collectives without a reduction, by the MPI library's calls on GPU addresses.
 
-    The library does not use streams: the host waits once, before the call, for the work queued on
-    the arrays' streams.
+    The library does not use streams: before the call, the host waits for the work queued on the
+    arrays' streams.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class CudaAwareMpi(GpuExecutor):
     service : Service
         The service of the communicator, which keeps bound calls.
     taken : dict
-        Name of the path of each collective, by its name; see :func:`~mpidist.gpu.paths.taken`.
+        The path of each collective, both by name; see :func:`~mpidist.gpu.paths.taken`.
     """
 
     name = "mpi"
@@ -49,7 +49,7 @@ class CudaAwareMpi(GpuExecutor):
         self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call takes this path; none does in the background."""
+        """Return whether a call takes this path; a background call never does."""
         return (
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )
@@ -59,7 +59,7 @@ class CudaAwareMpi(GpuExecutor):
         return self._native.why_not(call)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that marks a GPU call, so that it does not match a host-memory call."""
+        """Return "on a GPU"; the ranks compare it, so a call on the host does not match."""
         return "on a GPU"
 
     def bind(
@@ -71,7 +71,7 @@ class CudaAwareMpi(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Wait for work queued on the arrays' streams; return a program of the library's call."""
+        """Wait for work queued on the arrays' streams; return the program of the library's call."""
         arrays = [data for data in (call.x, call.out) if data is not None]
         for data in arrays:
             self.device.synchronize(data.stream)
@@ -91,7 +91,10 @@ class CudaAwareMpi(GpuExecutor):
         self.device.synchronize(target.stream)
 
     def _bound(self, call: Call, arrays: list[DeviceArray]) -> Program:
-        """Return a program of the library's call on these addresses, from the cache if possible."""
+        """Return the program of the library's call, from the cache if the addresses are the same.
+
+        `arrays` are the call's arrays; when one is deleted, the cache drops the program.
+        """
         programs = self._service.programs
         key = (
             *(self.name, call.collective, call.root, call.dtype, call.counts, call.out_counts),
@@ -140,7 +143,7 @@ class MpiLibrary:
     kinds : str
         Supported memory kinds: ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``.
     find : callable
-        ``find(name)`` returns a function of the library, or None.
+        ``find(name)`` returns a C function of the library, or None if the library lacks it.
     """
 
     vendor: str
@@ -165,9 +168,9 @@ def loaded_library() -> MpiLibrary:
 def detect(library: MpiLibrary, environ: Mapping[str, str] = os.environ) -> Awareness:
     """Return whether an MPI library is CUDA-aware, and why.
 
-    The sources, in order: ``MPIDIST_GPU_AWARE``; the memory kinds of MPI 4.1; the environment
-    variable that Intel's and Cray's libraries need for it; ``MPIX_GPU_query_support``;
-    ``MPIX_Query_cuda_support``.
+    The first source with an answer decides: ``MPIDIST_GPU_AWARE``; the memory kinds of MPI 4.1;
+    the environment variable without which Intel's and Cray's libraries reject GPU addresses;
+    ``MPIX_GPU_query_support``; ``MPIX_Query_cuda_support``.
     """
     text = environ.get(VARIABLE, "").strip()
     if text:
@@ -204,7 +207,7 @@ def _answer(supported: bool, who: str) -> Awareness:
 
 
 def _find(name: str) -> Any:
-    """Return a function of the loaded MPI libraries by name, or None if none has it."""
+    """Return the C function `name` of the loaded MPI libraries, or None if none has it."""
     for path in _loaded_files():
         try:
             return getattr(ctypes.CDLL(path), name)

@@ -42,7 +42,7 @@ class DeviceAllocation:
     nbytes : int
         Bytes of each rank's part.
     pointers : tuple of int
-        Address of each rank's part, in this process.
+        Address in this process of each rank's part, by rank.
     """
 
     number: int
@@ -52,18 +52,26 @@ class DeviceAllocation:
 
 @dataclass(frozen=True)
 class DeviceLocation:
-    """The location of an array in a symmetric allocation, the same on every rank."""
+    """The location of an array in a symmetric allocation, the same on every rank.
+
+    Attributes
+    ----------
+    allocation : DeviceAllocation
+        The allocation.
+    offset : int
+        Bytes from the start of a rank's part to the rank's array.
+    """
 
     allocation: DeviceAllocation
     offset: int
 
     def pointers(self) -> list[int]:
-        """Return the address of every rank's array, in this process."""
+        """Return the address in this process of each rank's array, by rank."""
         return [pointer + self.offset for pointer in self.allocation.pointers]
 
     @property
     def key(self) -> str:
-        """Text that is equal on all ranks if they mean the same location."""
+        """The location as text, such as "@2+512", which ranks compare."""
         return f"@{self.allocation.number}+{self.offset}"
 
 
@@ -87,7 +95,7 @@ class DeviceHeap:
         self.flags: DeviceAllocation | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Allocate an array of zeros on every rank; collective, with equal arguments."""
+        """Return this rank's array of zeros in a new allocation; collective, equal arguments."""
         if self.flags is None:
             self.flags = self._allocate(FLAGS)
         allocation = self._allocate(math.prod(shape) * dtype.itemsize)
@@ -95,7 +103,10 @@ class DeviceHeap:
         return self.device.wrap(allocation.pointers[self.rank], shape, dtype)
 
     def find(self, x: DeviceArray | None) -> DeviceLocation | None:
-        """Return the location of an array, or None if it is private memory."""
+        """Return the location of an array, or None if `x` is None or in private memory.
+
+        Once there is symmetric memory, any empty array counts as symmetric.
+        """
         if x is None or self.flags is None:
             return None
         if not x.size:  # an empty array has no address of its own, and is never accessed
@@ -107,7 +118,7 @@ class DeviceHeap:
         return None
 
     def key(self, x: DeviceArray) -> str:
-        """Return the text of an array's location, equal on all ranks; raise if it is private."""
+        """Return the location of `x` as text; InvalidArgument if `x` is in private memory."""
         location = self.find(x)
         if location is None:
             raise InvalidArgument(
@@ -117,7 +128,10 @@ class DeviceHeap:
         return location.key
 
     def free(self, x: DeviceArray) -> None:
-        """Release the allocation of an array; collective.  No rank may use its arrays any more."""
+        """Release the allocation of `x` on all ranks; collective.
+
+        No rank may use the allocation's arrays any more.
+        """
         location = self.find(x)
         assert location is not None
         if location.allocation in self._allocations:  # that of an empty array is unknown, and stays
@@ -148,7 +162,7 @@ class DeviceHeap:
     def _allocate(self, nbytes: int) -> DeviceAllocation:
         """Allocate a part on every rank, and open all parts in each process; collective.
 
-        If one rank cannot, all raise and keep none.
+        If one rank cannot, all ranks raise Unsupported and release their parts.
         """
         length = max(1, -(-nbytes // GRAIN)) * GRAIN
         own, problem = None, ""
@@ -176,7 +190,11 @@ class DeviceHeap:
         )
 
     def _release_failed(self, own: tuple[int, bytes] | None, pointers: dict[int, int]) -> None:
-        """Release the memory of a failed allocation; collective."""
+        """Close and release the memory of an allocation that failed on some rank; collective.
+
+        `own` is the address and the handle of this rank's part, None if it was not allocated.
+        `pointers` has the addresses, by rank, of the parts that this process has opened.
+        """
         for rank, pointer in pointers.items():
             if rank != self.rank:
                 self.device.close_shared(pointer)
@@ -194,13 +212,13 @@ class DeviceHeap:
 
 
 NEEDS = {"allreduce": "out", "broadcast": "out", "allgather": "out", "reduce_scatter": "x"}
-"""The array of each call that must be symmetric, on every rank."""
+"""The argument of each collective whose array must be symmetric, on every rank."""
 _WORD = 4  # bytes
 _COUNT_LIMIT = 1 << 32
 
 
 def why_not(call: Call, heap: DeviceHeap | None) -> str | None:
-    """Return why a call cannot be served in symmetric memory of GPUs, or None."""
+    """Return why a call cannot be served in symmetric memory of GPUs, or None if it can."""
     need = NEEDS.get(call.collective)
     if need is None:
         return f"{call.collective} has no kernel in symmetric memory of GPUs"
@@ -214,14 +232,15 @@ def why_not(call: Call, heap: DeviceHeap | None) -> str | None:
 
 
 def location_of(call: Call, heap: DeviceHeap) -> DeviceLocation | None:
-    """Return the location of the array that must be symmetric, or None if it is private."""
+    """Return the location of the array that :data:`NEEDS` names, or None if it is private."""
     return heap.find(call.out if NEEDS[call.collective] == "out" else call.x)
 
 
 class IpcKernels(GpuExecutor):
     """Executor of collectives in symmetric memory of GPUs, by kernels on the arrays' streams.
 
-    The barriers are counters in symmetric memory that the streams write and wait for.
+    A call queues its kernel, or copies, between two barriers of the ranks' streams.  The barriers
+    are counters in symmetric memory that the streams write and wait for.
     """
 
     name = "ipc"
@@ -233,7 +252,7 @@ class IpcKernels(GpuExecutor):
         self._event = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call may have a kernel here: blocking, "auto", of a kind served."""
+        """Return whether a call is blocking, has algorithm "auto", and is one of :data:`NEEDS`."""
         return algorithm == "auto" and call.collective in NEEDS and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:
@@ -241,7 +260,7 @@ class IpcKernels(GpuExecutor):
         return why_not(call, self._heap)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that all ranks compare: the array's location in symmetric memory."""
+        """Return the text that all ranks compare, which has the symmetric array's location."""
         location = location_of(call, self._heap)
         assert location is not None
         return f"in symmetric memory of GPUs {location.key}"
@@ -255,11 +274,11 @@ class IpcKernels(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return a program that enqueues the call's kernel on the GPU."""
+        """Return a program that queues the call on a stream, once all ranks have arrived."""
         return library_call(partial(self.serve, call))
 
     def serve(self, call: Call) -> None:
-        """Queue the kernel of a call, which all ranks have reached, on the array's stream."""
+        """Queue a call on the stream of its result; every rank must have begun the call."""
         location = location_of(call, self._heap)
         assert location is not None
         data = [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]

@@ -50,9 +50,10 @@ class TensorMessages:
         self._landing = InFlight()
 
     def outgoing(self, x: Any) -> np.ndarray:
-        """Return the memory to send for a contiguous array `x`, once the work on it is done.
+        """Return memory with the contents of a contiguous array `x`, to send from.
 
-        The host waits for that work, on the stream of `x`.
+        That is the memory of `x`, or a copy in host memory.  The host waits until the work queued
+        on the stream of `x` is complete.
         """
         data = describe(x, 0)
         memory: np.ndarray
@@ -65,7 +66,11 @@ class TensorMessages:
         return memory
 
     def receive_memory(self, nbytes: int, make: Callable[[], Any]) -> np.ndarray:
-        """Return memory to receive a message into; ``make()`` allocates an array on the GPU."""
+        """Return memory to receive a message of `nbytes` bytes into.
+
+        If messages are direct, it is that of an array on the GPU, which ``make()`` returns;
+        otherwise host memory.
+        """
         if not self.direct:
             return self.device.pinned(nbytes)[:nbytes]
         x = make()
@@ -74,7 +79,10 @@ class TensorMessages:
         return _device_memory(data, x)
 
     def incoming(self, memory: np.ndarray, make: Callable[[], Any]) -> Any:
-        """Return a received message as an array on the GPU, whose stream waits for the copy."""
+        """Return the message received into `memory` of :meth:`receive_memory`, on the GPU.
+
+        From host memory, it is copied to an array that ``make()`` returns, on the array's stream.
+        """
         owner = getattr(memory, "owner", None)
         if owner is not None:
             return owner
@@ -98,7 +106,7 @@ def _device_memory(data: DeviceArray, x: Any) -> DeviceMemory:
 
 
 def takes_addresses(backend: Backend) -> bool:
-    """Return whether the MPI library sends and receives this rank's messages in GPU memory."""
+    """Return whether this rank gives the MPI library addresses in GPU memory for its messages."""
     native = backend.native is not None
     here = this_rank(native)
     if backend.size > 1 and not here.no_nccl and here.forced in ("", "nccl"):
@@ -146,10 +154,10 @@ class GpuMessages:
         return messages.begin_receive(room, form, peer, tag, lambda: out)
 
     def _done(self, x: Any) -> None:
-        """Do nothing; the reference to `x` keeps the user's array alive during the send."""
+        """Do nothing at the end of a send; until then the callback keeps the user's `x` alive."""
 
     def land(self, memory: np.ndarray, data: DeviceArray) -> None:
-        """Queue the copy of a received message to the GPU; keep `memory` until it is done."""
+        """Queue the copy of a received message to the GPU; keep `memory` until the copy is done."""
         self._copy(data.pointer, _start(memory), data)
         copied = self.device.event()
         copied.record(data.stream)
@@ -170,14 +178,14 @@ class DeviceRoom:
         self._messages, self._data, self._direct = messages, data, messages.direct
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Store the content of a short message in the array."""
+        """Store a short message in the array: `nbytes` bytes of `content`, from byte `start` on."""
         self._direct = False
         memory = self.memory(nbytes)
         memory[...] = np.frombuffer(content, np.uint8, nbytes, start)
         self.filled()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Return the memory to receive into: the array's own on the GPU, or host memory."""
+        """Return the memory to receive into: the array's own, or `nbytes` bytes on the host."""
         if self._direct:
             return _address(self._data)
         self._memory = self._messages.device.pinned(nbytes)[:nbytes]

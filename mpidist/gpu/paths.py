@@ -48,7 +48,10 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProp
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:
-    """Return whether this rank's MPI library is CUDA-aware, and why."""
+    """Return whether this rank's MPI library is CUDA-aware, and why.
+
+    Without an MPI library that carries the messages (`native` is False), it is not.
+    """
     if not native:
         return Awareness(NO, "messages do not go by MPI here")
     devices = installed_device()
@@ -58,7 +61,7 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the length of a chunk of the staged path in bytes, from the environment or default."""
+    """Return the most bytes of an array in a chunk of the staged path, by default 4 MiB."""
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
@@ -99,7 +102,7 @@ class RankProperties:
     forced : str
         Value of ``MPIDIST_GPU`` on the rank; empty if it is not set.
     chunk_bytes : int
-        Bytes of a chunk of the staged path.
+        Most bytes of an array in a chunk of the staged path.
     no_nccl : str
         Why NCCL cannot be used on this rank; empty if it can.
     seen : VisibleGpus or None
@@ -114,13 +117,13 @@ class RankProperties:
 
     @property
     def place(self) -> tuple[str, str] | None:
-        """The host and the UUID of the GPU in use."""
+        """The host and the UUID of the GPU in use; None if the rank has no GPU."""
         return None if self.seen is None else self.seen.place
 
 
 @dataclass(frozen=True)
 class Path:
-    """A path that can serve a class of operations, and the reason for or against it.
+    """A path of a class of operations: whether it is taken, and why.
 
     Attributes
     ----------
@@ -146,9 +149,9 @@ class GpuPaths(Protocol):
     Attributes
     ----------
     paths : list of Path
-        Paths of each class of operations, and which are taken.
+        Paths of all classes of operations, both those taken and the others.
     chunk_bytes : int
-        Bytes of a chunk on the path through the host.
+        Most bytes of an array in a chunk of the staged path, through host memory.
     """
 
     paths: list[Path]
@@ -161,7 +164,7 @@ class GpuPaths(Protocol):
     def sums_in_place(self, dtype: np.dtype) -> bool:
         """Return whether to sum gradients in symmetric memory of the GPUs.
 
-        True without NCCL, if the kernels there can add `dtype`.
+        True if NCCL is not in use, "ipc" is possible, and its kernels can add `dtype`.
         """
 
     def serves_alone(self, x: Any, collective: str) -> bool:
@@ -197,8 +200,8 @@ def table(ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1) 
     Returns
     -------
     list of Path
-        The possible paths of every class, in order.  One is taken, and if possible "ipc" as well,
-        for arrays in symmetric memory.
+        The paths of each class, best first, also those that are impossible.  Of each class one is
+        taken, and if possible "ipc" as well, for arrays in symmetric memory.
 
     Raises
     ------
@@ -276,6 +279,6 @@ def _why(path: Path, cannot: str | None, forced: str) -> str:
 
 
 def taken(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the chosen path by name of collective or message, for arrays in private memory."""
+    """Return the path taken, for arrays in private memory, by name of the collective or message."""
     chosen = {p.operations: p.name for p in paths if p.taken and p.name != "ipc"}
     return {name: chosen[kind] for kind, names in CLASSES.items() for name in names}

@@ -31,7 +31,9 @@ from .staged import HostStaged
 
 
 class GpuService:
-    """The service of a communicator for arrays on a GPU; created by all ranks with the first one.
+    """The service of a communicator for arrays on a GPU; the first such array creates it.
+
+    All ranks create it together.
 
     Parameters
     ----------
@@ -70,7 +72,10 @@ class GpuService:
         service.on_gpu = self.choose
 
     def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[RankProperties]:
-        """Exchange and return the properties of all ranks; an error on one is raised on all."""
+        """Exchange and return the properties of all ranks; an error on one is raised on all.
+
+        `native` is whether an MPI library carries the messages.
+        """
         try:
             mine: RankProperties | MpidistError = this_rank(native)
         except (ConfigError, Unsupported) as error:
@@ -83,11 +88,11 @@ class GpuService:
         return ranks
 
     def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
-        """Return the first executor that can serve a call, and make it ready; collective.
+        """Return the first executor that can serve a call, made ready, and why; collective.
 
-        In the background that is NCCL or the staged path.  MPI libraries that take addresses on a
-        GPU do not take them in non-blocking collectives, and a kernel in symmetric memory can only
-        be queued after a barrier.
+        A background call is served by NCCL or staged: MPI libraries that take addresses on a GPU do
+        not take them in non-blocking collectives, and a kernel in symmetric memory can only be
+        queued after a barrier.
 
         Raises
         ------
@@ -122,7 +127,7 @@ class GpuService:
     def sums_in_place(self, dtype: np.dtype) -> bool:
         """Return whether to sum gradients in symmetric memory of the GPUs.
 
-        True without NCCL, if the kernels there can add `dtype`.
+        True if NCCL is not in use, "ipc" is possible, and its kernels can add `dtype`.
         """
         return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
 
@@ -151,9 +156,9 @@ class GpuService:
         return self._heap.empty(shape, dtype)
 
     def key(self, x: Any) -> str:
-        """Return the text of a symmetric array's location, equal on all ranks.
+        """Return the location of a symmetric array as text, which ranks compare.
 
-        Raises if the array is in private memory.
+        Raises InvalidArgument if the array is in private memory.
         """
         return self._heap.key(describe(x, self._service.backend.rank))
 

@@ -43,9 +43,10 @@ def bytes_needed(call: Call, chunk: Chunk) -> int:
 
 
 def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return views of the input and the result of a chunk in its host memory.
+    """Return views of a chunk's input and of its result in `memory`.
 
-    `memory` has :func:`bytes_needed` bytes.
+    `memory` has :func:`bytes_needed` bytes.  The views overlap in an allreduce, reduce or
+    broadcast.
     """
     size = call.dtype.itemsize
     inputs, outputs = elements(chunk.input_extents) * size, elements(chunk.output_extents) * size
@@ -54,7 +55,7 @@ def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:
-    """Return a chunk of a call as a call on host arrays; the arguments need no further checks."""
+    """Return a chunk of a call as a call on the chunk's host arrays, with no further checks."""
     source = None if call.x is None else x
     target = None if call.out is None else out
     in_place = call.collective in _SHARED and source is not None and target is not None
@@ -93,7 +94,7 @@ class DeviceResult(Prepared):
         )
 
     def give(self) -> Any:
-        """Queue the copies of the result, and return the user's array."""
+        """Queue the copies of the result to the GPU, and return the user's array."""
         super(DeviceResult, self).give()
         assert self.end is not None and self.target is not None
         self.end()
@@ -109,9 +110,10 @@ class Slot:
 
     Attributes
     ----------
-    filled, emptied : Event
-        Complete when the input has been copied in; when the result has been copied out, or is not
-        needed any more.
+    filled : Event
+        Complete when the chunk's input has been copied to the slot.
+    emptied : Event
+        Complete when the chunk's result, if this rank has one, has been copied to the GPU.
     """
 
     def __init__(self, device: Device):
@@ -120,7 +122,7 @@ class Slot:
         self.filled, self.emptied = device.event(), device.event()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Return at least `nbytes` of memory; replace smaller memory once its copies are done."""
+        """Return `nbytes` bytes or more; smaller memory is replaced once its copies are done."""
         if self._memory.nbytes < nbytes:
             self.emptied.synchronize()
             self._memory = self._device.pinned(nbytes)
@@ -141,7 +143,7 @@ class HostStaged:
     device : Device
         Device of the arrays.
     chunk_bytes : int
-        Bytes of an array's part in each chunk.
+        Most bytes of an array in a chunk.
     """
 
     def __init__(self, service: Service, device: Device, chunk_bytes: int = CHUNK_BYTES):
@@ -174,8 +176,8 @@ class HostStaged:
     def begin(self, call: Call, algorithm: str, give: Callable[[], Any]) -> Work:
         """Begin a call in the background; ``wait()`` of its Work returns the value of ``give()``.
 
-        The call is one chunk: the ranks could begin several chunks in different orders, between
-        other calls of the user.
+        The call is a single chunk: ranks could begin later chunks in different orders among other
+        calls of the user.
         """
         streams = self._wait_for_arrays(call)
         (chunk,) = chunks(call, max(call.nbytes, self._bytes_of(call), 1) * call.size)
@@ -201,7 +203,7 @@ class HostStaged:
     # -- ordering -------------------------------------------------------------------------------
 
     def _wait_for_arrays(self, call: Call) -> set[int]:
-        """Make the copy streams wait for all work queued on the arrays' streams; return these."""
+        """Make the copy streams wait for work queued on the arrays' streams; return the latter."""
         streams = {data.stream for data in (call.x, call.out) if isinstance(data, DeviceArray)}
         for stream in streams:
             self._ready.record(stream)
@@ -219,7 +221,7 @@ class HostStaged:
     # -- copies ---------------------------------------------------------------------------------
 
     def _copy_in(self, call: Call, chunk: Chunk, slot: Slot) -> None:
-        """Queue the copy of a chunk's input to a slot, once the slot's last result is out."""
+        """Queue the copy of a chunk's input to a slot, after the copy of the slot's last result."""
         slot.emptied.block(self._inward)
         x, _ = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
         self._copy(call.x, chunk.input_extents, x, self._inward, inward=True)
@@ -233,7 +235,7 @@ class HostStaged:
     ) -> None:
         """Queue copies between ranges of a GPU array and consecutive host memory.
 
-        The direction is to the host if `inward`.
+        They are to the host if `inward`, else to the GPU; none if `data` is None.
         """
         if not isinstance(data, DeviceArray):
             return
@@ -250,7 +252,7 @@ class HostStaged:
 class _StagedExecutor(Executor):
     """The staged path as an executor, with one algorithm for the host calls.
 
-    Its programs are not announced on the arrival board: each chunk's host call is.
+    Its programs are not announced to the other ranks: the host call of each chunk is.
     """
 
     name, summary = "staged", "through pinned host memory, in chunks"

@@ -49,7 +49,7 @@ def check_version(version: int, rank: int) -> None:
 
 
 def has_sum(dtype: np.dtype) -> bool:
-    """Return whether NCCL has the sum and the mean of a dtype."""
+    """Return whether NCCL can compute sums and means of a dtype."""
     return dtype.isnative and dtype.name in (*DTYPES, *_COMPLEX)
 
 
@@ -61,14 +61,14 @@ def type_of(dtype: np.dtype, op: str | None, rank: int) -> tuple[int, int]:
     dtype : numpy.dtype
         Dtype of the elements.
     op : str or None
-        The operation; None for moving data, which works for any dtype, as bytes.
+        The operation; None for a call that only moves data, which works for any dtype.
     rank : int
         Rank named by errors.
 
     Raises
     ------
     UnsupportedDtype
-        If NCCL cannot combine elements of this dtype.
+        If NCCL does not have the operation, or does not have it for this dtype.
     """
     if op is not None and op not in OPS:
         raise UnsupportedDtype(f"rank {rank}: NCCL has no {op!r}; it has {', '.join(OPS)}")
@@ -125,7 +125,7 @@ def load() -> Any:
 
 
 def why_not_here(rank: int = 0) -> str:
-    """Return why NCCL cannot be used in this process, empty if it can; does not start NCCL."""
+    """Return why NCCL cannot be used in this process, or "" if it can; does not start NCCL."""
     devices = installed_device()
     if devices is not None and not devices.nccl:
         return f"NCCL does not support {devices.name} devices"
@@ -167,7 +167,8 @@ class Ranks:
 class NcclBackend:
     """NCCL's collectives on arrays on a GPU, one GPU per rank; created and closed collectively.
 
-    Calls are queued on a stream and return at once; :meth:`wait` waits for them with a deadline.
+    Calls are queued on the stream of their input (a broadcast on that of its result) and return at
+    once; :meth:`wait` waits for a stream with a deadline.
 
     Parameters
     ----------
@@ -233,7 +234,7 @@ class NcclBackend:
         )
 
     def broadcast(self, x: DeviceArray | None, out: DeviceArray, root: int) -> None:
-        """Queue a broadcast from the root's `x` to every `out`."""
+        """Queue a broadcast to every `out` from the root's `x`, or its `out` if `x` is None."""
         code, per_element = type_of(out.dtype, None, self.rank)
         source = out if x is None else x
         self._communicator().broadcast(
@@ -256,7 +257,10 @@ class NcclBackend:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Queue all calls within the block as one group, as the messages of a round must be."""
+        """Queue the calls of the ``with`` block as one NCCL group.
+
+        The messages of a group proceed together; outside of one, a send waits for its receive.
+        """
         self._communicator()
         self._library.groupStart()
         try:
@@ -265,13 +269,16 @@ class NcclBackend:
             self._library.groupEnd()
 
     def send(self, x: DeviceArray, peer: int, stream: int | None = None) -> None:
-        """Queue the send of a message to `peer`, which must receive as many bytes."""
+        """Queue the send of `x` to `peer`, which must receive as many bytes.
+
+        It is queued on `stream`, by default on that of `x`.
+        """
         code, per_element = type_of(x.dtype, None, self.rank)
         where = x.stream if stream is None else stream
         self._communicator().send(x.pointer, x.size * per_element, code, peer, where)
 
     def recv(self, out: DeviceArray, peer: int, stream: int | None = None) -> None:
-        """Queue the receive of a message from `peer`."""
+        """Queue the receive of a message from `peer`, on `stream`, by default on that of `out`."""
         code, per_element = type_of(out.dtype, None, self.rank)
         where = out.stream if stream is None else stream
         self._communicator().recv(out.pointer, out.size * per_element, code, peer, where)
@@ -291,7 +298,7 @@ class NcclBackend:
         Raises
         ------
         CollectiveTimeout
-            If it takes more than `timeout` seconds; NCCL is aborted first.
+            If it takes more than `timeout` seconds (None: no limit); NCCL is aborted first.
         CommunicationError
             If NCCL reports an error of another rank or of the network; NCCL is aborted first.
         """
@@ -340,7 +347,7 @@ class NcclBackend:
 
 
 def _abort_at_exit(backend: weakref.ref[NcclBackend]) -> None:
-    """Abort a backend that was not closed when the process ends: later, MPI would be gone."""
+    """Abort NCCL at the end of the process, if the backend still exists and was not closed."""
     found = backend()
     if found is not None:
         found.abort()

@@ -68,7 +68,7 @@ def nccl_all_gather_dtype(send: Any, recv: Any, backend: NcclBackend, dtype: Any
 
 
 def nccl_reduce_scatter(send: Any, recv: Any, backend: NcclBackend, op: str = "sum") -> None:
-    """Combine the `send` arrays of all ranks; rank r receives part r, as long as `recv`."""
+    """Combine the `send` arrays of all ranks; `recv` on rank r receives part r of the result."""
     x, out = _pair(send, recv, backend, None)
     backend.reduce_scatter(x, out, _op(op, backend))
 

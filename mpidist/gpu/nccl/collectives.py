@@ -71,9 +71,10 @@ class NcclPath:
         timeout: float | None,
         queue: Callable[[Call, int], list[Any]] | None = None,
     ) -> None:
-        """Queue a blocking call on its arrays' stream, with a deadline `timeout` seconds from now.
+        """Queue a blocking call on a stream of its arrays, with a deadline in `timeout` seconds.
 
-        ``queue(call, stream)`` queues it if given; otherwise NCCL's own call is queued.
+        ``queue(call, stream)`` queues it and returns the memory that must stay alive until it is
+        complete.  By default NCCL's call for the collective is queued, or a group of messages.
         """
         arrays = _arrays(call)
         stream = arrays[0].stream
@@ -87,7 +88,8 @@ class NcclPath:
     def begin(self, call: Call, give: Callable[[], Any], timeout: float | None) -> Work:
         """Queue a background call on a separate stream; return its Work, with result ``give()``.
 
-        ``wait()`` makes the arrays' streams wait for the call, not the host.
+        The Work's ``wait()`` makes the arrays' streams wait for the call, not the host.  After
+        `timeout` seconds NCCL is aborted.
         """
         arrays = _arrays(call)
         if self._side_stream is None:
@@ -136,7 +138,7 @@ class NcclPath:
     # -- calls ----------------------------------------------------------------------------------
 
     def _queue(self, call: Call, stream: int) -> list[Any]:
-        """Queue a call; return the memory that must stay alive until it is complete."""
+        """Queue a call; return the memory that must stay alive until the call is complete."""
         x, out = (None if a is None else replace(a, stream=stream) for a in (call.x, call.out))
         name = call.collective
         even = len(set(call.counts)) <= 1
@@ -168,7 +170,7 @@ class NcclPath:
     def _messages(self, call: Call, x: Any, out: Any, stream: int) -> list[Any]:
         """Queue a call as one group of messages, and a copy of this rank's own part.
 
-        Returns the memory that must stay alive until it is complete.
+        Returns the memory that must stay alive until the call is complete.
         """
         sends, receives = _parts(call, x, out)
         mine, target = sends.pop(call.rank, None), receives.pop(call.rank, None)
@@ -193,7 +195,7 @@ class NcclCollectives(GpuExecutor):
     everyone : callable
         ``everyone(value)`` returns the values of all ranks; collective.
     taken : dict
-        Name of the path of each collective, by its name; see :func:`~mpidist.gpu.paths.taken`.
+        The path of each collective, both by name; see :func:`~mpidist.gpu.paths.taken`.
     heap : DeviceHeap
         The symmetric memory of GPUs.
     """
@@ -225,7 +227,7 @@ class NcclCollectives(GpuExecutor):
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
         """Return whether a call takes this path.
 
-        Calls of symmetric arrays in the background with algorithm "auto" do not.
+        A background call of symmetric arrays with algorithm "auto" does not: it is staged.
         """
         if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
             return False
@@ -238,7 +240,7 @@ class NcclCollectives(GpuExecutor):
         return why_not(call)
 
     def make_ready(self) -> None:
-        """Start NCCL; its start makes collective calls, which must not nest in another call."""
+        """Start NCCL before a call begins: the start itself makes collective calls."""
         assert self.path is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
@@ -254,7 +256,7 @@ class NcclCollectives(GpuExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program that queues the call, on its arrays' stream or in the background."""
+        """Return the program that queues the call, on a separate stream if in the background."""
         path, timeout = self.path, self._service.timeout
         program = library_call(lambda: path.serve(call, timeout))
         program.begin = lambda give: path.begin(call, give, timeout)

@@ -37,13 +37,13 @@ from .collectives import NcclCollectives
 def why_stuck(written: Sequence[Written]) -> str | None:
     """Simulate the rounds of all ranks; return which ranks would deadlock, or None.
 
-    A round is complete when each of its messages is matched by its other end in the peer's current
-    round.  Strands run one after another.
+    A rank's round is complete when each of its messages has met its other end in the peer's current
+    round.  Strands, the parts of a schedule that may overlap, run one after another here.
 
     Parameters
     ----------
     written : sequence
-        The schedule of every rank.
+        The schedule of every rank, as lists of rounds.
     """
     remaining = [deque(_rounds_of(one)) for one in written]
     current = [_next_round(rounds) for rounds in remaining]
@@ -80,7 +80,10 @@ def _rounds_of(written: Written) -> list[tuple[Step, ...]]:
 
 
 def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Remove one rank's next round; return its number of sends and of receives, by peer."""
+    """Remove one rank's next round; return its number of sends to, and of receives from, each peer.
+
+    Both are empty if no round is left.
+    """
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     for step in rounds.popleft() if rounds else ():
@@ -91,7 +94,7 @@ def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[i
 
 
 class StreamMemory:
-    """Device memory whose copies and arithmetic are queued on one stream.
+    """Device memory whose copies and arithmetic are queued on one stream, when an action is called.
 
     It implements :class:`~mpidist.engine.storage.Memory`.
 
@@ -124,16 +127,16 @@ class StreamMemory:
         return piece[0].pointer + piece[1] * self.dtype.itemsize
 
     def store(self, target: DeviceArray, source: DeviceArray) -> Action:
-        """Return the action that queues a copy."""
+        """Return the action that queues a copy of `source` to `target`."""
         return partial(self._copy, target, source)
 
     def combine(self, op: Op, left: DeviceArray, right: DeviceArray, target: DeviceArray) -> Action:
-        """Return the action that queues the combination of two arrays into `target`."""
+        """Return the action that queues op(left, right) into `target`; for a mean, the sum."""
         name = "sum" if op.name == "mean" else op.name  # divided at the end
         return partial(self._fold, name, (left, right), target, 1)
 
     def divide(self, source: DeviceArray, target: DeviceArray, divisor: int) -> Action:
-        """Return the action that queues the division of an array by a number, for a mean."""
+        """Return the action that queues source / divisor into `target`, the end of a mean."""
         return partial(self._fold, "sum", (source,), target, divisor)
 
     def _copy(self, target: DeviceArray, source: DeviceArray) -> None:
@@ -199,12 +202,12 @@ class StreamBackend:
 
 
 class WholeBlocks(Segmentation):
-    """Segmentation of schedules over NCCL: none, as on one stream segments do not overlap."""
+    """Segmentation of schedules over NCCL: no block is cut, as parts do not overlap on a stream."""
 
     def of(
         self, algorithm: Algorithm, size: int, nodes: int, blocks: int, largest: int
     ) -> tuple[int, int]:
-        """Return (1, 1): one segment, one in flight."""
+        """Return (1, 1): each block is one segment, and one segment is in flight."""
         return 1, 1
 
 
@@ -218,7 +221,7 @@ class NcclRounds(GpuExecutor):
     nccl : NcclCollectives
         The NCCL communicator for the messages.
     taken : dict
-        Name of the path of each collective, by its name; see :func:`~mpidist.gpu.paths.taken`.
+        The path of each collective, both by name; see :func:`~mpidist.gpu.paths.taken`.
     device : Device
         Device that combines the data.
     """
@@ -287,7 +290,7 @@ class NcclRounds(GpuExecutor):
 def _why_stuck(
     algorithm: Algorithm, size: int, root: int, arity: int, groups: Groups
 ) -> str | None:
-    """Return which ranks of an algorithm would deadlock over NCCL, or None; cached."""
+    """Return which ranks of an algorithm would deadlock over NCCL, or None if none; cached."""
     return why_stuck(
         [materialise(algorithm.schedule(r, size, root, arity, groups)) for r in range(size)]
     )

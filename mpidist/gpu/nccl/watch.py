@@ -21,7 +21,7 @@ IDLE_SECONDS = 5.0  # after which an idle thread notices that its communicator i
 
 
 class Queued(NamedTuple):
-    """A queued call: the event of its end, its deadline (``time.monotonic``), and its text."""
+    """A queued call: event of its end, deadline (``time.monotonic``), and its name in errors."""
 
     event: Event
     deadline: float | None
@@ -49,7 +49,11 @@ class NcclWatch:
         self._without_thread = backend.device.emulated
 
     def add(self, event: Event, deadline: float | None, what: str) -> None:
-        """Add a queued call; calls complete in the order in which they are added."""
+        """Add a queued call; calls complete in the order in which they are added.
+
+        `event` is complete at its end, `deadline` is a time of ``time.monotonic`` (None: no limit),
+        and `what` names the call in errors.
+        """
         with self._lock:
             self._queued.append(Queued(event, deadline, what))
         if self._without_thread:
@@ -61,7 +65,10 @@ class NcclWatch:
             self._thread.start()
 
     def poll(self) -> bool:
-        """Check the queued calls once; return whether any is still queued."""
+        """Check the queued calls once; return whether any is still queued.
+
+        NCCL is aborted if it reports an error, or if the first queued call missed its deadline.
+        """
         with self._lock:
             queued = self._queued
             while queued and queued[0].event.done():
