@@ -55,7 +55,7 @@ class ArrayTensors(DevicePlace):
     """
 
     def form(self, x: Any) -> TensorForm:
-        """Return dtype name, shape, and whether a gradient is needed (float, complex dtypes)."""
+        """Return dtype name (marked if on a GPU), shape, and whether the dtype has gradients."""
         name, wants = _kind(x.dtype)
         on_gpu = type(x) is not np.ndarray and is_on_device(x)
         return name + MARK if on_gpu else name, x.shape, wants
@@ -68,7 +68,7 @@ class ArrayTensors(DevicePlace):
         return np.ascontiguousarray(x, _native(x.dtype)).reshape(-1)
 
     def own(self, x: Any) -> np.ndarray:
-        """Return a copy of the elements: a layer may write every output into the same memory."""
+        """Return a flat copy to send: a layer may write every output into the same memory."""
         if type(x) is not np.ndarray:
             if is_on_device(x):
                 return self.tensor_messages.outgoing(
@@ -78,11 +78,11 @@ class ArrayTensors(DevicePlace):
         return np.array(x, _native(x.dtype), order="C").reshape(-1)
 
     def result(self, x: Any) -> Any:
-        """Return a copy: a layer may write every output into the same memory."""
+        """Return a copy for the user: a layer may write every output into the same memory."""
         return x.copy() if hasattr(x, "copy") else x
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Return an uninitialised flat array, to receive into."""
+        """Return an uninitialised flat array of `count` elements, to receive into."""
         name, on_gpu = self.place(dtype)
         known = _dtype(name)
         if on_gpu:
@@ -92,7 +92,7 @@ class ArrayTensors(DevicePlace):
         return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
-        """Return a received flat array in its shape, and on the GPU if it belongs there."""
+        """Return a received flat array in the shape of `form`, on the GPU if the stage is there."""
         name, on_gpu = self.place(form[0])
         if not on_gpu:
             return array.reshape(form[1])
@@ -124,12 +124,12 @@ Saved = list[tuple[dict[str, Any], tuple[str, ...]]]
 
 
 def _declared(module: Any, where: str) -> Saved:
-    """List the attributes in which the layers of a module save activations.
+    """List the layers that save activations: attributes, and the names that `saved` declares.
 
     Raises
     ------
     InvalidArgument
-        If a layer does not declare them.
+        If a layer has no `saved`; the message begins with `where`.
     """
     parts = module.modules() if callable(getattr(module, "modules", None)) else [module]
     found: Saved = []
@@ -162,7 +162,8 @@ class ArraySaved(SavedActivations):
     tree
         Structure of the input; None for the first stage, which computes no gradient of it.
     layers : list of list or None
-        Values of the attributes that layers declare; None if forward is to be computed again.
+        For each layer, the values of the attributes that its `saved` names; None if forward is to
+        be computed again.
     outputs : list of (tuple, dtype, bool)
         Shape, dtype, and whether on a GPU, of each output: its gradient has the same.
     """
@@ -179,7 +180,19 @@ class ArraySaved(SavedActivations):
 
 
 class ArrayStage:
-    """Stage with an explicit backward, not autograd (see :class:`~.stage.Stage`)."""
+    """Stage with an explicit backward, not autograd (see :class:`~.stage.Stage`).
+
+    Parameters
+    ----------
+    module : object
+        The chunk.
+    caller : object
+        What forward calls, such as a DDP around the chunk; the chunk's forward if not callable.
+    where : str
+        Rank and chunk, which begin error messages.
+    checkpoint : bool
+        Whether to keep only the input of a microbatch, and compute forward again in backward.
+    """
 
     differentiates = None
 
@@ -200,7 +213,7 @@ class ArrayStage:
 
     @property
     def training(self) -> bool:
-        """Whether forward saves activations for backward."""
+        """Whether the module is in training mode; True if it has no attribute `training`."""
         return bool(getattr(self.module, "training", True))
 
     # Layers keep references, so nothing is copied: the values of one microbatch are taken out of
@@ -233,7 +246,8 @@ class ArrayStage:
     ) -> tuple[Any, ArraySaved | None]:
         """Return the module's output, or the loss, and with `keep` the saved activations.
 
-        The activations are moved out of the layers' attributes.
+        The activations are moved out of the layers' attributes.  For the parameters see
+        :meth:`~.stage.Stage.forward`.
         """
         again = keep and self._checkpoint
         states = random_states(self.module) if again else []
@@ -251,7 +265,10 @@ class ArrayStage:
         return value, saved
 
     def finish(self, saved: ArraySaved, tree: Tree, outputs: list[Any]) -> None:
-        """Record structure, shapes and dtypes of the output: its gradient has the same."""
+        """Record structure, shapes and dtypes of the output: its gradient has the same.
+
+        InvalidArgument if the module has parameters, but no output has a dtype with gradients.
+        """
         saved.output_tree = tree
         saved.outputs = [(x.shape, x.dtype, _on_gpu(x)) for x in outputs]
         if not any(has_gradient(x.dtype) for x in outputs) and list(self.module.parameters()):
@@ -262,14 +279,14 @@ class ArrayStage:
             )
 
     def backward(self, saved: ArraySaved, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of inputs and parameters (B); return those of the inputs."""
+        """Compute the gradients of inputs and parameters (action B); return those of the inputs."""
         self._put(saved)
         found = self.module.backward(self._gradient(saved, grads))
         self._take()
         return self._of_inputs(saved, found)
 
     def backward_input(self, saved: ArraySaved, grads: list[Any] | None) -> list[Any]:
-        """Compute and return the gradients of the inputs (I).
+        """Compute and return the gradients of the inputs (action I).
 
         A module without ``backward_input`` computes those of the parameters at the same time.
         """
@@ -283,14 +300,20 @@ class ArrayStage:
         return self._of_inputs(saved, found)
 
     def backward_weight(self, saved: ArraySaved) -> None:
-        """Compute the gradients of the parameters (W), from what `backward_input` has kept."""
+        """Compute the gradients of the parameters (action W), from what `backward_input` kept.
+
+        Nothing is left to do for a module without ``backward_input``.
+        """
         if self._halves:
             self._put(saved)
             self.module.backward_weight()
             self._take()
 
     def _gradient(self, saved: ArraySaved, grads: list[Any] | None) -> Any:
-        """Return the gradient of the output, with zeros where none was received."""
+        """Return the gradient of the output: that of the loss if `grads` is None, else `grads`.
+
+        Zeros take the place of gradients that are None.
+        """
         if grads is None:
             grad, saved.grad = saved.grad, None
             return grad

@@ -34,10 +34,11 @@ class Receipt(NamedTuple):
 
 
 class Channel:
-    """Sends values to stages on other ranks, and receives theirs.
+    """Sends values (nested structures of tensors) to stages on other ranks, and receives theirs.
 
-    The receiver must know dtypes and shapes before it can post memory.  They are announced once
-    for each tag; from then on only the elements are sent, into receives that wait already::
+    The receiver must know dtypes and shapes before it can post memory.  A header announces them
+    once for each tag (of stage, kind and microbatch); in later steps only the elements are sent,
+    into receives that are posted already::
 
         step 1   sender    header  elements              receiver  header, post, elements
         step 2   sender            elements              receiver  (posted) elements
@@ -141,7 +142,7 @@ class Channel:
         return TensorMessage(receipt.metadata, receipt.arrays)
 
     def _wait(self, receipt: Receipt, message: Message) -> bool:
-        """Wait for the posted receives of a value; return False if a size is unexpected."""
+        """Wait for the posted receives of a value; return False if a message has another size."""
         try:
             self._comm.wait_all(receipt.messages, partial(describe, message))
         except CollectiveMismatch:
@@ -166,7 +167,7 @@ class Channel:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait until all sends of the step are complete."""
+        """Wait until all sends so far are complete."""
         self._comm.wait_all(self._pending, "pipeline: sends at the end of a step")
         self._pending.clear()
 

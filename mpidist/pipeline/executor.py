@@ -27,7 +27,7 @@ from .values import ONE_TENSOR, Metadata, TensorMessage, Tensors, Tree, flatten,
 
 @dataclass
 class Batch:
-    """The input of one run of a pipeline, and its outcome.
+    """The input of one run of a pipeline (step, forward or backward), and its outcome.
 
     Attributes
     ----------
@@ -36,13 +36,14 @@ class Batch:
     loss : BatchLoss or None
         The loss, on the rank of the last stage.
     grads : list or None
-        The gradients of the last stage's outputs, instead of a loss.
+        On the rank of the last stage, for a backward without a loss: for each microbatch, the list
+        of its outputs' gradients.
     keep : bool
-        Whether a backward follows.
+        Whether a backward follows, for which activations are saved.
     total : float
-        Sum of the microbatches' losses.
+        Sum of the microbatches' weighted losses: the loss of the batch.
     outputs : dict of int to object
-        The last stage's outputs, where no loss is computed from them.
+        The last stage's outputs by microbatch, where no loss is computed from them.
     """
 
     inputs: Microbatches = field(default_factory=Microbatches)
@@ -54,11 +55,11 @@ class Batch:
 
 
 class PipelineExecutor:
-    """Runs the stages of one rank, action by action.
+    """Runs the stages of one rank, action by action (F: forward, B: backward of a microbatch).
 
     Rank 1 of 3 with 4 microbatches, by the schedule "1f1b".  Each action waits for one message
     (a: activation from rank 0, g: gradient from rank 2) and sends one; as soon as a message has
-    arrived, the receive of the next one over the same edge is posted::
+    arrived, the receive of the next one of the same kind is posted::
 
         action       F0   F1   B0   F2   B1   F3   B2   B3
         waits for    a0   a1   g0   a2   g1   a3   g2   g3
@@ -75,11 +76,11 @@ class PipelineExecutor:
     plan : Plan or Measuring
         The plan, or the measurement that finds it in the first steps.
     stages : list of Stage
-        The chunks of this rank.
+        The stages of this rank, one for each chunk (part of the model).
     replicas : Replicas
         The DDPs around the chunks.
     tied : Tied
-        The parameters that ranks share.
+        The parameters that several ranks share.
     microbatches : int
         Number of microbatches.
 
@@ -129,7 +130,7 @@ class PipelineExecutor:
         return self._finish(batch, began)
 
     def forward(self, batch: Batch) -> None:
-        """Run the forward half of a step, for the outputs in ``batch.outputs``; collective."""
+        """Run the forward half of a step, which fills ``batch.outputs``; collective."""
         began = self._begin(len(self._stages) * self._microbatches)
         self._run("forward", batch)
         with self._guard("forward"):
@@ -146,8 +147,8 @@ class PipelineExecutor:
     def _begin(self, predicted: int) -> float:
         """Begin a step; return the time at which it began.
 
-        Activations are dropped that a forward without a backward has left.  `predicted` is the
-        largest number of live activations that the schedule allows.
+        Activations left by a forward without a backward are dropped.  `predicted` is the largest
+        number of live activations that the schedule allows.
         """
         began = perf_counter()
         self._saved.clear()
@@ -159,7 +160,7 @@ class PipelineExecutor:
     def _run(self, what: str, batch: Batch) -> None:
         """Run all tasks of this rank; afterwards sends may still be pending.
 
-        `what` is the name of the step, for reports.
+        `what` is "step", "forward" or "backward".
         """
         tasks = self._tasks.get(what) or self._prepare(what)
         with self._guard(what):
@@ -210,7 +211,10 @@ class PipelineExecutor:
             self._channel.send(task.send_to, task.send_tag, made)
 
     def _receive(self, task: Task) -> TensorMessage:
-        """Wait for the message of a task, and post the receives of the next one."""
+        """Return the message of a task: wait for it, and post the receives of the next like it.
+
+        A message between two chunks of this rank is there already.
+        """
         if task.local:
             return self._handed.pop(task.receive_tag)
         source, tensors = task.receive, task.stage.tensors
@@ -278,7 +282,7 @@ class PipelineExecutor:
     def _gradients(
         self, task: Task, message: TensorMessage | None, batch: Batch
     ) -> list[Any] | None:
-        """Return the gradients of the outputs; None if backward begins at the loss."""
+        """Return the gradients of the task's outputs; None if backward begins at the loss."""
         if message is None:
             return None if batch.grads is None else batch.grads[task.microbatch]
         given, tree = _tensors(message, task.stage.tensors), message.metadata.tree
@@ -287,7 +291,10 @@ class PipelineExecutor:
     # -- the end of a step ------------------------------------------------------------------------
 
     def _finish(self, batch: Batch | None, began: float) -> float:
-        """Average gradients, agree on errors, record the step and return the loss; collective."""
+        """Average gradients, agree on errors, record the step and return the loss; collective.
+
+        After a backward without a loss, `batch` is None and the result 0.
+        """
         loss = 0.0
         with self._guard("backward" if batch is None else "step"):
             problem = self._sync()
@@ -314,7 +321,8 @@ class PipelineExecutor:
     def _sync(self) -> MpidistError | None:
         """Average gradients over replicas, and add up those of tied parameters; collective.
 
-        An error that other ranks may not have is returned, so that :meth:`_agree` can share it.
+        An error that other ranks may not have is returned, so that :meth:`_agree` can share it;
+        so is one for more live activations than the schedule promises.
         """
         problem: MpidistError | None = None
         for sync in (self._replicas.sync, self._tied.sync):  # both: other ranks wait in them
@@ -334,12 +342,12 @@ class PipelineExecutor:
         return problem
 
     def _agree(self, loss: float, problem: MpidistError | None) -> float:
-        """Return the loss of the rank that has it on every rank; collective.
+        """Return the sum of `loss` over the ranks, all but one of which pass 0; collective.
 
         Raises
         ------
         MpidistError
-            On every rank if any passes a `problem`: its own there, RankFailed on the others.
+            On every rank if any passes a `problem`: that on the rank itself, RankFailed on others.
         """
         sums = self._sums
         sums[0], sums[1] = loss, problem is not None
@@ -383,7 +391,10 @@ class PipelineExecutor:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """Return a context in which an error marks the pipeline broken; `what` names the step."""
+        """Return a context in which an error makes the pipeline's communicator unusable.
+
+        `what` is "step", "forward" or "backward", for the message.
+        """
         with self._comm.guard(f"pipeline {what}"):
             try:
                 yield
@@ -414,7 +425,7 @@ def _message(
 
 
 def _gradient_message(task: Task, grads: list[Any]) -> TensorMessage | None:
-    """Return the message with the inputs' gradients; None if the first stage computed them."""
+    """Return the message with `grads`, the gradients of the inputs; None on the first stage."""
     if task.send is None:
         return None
     convert, tree = task.stage.tensors, ONE_TENSOR

@@ -23,7 +23,8 @@ REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
 def declared(function: Any, name: str) -> Any:
     """Return the value that a loss function declares for `name`, such as "reduction", or None.
 
-    It is a keyword of a :class:`functools.partial`, an attribute, or a parameter's default.
+    Looked up in this order: keywords of a :class:`functools.partial`, attributes, defaults of
+    parameters.
     """
     if isinstance(function, partial):
         return function.keywords.get(name, declared(function.func, name))
@@ -115,7 +116,10 @@ class MicrobatchLoss:
         return found * self.weight
 
     def explicit(self, output: Any) -> tuple[float, Any]:
-        """Return the weighted loss, and its gradient with respect to the output."""
+        """Return the weighted loss and its gradient with respect to the output, without autograd.
+
+        They come from ``function.backward(weight)``, or from a pair that the function returns.
+        """
         function = self._function
         if not self.weight:
             tree, given = flatten(output)
@@ -156,9 +160,11 @@ class BatchLoss:
 
     Attributes
     ----------
+    counts : list of float
+        For each microbatch, the divisor of its mean: its rows, or the targets that count.
     total : float
-        Number by which the sum over the batch is divided: the rows, or targets, that count.  With
-        replicas it is set to the mean of their numbers.
+        Sum of `counts`, the divisor of the batch's loss.  With replicas, the pipeline sets it to
+        the mean of the replicas' sums.
     """
 
     def __init__(
@@ -183,12 +189,14 @@ class BatchLoss:
         self.total = sum(self.counts)
 
     def _find_counts(self, losses: Any) -> None:
-        """Set the divisor of the mean of each microbatch for a loss function of the library.
+        """Set `counts` for a loss function that the target's library is known to have.
+
+        `losses` is the library's adapter for losses, None without one.
 
         Raises
         ------
         InvalidArgument
-            If another function ignores some targets: its divisors cannot be known.
+            If an unknown function ignores some targets: its divisors cannot be known.
         """
         known = None
         if losses is not None and is_tensor(self._targets[0]):

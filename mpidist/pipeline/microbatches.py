@@ -27,12 +27,15 @@ class Microbatches(NamedTuple):
     rows: Sequence[int] = ()
 
     def values(self) -> list[Any]:
-        """Return each microbatch in the structure of the batch, with its own tensors."""
+        """Return a list of the microbatches, each a value with the structure of the batch."""
         return [unflatten(self.tree, tensors) for tensors in self.tensors]
 
 
 def bounds(rows: int, count: int) -> list[tuple[int, int]]:
-    """Return the (start, stop) rows of all `count` microbatches; the last takes the remainder."""
+    """Return (start, stop) of the rows of each of `count` microbatches.
+
+    All have ``rows // count`` rows; the last has the remainder, too.
+    """
     each = rows // count
     starts = [k * each for k in range(count)]
     return list(zip(starts, [*starts[1:], rows]))
@@ -54,7 +57,8 @@ def cut(value: Any, count: int, rank: int, argument: str) -> Microbatches:
     Raises
     ------
     InvalidArgument
-        If there are fewer rows than microbatches, or tensors that cannot be cut alike.
+        If `value` has no tensor or one without dimensions, tensors of different numbers of rows,
+        or fewer rows than microbatches.
     """
     where = f"rank {rank}: {argument}"
     tree, tensors = flatten(value, where)
@@ -93,7 +97,7 @@ def form_of(output: Any) -> OutputForm:
 
 
 def cut_gradients(grad: Any, outputs: Sequence[OutputForm], rank: int) -> list[list[Any]]:
-    """Split the gradients of the outputs into lists of tensors or None, one for each microbatch.
+    """Return for each microbatch the list of its outputs' gradients: tensors, or None for zero.
 
     Parameters
     ----------

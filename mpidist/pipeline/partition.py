@@ -35,10 +35,10 @@ class Partition(Sequence):
     costs : tuple of float
         The cost of each stage.
     layers : tuple of (int, int)
-        The first layer of each stage, and the one after its last.
+        For each stage, the index of its first layer, and of the layer after its last.
     tied : dict of str to tuple of int
-        The stages that share a parameter, by the parameter's name in the model.  A Pipeline ties
-        it without an argument.
+        The stages that share a parameter, by the parameter's name in the model, such as
+        "0.weight".  A :class:`Pipeline` ties these parameters by itself.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ def tied_in(stage: Any) -> dict[str, Any]:
 
 
 def _tie(stages: Sequence[Any], layers: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> Any:
-    """Find the parameters that several stages share; return the stages of each, by its name.
+    """Find the parameters that several stages share; return the numbers of the stages by name.
 
     The parameters are remembered for :func:`tied_in`.
     """
@@ -107,9 +107,10 @@ def _tie(stages: Sequence[Any], layers: Sequence[Any], ranges: Sequence[tuple[in
 
 
 def divide(costs: Sequence[float], parts: int) -> list[int]:
-    """Cut costs into `parts` runs, none empty, with the smallest largest sum; return their ends.
+    """Cut costs into `parts` runs, none empty, so that the largest sum of a run is smallest.
 
-    By dynamic programming over the last cut: exact, in O(parts · n²).
+    Returns the end of each run (the index after its last cost).  By dynamic programming over the
+    last cut: exact, in O(parts · n²) for n costs.
     """
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     count = len(costs)
@@ -228,7 +229,7 @@ def partition(
     comm: Communicator | None = None,
     verbose: bool = True,
 ) -> Partition:
-    """Cut a model into stages of consecutive layers, so that the largest is as small as possible.
+    """Cut a model into stages of consecutive layers, with the largest cost as small as possible.
 
     A layer that works in place stays in the stage of the layer before it.  A parameter that stages
     share, such as the embedding of a language model, is tied by the :class:`Pipeline`.
@@ -245,12 +246,12 @@ def partition(
         For ``by="time"``: an input, such as one microbatch.  Copies of the layers are measured,
         one at a time; the model, its gradients and random states do not change.
     comm : Communicator, optional
-        With it every rank uses the times that rank 0 measured; collective.  Without it, ranks may
-        get different stages.
+        For ``by="time"``: every rank uses the times that rank 0 measured; collective.  Without
+        it, ranks measure different times, and may get different stages.
     verbose : bool
-        Whether to print the stages and their balance on rank 0, of `comm` or of the default
-        communicator; without either, every process prints.  The logger ``"mpidist"`` gets the same
-        in any case, at level INFO.
+        Whether rank 0 of `comm` (by default, of the default communicator) prints the stages and
+        their balance; before :func:`mpidist.init`, every process does.  The logger ``"mpidist"``
+        gets the same in any case, at level INFO.
 
     Returns
     -------
@@ -286,7 +287,7 @@ def partition(
 
 
 def _starts(layers: Sequence[Any], stages: Any, where: str) -> list[int]:
-    """Return the numbers of the layers that can begin a stage.
+    """Return the indices of the layers that can begin a stage: those that do not work in place.
 
     Raises InvalidArgument if there are fewer than `stages`.
     """

@@ -42,7 +42,7 @@ class Arguments:
     placement: str | None
 
     def check(self, rank: int) -> None:
-        """Raise InvalidArgument for an argument that is invalid in every pipeline."""
+        """Raise InvalidArgument for an argument that no pipeline can have; local."""
         where, given = f"rank {rank}: Pipeline", self.num_microbatches
         schedule, checkpoint = self.schedule, self.checkpoint
         if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
@@ -80,7 +80,10 @@ class Arguments:
         )
 
     def plan(self, comm: Communicator, stages: Sequence[Stage]) -> Plan | Measuring:
-        """Return the plan of the proved schedule, or for "auto" its measurement; collective."""
+        """Return the plan of the proved schedule; for "auto" the Measuring that finds it.
+
+        Collective.
+        """
         numbers = self.num_microbatches, len(stages)
         if self.schedule == "auto":
             splits = any(stage.splits for stage in stages)
@@ -139,7 +142,7 @@ def _check_chunk(module: Any, where: str) -> None:
 
 
 def check_differentiates(rank: int, stages: Sequence[Stage], what: str) -> None:
-    """Raise InvalidArgument if gradients are needed and PyTorch records no graph."""
+    """Raise InvalidArgument if PyTorch records no graph for a stage; `what` names the call."""
     if any(stage.differentiates is False for stage in stages):
         raise InvalidArgument(
             f"rank {rank}: {what} within torch.no_grad() or inference_mode(): no parameter would "
@@ -176,26 +179,29 @@ class Pipeline:
     Parameters
     ----------
     stage : module or list of modules
-        The chunks of this rank: a :class:`torch.nn.Module`, a :class:`mpidist.nn.Module` or an
-        object with ``forward``, ``backward`` and ``parameters``; a list (a
-        :class:`torch.nn.ModuleList`, too) for schedules with several chunks a rank.  Each may be in
-        a :class:`~mpidist.DDP` over the ranks that hold the same stage.
+        The part of the model on this rank: a :class:`torch.nn.Module`, a
+        :class:`mpidist.nn.Module` or an object with ``forward``, ``backward`` and ``parameters``.
+        For schedules with several parts (chunks) on a rank, a list of them, or a
+        :class:`torch.nn.ModuleList`.  Each may be in a :class:`~mpidist.DDP` over the ranks that
+        hold the same stage.
     comm : Communicator
         The ranks, at least 2; the schedule says which stages each of them holds.
     num_microbatches : int
-        Number of parts of a batch; the last takes the remainder.
+        Number of parts of a batch, of equal numbers of rows; the last takes the remainder.
     schedule : str, PipelineSchedule or callable
         A name, see ``mpidist list``, or a generator function of your own; it is proved first.
         "auto" measures the stages in the first steps, then computes a schedule for them.
     checkpoint : bool
         Whether stages keep only their inputs, and compute forward again in backward.
     tied : mapping of str to parameter, optional
-        Parameters that several ranks share, by names that all of them give: they start equal, and
-        their gradients are added up.  A list of parameters under a name, if several chunks of a
-        rank share one.  What stages of a :class:`Partition` share is tied in any case.
+        Parameters that several ranks share, by names that all of these ranks give: they are made
+        equal at the start, and their gradients are added up in each step.  A list of parameters
+        under a name, if several chunks of a rank have it.  Parameters that stages of a
+        :class:`Partition` share are tied in any case.
     max_live : int or sequence of int, optional
-        For "auto": largest number of live activations (of a chunk for a microbatch) on a rank, one
-        number for all or one for each; by default the number of stages.
+        For "auto": for how many microbatches a rank may save activations at a time (with several
+        chunks, each chunk counts), one number for all ranks or one for each; by default the number
+        of stages.
     placement : {"loop", "v"}, optional
         For "auto": which rank holds which chunk.  With "v", for two chunks a rank, rank r of p
         holds stages r and 2p-1-r; with "loop", the default, r, r+p, ….
@@ -210,7 +216,7 @@ class Pipeline:
     InvalidArgument
         If an argument is invalid, or differs between ranks.
     Unsupported
-        If the schedule does not serve these numbers.
+        If the schedule cannot be used with these numbers of ranks, microbatches and chunks.
     ScheduleError
         If the schedule is wrong; the message says where.
     """
@@ -277,7 +283,7 @@ class Pipeline:
         count: Any = None,
         reduction: str | None = None,
     ) -> float:
-        """Compute the loss of a batch and add to all gradients; collective.
+        """Return the loss of a batch, and add its gradients to the parameters' ones; collective.
 
         Parameters
         ----------
@@ -286,11 +292,11 @@ class Pipeline:
             stage, a dict its keyword arguments; the same holds between stages.  A Sequential takes
             one value of any type.
         target : tensor or structure of tensors
-            The target, on the rank that holds the last stage, with as many rows.
+            The target, on the rank that holds the last stage, with as many rows as `x`.
         loss_fn : callable
             The loss function, on that rank: ``loss_fn(output, target)`` returns the mean over the
-            rows of a microbatch, or their sum.  Without autograd it has ``backward(scale)``, or
-            returns the loss and its gradient.
+            rows of a microbatch, or their sum.  Without autograd, it also returns the gradient
+            with respect to the output, or ``loss_fn.backward(scale)`` returns `scale` times that.
         count : callable, optional
             ``count(target)`` returns the divisor of the mean of a microbatch, where that is not its
             number of rows: for a function that ignores some targets, the number of the others.
@@ -302,7 +308,7 @@ class Pipeline:
         Returns
         -------
         float
-            The mean loss over the batch, on every rank; with replicas, over their batches too.
+            The mean loss over the batch, on every rank; with replicas, over the batches of all.
         """
         check_differentiates(self.comm.rank, self._stages, "step()")
         batch = self._batch(x)
@@ -316,13 +322,19 @@ class Pipeline:
     def forward(self, x: Any = None) -> list[Any]:
         """Run the forward half of the schedule; collective.
 
-        All microbatches stay alive until :meth:`backward`, as in GPipe; if all stages are in
-        evaluation mode, or PyTorch records no graph, nothing is kept.
+        Activations of all microbatches are saved until :meth:`backward`, as in GPipe; none are if
+        all stages are in evaluation mode, or PyTorch records no graph.
+
+        Parameters
+        ----------
+        x : tensor, or tuple or dict of tensors
+            The batch, on the rank that holds the first stage, as in :meth:`step`.
 
         Returns
         -------
         list
-            The outputs of the microbatches on the rank that holds the last stage; elsewhere empty.
+            The outputs of the microbatches, in order, on the rank that holds the last stage;
+            elsewhere empty.
         """
         batch = self._batch(x)
         batch.keep = self._backward_follows = backward_follows(self._own, self._stages)
@@ -337,8 +349,8 @@ class Pipeline:
         Parameters
         ----------
         grad : list, tensor or structure of tensors
-            The gradients of the outputs, on the rank that holds the last stage: a list of one for
-            each microbatch, or one for the batch, which is cut as the batch was.
+            The gradients of the outputs, on the rank that holds the last stage: a list with those
+            of each microbatch, or those of the whole batch, which are cut as the batch was.
         """
         rank = self.comm.rank
         if not self._backward_follows:
@@ -385,11 +397,14 @@ class Pipeline:
     """True: from a checkpoint it reads only the stages of this rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of this rank's stages, by stage number; a Checkpoint saves all."""
+        """Return the states of this rank's stages, by stage number.
+
+        A :class:`Checkpoint` of the pipeline saves those of all ranks.
+        """
         return self._state(resume_state)
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return :meth:`state_dict` in the form that a :class:`Checkpoint` stores."""
+        """Return the states as :meth:`state_dict` does, in the form that a Checkpoint stores."""
         return self._state(state_of)
 
     def _state(self, of: Callable[[Any], Any]) -> dict[str, Any]:
@@ -407,12 +422,18 @@ class Pipeline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the states of this rank's stages, in place; collective.
 
-        From a pipeline with other stages, if all are a Sequential, the layers are dealt anew.
+        If the saved pipeline was cut into other stages, its layers are distributed over the present
+        ones; for that, all stages must be of class Sequential.
+
+        Parameters
+        ----------
+        state : mapping
+            The states of all stages, as :meth:`Checkpoint.load` passes them.
 
         Raises
         ------
         InvalidArgument
-            If `state` is not the state of such a pipeline.
+            If `state` is not of a pipeline, or of one with other layers.
         """
         place, rank = self._executor.plan.placement, self.comm.rank
         if not isinstance(state, Mapping) or not {"stages", "by_stage"} <= set(state):

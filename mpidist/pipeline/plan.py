@@ -69,7 +69,7 @@ class Plan:
 def make_plan(
     schedule: str | PipelineSchedule | Callable, size: int, microbatches: int, chunks: int
 ) -> Plan:
-    """Return the plan of a schedule: the steps of all ranks, proved to run to their end."""
+    """Return the plan of a schedule, after proving it; ScheduleError if it is wrong."""
     known = as_schedule(schedule)
     placement = known.place(size, chunks)
     parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
@@ -79,7 +79,7 @@ def make_plan(
 def plan_of(
     name: str, placement: Placement, parts: Sequence[Sequence[Action]], microbatches: int
 ) -> Plan:
-    """Return the plan for given actions, one list per rank, proved to run to their end."""
+    """Return the plan of given actions (`parts`: one list per rank), after proving it."""
     steps = attach(parts, placement)
     proof = prove_parts(name, steps, placement, microbatches)
     return Plan(name, placement, steps, proof.peak)
@@ -89,13 +89,13 @@ def plan_of(
 
 
 def on_all_ranks(comm: Communicator, make: Callable[[], Made], what: str) -> Made:
-    """Call ``make()`` on every rank, return its result, and raise on all if one fails; collective.
+    """Call ``make()`` on every rank and return this rank's result; collective.
 
     Raises
     ------
     Exception
-        On every rank if it fails on any: there its own error, on the others an InvalidArgument with
-        that rank and the reason.
+        On every rank if the call fails on any: its own error there, on the others InvalidArgument
+        with that rank, the reason, and `what` was made.
     """
     made, failure = None, None
     try:
@@ -137,32 +137,33 @@ def check_equal(comm: Communicator, **settings: Any) -> None:
 
 @dataclass(slots=True)
 class Task:
-    """One action with its messages, prepared for the executor.
+    """One action of a rank with its messages, prepared for the executor.
 
     Attributes
     ----------
     action : Action
-        The action; `kind`, `microbatch` and `chunk` are its own.
+        The action; `kind`, `microbatch` and `chunk` are copies of its fields.
     stage : Stage
-        The chunk.
+        The stage that runs it.
     last : bool
-        Whether the chunk is the last virtual stage.
+        Whether that is the last stage of the pipeline.
     receive, send : Message or None
         The message that the action waits for, and the one that it produces.
     local : bool
-        Whether `receive` stays on this rank.
+        Whether `receive` comes from another stage of this rank.
     send_to : int
-        The rank that gets `send`; -1 if it stays on this rank.
+        The rank that gets `send`; -1 if it stays on this rank, or there is none.
     receive_tag, send_tag : int
-        The tags of the messages.
+        The tags of the messages; -1 where there is none.
     where : str
         The rank and the virtual stage, for error messages.
     following, following_tag : Message or None, int
-        The next message of the same edge: its receives are posted when this one has arrived.
+        The next message from the same stage to `stage`: its receives are posted when `receive` has
+        arrived.
     releases : bool
-        Whether this is the last action that needs the saved activations.
+        Whether this is the last action that needs the microbatch's saved activations.
     completes : bool
-        Whether the chunk's gradients are complete after it.
+        Whether this is the stage's last action of the step: then its gradients are complete.
     """
 
     action: Action
@@ -184,7 +185,7 @@ class Task:
     completes: bool = False
 
     def explain(self, error: Exception) -> None:
-        """Add rank, stage and action to an error, whose cause may lie in another stage."""
+        """Add rank and stage to the text of an error, or, with the action, to its notes."""
         text = str(error)
         if type(error) not in (InvalidArgument, Unsupported, UnsupportedDtype):
             if hasattr(error, "add_note"):  # Python 3.11
@@ -202,7 +203,7 @@ class Tasks:
     tasks : list of Task
         The tasks.
     opening : list of (int, int, Stage)
-        Source, tag and receiver of the first message of each edge: posted before the first task.
+        Source, tag and receiving stage of the first message from each stage on another rank.
     """
 
     tasks: list[Task]
@@ -216,7 +217,10 @@ def tasks_of(
     stages: Sequence[Stage],
     tag: Callable[[Message], int],
 ) -> Tasks:
-    """Prepare the steps of one rank: tags, posted receives, and the end of each activation."""
+    """Return the tasks of one rank for its `steps`: with tags, and when to post and to release.
+
+    ``tag(message)`` returns the tag of a message.
+    """
     tasks = [_task(step, rank, placement, stages, tag) for step in steps]
     opening = []
     ahead: dict[tuple, tuple[Message, int]] = {}
@@ -284,7 +288,8 @@ class Measuring:
     microbatches, chunks : int
         Number of microbatches, and of chunks on every rank.
     cap : int or sequence of int or None
-        Largest number of live activations on a rank.
+        Largest number of live activations (of a chunk for a microbatch) on a rank: one for all, one
+        for each, or None for the number of virtual stages.
     splits : bool
         Whether backward of any stage of this rank has two halves.
     placement : {"loop", "v"}
@@ -313,7 +318,7 @@ class Measuring:
         self._seconds: dict[tuple[int, str], list[float]] = {}
 
     def _compute(self, costs: Costs) -> Plan:
-        """Compute the plan on rank 0 for all ranks, whose registered schedules may differ."""
+        """Return the plan that rank 0 computes (ranks may have different schedules registered)."""
         size, microbatches, chunks = self._comm.size, self._microbatches, self._chunks
         where = self._cap, chunks, self._placement, self._splits
 

@@ -18,7 +18,9 @@ from .stage import Stage
 
 
 class Replicas:
-    """The DDPs around the chunks of a rank, whose ranks hold the same stages.
+    """The DDPs around the chunks of a rank: they average over the ranks that hold the same stages.
+
+    Without DDPs the rank is the only replica, and all methods leave its values as they are.
 
     Parameters
     ----------
@@ -30,7 +32,7 @@ class Replicas:
     Attributes
     ----------
     count : int
-        Number of ranks that hold the same stage.
+        Number of ranks that hold the same stages; 1 without DDPs.
     """
 
     def __init__(self, modules: Sequence[Any], rank: int):
@@ -53,7 +55,7 @@ class Replicas:
 
     @property
     def divided(self) -> bool:
-        """Whether each rank gets only its slices of the mean (ZeRO)."""
+        """Whether each rank gets only its slices of the mean gradients (ZeRO)."""
         return any(ddp.reducer.divided for ddp in self._wrapped.values())
 
     def pause(self) -> None:
@@ -95,21 +97,21 @@ class Tied:
     given : mapping of str to parameter, or to a list of parameters
         Parameters of this rank; ranks that share one give it the same name.
     found : mapping of str to parameter
-        Parameters that a partition found in stages of this rank and in others.
+        Parameters in stages of this rank that a Partition found in other stages, too.
 
     Attributes
     ----------
     names : list of str
-        The names on all ranks.
+        The names that any rank gives.
     copies : list of parameter
-        Tied parameters of this rank whose values are counted elsewhere: on a lower rank, or as an
-        earlier parameter of the same name.
+        Tied parameters of this rank that the norm of gradients must not count again: a lower rank
+        has them, or they follow another parameter of the same name.
 
     Raises
     ------
     InvalidArgument
-        On every rank: if one gives anything but a mapping to parameters, if a name has only one
-        parameter, or if shapes or dtypes differ.
+        On every rank: if any gives anything but a mapping to parameters, if a name has only one
+        parameter over all ranks, or if shapes or dtypes under a name differ.
     """
 
     def __init__(
@@ -158,9 +160,9 @@ class Tied:
         self.copies += others if part.rank == 0 else [first, *others]
 
     def begin(self) -> None:
-        """Set aside the gradients of tied parameters from earlier steps, as those are sums already.
+        """Set aside the gradients of tied parameters from earlier steps, which are sums already.
 
-        :meth:`sync` sums the gradients of this step, and adds them to the others.
+        :meth:`sync` sums the gradients of this step only, then adds those that were set aside.
         """
         for name in self._comms:
             for k, p in enumerate(self._parameters[name]):
@@ -172,7 +174,10 @@ class Tied:
                     array[...] = 0
 
     def sync(self) -> None:
-        """Replace the gradients of each tied parameter by their sum over ranks; collective."""
+        """Replace the gradients of each tied parameter by their sum over ranks; collective.
+
+        Gradients that :meth:`begin` set aside are added to the sum.
+        """
         for name, comm in self._comms.items():
             own = self._parameters[name]
             for p in own:
@@ -196,13 +201,16 @@ class Tied:
 
 
 def _listed(given: Any) -> list[Any]:
-    """List the parameters tied under one name; one that two chunks share counts once."""
+    """List the parameters tied under one name; an object that is given twice counts once."""
     several = given if isinstance(given, (list, tuple)) else [given]
     return list({id(p): p for p in several}.values())
 
 
 def _described(given: Any) -> tuple[dict[str, list[str]], str]:
-    """Return the dtypes and shapes of tied parameters by name, and "" or the error in them."""
+    """Return dtype and shape of each tied parameter as text, by name, and "" or an error message.
+
+    The message says what is wrong with `given`, the argument `tied`.
+    """
     found: dict[str, list[str]] = {}
     names: dict[int, str] = {}
     if not isinstance(given, Mapping):
@@ -237,12 +245,15 @@ def _described(given: Any) -> tuple[dict[str, list[str]], str]:
 
 
 def _array(x: Any) -> Any:
-    """Return the values of a tensor as an array on its memory (on a GPU, the tensor itself)."""
+    """Return an array that shares the tensor's memory (on a GPU, the tensor itself)."""
     return x if library(x) is None else framework_of(x).values(x)
 
 
 def _gradient(p: Any) -> np.ndarray:
-    """Return a numpy array on the memory of a gradient; a sparse one becomes dense."""
+    """Return an array that shares the memory of a parameter's gradient.
+
+    A sparse gradient is replaced by a dense one first.
+    """
     if getattr(p.grad, "is_sparse", False):
         p.grad = p.grad.to_dense()
     return _array(p.grad)
@@ -259,12 +270,12 @@ def clip(
     tied: Tied,
     max_norm: float,
 ) -> float:
-    """Scale all stages' gradients to a norm of at most `max_norm`; collective.
+    """Scale all gradients so that their norm over all stages is at most `max_norm`; collective.
 
     Returns
     -------
     float
-        The norm before scaling.
+        The norm before scaling, on every rank.
 
     Raises
     ------

@@ -18,8 +18,8 @@ from .values import Tensors, Tree
 class SavedActivations:
     """Activations that a chunk keeps of one microbatch, from forward to the end of backward.
 
-    Each library's stage derives its own.  The executor counts these objects, and not what the
-    schedule says: `peak_live` of the stats is their number.
+    The stage of each library has its own subclass.  The executor counts the objects that are alive;
+    the largest number is `peak_live` of the statistics.
 
     Attributes
     ----------
@@ -59,9 +59,9 @@ class DevicePlace:
         return TensorMessages(self.direct())
 
     def place(self, dtype: str) -> tuple[str, bool]:
-        """Return a received dtype's name, and whether its tensor is to be on a GPU here.
+        """Return the name of a received dtype, and whether the tensor is to be on a GPU here.
 
-        In a message, the name has a suffix if the sender has the tensor on a GPU.
+        `dtype` ends with a mark, which is removed, if the sender has the tensor on a GPU.
         """
         marked = dtype.endswith(MARK)
         name = dtype[: -len(MARK)] if marked else dtype
@@ -81,7 +81,7 @@ class Stage(Protocol):
 
     @property
     def splits(self) -> bool:
-        """Whether backward runs in two halves; if not, :meth:`backward_input` does all of it."""
+        """Whether backward can run in two halves; if not, :meth:`backward_input` does all of it."""
 
     @property
     def tensors(self) -> Tensors:
@@ -108,7 +108,7 @@ class Stage(Protocol):
         Parameters
         ----------
         tree, tensors
-            The input, see :func:`~.values.flatten`.
+            The input: its structure and its tensors, see :func:`~.values.flatten`.
         first : bool
             Whether this is the first stage: the input is the user's and needs no gradient.
         keep : bool
@@ -123,7 +123,7 @@ class Stage(Protocol):
         """
 
     def finish(self, saved: Any, tree: Tree, outputs: list[Any]) -> None:
-        """Record the output's tensors in `saved`: backward gets their gradients."""
+        """Record the output (`tree` and its tensors) in `saved`: backward gets their gradients."""
 
     def backward(self, saved: Any, grads: list[Any] | None) -> list[Any]:
         """Compute the gradients of inputs and parameters (action B).
@@ -133,30 +133,34 @@ class Stage(Protocol):
         saved : SavedActivations
             The saved activations of the microbatch's forward.
         grads : list or None
-            Gradients of the outputs, tensors or None; None to begin at the loss.
+            Gradients of the outputs (None in it for zeros); None to begin at the loss.
 
         Returns
         -------
         list
-            Gradients of the inputs, or None, in memory that nothing else uses.
+            The gradient of each input tensor, or None where it has none, in memory that nothing
+            else uses.  Empty on the first stage.
         """
 
     def backward_input(self, saved: Any, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of the inputs, the first half of :meth:`backward` (action I)."""
+        """Compute the gradients of the inputs, the first half of backward (action I).
+
+        Parameters and result are those of :meth:`backward`.
+        """
 
     def backward_weight(self, saved: Any) -> None:
-        """Compute the gradients of the parameters, the second half (action W)."""
+        """Compute the gradients of the parameters, the second half of backward (action W)."""
 
 
 def stage_of(
     module: Any, where: str, comm: Communicator | None = None, checkpoint: bool = False
 ) -> Stage:
-    """Return the stage of a module, which may be in a :class:`~mpidist.parallel.DDP`.
+    """Return the stage that runs a module, by the module's library.
 
     Parameters
     ----------
     module : module
-        The chunk, of any library.
+        The chunk, of any library; it may be in a :class:`~mpidist.parallel.DDP`.
     where : str
         Rank and chunk, which begin error messages.
     comm : Communicator, optional

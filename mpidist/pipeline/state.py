@@ -24,7 +24,7 @@ States = list[tuple[Source, Any]]
 
 
 def random_states(module: Any = None) -> States:
-    """Return the states of the random generators of Python, numpy, PyTorch, and a module.
+    """Return the random generators of Python, numpy, PyTorch and a module, with their states.
 
     A module's own are generators of numpy that its layers have as attributes.
     """
@@ -71,7 +71,7 @@ def layers_of(module: Any) -> int | None:
 def deal(
     saved: Mapping[int, Mapping[str, Any]], layers: Sequence[int | None], rank: int
 ) -> list[Any]:
-    """Distribute saved states of stages over the present stages, which may be cut differently.
+    """Return the state of each present stage, from saved stages that may be cut differently.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def deal(
     Raises
     ------
     InvalidArgument
-        If the stages differ, and cannot be taken apart into layers.
+        If the stages differ, and the layers of one are not known or their total number differs.
     """
     before = [saved[number]["layers"] for number in range(len(saved))]
     now, then = _counted(layers), _counted(before)
@@ -129,7 +129,7 @@ def module_state(state: Any) -> Any:
 
 
 def load_stage(module: Any, state: Any) -> None:
-    """Load a state into a stage; each of the two may be wrapped in a DDP."""
+    """Load a state into a module in place; `module` may be a DDP, `state` that of a DDP."""
     if isinstance(module, DDP) and is_state(state):
         module.load_state_dict(state)
         return

@@ -19,7 +19,7 @@ from .schedules.trace import Trace, events_of, mean_costs, write
 
 @dataclass(frozen=True)
 class PipelineStats:
-    """Measurements of this rank.
+    """Measurements of a pipeline's steps on this rank; times in seconds.
 
     Attributes
     ----------
@@ -31,10 +31,10 @@ class PipelineStats:
         Mean times per step: that in which stages computed, and that from the beginning of the first
         action to the end of the last, without the time between forward() and backward().
     bubble : float
-        Share of `span` in which nothing was computed, in the last step.
+        Share of the last step's span in which this rank computed nothing.
     peak_live, predicted_live : int
-        Largest number of activations (of a chunk for a microbatch) alive in the last step, counted,
-        and as the schedule promises.
+        Largest number of saved activations (one for each microbatch and chunk) at a time in the
+        last step: as counted, and as the schedule promises.
     messages, bytes, announced : int
         Messages and bytes sent so far, and the number of headers (dtypes and shapes) among them.
     splits : tuple of bool
@@ -42,7 +42,7 @@ class PipelineStats:
     schedule : str
         Name of the schedule.
     costs : Costs or None
-        Times of all stages that ``schedule="auto"`` measured; None before, or without it.
+        Times of all stages, as ``schedule="auto"`` measured them; None before that, and for others.
     """
 
     steps: int
@@ -82,9 +82,9 @@ class LastStep(NamedTuple):
     plan : Plan
         The plan that was run.
     spans : tuple of Span
-        The actions of this rank.
+        The actions of this rank with their times; empty before the first step.
     peak, predicted : int
-        Largest number of live activations, counted and as the schedule promises.
+        Largest number of live activations: as counted, and as the schedule promises.
     step : int
         Number of the step, from 0.
     """
@@ -127,13 +127,16 @@ class StepTimes:
 
 
 def record(comm: Communicator, last: LastStep, microbatches: int, path: str | Path) -> Trace:
-    """Gather the last step of all ranks as a trace, and write it on rank 0; collective.
+    """Gather the last step of all ranks, write it on rank 0, and return it; collective.
 
-    It is returned on every rank.  All times are those of the clock of rank 0.
+    All times are by the clock of rank 0, from the beginning of the first action.
     """
     everyone = comm.allgather_object((clock_offset(comm)[0], last.spans, last.peak))
     if not all(part for _, part, _ in everyone):
-        raise InvalidArgument(f"rank {comm.rank}: trace({str(path)!r}) before the first step")
+        raise InvalidArgument(
+            f"rank {comm.rank}: trace({str(path)!r}) before the first step: expected a step(), or "
+            "a forward() and a backward(), before it"
+        )
     aligned = []
     for shift, part, _ in everyone:
         aligned.append(tuple([Span(s.action, s.begin - shift, s.end - shift) for s in part]))

@@ -28,12 +28,13 @@ def is_tensor(x: Any) -> bool:
 
 
 def flatten(value: Any, what: str = "the value") -> tuple[Tree, list[Any]]:
-    """Return the tree of a value, and its tensors in order.
+    """Return the tree of a value (its structure without tensors), and its tensors in order.
 
     Raises
     ------
     InvalidArgument
-        If the value has an object of another type in it; the message begins with `what`.
+        If the value has anything in it but tensors, numbers, strings, None, and tuples, lists and
+        dicts of these; the message begins with `what`.
     """
     if is_tensor(value):
         return TENSOR, [value]
@@ -60,7 +61,7 @@ def _tree(value: Any, tensors: list[Any], what: str) -> Tree:
 def unflatten(tree: Tree, tensors: Sequence[Any], plain: bool = True) -> Any:
     """Rebuild a value from its tree and its tensors, the results of :func:`flatten`.
 
-    If `plain` is False, numbers and strings in it are replaced by None.
+    If `plain` is False, the numbers and strings in it become None, as in a structure of gradients.
     """
     if tree == TENSOR:
         return tensors[0]
@@ -138,10 +139,10 @@ def _count(tree: Tree) -> int:
 
 
 def caller_of(function: Callable[..., Any], module: Any) -> Callable[[Any], Any]:
-    """Return a function that unpacks one value into the arguments of `function`, a forward.
+    """Return a function of one value, which calls `function`, the forward of `module`, with it.
 
-    A tuple becomes the arguments, a dict the keyword arguments.  A Sequential takes a single
-    argument: its layers pass on any value, and must do so wherever the model is cut.
+    A tuple becomes the arguments, a dict the keyword arguments.  A Sequential gets any value as
+    its single argument, so that it works alike wherever the model is cut.
     """
     return function if _takes_one(module) else partial(_spread, function)
 
@@ -164,7 +165,7 @@ TensorForm = tuple[str, tuple[int, ...], bool]
 
 
 class Metadata(NamedTuple):
-    """The description of a value without its elements, sent once for each edge between stages.
+    """The description of a value without its elements; the header of a message has it.
 
     Attributes
     ----------
@@ -173,7 +174,7 @@ class Metadata(NamedTuple):
     tensors : tuple of TensorForm
         Dtype and shape of each tensor, and whether it needs a gradient.
     rows : int
-        Number of rows of the batch in this microbatch, as the first stage counted them.
+        Number of rows of the microbatch, as the first stage counted them; 0 with gradients.
     """
 
     tree: Tree
@@ -189,7 +190,7 @@ class TensorMessage(NamedTuple):
     metadata : Metadata
         Structure, dtypes and shapes.
     arrays : sequence of ndarray
-        One flat array of host memory for each tensor.
+        One flat array for each tensor, on host memory, or on a GPU's if MPI takes its addresses.
     """
 
     metadata: Metadata
@@ -200,19 +201,19 @@ class Tensors(Protocol):
     """Conversion between the tensors of one library and the arrays of messages."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return dtype name, shape, and whether a gradient with respect to `x` is needed."""
+        """Return dtype name (marked if on a GPU), shape, and whether `x` needs a gradient."""
 
     def array(self, x: Any) -> np.ndarray:
-        """Return the elements as a flat array, which shares memory where possible."""
+        """Return the elements as a flat array to send, which shares memory where possible."""
 
     def own(self, x: Any) -> np.ndarray:
-        """Return a flat copy of the elements: a layer may reuse the memory of `x`."""
+        """Return a flat copy of the elements to send: a layer may reuse the memory of `x`."""
 
     def result(self, x: Any) -> Any:
         """Return an output of the last stage as a tensor that the user may keep."""
 
     def empty(self, dtype: str, count: int) -> np.ndarray:
-        """Return a flat array to receive into."""
+        """Return an uninitialised flat array of `count` elements, to receive into."""
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
-        """Return a tensor on the memory of a flat array."""
+        """Return a received flat array as a tensor in the shape of `form`, on the right device."""
