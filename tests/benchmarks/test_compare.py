@@ -119,8 +119,8 @@ def groups(**more):
 def test_tables():
     text = page(groups(failures=["ompi-2-apart-1: exit code 9"]), 5)
     assert "FAILED: ompi-2-apart-1: exit code 9" in text and "``mpidist run``" in text
-    assert '"64K", "100", "0.91", "", "", "2.00"' in text
-    assert '"1M", "100", "0.91", "", "", "4.00"' in text
+    assert '"64K", "100.0", "0.91", "", "", "2.00"' in text
+    assert '"1M", "100.0", "0.91", "", "", "4.00"' in text
     mean = next(line for line in text.splitlines() if "**mean from 64K**" in line)
     assert f"**{math.sqrt(8):.2f}**" in mean
     assert "goal" not in text, "the goals of developers are beside the tables of users"
