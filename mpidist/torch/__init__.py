@@ -32,10 +32,11 @@ def _register() -> None:
 
 
 def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:
-    """Return a tensor of zeros in memory that all ranks of a group reach: symmetric memory.
+    """Return a tensor of zeros in symmetric memory, which all ranks of a group share; collective.
 
-    Collectives of the group on this tensor, or on views at the same place on every rank, run in the
-    shared memory.  This call is collective: every member asks for the same size and dtype.
+    Collectives of the group on this tensor, or on views that begin at the same element of it on
+    every rank, read the other ranks' tensors directly, without copies or messages.  Every member
+    must pass the same size and dtype.
 
     Parameters
     ----------

@@ -36,10 +36,10 @@ def can_halve() -> bool:
 
 @cache
 def root_finder() -> Callable[[Any], Any]:
-    """Return a function that maps a tensor to a root, from which backward can begin later.
+    """Return a function that maps a tensor to an object from which backward can begin later.
 
-    The root is an edge of the graph, which does not keep the tensor alive, if in this PyTorch edges
-    keep the graph alive (that of a function in Python, too); otherwise it is the tensor itself.
+    That object, the root, is the tensor's GradientEdge, which lets the tensor's memory be freed.
+    In a PyTorch whose edges do not keep the graph alive it is the tensor itself.
     """
     edges = can_halve() and "ownership_token" in GradientEdge._fields
     return get_gradient_edge if edges else _itself
@@ -64,19 +64,21 @@ class Halves:
                 w0                   w1                second half:  each mul to its parameter
 
     A parameter that several such nodes lead to is in the first half: gradients that arrive at one
-    of them would pass through the other, and be counted twice.
+    of these nodes could pass through another one, and be counted twice.
 
     Parameters
     ----------
-    roots, grads : sequence of Tensor
-        Outputs, or their roots by :func:`root_finder`, and their gradients.
+    roots : sequence
+        The outputs, as tensors or as :func:`root_finder` maps them.
+    grads : sequence of Tensor
+        The gradient of each output.
     inputs : sequence of Tensor
-        Leaves whose gradients are wanted.
+        Leaves whose gradients the first half computes.
 
     Attributes
     ----------
     divisible : bool
-        Whether there are two halves; otherwise the first is all of backward.
+        Whether there are two halves; otherwise :meth:`inputs` runs all of backward.
     """
 
     def __init__(self, roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any]):
@@ -121,9 +123,9 @@ class Halves:
         self._share(border)
 
     def _share(self, border: dict[Node, list[Any]]) -> None:
-        """Divide the parameters: those behind exactly one border node go to the second half.
+        """Assign each parameter to a half: to the second if exactly one border node leads to it.
 
-        `border` maps the nodes at which the second half can begin to the parameters behind them.
+        `border` maps each node at which the second half can begin to the parameters it leads to.
         """
         counts: dict[int, int] = {}
         for parameters in border.values():
@@ -138,7 +140,7 @@ class Halves:
         self._early = list(early.values())
 
     def inputs(self) -> None:
-        """Run the first half: gradients of the inputs, and of the parameters that belong to it."""
+        """Run the first half: add the gradients of the inputs, and of this half's parameters."""
         if not self.divisible:
             torch.autograd.backward(self._roots, self._grads)
             self._roots, self._grads, self._inputs = [], [], []
@@ -163,7 +165,7 @@ class Halves:
         self._arrived[node] = grads
 
     def weights(self) -> None:
-        """Run the second half: gradients of the parameters that the first half left out."""
+        """Run the second half: add the gradients of the parameters that the first left out."""
         if not self._inputs:
             if self._roots:
                 torch.autograd.backward(self._roots, self._grads)
@@ -177,7 +179,7 @@ class Halves:
 
 
 def _sorted(roots: Iterable[Node]) -> list[Node]:
-    """Return the nodes of a graph sorted, each after the nodes that it leads to."""
+    """Return the nodes of a graph sorted, each after the nodes of its ``next_functions``."""
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]

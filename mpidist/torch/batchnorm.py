@@ -16,7 +16,8 @@ class _Normalise(torch.autograd.Function):
     """Normalisation by mean and variance over all ranks: a collective in forward and backward.
 
     Forward combines the ranks' counts, means and sums of squared deviations (Chan et al., 1979), so
-    nothing cancels.  Both collectives give the same bits on all ranks.
+    large means do not cancel digits of the variance.  Both collectives give the same bits on all
+    ranks.
     """
 
     @staticmethod
@@ -72,8 +73,9 @@ class _Normalise(torch.autograd.Function):
 class SyncBatchNorm(_BatchNorm):
     """Batch normalisation over the batches of all ranks of a communicator.
 
-    In training mean and variance are those of all ranks' batches together, which may have different
-    sizes.  In evaluation it is :class:`torch.nn.BatchNorm1d`, or 2d, 3d.
+    In training mode mean and variance are those of all ranks' batches together, which may have
+    different sizes.  In evaluation mode it normalises by the running statistics, as
+    :class:`torch.nn.BatchNorm2d` does, without communication.
 
     Parameters
     ----------
@@ -102,9 +104,10 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, comm: Communicator) -> torch.nn.Module:
-        """Return the module with every layer of batch normalisation replaced.
+        """Replace every layer of batch normalisation in a module by this class, in place.
 
-        Layers keep their parameters and buffers.  Convert before the optimizer is made.
+        Return the module, or the new layer if the module is itself such a layer.  New layers have
+        the parameters and buffers of the replaced ones.
         """
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             affine, tracks = module.affine, module.track_running_stats
@@ -146,7 +149,8 @@ class SyncBatchNorm(_BatchNorm):
             )
         if self.comm is None:
             raise InvalidArgument(
-                "SyncBatchNorm was loaded from a file, without its communicator: assign comm"
+                "SyncBatchNorm was loaded from a file or pickled, which leaves out the "
+                "communicator: set the attribute comm of the layer"
             )
         out, mean, var = _Normalise.apply(input, self.weight, self.bias, self.eps, self.comm)
         if self.running_mean is not None and self.running_var is not None:

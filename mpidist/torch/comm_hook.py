@@ -25,7 +25,7 @@ class GradBucket:
         return self._bucket.index
 
     def is_last(self) -> bool:
-        """Return whether it is the last bucket of a step."""
+        """Return whether this is the last bucket of a step."""
         return self._bucket.index == self._count - 1
 
     def buffer(self) -> torch.Tensor:
@@ -52,7 +52,8 @@ class CommHook:
     Parameters
     ----------
     state, hook
-        ``hook(state, bucket)`` returns a ``torch.futures.Future`` of the flat mean.
+        ``hook(state, bucket)`` takes a :class:`GradBucket` and returns a ``torch.futures.Future``
+        of the flat mean.
     count : callable
         ``count()`` returns the number of buckets.
     rank : int

@@ -45,7 +45,7 @@ def stream_of(x: Any) -> int:
 
 
 def tensor_on(array: Any, x: Any) -> Any:
-    """Return a tensor of the dtype of `x` on the memory of `array`, another library's bytes."""
+    """Return a tensor with the dtype of `x` on the memory of `array`, bytes of another library."""
     return torch.from_dlpack(array).view(x.dtype)
 
 
@@ -87,7 +87,10 @@ class Torch:
         return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
     def why_not(self, module: Any) -> str:
-        """Return why a module cannot be wrapped (TorchScript ignores hooks); empty if it can."""
+        """Return why a module cannot be wrapped, "" if it can.
+
+        TorchScript ignores hooks, and a torch.nn.SyncBatchNorm needs torch.distributed.
+        """
         for name, m in module.named_modules():
             if isinstance(m, torch.nn.SyncBatchNorm) and not _distributed():
                 return (
@@ -113,7 +116,7 @@ class Torch:
         sparse.average(comm, parameters, zeros)
 
     def without_shape(self, module: Any) -> list[str]:
-        """Return the names of parameters and buffers that a lazy module makes at its first call."""
+        """Return the names of a lazy module's parameters and buffers that have no shape yet."""
         every = [*module.named_parameters(), *module.named_buffers()]
         return [name for name, x in every if torch.nn.parameter.is_lazy(x)]
 
@@ -122,7 +125,7 @@ class Torch:
         return [place for m in module.modules() for place in (m._parameters, m._modules)]
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """Return names and buffers: tensors on a GPU as they are, else NumPy arrays."""
+        """Return (name, buffer) pairs: tensors if on a GPU, else NumPy arrays on their memory."""
         return [(name, _array(b)) for name, b in module.named_buffers() if b is not None]
 
     def as_array(self, x: Any) -> np.ndarray:
@@ -138,7 +141,7 @@ class Torch:
         return _array(p)
 
     def kind(self, p: Any) -> Hashable:
-        """Return dtype and type of device; not a GPU's number, which differs between ranks."""
+        """Return dtype and type of device, without a GPU's number, which differs between ranks."""
         return f"{p.dtype} on {p.device.type}" if is_there(p) else str(p.dtype)
 
     def zeros(self, p: Any, count: int) -> Any:
@@ -152,7 +155,7 @@ class Torch:
         return _tensor(flat, p.dtype)[start : start + p.numel()].view(p.shape)
 
     def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Return a :class:`torch.nn.Parameter` on a slice of the two flat arrays."""
+        """Return a Parameter with the elements `start` to `stop` of `flat`, and of `gradient`."""
         if isinstance(flat, torch.Tensor):
             dtype = flat.dtype
         elif flat.dtype.name == "bfloat16":
@@ -172,7 +175,7 @@ class Torch:
         return tensor_on(array, p)
 
     def place(self, value: Any, p: Any) -> Any:
-        """Return `value`, an array of a loaded state, on the GPU if `p` is on one."""
+        """Return `value`, a tensor of a loaded state, on the device of `p`."""
         return value.to(p.device)
 
     def copy(self, view: Any, gradient: Any) -> None:
@@ -187,15 +190,18 @@ class Torch:
         p.grad.zero_()
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Call `act` after each addition to the gradient of `p`; return a function to end it."""
+        """Call `act` after each addition to the gradient of `p`; return a function to stop that."""
         return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Call `act` before each forward of `module`; return the function to end that."""
+        """Call `act` before each forward of `module`; return a function to stop that."""
         return module.register_forward_pre_hook(partial(_ignoring, act)).remove
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Call `act` before each step of any PyTorch optimizer; return the function to end that."""
+        """Call `act` with the parameters before a step of any optimizer; return how to stop it.
+
+        It is a hook on all optimizers of PyTorch; the returned function removes it.
+        """
         return register_optimizer_step_pre_hook(partial(_with_parameters, act)).remove
 
     def is_elementwise(self, optimizer: Any) -> bool:
@@ -203,11 +209,11 @@ class Torch:
         return optimizer in [getattr(torch.optim, name) for name in ELEMENTWISE]
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Return the dict in which the optimizer itself holds its state of a parameter."""
+        """Return the dict in which the optimizer holds a parameter's state, not a copy of it."""
         return optimizer.state[p]
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
-        """Replace the parameters of each group, which keeps its options."""
+        """Replace the parameters of each group, whose options stay; clear the optimizer's state."""
         for group, parameters in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = list(parameters)
         optimizer.state.clear()
@@ -218,10 +224,7 @@ def _distributed() -> bool:
 
 
 def _ignoring(act: Callable[[], object], *_: Any) -> None:
-    """Call `act` without the arguments of the hook that this function serves as.
-
-    None is returned, which changes nothing.
-    """
+    """Call `act` without the hook's arguments; return None, by which a hook changes nothing."""
     act()
 
 

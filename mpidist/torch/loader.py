@@ -13,9 +13,17 @@ from ..errors import Unsupported
 
 
 class Loader:
-    """One rank's batches of a loader; an iteration is one epoch, or the rest of it.
+    """One rank's batches of a loader; an iteration is one epoch, or the rest of a resumed one.
 
-    The position counts batches that were yielded, not samples that workers have fetched ahead.
+    The position in the epoch counts the samples in yielded batches, on all ranks, and not those
+    that workers have fetched ahead.
+
+    Parameters
+    ----------
+    loader : DataLoader
+        The loader, whose options are kept.
+    order : Order
+        This rank's sampler.
     """
 
     def __init__(self, loader: DataLoader, order: Order):
@@ -63,10 +71,13 @@ def shard_loader(
 ) -> Loader | None:
     """Return this rank's part of a loader; None if `data` is not a loader with a length.
 
+    The other arguments are those of :func:`mpidist.data.shard`.
+
     Raises
     ------
     Unsupported
-        If the loader has a sampler or a batch sampler of the user, which cannot be divided.
+        If the loader has a sampler or batch sampler that cannot be divided: the user's own, or one
+        that does not take each sample once.
     """
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
         return None

@@ -25,7 +25,8 @@ class Known:
     function : callable
         The loss function; it returns sums if `sums` is true.
     count : callable
-        ``count(target)`` returns the divisor of the mean; None if that is the number of rows.
+        ``count(target)`` returns the divisor of the mean, the number of targets that are not
+        ignored or the sum of their weights; None if it is the number of rows.
     sums : bool
         Whether `function` returns sums, not means.
     """

@@ -92,7 +92,7 @@ class HostArrays:
         return found
 
     def forget(self) -> None:
-        """Forget all arrays: when symmetric memory comes or goes, addresses change their owner."""
+        """Forget all arrays: called when symmetric memory is allocated or freed at any address."""
         self._kept.clear()
 
 
@@ -105,8 +105,8 @@ _UNUSED = (lambda pool: sys.getrefcount(pool[0]))(
 def _uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method marked so that torch.compile skips it and all that it calls.
 
-    C++ may call it.  As ``torch.compiler.disable`` does, without a wrapper, and without importing
-    the compiler.
+    Unlike ``torch.compiler.disable``, this makes no wrapper around the method, which C++ may call,
+    and does not import the compiler.
     """
     if CAN_SKIP:
         strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -291,7 +291,10 @@ class _Queued(_Work):
 
     @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end of the operation; messages of this thread make progress meanwhile."""
+        """Wait for the end of the operation; messages of this thread make progress meanwhile.
+
+        A `timeout` of 0 waits as long as the operation's own deadline allows.
+        """
         seconds = timeout.total_seconds()
         if not self._group.await_event(self._event, seconds if seconds > 0 else None):
             raise dist.DistBackendError(
@@ -310,7 +313,7 @@ class _Message(_Work):
 
     @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the message has been sent or received."""
+        """Wait until the message has been sent or received; a `timeout` of 0 is the group's."""
         if not self._ended:
             seconds = timeout.total_seconds()
             seconds = seconds if seconds > 0 else UNSET
@@ -341,7 +344,7 @@ class _Message(_Work):
 
     @_uncompiled
     def get_future(self) -> Any:
-        """Return a completed future of the tensors; this call waits for the message."""
+        """Wait for the message, then return a completed future of the tensors."""
         try:
             self.wait()
         except Exception:
@@ -366,10 +369,9 @@ _MADE: dict[tuple[int, ...], int] = {}  # groups, by their members
 
 
 def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
-    """Free the communicators of destroyed groups, given that `members` have met; collective.
+    """Free the communicators of destroyed groups; collective over `members`, ranks of `comm`.
 
-    Only groups whose ranks are all in `members` are freed: a communicator is kept until each of its
-    ranks has destroyed the group.
+    Only groups are freed whose ranks are all in `members` and have all destroyed the group.
     """
     mine = [key for key, (own, _) in _RETIRED.items() if own.broken is None]
     every = dict(zip(members, comm.allgather_object(mine)))
@@ -398,8 +400,11 @@ class ProcessGroup(dist.ProcessGroup):
 
     Attributes
     ----------
+    comm, messages : Communicator
+        The communicator of the collectives, and another one for sends and receives.
     key : tuple or None
-        The members, as ranks of the world, and how often they had made a group before.
+        The members, as ranks of the world, and the number of this group among those that they made,
+        from 1; None for a group of :meth:`split_group`.
     """
 
     def __init__(self, comm: Communicator, name: str, timeout: timedelta, store: Any):
@@ -488,10 +493,10 @@ class ProcessGroup(dist.ProcessGroup):
         return self._sequence
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: all members count from 0."""
+        """Do nothing: all members number their operations from 1."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the deadline of each operation."""
+        """Set the deadline of each operation that has no timeout of its own."""
         seconds = timeout.total_seconds()
         self._seconds = seconds if 0 < seconds < _FOREVER else None
         self.options._timeout = timeout
@@ -508,7 +513,10 @@ class ProcessGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """Return a new group of `new_ranks`, which alone must call this; None on other ranks."""
+        """Return a new group of `new_ranks`, ranks of this group; None on other ranks.
+
+        Only `new_ranks` have to call it, all of them.
+        """
         if self._rank not in new_ranks:
             return None
         name = group_name or f"{self._name}:{','.join(map(str, new_ranks))}"
@@ -525,7 +533,8 @@ class ProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """End the group's thread, once it has run the queued operations.
 
-        The communicators are freed by the next group that all members make: this is not collective.
+        As this call is not collective, the communicators are freed later: when the members make
+        another group together.
         """
         if self._queue is not None:
             self._queue.put(None)
@@ -543,7 +552,8 @@ class ProcessGroup(dist.ProcessGroup):
     def translated(self, error: MpidistError, what: str, seconds: Any = UNSET) -> BaseException:
         """Return torch.distributed's exception for a communication error of mpidist.
 
-        Other errors are returned as they are.  `what` describes the operation.
+        Other errors are returned as they are.  `what` describes the operation in the message, and
+        `seconds` was its deadline, by default the group's.
         """
         if not isinstance(error, CommunicationError):
             return error
@@ -559,10 +569,10 @@ class ProcessGroup(dist.ProcessGroup):
         return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
 
     def _run(self, name: str, act: Act, outputs: Sequence[Tensor], opts: Any) -> Any:
-        """Run an operation and return its Work.
+        """Run an operation, the function `act`, and return its Work.
 
-        A blocking one runs in this thread, others in the group's.  A blocking one is queued there
-        too while others are, to keep the order.
+        A blocking operation runs in the calling thread, one with ``async_op=True`` in the group's.
+        While operations are queued for the group's thread, blocking ones are queued behind them.
         """
         self._sequence += 1
         if self._sequence == 1:
@@ -583,15 +593,16 @@ class ProcessGroup(dist.ProcessGroup):
         return work
 
     def _check_alone(self) -> None:
-        """Raise if other backends were named with this one: PyTorch makes none of these.
+        """Raise InvalidArgument if the group was made with other backends too, "cpu:mpidist,…".
 
-        It knows only once the group is complete, so this is for the first operation.
+        PyTorch would ignore these.  Their names are known only when the group is complete, so this
+        is called at the first operation.
         """
         named = c10d._world.pg_backend_config.get(self, ALONE)
         if named != ALONE:
             raise InvalidArgument(
                 f"rank {self._rank}: group {self._name!r} was made with backend {named!r}: "
-                f"expected 'mpidist', which serves the CPU alone{BESIDE}"
+                f"expected 'mpidist', which serves tensors of the CPU only{BESIDE}"
             )
 
     def _attempt(self, name: str, act: Act, seconds: float | None) -> BaseException | None:
@@ -712,12 +723,14 @@ class ProcessGroup(dist.ProcessGroup):
     def _allreduce_sparse(self, x: Tensor, opts: Any) -> None:
         """Sum a sparse tensor over all ranks, in place; equal indices are added up."""
         if getattr(opts.reduceOp, "op", opts.reduceOp) != _Kind.SUM:
-            raise InvalidArgument(f"rank {self._rank}: sparse tensors are combined by SUM only")
+            raise InvalidArgument(
+                f"rank {self._rank}: all_reduce of a sparse tensor: expected the operation SUM"
+            )
         x.copy_(add_up(self.comm, x.detach().coalesce()))
 
     @_uncompiled
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
-        """Combine several tensors of all ranks in place; one call serves all of one dtype."""
+        """Combine several tensors of all ranks in place, by one allreduce for each dtype."""
         opts = _options(c10d.AllreduceCoalescedOptions, None, opts)
         kinds: dict[torch.dtype, list[Tensor]] = {}
         for x in tensors:
@@ -817,7 +830,7 @@ class ProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
-        """Perform several :meth:`all_gather_single`."""
+        """Perform several :meth:`all_gather_single` as one operation."""
         opts = _options(c10d.AllgatherOptions, None, opts)
         acts = list(map(self._gathering, outputs, inputs))
         return self._run("all_gather_coalesced", _each(acts), outputs, opts)
@@ -826,7 +839,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
-        """Send several tensors of each rank to all: ``outputs[rank][k]`` is the rank's k-th."""
+        """Send several tensors of each rank to all: ``outputs[r][k]`` is the k-th of rank r."""
         opts = _options(c10d.AllgatherOptions, None, opts)
         self._check_length("all_gather_coalesced: output", outputs)
         for k, x in enumerate(inputs):
@@ -895,7 +908,7 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
-        """Combine the ranks' lists of tensors; rank r gets the r-th.
+        """Combine the ranks' lists of tensors elementwise; rank r gets the r-th result.
 
         The tensors of a list may differ in length.
         """
@@ -908,7 +921,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
-        """Combine one tensor of each rank; rank r gets the r-th of equal parts."""
+        """Combine one tensor of each rank elementwise; rank r gets the r-th of equal parts."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
         self._check("reduce_scatter_tensor: input", input, "output", output, self._size)
         act = self._reducing(output, input, opts)
@@ -939,7 +952,7 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
-        """Perform several :meth:`reduce_scatter_single`."""
+        """Perform several :meth:`reduce_scatter_single` as one operation."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
         for out, x in zip(outputs, inputs):
             self._check("reduce_scatter_tensor: input", x, "output", out, self._size)
@@ -1103,9 +1116,10 @@ class ProcessGroup(dist.ProcessGroup):
         return torch.device(device).type == "cpu" and self.comm.topology.num_nodes == 1
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a flat tensor of `size` elements in symmetric memory, for FSDP2; collective.
+        """Return a flat tensor of `size` elements, for FSDP2; collective.
 
-        Memory of earlier tensors is reused once these are gone on all ranks.
+        It is in symmetric memory, which is used again once a tensor is freed on all ranks.  With
+        too many tensors of one size in use, it is an ordinary tensor.
         """
         pool = self._buffers.setdefault((size, dtype), [])
         idle = [k for k in range(len(pool)) if sys.getrefcount(pool[k]) == _UNUSED]
@@ -1140,9 +1154,10 @@ class ProcessGroup(dist.ProcessGroup):
             )
 
     def _check(self, what: str, x: Tensor, name: str, like: Tensor, times: int | None = 1) -> None:
-        """Check that a tensor has the dtype of the argument `name`, which is `like`.
+        """Raise InvalidArgument unless `x` has the dtype of `like`, and `times` as many elements.
 
-        And `times` as many elements, unless that is None.
+        The number of elements is not checked if `times` is None.  `what` and `name` are the names
+        of `x` and `like` in the message.
         """
         if x.dtype is not like.dtype:
             raise InvalidArgument(
@@ -1159,9 +1174,10 @@ class ProcessGroup(dist.ProcessGroup):
     def _check_list(
         self, what: str, given: Sequence[Tensor], name: str, like: Tensor, uneven: bool = True
     ) -> None:
-        """Check a list of a tensor for each member: they have the dtype of the argument `name`.
+        """Raise InvalidArgument unless a list has one tensor for each member, alike to `like`.
 
-        And as many elements; if `uneven`, only this rank's need to.
+        Each must have the dtype and number of elements of `like`; if `uneven`, only this rank's
+        needs this number.  `what` and `name` are the names of the list and of `like`.
         """
         self._check_length(what, given)
         for k, x in enumerate(given):
@@ -1207,7 +1223,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _list(x: Any) -> Sequence[Tensor]:
-    """Return the tensors of a call as a list: c10d passes a list, or a single tensor."""
+    """Return the one tensor of a call in a list: c10d passes such a list, or the tensor."""
     tensors = [x] if isinstance(x, Tensor) else x
     if len(tensors) != 1:
         raise InvalidArgument(f"{len(tensors)} tensors: a process group takes one per call")
@@ -1254,6 +1270,8 @@ def create(opts: Any, _: Any = None) -> ProcessGroup:
     ------
     InvalidArgument
         If rank or size are not those of MPI.
+    DistBackendError
+        If communication fails, such as when a member has not called it at the timeout.
     """
     timeout = opts.timeout
     seconds = timeout.total_seconds()
@@ -1263,7 +1281,7 @@ def create(opts: Any, _: Any = None) -> ProcessGroup:
         raise InvalidArgument(
             f"rank {world.rank}: init_process_group: rank={opts.group_rank}, "
             f"world_size={opts.group_size}, but MPI says rank {world.rank} of {world.size}: start "
-            "the processes by mpidist run, mpirun or srun, which torchrun does not"
+            "the processes by mpidist run, mpirun or srun, not by torchrun"
         )
     name, members = str(opts.group_id), tuple(ranks or range(world.size))
     detail = dist.get_debug_level() == dist.DebugLevel.DETAIL

@@ -52,7 +52,7 @@ def root(timeout: float | None = None) -> Communicator:
     Parameters
     ----------
     timeout : float, optional
-        Deadline of the returned communicator in seconds, also for creating it.
+        Deadline in seconds of the returned communicator, and of creating it in the first call.
     """
     global _root
     if _root is None or _root.freed:
@@ -72,9 +72,10 @@ def root(timeout: float | None = None) -> Communicator:
 
 
 def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield store, rank and size of a new process group, from MPI, for URLs of ``mpidist://``.
+    """Yield once: the store, and MPI's rank and size, of a new process group; collective.
 
-    It is a rendezvous handler, as torch.distributed calls it.
+    It is torch.distributed's rendezvous handler of ``mpidist://``; `url` may have rank and
+    world_size.
 
     Raises
     ------
@@ -101,7 +102,10 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
 
 
 def _tell_address(comm: Communicator) -> None:
-    """Set RANK, WORLD_SIZE, MASTER_ADDR and the like where missing, as some libraries need them."""
+    """Set the variables of torchrun that are missing, as some libraries need them; collective.
+
+    These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """
     global _address
     if _address is None:
         with socket.socket() as free:
@@ -121,7 +125,7 @@ def _tell_address(comm: Communicator) -> None:
 
 
 def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler of ``env://`` that uses MPI if MASTER_ADDR is not set, else `before`."""
+    """Return a handler of ``env://``: MPI's if the user has not set MASTER_ADDR, else `before`."""
 
     def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         given = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")

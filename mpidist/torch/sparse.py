@@ -22,9 +22,10 @@ def add_up(comm: Communicator, x: torch.Tensor, counts: Sequence[int] | None = N
     comm : Communicator
         The ranks.
     x : torch.Tensor
-        This rank's coalesced tensor; number of sparse dimensions and dtype are those of all ranks.
+        This rank's coalesced tensor, with the same shape, number of sparse dimensions and dtype on
+        all ranks.
     counts : sequence of int, optional
-        Number of elements (rows) on each rank; by default the ranks tell each other.
+        Number of stored elements (rows) on each rank; by default the ranks exchange it.
     """
     indices, values = x.indices().t().contiguous(), x.values().contiguous()
     if counts is None:
@@ -49,7 +50,7 @@ def _gathered(comm: Communicator, rows: torch.Tensor, counts: Sequence[int]) -> 
 
 
 def _bytes(x: torch.Tensor) -> Any:
-    """Return an array of the bytes of a contiguous tensor; on a GPU, a tensor of them."""
+    """Return the memory of a contiguous tensor as bytes: an array, or a tensor on a GPU."""
     flat = x.detach().reshape(-1).view(torch.uint8)
     return flat if flat.is_cuda else tensors.as_array(flat)
 
@@ -80,7 +81,10 @@ def average(comm: Communicator, parameters: Sequence[Any], zeros: bool) -> None:
 
 
 def _rows(gradient: Any) -> int:
-    """Return the number of rows that a row-sparse gradient holds; else DENSE, or NONE for None."""
+    """Return the number of rows that a gradient stores; NONE for None, DENSE for other forms.
+
+    Rows are stored by a sparse tensor with one sparse dimension.
+    """
     if gradient is None:
         return NONE
     if not gradient.is_sparse or gradient.sparse_dim() != 1:

@@ -37,8 +37,8 @@ def separate(given: Sequence[Any]) -> list[Any]:
     """Return tensors on the memory of the given ones, but with version counters of their own.
 
     All views of a batch share one version counter: a microbatch that is changed in place would
-    invalidate what autograd saved of the others.  Tensors that have a graph, or share memory, are
-    returned as they are.
+    invalidate what autograd saved of the others.  Tensors that require a gradient are returned as
+    they are, and so are all if some share memory.
     """
     simple = [x.layout == torch.strided and not x.is_inference() for x in given]
     if not all(simple) or len({x.untyped_storage().data_ptr() for x in given}) < len(given):
@@ -47,9 +47,9 @@ def separate(given: Sequence[Any]) -> list[Any]:
 
 
 def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
-    """Mark the `given` tensors as changed in place where their copies by :func:`separate` were.
+    """Mark each of the `given` tensors as changed if its twin in `own` was changed in place.
 
-    Their version counters are incremented.
+    `own` is the result of :func:`separate`.  The version counters of `given` are incremented.
     """
     for x, y in zip(given, own):
         if x is not y and y._version:
@@ -60,7 +60,7 @@ class TorchTensors(DevicePlace):
     """Conversion of PyTorch's tensors to and from messages; see :class:`~.values.Tensors`."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return the facts that a receiver needs of a tensor: dtype, shape, ``requires_grad``."""
+        """Return what the receiver of a tensor needs: dtype and place, shape, ``requires_grad``."""
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
@@ -98,7 +98,7 @@ class TorchTensors(DevicePlace):
         return np.empty(count, known)
 
     def tensor(self, array: np.ndarray, form: TensorForm) -> Any:
-        """Return a tensor on a received array, in the shape and ``requires_grad`` of `form`."""
+        """Return a tensor on a received array, with dtype, shape and requires_grad of `form`."""
         dtype, shape, wants = form
         name, on_gpu = self.place(dtype)
         if on_gpu:
@@ -115,16 +115,17 @@ class TorchTensors(DevicePlace):
 
 
 class TorchSaved(SavedActivations):
-    """Saved activations in PyTorch: the graph, by the nodes where its backward begins.
+    """Saved activations in PyTorch: autograd's graph, held by the nodes where backward begins.
 
     Attributes
     ----------
     roots : list
-        Where backward begins: at the outputs that require a gradient, or at the loss.
+        Where backward begins: for each output, or for the loss, as
+        :func:`mpidist.torch.backward.root_finder` maps it; None if it requires no gradient.
     loss : tuple or None
         Shape, dtype and device of the loss.
     halves : Halves or None
-        The second half of a backward whose first half is done.
+        A backward whose first half is done, and whose second half is not.
     """
 
     __slots__ = ("roots", "loss", "halves")
@@ -137,7 +138,17 @@ class TorchSaved(SavedActivations):
 
 
 class TorchStage:
-    """A chunk of the model in PyTorch (see :class:`~mpidist.pipeline.stage.Stage`)."""
+    """A chunk of the model in PyTorch (see :class:`~mpidist.pipeline.stage.Stage`).
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The chunk.
+    caller : object
+        What is called in forward: the module, or the DDP that wraps it.
+    checkpoint : bool
+        Whether only a forward's input is kept, from which backward computes it again.
+    """
 
     def __init__(self, module: Any, caller: Any, checkpoint: bool = False):
         self.module, self._call = module, caller_of(caller, module)
@@ -165,7 +176,7 @@ class TorchStage:
         keep: bool,
         loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, TorchSaved | None]:
-        """Return the module's output, or the loss, and with `keep` the saved activations."""
+        """Return the module's output, or the loss; and the saved activations if `keep`, or None."""
         if not keep:
             with torch.no_grad():
                 return self._call(unflatten(tree, tensors)), None
@@ -183,7 +194,10 @@ class TorchStage:
     def _run(
         self, call: Call, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
     ) -> Any:
-        """Return the module's output, or the loss; layers may change their inputs in place."""
+        """Return the module's output, or with `loss` the loss, a tensor.
+
+        The module gets other tensors on the memory of `tensors`, which layers may change in place.
+        """
         own = separate(tensors) if first else [_opened(x) for x in tensors]
         try:
             output = call(unflatten(tree, own))
@@ -203,7 +217,10 @@ class TorchStage:
     def _checkpointed(
         self, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
     ) -> Any:
-        """Run forward and keep only its input, from which backward computes it again."""
+        """Return the output, or the loss, of a forward of which autograd keeps only the input.
+
+        Backward computes that forward again.
+        """
         buffers, states, runs = self._buffers_now(), random_states(self.module), 0
 
         def run(*_: Any) -> Any:

@@ -22,7 +22,7 @@ _POLL_SECONDS = (2e-4, 2e-2)  # between polls: at first, and after a long time w
 
 
 class MpiStore(dist.Store):
-    """A store whose keys are on rank 0 of a communicator.
+    """A key-value store of torch.distributed whose keys are on rank 0 of a communicator.
 
     Parameters
     ----------
@@ -59,13 +59,13 @@ class MpiStore(dist.Store):
         return self._ask("add", key, int(amount))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append `value` to the value of a key."""
+        """Append `value` to the value of a key, at first empty."""
         self._ask("append", key, _as_bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a key whose value is `expected` (if empty, also a missing key); return its value.
+        """Set a key to `desired` if its value is `expected`; return the value that it then has.
 
-        The value of a key that does not exist is `expected`.
+        If `expected` is empty, a missing key is set, too; otherwise `expected` is returned for it.
         """
         return self._ask("compare_set", key, _as_bytes(expected), _as_bytes(desired))
 

@@ -26,8 +26,8 @@ MEANINGS: dict[str, Any] = {
     "broadcast_buffers": {True: {"buffers": "broadcast"}, False: {"buffers": "keep"}},
     "forward_sync_buffers": {True: {"buffers": "broadcast"}, False: {"buffers": "keep"}},
     "gradient_as_bucket_view": {True: {}},
-    "process_group": "the ranks are comm",
-    "device_mesh": "the ranks are comm",
+    "process_group": "the ranks are those of the argument comm",
+    "device_mesh": "the ranks are those of the argument comm",
     "device_ids": "parameters stay where they are: move the module before wrapping it",
     "output_device": "outputs stay where they are",
     "mixed_precision": "use torch.autocast",
@@ -49,12 +49,12 @@ class Wrapper(torch.nn.Module):
 
     The gradients are averaged in a callback of the autograd engine, at the end of a backward pass::
 
-        forward   a hook on each output
-        backward  the first of these hooks, or of those of the parameters, queues the callback
-        its end   the callback averages, if the pass has added to a gradient
+        forward          registers a hook on each output
+        backward         the first hook to run, of an output or of a parameter, queues the callback
+        end of backward  the callback averages, if the pass has added to a gradient
 
-    The hooks on outputs are for reentrant checkpoints, each of which has a backward pass of its own
-    inside of the whole one: the callback belongs to the pass in which it is queued.
+    The hooks on outputs are for reentrant checkpoints.  Each of these has a backward pass of its
+    own inside the whole one, and a callback runs at the end of the pass in which it was queued.
     """
 
     if TYPE_CHECKING:  # of DDP
@@ -66,7 +66,10 @@ class Wrapper(torch.nn.Module):
         def _end_backward(self) -> None: ...
 
     def watch(self) -> Remove:
-        """Register hooks that average gradients after each backward pass, unless sync="manual"."""
+        """Register hooks that average gradients after each backward pass, unless sync="manual".
+
+        Return a function that removes the hook on the module.
+        """
         self.reducer.on_backward = WeakHook(self._begin_backward)
         hook = partial(_with_output, WeakHook(self._watch_output))
         return self.module.register_forward_hook(hook).remove
@@ -88,9 +91,9 @@ class Wrapper(torch.nn.Module):
             Variable._execution_engine.queue_callback(self._at_end)
 
     def _at_end(self) -> None:
-        """Average the gradients, at the end of a backward pass that has added to any.
+        """Average the gradients at the end of a backward pass, if it has added to a gradient.
 
-        ``torch.autograd.grad`` adds to none.
+        ``torch.autograd.grad`` does not: it returns gradients.
         """
         self.reducer.queued = False
         if self.reducer.touched.any():
@@ -134,7 +137,10 @@ class Wrapper(torch.nn.Module):
     def load_module_state(
         self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load the state of a module, of this wrapper, or of ``DistributedDataParallel``."""
+        """Load the state of a module, of this wrapper, or of ``DistributedDataParallel``.
+
+        Return the result of the module's ``load_state_dict``.  With `assign` raise InvalidArgument.
+        """
         if assign:
             raise InvalidArgument(
                 f"rank {self._rank}: load_state_dict(assign=True) replaces the parameters that "
@@ -161,7 +167,7 @@ class Wrapper(torch.nn.Module):
         Raises
         ------
         InvalidArgument
-            If there is none of this name or value, or it contradicts another option.
+            If a name or value is unknown, or contradicts one of `options`.
         """
         for name, value in others.items():
             if name not in MEANINGS:
