@@ -23,7 +23,7 @@ class Arrays:
     """
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        """Return names (or numbers) and parameters of a module, each parameter once."""
+        """Return (name, parameter) for each parameter, once; without names their numbers."""
         names: Callable[[], Any] | None = getattr(module, "named_parameters", None)
         once: dict[int, tuple[str, Any]] = {}
         for name, p in enumerate(module.parameters()) if names is None else names():
@@ -46,11 +46,11 @@ class Arrays:
         return []
 
     def registries(self, module: Any) -> list[Any]:
-        """Return an empty list: such a module keeps no dicts of its parameters."""
+        """Return an empty list: these modules keep no dicts of their parameters."""
         return []
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """Return the result of ``named_buffers()``, or an empty list."""
+        """Return the module's ``named_buffers()``; an empty list if it has no such method."""
         names: Callable[[], Any] | None = getattr(module, "named_buffers", None)
         return [] if names is None else list(names())
 
@@ -67,7 +67,7 @@ class Arrays:
         return p.data
 
     def kind(self, p: Any) -> Hashable:
-        """Return the key of buckets: the name of the array library, and the dtype."""
+        """Return the key that all parameters of a bucket share: array library and dtype."""
         return type(p.data).__module__, str(p.data.dtype)
 
     def zeros(self, p: Any, count: int) -> Any:
@@ -79,19 +79,19 @@ class Arrays:
         return flat[start : start + math.prod(p.data.shape)].reshape(p.data.shape)
 
     def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Return a :class:`mpidist.nn.Parameter` on a slice of the two flat arrays."""
+        """Return a Parameter with the elements `start` to `stop` of `flat`, and of `gradient`."""
         return Parameter(flat[start:stop], gradient[start:stop])
 
     def stream(self, p: Any) -> int | None:
-        """Return cupy's current stream; None for numpy."""
+        """Return the handle of the current GPU stream if `p` is on a GPU; None for numpy."""
         return find_device().current_stream() if is_on_device(p.data) else None
 
     def from_device(self, array: Any, p: Any) -> Any:
-        """Return an array of bytes on a GPU, viewed with the dtype of `p`."""
+        """Return a view of `array`, bytes on a GPU, with the dtype of `p`."""
         return array.view(p.data.dtype)
 
     def place(self, value: Any, p: Any) -> Any:
-        """Return `value`, an array of a loaded state, on the GPU if `p` is on one."""
+        """Return `value`, an array of a loaded state, copied to the GPU if `p` is on it."""
         if not is_on_device(p.data) or is_on_device(value):
             return value
         copy = find_device().empty(value.shape, value.dtype)
@@ -107,9 +107,9 @@ class Arrays:
         p.grad[...] = 0
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback on a :class:`mpidist.nn.Parameter`; None for other parameters.
+        """Call `act` after each addition to the gradient of a :class:`mpidist.nn.Parameter`.
 
-        Returns the function that removes it.
+        Return the function that removes this callback; None for another kind of parameter.
         """
         hooks = getattr(p, "hooks", None)
         if hooks is None:
@@ -122,11 +122,14 @@ class Arrays:
         return remove
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Return None: the module is called through its DDP."""
+        """Register nothing, and return None: the forward of the DDP calls `act`."""
         return None
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Register a callback before each step of the optimizers of :mod:`mpidist.nn`."""
+        """Call ``act(parameters)`` before each step of an optimizer of :mod:`mpidist.nn`.
+
+        Return the function that removes this callback.
+        """
         return before_steps(act)
 
     def is_elementwise(self, optimizer: Any) -> bool:
@@ -138,7 +141,7 @@ class Arrays:
         return optimizer.state_of(p)
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
-        """Replace the optimizer's parameters by those of the first, only group."""
+        """Replace the optimizer's parameters by ``groups[0]``, the only group; clear its state."""
         optimizer.parameters = list(groups[0])
         optimizer.state.clear()
 

@@ -23,7 +23,7 @@ def digest(array: Any) -> int:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Return the name under which :func:`find_dtype` finds a dtype."""
+    """Return a name of a dtype, from which :func:`find_dtype` returns the dtype again."""
     return dtype.str if is_numpys(dtype) else dtype.name
 
 
@@ -56,16 +56,16 @@ def nothing(*_: Any) -> None:
 
 
 class WeakHook:
-    """A callback that calls a method while its object is alive, and does not keep it alive.
+    """A callback that calls a method as long as the method's object is alive, by a weak reference.
 
-    A hook that is copied or pickled with its module does nothing: the copy is not wrapped.
+    A copied or unpickled callback does nothing: a copy of a module has no DDP.
     """
 
     def __init__(self, method: Callable[..., object]):
         self._reference = WeakMethod(method)
 
     def __call__(self, *arguments: Any) -> None:
-        """Call the method if its object is alive."""
+        """Call the method with the arguments if its object is alive; otherwise do nothing."""
         method = self._reference()
         if method is not None:
             method(*arguments)
@@ -108,114 +108,125 @@ Remove = Callable[[], object]
 
 
 class Framework(Protocol):
-    """Adapter of one library: its parameters, gradients, hooks and optimizers.
+    """Adapter for one library, such as PyTorch: its parameters, gradients, hooks and optimizers.
 
-    Every library's parameters have ``data`` and ``grad``; the rest differs, and is here.
+    Parameters of every library have ``data`` and ``grad``.  What differs between libraries is here.
+    In these methods `p` is a parameter.
     """
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        """Return names and trainable parameters of a module, each parameter once."""
+        """Return (name, parameter) for each trainable parameter of a module, each one once."""
 
     def why_not(self, module: Any) -> str:
         """Return why a module cannot be wrapped; an empty string if it can."""
 
     def sparse(self, module: Any) -> list[str]:
-        """Return the names of trainable parameters whose gradients have only the rows in use."""
+        """Return the names of trainable parameters whose gradients are sparse tensors."""
 
     def average_sparse(self, comm: Any, parameters: Sequence[Any], zeros: bool) -> None:
         """Replace sparse gradients of parameters by their means over the ranks; collective.
 
-        One that is None on all ranks stays None unless `zeros`.
+        A gradient that is None on all ranks stays None, or becomes zero if `zeros`.
         """
 
     def without_shape(self, module: Any) -> list[str]:
-        """Return the names of parameters and buffers that have no shape yet."""
+        """Return the names of parameters and buffers whose shape the first forward determines."""
 
     def registries(self, module: Any) -> list[Any]:
         """Return the dicts in which a module registers its parameters and submodules.
 
-        Empty for a library that has none.
+        The list is empty for a library without such dicts.
         """
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """Return names and arrays of the module's buffers; the arrays share memory with them."""
+        """Return (name, array) for each buffer of a module; the array shares the memory."""
 
     def as_array(self, x: Any) -> np.ndarray:
-        """Return a numpy array on the host memory of `x`."""
+        """Return a numpy array on the memory of `x`, an array of this library on the host."""
 
     def from_array(self, array: np.ndarray) -> Any:
         """Return an array of this library on the memory of a numpy array."""
 
     def values(self, p: Any) -> Any:
-        """Return an array on the memory of a parameter, which a communicator can send."""
+        """Return an array on the memory of a parameter's values, as a communicator takes it."""
 
     def kind(self, p: Any) -> Hashable:
         """Return a key of dtype and device; only parameters with equal keys share a bucket."""
 
     def zeros(self, p: Any, count: int) -> Any:
-        """Return a flat array of zeros for a communicator, with the dtype and device of `p`."""
+        """Return `count` zeros, a flat array for a communicator, with dtype and device of `p`."""
 
     def view(self, flat: Any, start: int, p: Any) -> Any:
-        """Return elements of a flat array, from `start` on, in the shape and library of `p`."""
+        """Return a view of a flat array, from `start` on, with the shape and library of `p`."""
 
     def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Return a parameter whose data and gradient are views of two flat arrays."""
+        """Return a parameter on the elements `start` to `stop` of two flat arrays, without copies.
+
+        Those of `flat` are its data, those of `gradient` its gradient.
+        """
 
     def stream(self, p: Any) -> int | None:
-        """Return the stream that the library currently uses for `p`; None in host memory."""
+        """Return the handle of the library's current GPU stream; None if `p` is on the host."""
 
     def from_device(self, array: Any, p: Any) -> Any:
         """Return an array of bytes on a GPU as one of this library, with the dtype of `p`."""
 
     def place(self, value: Any, p: Any) -> Any:
-        """Return an array of a loaded state, copied to the memory of `p`: its GPU or the host."""
+        """Return an array of a loaded state on the device of `p`, copied if it is elsewhere."""
 
     def copy(self, view: Any, gradient: Any) -> None:
-        """Copy the values of a gradient, which may be sparse or have a graph, into `view`."""
+        """Copy a gradient, which may be sparse or belong to an autograd graph, into `view`."""
 
     def clear(self, p: Any) -> None:
         """Fill the gradient of a parameter with zeros, in place."""
 
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback for each addition to ``p.grad``; None if the library has no hook.
+        """Call `act` after each addition of a backward pass to ``p.grad``.
 
-        Returns the function that removes it.
+        Return the function that removes this callback; None if parameters have no such hooks.
         """
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Register a callback that precedes each forward; None if the DDP's own forward calls it.
+        """Call `act` before each forward of a module.
 
-        Returns the function that removes it.
+        Return the function that removes this callback; None if the library has no such hooks, so
+        that the forward of the DDP must call it.
         """
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Call `act` before each step of any optimizer, with its parameters.
+        """Call ``act(parameters)`` before each step of any optimizer, with the optimizer's own.
 
-        Returns the function that removes the callback.
+        Return the function that removes this callback.
         """
 
     def is_elementwise(self, optimizer: Any) -> bool:
         """Return whether an optimizer class is known to update each element independently."""
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:
-        """Return the optimizer's state of a parameter; changes to it take effect."""
+        """Return the dict of an optimizer's state of a parameter; the optimizer sees changes."""
 
     def set_parameters(self, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
-        """Replace the parameters of each group of an optimizer by `groups`; clear its state."""
+        """Replace the parameters of each group of an optimizer; clear the optimizer's state."""
 
 
 def library(x: Any) -> str | None:
-    """Return the library in :data:`ADAPTERS` that defines the class of `x` or one of its bases."""
+    """Return the name of the library in :data:`ADAPTERS` that defines a class or base of `x`.
+
+    It is "torch" for PyTorch, and None for numpy, cupy and everything else.
+    """
     roots = (kind.__module__.partition(".")[0] for kind in type(x).__mro__)
     return next((root for root in roots if root in ADAPTERS), None)
 
 
 def adapter(name: str | None, purpose: Purpose) -> Any:
-    """Import and return the adapter of the library `name` for a purpose; None without adapter."""
+    """Import and return the module in :data:`ADAPTERS` for a library and purpose, or None.
+
+    `name` is a result of :func:`library`.  None means that this library has no such adapter.
+    """
     module = ADAPTERS[name].get(purpose)
     return None if module is None else importlib.import_module(module)
 
 
 def framework_of(x: Any) -> Framework:
-    """Return the framework of a module, parameter or array."""
+    """Return the adapter for the library of a module, parameter or array."""
     return adapter(library(x), "framework").FRAMEWORK

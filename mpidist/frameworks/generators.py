@@ -11,7 +11,7 @@ PAIRS = (("getstate", "setstate"), ("get_state", "set_state"), ("get_rng_state",
 
 
 class Source:
-    """A random number generator of any library, with the same two methods for its state.
+    """A random number generator of any library, with :meth:`get_state` and :meth:`set_state`.
 
     Parameters
     ----------
@@ -25,13 +25,13 @@ class Source:
         self._names = next((pair for pair in PAIRS if all(hasattr(source, x) for x in pair)), None)
 
     def get_state(self) -> Any:
-        """Return the generator's state."""
+        """Return the generator's state, an object of its library."""
         if self._names is None:
             return self._source.bit_generator.state
         return getattr(self._source, self._names[0])()
 
     def set_state(self, state: Any) -> None:
-        """Restore a state of :meth:`get_state`."""
+        """Set the generator's state to a result of :meth:`get_state`."""
         if self._names is None:
             self._source.bit_generator.state = state
         else:
@@ -39,7 +39,7 @@ class Source:
 
 
 def source_of(x: Any) -> Source | None:
-    """Return an object wrapped as a :class:`Source`; None if it is no random number generator."""
+    """Return a :class:`Source` of `x`; None if `x` is not a random number generator."""
     if hasattr(x, "state_dict"):
         return None
     pairs = any(all(hasattr(x, name) for name in pair) for pair in PAIRS)
