@@ -19,8 +19,8 @@ def _up(
 ) -> Iterator[Round]:
     """Yield one rank's reduce or gather up the tree to rank 0, small subtrees first.
 
-    `arrive` is the step that receives, and ``part(first, end)`` returns the blocks that are sent
-    for the ranks `first` to `end` - 1 of a subtree.
+    `arrive` is the type of the receiving steps: `Reduce` for a reduce, `Recv` for a gather.
+    ``part(first, end)`` returns the blocks that the subtree of ranks `first` to `end` - 1 sends.
     """
     for distance in powers(size):
         if rank & distance:
@@ -34,8 +34,8 @@ def _up(
 def _down(rank: int, size: int, part: Part = _block_0) -> Iterator[Round]:
     """Yield one rank's broadcast or scatter down the tree from rank 0, large subtrees first.
 
-    ``part(first, end)`` returns the blocks that are sent to the ranks `first` to `end` - 1
-    of a subtree.
+    ``part(first, end)`` returns the blocks that are sent to the subtree of ranks `first` to
+    `end` - 1.
     """
     for distance in reversed(powers(size)):
         child = rank + distance

@@ -9,7 +9,9 @@ from .relabel import powers
 
 @algorithm("allgather", "bruck")
 def allgather_bruck(rank: int, size: int) -> Iterator[Round]:
-    """In round k every rank receives all blocks that the rank 2^k to its right has so far.
+    """In round k every rank receives the blocks it lacks from the rank 2^k to its right.
+
+    These are all blocks that the other rank has, except in the last round.
 
     Rounds: ceil(lg p).  Bytes per rank: (p-1)/p n.
     Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
@@ -28,7 +30,7 @@ def allgather_bruck(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("alltoall", "bruck", equal_blocks=True)
 def alltoall_bruck(rank: int, size: int) -> Iterator[Round]:
-    """A block for the rank j to the right moves by 2^k ranks for every bit k of j.
+    """A block for the rank j places to the right moves by 2^k ranks for every bit k set in j.
 
     Rounds: ceil(lg p).  Bytes per rank: about n/2 lg p.
     Source: Bruck et al., TPDS 8 (1997).

@@ -18,7 +18,7 @@ def _broadcast(rank: int, size: int) -> Iterator[Round]:
 def broadcast_chain(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """Every rank receives the data from its left neighbour and sends them to the right one.
 
-    Rounds: 2, one after the other along p-1 hops.  Bytes per rank: n.
+    Rounds: 2 on each rank (receive, send), p-1 messages in turn.  Bytes per rank: n.
     Source: Patarasu, Faraj and Yuan, "Pipelined broadcast on Ethernet switched clusters", JPDC 68
     (2008).
 

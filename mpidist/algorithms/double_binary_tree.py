@@ -7,9 +7,9 @@ from ..schedule.rounds import Recv, Reduce, Round, Send, on, parallel
 
 
 def _family(node: int, size: int) -> tuple[int | None, list[int]]:
-    """Return parent and children of a node in the in-order tree, whose even nodes are leaves.
+    """Return parent (None for the root) and children of a node in the in-order tree.
 
-    ::
+    Its even nodes are leaves::
 
                 3
             1       5          the tree over 0 … 6
@@ -30,7 +30,7 @@ def _top(low: int, count: int) -> list[int]:
 
 
 def _relatives(node: int, size: int) -> tuple[int | None, list[int]]:
-    """Return parent and children of a node in a tree whose root is the last node.
+    """Return parent (None for the root) and children of a node; the last node is the root.
 
     Below the root is the in-order tree over the other nodes.
     """
@@ -60,10 +60,11 @@ def _broadcast(node: int, size: int, block: int) -> Iterator[Round]:
 def _both(
     rank: int, size: int, root: int, half: Callable[[int, int, int], Iterator[Round]]
 ) -> Iterator[Round]:
-    """Yield both halves of the data as two strands, each on a tree of its own.
+    """Yield the schedules of both halves of the data, run concurrently, each on its own tree.
 
-    ``half(rank, size, block)`` is the schedule of one half.  In the second tree the ranks are
-    mirrored, or shifted by one rank, so that inner ranks of one tree are leaves of the other.
+    ``half(node, size, block)`` is the schedule of one half, `block`, on a tree whose root is the
+    last node.  In the second tree the ranks are mirrored, or shifted by one rank, so that inner
+    ranks of one tree are leaves of the other.
     """
     others = [(root + 1 + i) % size for i in range(size - 1)]
     mirrored = others[::-1] if len(others) % 2 == 0 else others[1:] + others[:1]

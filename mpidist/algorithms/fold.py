@@ -14,7 +14,7 @@ from ..schedule.rounds import Blocks, Recv, Reduce, Round, Schedule, Send, on
 
 @dataclass(frozen=True)
 class Fold:
-    """The folding of `size` ranks, and the part of this rank in it.
+    """The folding of all ranks onto a power of two, and the role of this rank in it.
 
     Attributes
     ----------
@@ -54,10 +54,11 @@ class Fold:
         arrive : type
             Step by which a proxy receives its extra's data: `Reduce` or `Recv`.
         brings, takes : callable
-            Return the blocks that an extra sends, and those that it receives back (None: it
-            receives nothing).
+            ``brings(extra)`` returns the blocks that the rank `extra` sends to its proxy,
+            ``takes(extra)`` those that it receives back; None if it receives nothing.
         blocks : callable, optional
-            Maps a block of `core` to one or more blocks of all ranks' schedule.
+            ``blocks(block)`` returns the blocks of the whole schedule that a block of `core`
+            stands for; by default the block of the same number.
         """
         if self.index is None:
             assert self.proxy is not None
@@ -86,7 +87,7 @@ def base(size: int) -> int:
 def fold(rank: int, size: int, keep: int = -1) -> Fold:
     """Return the folding of `size` ranks, seen by `rank`.
 
-    The proxy of a pair is its upper rank, except that rank `keep` is never an extra.
+    The proxy of a pair is its upper rank, or its lower rank if that is `keep` (a reduce's root).
     """
     pairs = size - base(size)
     players = [2 * i if 2 * i == keep else 2 * i + 1 for i in range(pairs)]

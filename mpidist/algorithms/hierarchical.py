@@ -1,7 +1,8 @@
 """Hierarchical algorithms on all lanes: each local rank sends its slice between the nodes.
 
 A *lane* is the ranks with the same local rank, one per node.  ``hierarchical/LOCAL/ACROSS`` names
-the algorithms inside the nodes and along the lanes.
+the algorithms inside the nodes and along the lanes, the arguments `local` and `across`; `groups`
+are the ranks of each node, and `blocks` is the number of blocks that the data are cut into.
 """
 
 from collections.abc import Iterator
@@ -173,7 +174,7 @@ def barrier_hierarchical(
 ) -> Iterator[Round]:
     """A barrier in every node, then one along every lane.
 
-    Rounds: ceil(lg g) + ceil(lg m) on m nodes of g ranks.  Bytes per rank: empty messages, as many.
+    Rounds: ceil(lg g) + ceil(lg m) on m nodes of g ranks.  Bytes per rank: an empty message each.
     Source: Hensgen, Finkel and Manber, IJPP 17 (1988), in each; Träff and Hunold, CLUSTER 2020.
 
     2 nodes of 2::

@@ -1,6 +1,8 @@
 """Hierarchical algorithms by leaders, one rank of each node; nodes of any sizes.
 
-``hierarchical_leaders/LOCAL/ACROSS`` names the algorithms inside the nodes and among the leaders.
+``hierarchical_leaders/LOCAL/ACROSS`` names the algorithms inside the nodes and among the leaders,
+the arguments `local` and `across`; `groups` are the ranks of each node, and `blocks` is the number
+of blocks that the data are cut into.
 """
 
 from collections.abc import Iterator

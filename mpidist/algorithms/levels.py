@@ -31,8 +31,8 @@ def play(
     rank : int
         This rank, one of `ranks`.
     shares : sequence of sequence of int
-        Blocks of the enclosing schedule on which the algorithm works: those of each rank's part,
-        or a single share for collectives without a part per rank.
+        ``shares[i]`` are the blocks of the enclosing schedule that are the part of ``ranks[i]``.
+        For collectives without a part per rank, the only share has all blocks to work on.
     root : int
         One of `ranks`, for collectives with a root.
     """
@@ -57,7 +57,7 @@ def node_of(rank: int, groups: Groups) -> tuple[int, ...]:
 
 
 def lane_of(rank: int, groups: Groups) -> tuple[int, ...]:
-    """Return the lane of `rank`: the ranks with its local rank, one per node, all of one size."""
+    """Return the ranks with the local rank of `rank`, one per node; nodes must be of one size."""
     index = node_of(rank, groups).index(rank)
     return tuple(group[index] for group in groups)
 
@@ -73,19 +73,21 @@ def leaders_of(groups: Groups, root: int = -1) -> tuple[int, ...]:
 
 
 def slices(blocks: int, ranks: Sequence[int]) -> list[Share]:
-    """Return `blocks` block numbers, cut into consecutive slices of equal length, one per rank."""
+    """Return the numbers 0 … `blocks` - 1 in consecutive slices of equal length, one per rank."""
     each = blocks // len(ranks)
     return [range(i * each, (i + 1) * each) for i in range(len(ranks))]
 
 
 def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
-    """Return the numbers of the blocks that `ranks` own, if all `size` ranks own equally many."""
+    """Return the blocks that belong to `ranks`, if `blocks` belong equally to all `size` ranks."""
     each = blocks // size
     return tuple(block for rank in ranks for block in range(rank * each, (rank + 1) * each))
 
 
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return the keywords of ``@algorithm``, `requires` and `blocks`, for one on all lanes.
+    """Return the arguments `requires` and `blocks` of ``@algorithm`` for an algorithm on all lanes.
+
+    `requires` returns why some nodes cannot be served, `blocks` the number of blocks.
 
     Parameters
     ----------
@@ -114,7 +116,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
 
 
 def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return the keywords of ``@algorithm``, `requires` and `blocks`, for one by leaders.
+    """Return the arguments `requires` and `blocks` of ``@algorithm`` for an algorithm by leaders.
 
     Parameters are those of :func:`lanes`, with the nodes' leaders in place of the lanes.
     """

@@ -152,7 +152,7 @@ def reduce_scatter_linear(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("alltoall", "linear")
 def alltoall_linear(rank: int, size: int) -> Iterator[Round]:
-    """Every rank sends every other rank its block, all at once.
+    """Every rank sends every other rank the block for that rank, all at once.
 
     Rounds: 1 with p-1 messages a rank.  Bytes per rank: (p-1)/p n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).

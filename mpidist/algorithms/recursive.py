@@ -13,7 +13,7 @@ from .ring import allgather_ring
 def _exchange(rank: int, size: int) -> Iterator[Round]:
     """Yield an allreduce by recursive doubling, on a power of two of ranks.
 
-    In each round the rank exchanges its whole sum with the one at distance 1, 2, 4, ….
+    The rank exchanges its whole partial result with the ranks at distance 1, 2, 4, … in turn.
     """
     for distance in powers(size):
         yield Send(rank ^ distance), Reduce(rank ^ distance)
@@ -37,7 +37,7 @@ def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, range,
 def _halve(rank: int, size: int, nearest_first: bool = False) -> Iterator[Round]:
     """Yield a reduce-scatter by recursive halving, on a power of two of ranks.
 
-    Rank r ends with block r, unless `nearest_first`.
+    Rank r ends with block r; with `nearest_first`, with the block of r's bits in reverse order.
     """
     for partner, kept, given in _halves(rank, size, nearest_first):
         yield Send(partner, given), Reduce(partner, kept)
@@ -59,7 +59,7 @@ def _halve_and_back(rank: int, size: int) -> Iterator[Round]:
 
 
 def _all(count: int) -> Callable[[int], range]:
-    """Return a function for `Fold.through`: the numbers of all `count` blocks, for any rank."""
+    """Return a function for `Fold.through` that returns all `count` block numbers, for any rank."""
     return lambda rank: range(count)
 
 
@@ -98,7 +98,7 @@ def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("reduce_scatter", "recursive_halving")
 def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
-    """In each round the ranks exchange half of their remaining blocks with the other half of ranks.
+    """Partners at distance …, 4, 2, 1 each send the half of their blocks that the other reduces.
 
     Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: (p-1)/p n, and n for
     an extra.

@@ -8,7 +8,7 @@ from ..schedule.rounds import Parallel, Recv, Round, Schedule, Send, on, steps_o
 def turned(
     rank: int, size: int, root: int, schedule: Callable[[int, int], Schedule], blocks: bool = False
 ) -> Iterator[Round]:
-    """Return a schedule written for root 0, renumbered so that `root` is its rank 0.
+    """Return a rank's part of a schedule written for root 0, renumbered for `root`.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def turned(
 
 
 def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
-    """Yield a schedule without the messages to `root`, which has all blocks already."""
+    """Yield the schedule of `rank` without messages to `root`, which has all blocks already."""
     for item in schedule:
         if isinstance(item, Parallel):
             yield Parallel(tuple(sparing(root, rank, s) for s in item.strands), item.window)
@@ -41,15 +41,15 @@ def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
 
 
 def outward(rank: int, size: int) -> list[int]:
-    """Return the other ranks: first the lower ones from near to far, then the higher ones.
+    """Return the other ranks: the lower ones from near to far, then the higher ones alike.
 
-    Reducing in this order keeps the operands in rank order: each new one is at an end.
+    This keeps operands in rank order: each new one joins the partial result at an end.
     """
     return [*range(rank - 1, -1, -1), *range(rank + 1, size)]
 
 
 def onward(rank: int, size: int) -> list[int]:
-    """Return the other ranks from the right neighbour on, so that all ranks start elsewhere."""
+    """Return the other ranks from the right neighbour on: each rank begins with another one."""
     return [*range(rank + 1, size), *range(rank)]
 
 

@@ -50,12 +50,12 @@ class TwoLevelCandidates:
     Attributes
     ----------
     two : Choice
-        The hierarchical algorithm of the rules for these bytes.
+        The hierarchical algorithm that the rules name for these bytes, or else another of theirs.
     flat : list of Choice
-        Algorithms on a single level, first the one of the rules for these bytes; native is assumed
-        to be the best of them.
+        Algorithms on a single level, first the one that the rules name for these bytes; native is
+        assumed to take as long as the best of them.
     prior : bool
-        Whether the rules, which were measured over a slow link, name the hierarchical algorithm.
+        Whether the rules, which were measured over a slow link, choose `two` for these bytes.
     """
 
     two: Choice
@@ -66,16 +66,16 @@ class TwoLevelCandidates:
 def two_level_candidates(
     call: Call, groups: Groups, crowded: bool, able: Callable[[str], Choice | None]
 ) -> TwoLevelCandidates | None:
-    """Return the best two-level algorithm and the flat alternatives; None unless both exist.
+    """Return the two-level algorithm and the single-level ones to compare; None unless both exist.
 
-    ``able(name)`` returns an algorithm if it can serve the call.
+    ``able(name)`` returns the algorithm `name` if it can serve the call, else None.
     """
     if len(groups) < 2 or call.uneven_alltoall:
         return None
     where = call.size, len(groups), crowded
 
     def fitting(rules: tuple[Rule, ...]) -> list[Choice]:
-        """Return the algorithms of `rules` that can serve; first those whose rule holds."""
+        """Return the rules' algorithms that can serve the call; first those whose rule holds."""
         ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, *where))
         names = dict.fromkeys(rule.name for rule in ordered if rule.name != NATIVE)
         return [choice for name in names if (choice := able(name)) is not None]
@@ -91,7 +91,7 @@ def two_level_candidates(
 def by_links(
     call: Call, found: TwoLevelCandidates, native: bool, estimates: Estimates
 ) -> tuple[Choice | None, str] | None:
-    """Return the choice by the measured links, which are the same on all ranks.
+    """Return the choice by the measured links, or None if a time is unknown; the same on all ranks.
 
     Parameters
     ----------
@@ -100,9 +100,9 @@ def by_links(
     found : TwoLevelCandidates
         The competing algorithms.
     native : bool
-        Whether the MPI library (``native``) can serve the call.  Its time is that
-        of the best flat algorithm after a barrier, because a native call with a deadline first
-        waits until all ranks have arrived.
+        Whether the MPI library (``native``) can serve the call.  Its time is taken to be that of
+        the best single-level algorithm, plus that of a barrier where the rules choose two levels:
+        a native call with a deadline first waits until all ranks have arrived.
     estimates : Estimates
         The cost model.
 
@@ -135,7 +135,7 @@ _ANY = float("inf")
 
 @dataclass(frozen=True)
 class Way:
-    """One implementation that can serve a call: an executor, or an algorithm over messages.
+    """One implementation of a call: an executor, or an algorithm over messages.
 
     Attributes
     ----------
@@ -144,13 +144,13 @@ class Way:
     choice : Choice or None
         The algorithm, which is run over messages; None for the other executors.
     why : str
-        The reason, as a sentence.
+        Why it was chosen, or cannot serve the call; in the answer of ``explain`` else how it works.
     can : bool
         Whether the implementation can serve the call.
     seconds : float or None
-        Expected time; only in the answer of ``explain``.
+        Expected time in seconds; only in the answer of ``explain``, None if unknown.
     basis : str
-        Source of the expected time.
+        Source of the expected time (tuning table or cost model), or why there is none.
     missing : tuple of str
         Names of the calibration's constants that are still to be measured and could change this
         choice; empty if none could.
@@ -169,7 +169,7 @@ _ASKED = "the call asks for it"
 
 
 class Reasons(Mapping[str, "str | None"]):
-    """Each executor's reason not to serve a call, or None; computed at the first look-up."""
+    """Each executor's reason not to serve a call, None if it can; computed when looked up."""
 
     def __init__(self, executors: Mapping[str, Executor], call: Call, background: bool):
         self._executors, self._call, self._background = executors, call, background
@@ -196,14 +196,14 @@ class Means:
     groups : tuple of tuple of int
         The ranks of each node.
     reasons : mapping of str to (str or None)
-        For every executor but messages, in order of listing: why it cannot serve the call, or None
-        if it can.
+        For every executor but messages, in the order of ``explain``: why it cannot serve the call,
+        or None if it can.
     vendor : str
         The name of the MPI library, for example "Open MPI"; empty without MPI.
     crowded : bool
         Whether there are more ranks than cores.
     summaries : mapping of str to str
-        How each executor works.
+        How each executor works, in a few words, by its name.
     """
 
     groups: Groups
@@ -219,7 +219,7 @@ class Chooser:
     Parameters
     ----------
     executors : sequence of Executor
-        The executors in order of listing; "messages" serves the registered algorithms.
+        The executors in the order of ``explain``; "messages" runs the registered algorithms.
     config : CollectiveConfig
         The user's settings.
     groups : tuple of tuple of int
@@ -312,7 +312,7 @@ class Chooser:
 
 
 class Ways:
-    """The implementations of one call; each is looked up and checked once, when it is named.
+    """All implementations of one call, by name; each is looked up and checked once, when needed.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ class Ways:
         raise self.unsupported("auto", "no registered algorithm can serve this call")
 
     def unsupported(self, name: str, reason: str) -> Unsupported:
-        """Return the error that `name` cannot serve the call, with the names that can."""
+        """Return the error that `name` cannot serve the call; it lists the names that can."""
         able = ", ".join(way.name for way in self._each() if way.can)
         call = self.call
         return Unsupported(
@@ -464,10 +464,9 @@ def choose(
 
 
 def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
-    """Return the implementation in the tuning table, and the reason if there is none.
+    """Return (implementation, "") by the tuning table, or (None, why it does not decide).
 
-    The reason is "" if the table's implementation can serve the call; else the implementation is
-    None.  Without a table both are empty.
+    Without a table, the reason is "".
     """
     call = ways.call
     if estimates is None or estimates.table is None:
@@ -492,7 +491,7 @@ def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
 def _untuned(ways: Ways, estimates: Estimates | None) -> Way:
     """Return the implementation to use without a tuning table's entry.
 
-    The measured links or the cost model decide, else the rules for shared memory, else the others.
+    The measured links or the cost model decide, else the shipped rules, first for shared memory.
     """
     shared = _by_shared_memory(ways)
     fastest, missing = (
@@ -505,10 +504,10 @@ def _untuned(ways: Ways, estimates: Estimates | None) -> Way:
 def _predicted(
     ways: Ways, estimates: Estimates, by_messages: bool
 ) -> tuple[Way | None, tuple[str, ...]]:
-    """Return the fastest implementation by the cost model, and the constants that are missing.
+    """Return the fastest implementation by the cost model, and the constants to be measured first.
 
-    The implementation is None if the model cannot tell it.  Links are compared only if no shared
-    memory serves the call (`by_messages`).
+    The implementation is None if the model does not decide; the constants are empty if they could
+    not change that.  Links are compared only if no shared memory serves the call (`by_messages`).
     """
     call, means, missing = ways.call, ways.means, estimates.missing
     if estimates.model is None and not missing:

@@ -38,7 +38,7 @@ class Steering:
         raise NotImplementedError("CollectiveConfig defines the fields")
 
     def check_size(self, size: int, rank: int | None = None) -> None:
-        """Raise ConfigError if the numbers of devices and nodes contradict the number of ranks."""
+        """Raise ConfigError unless `num_devices` and `num_nodes` fit `size` ranks."""
         nodes = self.num_nodes or 1
         who = "" if rank is None else f"rank {rank}: "
         counts = f"num_devices={self.num_devices}, num_nodes={self.num_nodes}"
@@ -59,8 +59,8 @@ class Steering:
         Returns
         -------
         tuple of tuple of int
-            `natural` if it has `num_nodes` nodes of one size, or without `num_nodes`; else every
-            ``size / num_nodes`` consecutive ranks are a node.
+            `natural` if `num_nodes` is not set, or if there are that many nodes, all of one size;
+            else every ``size / num_nodes`` consecutive ranks are a node.
         """
         size = sum(map(len, natural))
         self.check_size(size)
@@ -72,7 +72,7 @@ class Steering:
 
     @property
     def two_level(self) -> bool:
-        """Whether collectives run on two levels, first inside the nodes and then between them."""
+        """Whether collectives run on two levels, inside the nodes and between them."""
         return self.num_nodes is not None
 
     def select_allreduce(self, nbytes: int, size: int) -> Strategy:

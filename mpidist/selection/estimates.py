@@ -21,7 +21,7 @@ _MOST_PIECES = 16
 
 
 def scaled_down(groups: Groups) -> Groups:
-    """Return a smaller grouping, of at most four nodes and 16 ranks, that can be simulated.
+    """Return the ranks of each node of a smaller communicator: at most four nodes and 16 ranks.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Model:
     groups : tuple of tuple of int
         The ranks of each node.
     pipelining : Segmentation
-        The segmentation of long blocks, as in a real run.
+        The settings by which long blocks are cut into segments, as in a real run.
     """
 
     def __init__(self, calibration: Calibration, groups: Groups, pipelining: Segmentation):
@@ -57,14 +57,15 @@ class Model:
     def seconds(self, collective: str, choice: Choice, nbytes: int) -> float | None:
         """Return the predicted time in seconds, for the power of two nearest to `nbytes`.
 
-        None for more than 16 ranks.  The schedule is simulated in at most 16 segments.
+        None for more than 16 ranks, or if the schedule cannot be simulated.  Blocks are simulated
+        in at most 16 segments.
         """
         return None if self._size > MOST_RANKS else self.seconds_of_few(collective, choice, nbytes)
 
     def seconds_of_few(self, collective: str, choice: Choice, nbytes: int) -> float | None:
         """Return the predicted time in seconds as :meth:`seconds` does, for any number of ranks.
 
-        For more than 16 it is the time of a smaller grouping; see :func:`scaled_down`.
+        For more than 16 it is the time on fewer ranks and nodes; see :func:`scaled_down`.
         """
         bucket = 1 << round(math.log2(max(nbytes, 1)))
         key = (collective, choice.name, bucket)
@@ -143,9 +144,9 @@ class Estimates:
     calibration : Calibration, optional
         The constants, if they are known.
     tuning : TuningTable, optional
-        The tuning table, which may be for other communicators.
+        The tuning table; it is not used if it was measured for other communicators.
     pipelining : Segmentation
-        The segmentation of long blocks.
+        The settings by which long blocks are cut into segments.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Estimates:
         return self.calibrates and self.calibration is None
 
     def tell(self, rank: int) -> None:
-        """Log a warning on rank 0, once per table, if the tuning table does not apply here."""
+        """Log a warning on rank 0, once per table, if the table is not for this communicator."""
         if self.table is None or self.table.told:
             return
         self.table.told = True  # sub-communicators share the table, which need not apply to them
@@ -195,9 +196,9 @@ class Estimates:
     # -- the table ------------------------------------------------------------------------------
 
     def entry(self, call: Call, memory: str) -> tuple[TuningEntry | None, str]:
-        """Return the tuning table's entry for a call and ""; or None and the reason.
+        """Return (the tuning table's entry for a call, ""), or (None, why there is none).
 
-        Without a table the reason is empty.  `memory` is the result of :func:`memory_of`.
+        Without a table the reason is "".  `memory` is the result of :func:`memory_of`.
         """
         if self.table is None:
             return None, ""
@@ -215,7 +216,7 @@ class Estimates:
         return found, ""
 
     def key(self, kind: str, collective: str, memory: str) -> Key:
-        """Return the tuning table's key for calls of this communicator."""
+        """Return the tuning table's key for calls of this communicator: see :class:`Key`."""
         return Key(self.library, self.ranks_per_node, kind, collective, memory)
 
     # -- predicted times ------------------------------------------------------------------------
@@ -234,7 +235,7 @@ class Estimates:
         return best, f"cost model: {best.name} {seconds * 1e6:.3g} µs, {', '.join(others)}"
 
     def modelled(self, call: Call, choice: Choice) -> float | None:
-        """Return an algorithm's time in seconds by the cost model; None without constants."""
+        """Return an algorithm's time in seconds by the cost model; None if it is unknown."""
         if self.model is None or call.uneven_alltoall:
             return None
         return self.model.seconds(call.collective, choice, call.nbytes)
@@ -244,7 +245,7 @@ class Estimates:
     ) -> list[float] | None:
         """Return the algorithms' predicted times in seconds, in the order of `choices`.
 
-        None if the links between nodes were not measured apart, or a time is unknown.
+        None if the links between nodes were not measured separately, or a time is unknown.
         """
         if self.model is None or self.model.calibration.far_alpha is None:
             return None
@@ -254,14 +255,14 @@ class Estimates:
 
     @property
     def scaled_down(self) -> str:
-        """The simulated ranks, as "of 16 ranks on 4 nodes"; empty if all are simulated."""
+        """The simulated ranks, if fewer than all, as "of 16 ranks on 4 nodes"; else empty."""
         if self.model is None or self.model.small == self.groups:
             return ""
         small = self.model.small
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
 
     def predicted(self, call: Call, way: Any, memory: str) -> Any:
-        """Return the implementation `way` with its measured or predicted time, if known."""
+        """Return `way` (a ``Way`` of choose.py) with its measured or predicted time, if known."""
         entry, _ = self.entry(call, memory)
         if not way.can:
             return way
@@ -280,5 +281,5 @@ class Estimates:
 
 
 def memory_of(symmetric: bool) -> str:
-    """Return the kind of memory of a call's arrays, as named in tuning tables."""
+    """Return the name of a call's memory in tuning tables, given whether it is symmetric memory."""
     return SYMMETRIC if symmetric else PRIVATE

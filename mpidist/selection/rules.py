@@ -12,7 +12,19 @@ MPICH = "MPICH"  # the vendor's name in mpi4py
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: choose `name` below a number of bytes, for some numbers of ranks and nodes."""
+    """A rule: choose `name` below a number of bytes, for some numbers of ranks and nodes.
+
+    Attributes
+    ----------
+    below : float
+        Bytes below which the rule holds; infinity for all.
+    name : str
+        Name of the executor or algorithm.
+    ranks : float
+        Largest number of ranks.
+    one_node, several_nodes, two_nodes, crowded : bool
+        Whether the rule holds only on one node, on two or more, on two, with more ranks than cores.
+    """
 
     below: float
     name: str
@@ -24,7 +36,7 @@ class Rule:
 
     @property
     def between_nodes(self) -> bool:
-        """Whether the rule's algorithm is hierarchical, for ranks on several nodes."""
+        """Whether the rule chooses a hierarchical algorithm, for ranks on several nodes."""
         return (self.several_nodes or self.two_nodes) and self.name != NATIVE
 
     def holds(self, nbytes: float, size: int, nodes: int, crowded: bool) -> bool:
@@ -196,7 +208,7 @@ of native's time, and at 2 MiB 0.7–0.8 of single copy's.
 
 
 def staged_below(collective: str, vendor: str, crowded: bool) -> float:
-    """Return the bytes below which private arrays are faster through slots of shared memory.
+    """Return the bytes below which ``staged`` is chosen for private arrays; 0 if it never is.
 
     Parameters
     ----------
@@ -213,7 +225,9 @@ def staged_below(collective: str, vendor: str, crowded: bool) -> float:
 
 
 def single_copy_range(collective: str, vendor: str, crowded: bool) -> Range:
-    """Return the range of bytes in which private arrays are faster by single copy.
+    """Return (from, below): the bytes for which ``single_copy`` is chosen for private arrays.
+
+    They are (0, 0) if it never is.
 
     Parameters are those of :func:`staged_below`.
     """

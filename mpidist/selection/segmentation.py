@@ -19,11 +19,11 @@ class Segmentation:
     Attributes
     ----------
     segment_bytes : int
-        Length in bytes above which a block is cut into segments.
+        Largest length of a segment in bytes; a longer block is cut into segments.
     window : int
         Number of segments in flight at a time.
     library : str
-        Name and version of the library that sends the messages.
+        Name and version of the MPI library, which affects the number of segments in flight.
     """
 
     segment_bytes: int = 1 << 20

@@ -94,12 +94,13 @@ class Strategy(str):
 
 
 def strategy_for(collective: str, text: str, argument: str) -> Strategy:
-    """Return the strategy that `text` names for `collective`; errors mention `argument`.
+    """Return the strategy that `text` names for `collective`.
 
     Raises
     ------
     ConfigError
-        If the strategy does not exist or is not allowed for the collective; it names `argument`.
+        If the strategy does not exist or is not allowed for the collective; the message names
+        `argument`, the field of the configuration.
     """
     try:
         strategy = Strategy(text)

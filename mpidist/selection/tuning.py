@@ -68,9 +68,9 @@ class TuningEntry:
     key : Key
         The communicator and the kind of call.
     choose : tuple of (int, str)
-        Lower bound in bytes and name of each implementation, ascending; the first bound is 0.
+        Pairs (bytes from which it is chosen, name of the implementation), ascending from 0 bytes.
     times : mapping
-        Seconds of each candidate, by bytes; candidates that were clearly slower may be missing.
+        ``times[nbytes][name]`` are seconds; implementations that were much slower may be missing.
     """
 
     key: Key
@@ -79,10 +79,11 @@ class TuningEntry:
 
     @classmethod
     def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
-        """Return an entry, given the implementation `chosen` for each measured size in bytes.
+        """Return an entry; ``chosen[nbytes]`` names the implementation for a measured size.
 
         Between two sizes with different choices the bound is where their times, interpolated on
-        logarithmic axes, cross; it is in the middle if one was not measured at both sizes.
+        logarithmic axes, cross; it is in the middle (on a
+        logarithmic axis) if one of them was not measured at both sizes.
         """
         sizes = sorted(chosen)
         choose = [(0, chosen[sizes[0]])]
@@ -93,9 +94,10 @@ class TuningEntry:
         return cls(key, tuple(choose), times)
 
     def at(self, nbytes: int) -> tuple[str, int, float]:
-        """Return the implementation for `nbytes`, and the bounds in bytes between which it holds.
+        """Return the implementation for `nbytes`, and from and below how many bytes it is chosen.
 
-        Beyond the smallest and largest measured size, it is that of the nearest one.
+        Beyond the smallest and largest measured size it is that of the nearest one; the last upper
+        bound is infinity.
         """
         index = bisect_right([first for first, _ in self.choose], nbytes) - 1
         above = self.choose[index + 1][0] if index + 1 < len(self.choose) else math.inf
