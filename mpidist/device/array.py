@@ -13,7 +13,7 @@ from .base import Device
 
 
 class Flags(NamedTuple):
-    """The flags of an array, as in numpy's ``ndarray.flags``, that callers read."""
+    """The flags of numpy's ``ndarray.flags`` that preparing a call reads."""
 
     c_contiguous: bool
     writeable: bool
@@ -34,9 +34,9 @@ class DeviceArray:
     dtype : numpy.dtype
         Dtype of the elements.
     stream : int
-        The stream on which the contents were produced, and on which results are ordered.
+        The stream on which the contents were written, and on which later work may follow.
     device : Device
-        The device whose memory it is.
+        The device of the memory.
     owner : object
         The user's array, which keeps the memory alive.
     make : callable
@@ -76,7 +76,7 @@ class DeviceArray:
 
     @property
     def flags(self) -> Flags:
-        """The flags of numpy: contiguous, and whether the array is writeable."""
+        """C-contiguous (always True) and writeable, as in numpy."""
         return Flags(True, not self.readonly)
 
     def reshape(self, *shape: int) -> DeviceArray:
@@ -85,7 +85,7 @@ class DeviceArray:
         return replace(self, shape=(self.size,))
 
     def part(self, start: int, stop: int) -> DeviceArray:
-        """Return the elements from `start` to `stop` of a flat array."""
+        """Return a view of the elements from `start` to `stop`; the array must be flat."""
         return replace(
             self, pointer=self.pointer + start * self.dtype.itemsize, shape=(stop - start,)
         )

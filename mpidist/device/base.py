@@ -16,7 +16,7 @@ class InFlight:
         self._held: list[tuple[Event, Any]] = []
 
     def hold(self, event: Event, memory: Any) -> None:
-        """Keep memory until an event is complete; release memory whose event is complete."""
+        """Keep `memory` until `event` is complete; release what was held for completed events."""
         self._held = [pair for pair in self._held if not pair[0].done()]
         self._held.append((event, memory))
 
@@ -45,8 +45,8 @@ class Event(Protocol):
 class Device(Protocol):
     """The accelerator that a thread of this process uses.
 
-    Streams are numbers, as in the CUDA Array Interface: 0 is the default stream.  Every method that
-    takes a stream returns at once; the work runs in the order in which it was queued.
+    Streams are numbers, as in the CUDA Array Interface, where 1 is CUDA's default stream.  Methods
+    that queue work on a stream return at once; the work runs in the order in which it was queued.
 
     Attributes
     ----------
@@ -67,10 +67,10 @@ class Device(Protocol):
     number: int
 
     def describe(self) -> str:
-        """Return the device's name, for messages."""
+        """Return the device's name, with its number if there can be several, for messages."""
 
     def identity(self) -> str:
-        """Return the device's UUID, unique among the devices of this host."""
+        """Return text such as a UUID that no other device of this host has."""
 
     def enter(self) -> None:
         """Make this device the current one of the calling thread."""
@@ -79,25 +79,25 @@ class Device(Protocol):
         """Return whether this is the current device of this thread."""
 
     def owns(self, pointer: int) -> bool:
-        """Return whether an address lies in memory that this device can access."""
+        """Return whether an address is in this device's memory, or managed memory."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a new array of a users' library, such as cupy, with undefined contents."""
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Return page-locked host memory, from and to which copies are asynchronous."""
+        """Return `nbytes` bytes of page-locked host memory, with which copies are asynchronous."""
 
     def current_stream(self) -> int:
         """Return the stream on which the caller's library queues work now."""
 
     def new_stream(self) -> int:
-        """Return a new stream, concurrent with the others, that lives as long as this object."""
+        """Return a new stream, concurrent with the others, that lives as long as this Device."""
 
     def event(self) -> Event:
-        """Return a new event."""
+        """Return a new event, which is complete until it is recorded."""
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy between two addresses, on the device or in pinned memory."""
+        """Queue a copy to `target` from `source`, addresses on the device or in pinned memory."""
 
     def synchronize(self, stream: int) -> None:
         """Wait on the host until all work queued on a stream is complete."""
@@ -108,7 +108,10 @@ class Device(Protocol):
         """Allocate zeroed memory; return its address, and the handle for :meth:`open_shared`."""
 
     def open_shared(self, handle: bytes, nbytes: int) -> int:
-        """Open another process's memory and return its address here; Unsupported if that fails."""
+        """Open memory of another process; return its address in this one.
+
+        `handle` is that of the other's :meth:`new_shared`.  Raises Unsupported if it fails.
+        """
 
     def close_shared(self, pointer: int) -> None:
         """Close memory opened by :meth:`open_shared`."""
@@ -117,18 +120,18 @@ class Device(Protocol):
         """Free memory of :meth:`new_shared`, which no other process may have open."""
 
     def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return an array of a users' library, such as cupy, on memory that it does not own."""
+        """Return an array of a users' library, such as cupy, that does not own its memory."""
 
     def finish(self) -> None:
         """Wait on the host for all work queued on any stream."""
 
     def write_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue the write of a 32-bit word, after all earlier writes are visible to others."""
+        """Queue the write of a 32-bit word; other GPUs see all earlier writes before it."""
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
         """Queue a wait until a 32-bit word is at least `value`.
 
-        They are compared by their difference, taken as a signed number.
+        The sign of their 32-bit difference decides, so a counter in the word may wrap around.
         """
 
     def combines(self, dtype: np.dtype) -> bool:
@@ -144,9 +147,10 @@ class Device(Protocol):
         divisor: int,
         stream: int,
     ) -> None:
-        """Queue one kernel that combines arrays in order, divides, and stores in all targets.
+        """Queue a kernel that combines arrays in order and stores the result in all targets.
 
-        `sources` and `targets` are addresses of `count` elements each; a `divisor` of 0 means none.
+        `sources` and `targets` are addresses of `count` elements each.  The result is divided by
+        `divisor`, if that is more than 1.
         """
 
 
@@ -164,7 +168,7 @@ class DeviceClass(Protocol):
         """Return why this process cannot use a device, or None if it can."""
 
     def identities(self) -> tuple[str, ...]:
-        """Return the UUIDs of the devices that this process may use, by their numbers."""
+        """Return the identity of each device that this process may use, by number."""
 
     def current(self) -> int:
-        """Return the number of the current device."""
+        """Return the number of this thread's current device."""

@@ -19,7 +19,7 @@ _NO_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 def _identity(number: int) -> str:
-    """Return a device's UUID and PCI bus id, which together are unique.
+    """Return the text ``UUID@bus``: a device's UUID and PCI bus id, which together are unique.
 
     cupy truncates a UUID at its first zero byte, and the partitions of a GPU share a bus id.
     """
@@ -44,7 +44,7 @@ class CudaEvent:
         self._event = cupy.cuda.Event(disable_timing=True)
 
     def record(self, stream: int) -> None:
-        """Put the mark at the end of a stream."""
+        """Put the event's mark at the end of a stream, in place of any earlier one."""
         runtime.eventRecord(self._event.ptr, stream)
 
     def synchronize(self) -> None:
@@ -56,7 +56,7 @@ class CudaEvent:
         return self._event.done
 
     def block(self, stream: int) -> None:
-        """Make a stream wait for the event."""
+        """Make later work of a stream wait for the event."""
         runtime.streamWaitEvent(stream, self._event.ptr)
 
 
@@ -90,12 +90,12 @@ class CudaDevice:
 
     @staticmethod
     def identities() -> tuple[str, ...]:
-        """Return the UUIDs of the devices that CUDA_VISIBLE_DEVICES shows, by their numbers."""
+        """Return UUID and PCI bus id of each device that CUDA_VISIBLE_DEVICES shows, by number."""
         return tuple(_identity(k) for k in range(runtime.getDeviceCount()))
 
     @staticmethod
     def current() -> int:
-        """Return the number of the current device."""
+        """Return the number of this thread's current device."""
         return runtime.getDevice()
 
     def describe(self) -> str:
@@ -103,7 +103,7 @@ class CudaDevice:
         return f"GPU {self.number} ({self._properties['name'].decode()})"
 
     def identity(self) -> str:
-        """Return the UUID, which does not depend on CUDA_VISIBLE_DEVICES."""
+        """Return UUID and PCI bus id, which do not depend on CUDA_VISIBLE_DEVICES."""
         return _identity(self.number)
 
     def enter(self) -> None:
@@ -115,7 +115,7 @@ class CudaDevice:
         return runtime.getDevice() == self.number
 
     def owns(self, pointer: int) -> bool:
-        """Return whether the driver knows an address as memory that this device can access."""
+        """Return whether the driver knows an address as this device's or as managed memory."""
         try:
             found = runtime.pointerGetAttributes(pointer)
         except runtime.CUDARuntimeError:
@@ -127,11 +127,11 @@ class CudaDevice:
         return cupy.empty(shape, dtype)
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Return page-locked host memory."""
+        """Return `nbytes` bytes of page-locked host memory."""
         return cupyx.empty_pinned(nbytes, np.uint8)
 
     def current_stream(self) -> int:
-        """Return cupy's current stream; 1 if that is the default, as in the array interface."""
+        """Return cupy's current stream; 1 for the default one, as in the CUDA Array Interface."""
         return cupy.cuda.get_current_stream().ptr or runtime.streamLegacy
 
     def new_stream(self) -> int:
@@ -141,11 +141,11 @@ class CudaDevice:
         return made.ptr
 
     def event(self) -> CudaEvent:
-        """Return a new event without timing."""
+        """Return a new event, which does not record times."""
         return CudaEvent()
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy between host and device, in the direction that the addresses determine."""
+        """Queue a copy; the driver knows which of the addresses are on a GPU."""
         runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream)
 
     def synchronize(self, stream: int) -> None:
@@ -161,7 +161,7 @@ class CudaDevice:
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
         """Allocate zeroed memory; return its address, and its handle for CUDA IPC.
 
-        It is outside of any pool, because a handle names a whole allocation.
+        The memory is not from a pool, because a handle stands for a whole allocation.
         """
         pointer = 0
         try:
@@ -172,14 +172,14 @@ class CudaDevice:
         except runtime.CUDARuntimeError as error:
             if pointer:
                 runtime.free(pointer)
-            raise Unsupported(f"{nbytes} bytes for CUDA IPC: {error}") from None
+            raise Unsupported(f"cannot allocate {nbytes} bytes for CUDA IPC: {error}") from None
 
     def open_shared(self, handle: bytes, nbytes: int) -> int:
         """Open another process's memory by CUDA IPC and return its address here."""
         try:
             return runtime.ipcOpenMemHandle(handle)
         except runtime.CUDARuntimeError as error:
-            raise Unsupported(f"CUDA IPC: {error}") from None
+            raise Unsupported(f"cannot open memory by CUDA IPC: {error}") from None
 
     def close_shared(self, pointer: int) -> None:
         """Close memory opened by CUDA IPC."""
@@ -190,7 +190,7 @@ class CudaDevice:
         runtime.free(pointer)
 
     def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return a cupy array on memory that it does not own."""
+        """Return a cupy array that does not own its memory."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         memory = cupy.cuda.UnownedMemory(pointer, max(nbytes, 1), None, self.number)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
@@ -200,11 +200,11 @@ class CudaDevice:
         write_word(pointer, value, stream)
 
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
-        """Queue a wait for a 32-bit word, without a spinning kernel."""
+        """Queue a wait until a 32-bit word is at least `value`, without a spinning kernel."""
         wait_word(pointer, value, stream, self._flushes)
 
     def combines(self, dtype: np.dtype) -> bool:
-        """Return whether cupy has the dtype, in native byte order."""
+        """Return whether the dtype is one that cupy has, in native byte order."""
         return dtype.kind in "biufc" and dtype.isnative and dtype.char not in "gG"
 
     def combine(
@@ -217,7 +217,7 @@ class CudaDevice:
         divisor: int,
         stream: int,
     ) -> None:
-        """Launch one elementwise kernel, cached by operation and number of arrays."""
+        """Queue an elementwise kernel, built once per operation, divisor and number of arrays."""
         kernel = fold(op, len(sources), len(targets), divisor)
         arrays = [self.wrap(pointer, (count,), dtype) for pointer in (*sources, *targets)]
         with cupy.cuda.ExternalStream(stream, self.number):

@@ -73,7 +73,8 @@ COMBINES = {
 def fold_source(op: str, sources: int, divisor: int, targets: int) -> str:
     """Return the CUDA code that combines elements s0, s1, … in this order into t0, t1, ….
 
-    It is the body of a loop over the elements.
+    `sources` and `targets` are the numbers of arrays; the result is divided by a `divisor` above 1.
+    The code is the body of a loop over the elements.
     """
     wide = "typename mpidist_wide<T>::type" if op in ("sum", "mean", "prod") else "T"
     lines = [f"typedef {wide} W; W a = W(s0);"]
@@ -95,7 +96,7 @@ def write_word(pointer: int, value: int, stream: int) -> None:
 def wait_word(pointer: int, value: int, stream: int, flush: bool) -> None:
     """Queue a wait until a 32-bit word is at least `value` (by their signed difference).
 
-    With `flush`, writes of other GPUs that came before the word's are visible afterwards.
+    With `flush`, work after the wait sees the writes that other GPUs made before that of the word.
     """
     flags = _AT_LEAST | (_FLUSH if flush else 0)
     _queue_word("cuStreamWaitValue32_v2", stream, pointer, value, flags)
@@ -103,7 +104,7 @@ def wait_word(pointer: int, value: int, stream: int, flush: bool) -> None:
 
 @lru_cache(maxsize=64)
 def fold(op: str, sources: int, targets: int, divisor: int) -> Any:
-    """Return the kernel that combines arrays s0, s1, … in this order and stores into t0, t1, …."""
+    """Return cupy's kernel that combines arrays s0, s1, … in this order into t0, t1, …; cached."""
     return cupy.ElementwiseKernel(
         ", ".join(f"T s{k}" for k in range(sources)),
         ", ".join(f"T t{k}" for k in range(targets)),
@@ -128,7 +129,10 @@ def _queue_word(name: str, stream: int, pointer: int, value: int, flags: int) ->
 
 @lru_cache(maxsize=2)
 def _driver(name: str) -> Any:
-    """Return a function of the CUDA driver; cached, because the look-up costs more than a call."""
+    """Return the function `name` of the CUDA driver; Unsupported if the driver lacks it.
+
+    It is cached, because the look-up costs more than a call.
+    """
     try:
         return getattr(ctypes.CDLL("libcuda.so.1"), name)
     except (OSError, AttributeError) as error:

@@ -51,14 +51,14 @@ def _device_class() -> DeviceClass:
 
 
 def visible() -> tuple[str, ...]:
-    """Return the UUIDs of the devices that are visible to this process, by their numbers."""
+    """Return the identity (such as a UUID) of each device visible to this process, by number."""
     return _device_class().identities()
 
 
 def taken() -> int | None:
     """Return the number of the device that this process already uses, or None.
 
-    None means that it can still be chosen.
+    None means that the device can still be chosen; a current device 0 may be just the default.
     """
     if _selected:
         return _selected[0]
@@ -69,7 +69,7 @@ def taken() -> int | None:
 
 
 def number_here() -> int | None:
-    """Return the number of the device that this thread should use, or None if none was chosen.
+    """Return the number of the device that this thread should use, or None for its current one.
 
     Each thread has its own current device in the CUDA runtime, and PyTorch runs backward in a
     thread in which no device was chosen for cupy.
@@ -87,7 +87,7 @@ def number_here() -> int | None:
 
 
 def select(number: int) -> None:
-    """Select the device of this process, for this library, cupy, and PyTorch if it is imported."""
+    """Make a device that of this process, for mpidist, cupy, and PyTorch if it is imported."""
     _selected[:] = [number]
     found = _made.devices.get(installed_device())
     if found is None or found.number != number:
@@ -111,7 +111,7 @@ def find_device(rank: int = 0, argument: str = "", x: Any = None) -> Device:
     Raises
     ------
     Unsupported
-        If there is no device, with the reason.
+        If there is no device.  The message names `rank`, and the array `x` passed as `argument`.
     """
     found = _made.devices.get(installed_device())
     if found is None:
@@ -132,7 +132,7 @@ def _make() -> Device:
 
 
 def list_gpus() -> list[str]:
-    """Return name and memory of the GPUs of this host; an empty list without a driver."""
+    """Return each GPU of this host as "NAME, MEMORY MiB"; an empty list without nvidia-smi."""
     import shutil
     import subprocess
 

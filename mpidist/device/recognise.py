@@ -22,7 +22,7 @@ def is_torch(x: Any) -> bool:
 
 @cache
 def of_torch() -> Any:
-    """Return the module :mod:`.tensors`; its import imports PyTorch, so a tensor is at hand."""
+    """Return the module :mod:`.tensors`, which imports PyTorch: call it only with a tensor."""
     from . import tensors
 
     return tensors
@@ -39,6 +39,8 @@ def is_on_device(x: Any) -> bool:
 def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     """Return the :class:`DeviceArray` of an array on a device; nothing is copied.
 
+    Errors name `rank` and `argument`.
+
     Raises
     ------
     Unsupported
@@ -47,7 +49,7 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
         If `x` is not an array on a device, not C-contiguous, or has a mask; if its address is null
         or in memory that the device cannot access; if another device is the current one.
     UnsupportedDtype
-        If numpy has no such dtype.
+        If numpy does not have the dtype, or it is of Python objects.
     """
     device = find_device(rank, argument, x)
     if is_torch(x):
@@ -98,19 +100,22 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
 
 
 def on_host(x: Any) -> Any:
-    """Return an array's contents in host memory; an array on the host is returned as it is."""
+    """Return a copy of a device's array on the host, by the same library; other `x` unchanged.
+
+    That of a cupy array is a numpy array, that of a tensor a CPU tensor without gradient.
+    """
     if not is_on_device(x):
         return x
     return x.detach().cpu() if is_torch(x) else x.get()
 
 
 def make_like(x: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-    """Return a new array of the same library on the same device."""
+    """Return a new array of the library and on the device of `x`, with undefined contents."""
     return describe(x.make(shape, dtype), 0, "out")
 
 
 def copy_of(x: DeviceArray, stream: int) -> DeviceArray:
-    """Return a new array of the same library; the copy of the elements is queued on a stream."""
+    """Return a new array like `x`, to which the elements are copied on `stream`."""
     made = replace(make_like(x, x.shape, x.dtype), stream=stream)
     if x.nbytes:
         x.device.copy(made.pointer, x.pointer, x.nbytes, stream)
@@ -138,9 +143,10 @@ def _check_pointer(array: DeviceArray, rank: int, argument: str) -> None:
 
 
 def _dtype(given: Any, typestr: str, rank: int, argument: str) -> np.dtype:
-    """Return numpy's dtype of an array, from its `dtype`, else from the CUDA Array Interface.
+    """Return numpy's dtype of an array, from `given`, its dtype, else from `typestr`.
 
-    The interface describes dtypes that it lacks as bytes.
+    The `typestr` of the CUDA Array Interface describes a dtype that it lacks, such as bfloat16, as
+    bytes.
     """
     try:
         found = np.dtype(given)

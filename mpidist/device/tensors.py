@@ -17,7 +17,10 @@ LEGACY = 1  # the default stream's number in the interface; PyTorch's is 0
 
 
 def interface_of(x: torch.Tensor) -> dict[str, Any]:
-    """Return the CUDA Array Interface of a tensor, also of one that requires a gradient."""
+    """Return the CUDA Array Interface of a tensor, also of one that requires a gradient.
+
+    Other than in the standard, ``typestr`` is the numpy dtype.
+    """
     dtype = dtype_of(x.dtype)
     stream = torch.cuda.current_stream(x.device).cuda_stream or LEGACY if x.is_cuda else 0
     return {
@@ -31,7 +34,7 @@ def interface_of(x: torch.Tensor) -> dict[str, Any]:
 
 @cache
 def dtype_of(dtype: torch.dtype) -> Any:
-    """Return numpy's dtype for one of PyTorch; its name if numpy has none."""
+    """Return numpy's dtype for one of PyTorch; the name as a str if numpy has no such dtype."""
     name = str(dtype).partition(".")[2]
     if _is_extra(name):
         try:
@@ -45,12 +48,18 @@ def dtype_of(dtype: torch.dtype) -> Any:
 
 
 def make_like(x: torch.Tensor) -> Callable[[tuple[int, ...], np.dtype], torch.Tensor]:
-    """Return a function that makes new tensors on the device of `x`, of its dtype."""
+    """Return ``make(shape, dtype)`` of new tensors on the device of `x`; `dtype` must be that of x.
+
+    PyTorch's dtype of `x` is used, because numpy may not have it.
+    """
     return lambda shape, dtype: torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
 def why_no_array(x: torch.Tensor) -> str | None:
-    """Return why a tensor's elements are not a plain array in memory, or None if they are."""
+    """Return why a tensor's elements are not a plain array in memory, or None if they are.
+
+    The reason is text that continues "x is …".
+    """
     if x.layout is not torch.strided or x.is_nested:
         kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         return f"a {kind} tensor; pass a dense one, such as x.to_dense()"
@@ -72,7 +81,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
     Raises
     ------
     InvalidArgument
-        For tensors without host memory; the text continues "x is …".
+        If the tensor is not a plain array in host memory; the message continues "x is …".
     UnsupportedDtype
         If numpy, with ml_dtypes, has no such dtype.
     """
@@ -102,7 +111,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor on the memory of an array, whose dtype PyTorch must have."""
+    """Return a tensor that shares the memory of an array; PyTorch must have the dtype."""
     if is_numpys(array.dtype):
         return torch.from_numpy(array)
     whole = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
