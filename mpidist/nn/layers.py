@@ -27,7 +27,7 @@ class Linear(Module):
     Attributes
     ----------
     weight, bias : Parameter
-        Parameters of shapes ``(outputs, inputs)`` and ``(outputs,)``; `bias` may be None.
+        Parameters of shapes ``(outputs, inputs)`` and ``(outputs,)``; `bias` is None without one.
     """
 
     saved = ("_input", "_grad")
@@ -59,18 +59,24 @@ class Linear(Module):
         return y
 
     def backward(self, grad: Any) -> Any:
-        """Return the gradient of the input, and add the gradients of weight and bias."""
+        """Return the gradient of the last input, and add to the gradients of weight and bias.
+
+        `grad` is the gradient of the output.
+        """
         self._grad = grad
         self.backward_weight()
         return grad @ self.weight.data
 
     def backward_input(self, grad: Any) -> Any:
-        """Return the gradient of the input, and keep that of the output for the weights."""
+        """Return the gradient of the last input; keep `grad`, that of the output, for the weights.
+
+        The weights' gradients are computed by :meth:`backward_weight`.
+        """
         self._grad = grad
         return grad @ self.weight.data
 
     def backward_weight(self) -> None:
-        """Add the gradients of weight and bias to the parameters."""
+        """Add to the gradients of weight and bias, from the `grad` that was kept last."""
         grad, self._grad = self._grad, None
         self.weight.accumulate(grad.T @ self._input)
         if self.bias is not None:
@@ -89,5 +95,5 @@ class ReLU(Module):
         return x * self._positive
 
     def backward(self, grad: Any) -> Any:
-        """Return the gradient where the input was positive, else zero."""
+        """Return `grad` where the last input was positive, and zero elsewhere."""
         return grad * self._positive

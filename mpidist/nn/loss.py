@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 
 
 def namespace(x: Any) -> ModuleType:
-    """Return the library of an array, the module numpy or cupy, without importing either."""
+    """Return the module of an array's library, numpy or cupy, without importing either."""
     return sys.modules[type(x).__module__.partition(".")[0]]
 
 
@@ -61,7 +61,7 @@ class CrossEntropy:
         return loss / len(labels) if self.reduction == "mean" else loss
 
     def backward(self, scale: float = 1.0) -> Any:
-        """Return the gradient of ``scale * loss`` with respect to the scores."""
+        """Return the gradient of ``scale * loss`` with respect to the scores of the last call."""
         grad = self._softmax.copy()
         count = len(self._labels)
         grad[namespace(grad).arange(count), self._labels] -= 1

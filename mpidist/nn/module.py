@@ -30,7 +30,7 @@ class Parameter:
         self.hooks: tuple[Callable[[], object], ...] = ()
 
     def accumulate(self, grad: Any) -> None:
-        """Add `grad` to the gradient, and call the hooks."""
+        """Add `grad` to the gradient, and call the hooks; the first `grad` is kept, not copied."""
         if self.grad is None:
             self.grad = grad
         else:
@@ -45,9 +45,9 @@ class Parameter:
 class Module:
     """A part of a model; parameters and modules assigned as attributes belong to it.
 
-    A subclass defines ``forward(x)`` and ``backward(grad)``.  The latter gets the gradient of the
-    loss with respect to the output of the last forward, adds the gradients of the parameters, and
-    returns the gradient with respect to the input.
+    A subclass defines ``forward(x)`` and ``backward(grad)``.  ``backward`` gets the gradient of the
+    loss with respect to the output of the last forward, adds the loss's gradient with respect to
+    each parameter to the parameter's `grad`, and returns the gradient with respect to the input.
 
     Attributes
     ----------
@@ -55,8 +55,8 @@ class Module:
         Whether the module is in training mode, not in evaluation.
     saved : tuple of str or None
         Names of the attributes in which forward, or ``backward_input``, saves activations for the
-        backward.  A pipeline keeps them for each microbatch.  None, the default of a class that
-        defines forward, is refused there: a layer that saves nothing declares ``()``.
+        backward.  A pipeline keeps these values for each microbatch.  None, the default of a class
+        that defines forward, is an error in a pipeline: a layer that saves nothing declares ``()``.
     """
 
     training = True
@@ -76,19 +76,25 @@ class Module:
         raise NotImplementedError
 
     def backward(self, grad: Any) -> Any:
-        """Return the gradient of the last input, and add the gradients of the parameters."""
+        """Return the gradient of the last input, and add to the gradients of the parameters.
+
+        `grad` is the gradient of the last output.
+        """
         raise NotImplementedError
 
     def backward_input(self, grad: Any) -> Any:
-        """Return the gradient of the input: the first half of `backward`.
+        """Return the gradient of the last input: the first half of `backward`.
 
-        A layer that can add its parameters' gradients later defines both halves; by default this
-        is the whole of `backward`.
+        A layer that can compute its parameters' gradients later defines this and
+        ``backward_weight``; by default this is the whole of `backward`.
         """
         return self.backward(grad)
 
     def backward_weight(self) -> None:
-        """Add the gradients of the parameters: the second half, after ``backward_input``."""
+        """Add to the parameters' gradients: the second half of `backward`, after the first.
+
+        The first half is ``backward_input``.  By default this does nothing.
+        """
 
     @property
     def splits(self) -> bool:
@@ -100,7 +106,7 @@ class Module:
         return self.forward(*inputs, **options)
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Return an iterator over the direct submodules, with their names."""
+        """Return an iterator over (name, submodule) of the direct submodules."""
         return ((n, m) for n, m in vars(self).items() if isinstance(m, Module))
 
     def modules(self) -> list[Module]:
@@ -108,7 +114,11 @@ class Module:
         return [self, *(m for _, child in self.children() for m in child.modules())]
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return the parameters with their names, each once even if it is shared."""
+        """Return (name, parameter) of all parameters, each once even if modules share it.
+
+        A module's own parameters come first, then those of its submodules, in the order of
+        assignment; the names are as "layer.weight".
+        """
         own = [(n, p) for n, p in vars(self).items() if isinstance(p, Parameter)]
         for name, child in self.children():
             own += [(f"{name}.{inner}", p) for inner, p in child.named_parameters()]
@@ -116,17 +126,17 @@ class Module:
         return [(n, p) for n, p in own if not (id(p) in seen or seen.add(id(p)))]  # type: ignore[func-returns-value]
 
     def parameters(self) -> list[Parameter]:
-        """Return the parameters, in the order in which forward uses them."""
+        """Return all parameters, in the order of :meth:`named_parameters`."""
         return [p for _, p in self.named_parameters()]
 
     def train(self, mode: bool = True) -> Module:
-        """Set this module and all submodules to training mode, or (False) to evaluation."""
+        """Set this module and all submodules to training (or evaluation) mode; return this one."""
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Module:
-        """Set this module and all submodules to evaluation mode."""
+        """Set this module and all submodules to evaluation mode; return this one."""
         return self.train(False)
 
     def zero_grad(self) -> None:
@@ -160,7 +170,10 @@ class Module:
             _fill(own[name].data, value)
 
     def to(self, xp: Any) -> Module:
-        """Move parameters and gradients to another array module, ``cupy`` or ``numpy``."""
+        """Convert parameters and gradients to arrays of `xp`, the module cupy or numpy.
+
+        Returns this module.
+        """
         convert = (lambda a: a.get() if hasattr(a, "get") else a) if xp is np else xp.asarray
         for p in self.parameters():
             p.data = convert(p.data)
@@ -169,7 +182,7 @@ class Module:
 
 
 def _fill(data: Any, value: Any) -> None:
-    """Copy `value` in place into the array `data`, which may be on a GPU, `value` on the host."""
+    """Copy `value` into the array `data`, in place; only if `data` is on a GPU may `value` be."""
     if isinstance(data, np.ndarray) or hasattr(value, "get"):
         data[...] = value
     else:
@@ -191,7 +204,7 @@ class Identity(Module):
 
 
 class Sequential(Module):
-    """A chain of modules, named ``"0"``, ``"1"``, …."""
+    """A chain of modules, each of which gets the last one's output; named ``"0"``, ``"1"``, …."""
 
     saved = ()
 
@@ -199,7 +212,7 @@ class Sequential(Module):
         self.layers = list(layers)
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Return an iterator over the modules in order, with their names."""
+        """Return an iterator over (name, module) of the modules, in order."""
         return ((str(i), layer) for i, layer in enumerate(self.layers))
 
     def forward(self, x: Any) -> Any:
@@ -209,23 +222,23 @@ class Sequential(Module):
         return x
 
     def backward(self, grad: Any) -> Any:
-        """Return the gradient of the first module's input, by `backward` of all modules."""
+        """Return the gradient of the first module's last input, by `backward` of all modules."""
         for layer in reversed(self.layers):
             grad = layer.backward(grad)
         return grad
 
     def backward_input(self, grad: Any) -> Any:
-        """Return the gradient of the first module's input, by `backward_input` of all modules."""
+        """Return the gradient of the first module's last input, by all their `backward_input`."""
         for layer in reversed(self.layers):
             grad = layer.backward_input(grad)
         return grad
 
     def backward_weight(self) -> None:
-        """Add the gradients of all modules' parameters: the second half of `backward`."""
+        """Add to the gradients of all modules' parameters: the second half of `backward`."""
         for layer in self.layers:
             layer.backward_weight()
 
     @property
     def splits(self) -> bool:
-        """Whether the backward of any layer has two halves."""
+        """Whether `backward` of any module of the chain has two halves."""
         return super().splits and any(layer.splits for layer in self.layers)

@@ -15,12 +15,12 @@ _before_steps: dict[object, Callable[[Iterable[Any]], object]] = {}
 
 
 def before_steps(act: Callable[[Iterable[Any]], object]) -> Callable[[], object]:
-    """Register a callback that gets the parameters before each step of any optimizer.
+    """Register ``act(parameters)``, called before each step of any optimizer of this module.
 
     Returns
     -------
     callable
-        Removes the callback.
+        A function that removes the callback.
     """
     key = object()
     _before_steps[key] = act
@@ -35,7 +35,7 @@ class Optimizer:
     parameters : list of Parameter
         The parameters that are updated.
     state : dict of int to dict
-        Optimizer state of each parameter, by the parameter's number.
+        Optimizer state of each parameter that has been updated, by its index in `parameters`.
     """
 
     def __init__(self, parameters: Iterable[Any], learning_rate: float, weight_decay: float):
@@ -61,12 +61,12 @@ class Optimizer:
                 self._update(index, p.data, grad)
 
     def state_of(self, parameter: Any) -> dict[str, Any]:
-        """Return the state of a parameter, which may be changed."""
+        """Return the state of a parameter: the dict that steps use, so changes to it count."""
         index = next(i for i, p in enumerate(self.parameters) if p is parameter)
         return self.state.setdefault(index, {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the parameters' states, by each parameter's index in `parameters`."""
+        """Return ``{"state": {i: …}}`` with a copy of the state of each parameter number i."""
         return {
             "state": {
                 index: {k: v.copy() if hasattr(v, "copy") else v for k, v in kept.items()}
@@ -80,7 +80,8 @@ class Optimizer:
         Raises
         ------
         InvalidArgument
-            If a parameter does not exist or has another shape.
+            If a state is that of a parameter that this optimizer does not have, or of another
+            shape; if states are keyed by names.
         """
         if not all(isinstance(index, int) for index in state["state"]):
             raise InvalidArgument(
@@ -94,8 +95,8 @@ class Optimizer:
             for key, value in kept.items():
                 if hasattr(value, "shape") and tuple(value.shape) not in (shape, ()):
                     raise InvalidArgument(
-                        f"state has {key} of shape {tuple(value.shape)} for parameter {index}, "
-                        f"which has {shape}"
+                        f"state has {key} of shape {tuple(value.shape)} for parameter {index} of "
+                        f"{len(self.parameters)} parameters: expected shape {shape}"
                     )
         self.state = {
             index: {k: v.copy() if hasattr(v, "copy") else v for k, v in kept.items()}
@@ -152,11 +153,11 @@ class Adam(Optimizer):
     parameters : iterable of Parameter
         The parameters to update.
     learning_rate : float
-        Approximate bound of an element's step.
+        Roughly the most that an element changes by in one step.
     betas : tuple of float
-        Decay rates of the mean gradient and of its mean square.
+        Decay rates of the gradient's running mean, and of the running mean of its square.
     epsilon : float
-        Added to the root of the mean square.
+        Added to the root of the mean square, the divisor of a step.
     weight_decay : float
         Factor of the data that is added to the gradient: ``weight_decay * data``.
     """
