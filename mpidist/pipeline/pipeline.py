@@ -438,7 +438,8 @@ class Pipeline:
         place, rank = self._executor.plan.placement, self.comm.rank
         if not isinstance(state, Mapping) or not {"stages", "by_stage"} <= set(state):
             raise InvalidArgument(
-                f"rank {rank}: state is not that of a Pipeline, as a checkpoint stores it"
+                f"rank {rank}: state is a {type(state).__name__} without 'stages' and 'by_stage': "
+                "expected the state of a Pipeline, as Checkpoint.load() passes it"
             )
         mine = self._numbered()
         every = self._own.allgather_object({n: layers_of(m) for n, m in mine.items()})

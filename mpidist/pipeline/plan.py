@@ -95,7 +95,7 @@ def on_all_ranks(comm: Communicator, make: Callable[[], Made], what: str) -> Mad
     ------
     Exception
         On every rank if the call fails on any: its own error there, on the others InvalidArgument
-        with that rank, the reason, and `what` was made.
+        with that rank and the reason; `what`, such as "schedule", says what the call checks.
     """
     made, failure = None, None
     try:

@@ -23,9 +23,9 @@ class F(NamedTuple):
     microbatch : int
         Number of the microbatch, from 0.
     chunk : int
-        Number of the chunk among those of this rank, from 0.
+        Number of the chunk (part of the model) among those of this rank, from 0.
     kind : str
-        Letter of the class; leave it out.
+        Letter of the class; do not pass it.
     """
 
     microbatch: int
@@ -37,9 +37,9 @@ class F(NamedTuple):
 
 
 class B(NamedTuple):
-    """Backward: compute the gradients of the chunk's input and of its weights, as I and W do.
+    """Backward: compute the gradients of the chunk's input and of its weights, both at once.
 
-    Attributes as of :class:`F`.
+    The attributes are those of :class:`F`.
     """
 
     microbatch: int
@@ -53,7 +53,7 @@ class B(NamedTuple):
 class I(NamedTuple):  # noqa: E742  (its name in the papers)
     """First half of backward: compute the gradient of the input, which the stage before needs.
 
-    Attributes as of :class:`F`.
+    The attributes are those of :class:`F`.
     """
 
     microbatch: int
@@ -67,7 +67,7 @@ class I(NamedTuple):  # noqa: E742  (its name in the papers)
 class W(NamedTuple):
     """Second half of backward: compute the gradients of the weights, which no rank waits for.
 
-    Attributes as of :class:`F`.
+    The attributes are those of :class:`F`.
     """
 
     microbatch: int
@@ -94,7 +94,7 @@ SHAPES = ("loop", "v")
 
 @dataclass(frozen=True)
 class Placement:
-    """The rank and chunk of each of ``ranks * chunks`` virtual stages.
+    """Which rank holds which of ``ranks * chunks`` virtual stages, and as which of its chunks.
 
     Attributes
     ----------
@@ -103,9 +103,9 @@ class Placement:
     chunks : int
         Number of virtual stages on every rank.
     shape : {"loop", "v"}
-        ``"loop"``: each chunk passes from rank 0 to the last, as Megatron interleaves.
-        ``"v"``: odd chunks pass back, so with two chunks rank 0 holds the first and the last
-        virtual stage.
+        ``"loop"``: the stages of each chunk go from rank 0 to the last, as Megatron interleaves.
+        ``"v"``: those of odd chunks go from the last rank to rank 0, so with two chunks rank 0
+        holds the first and the last virtual stage.
 
     Examples
     --------
@@ -125,12 +125,12 @@ class Placement:
         return self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int = 0) -> int:
-        """Return the number of the virtual stage that is `chunk` of `rank`."""
+        """Return the number of the virtual stage that `rank` holds as its `chunk`."""
         back = self.shape == "v" and chunk % 2
         return chunk * self.ranks + (self.ranks - 1 - rank if back else rank)
 
     def owner(self, stage: int) -> tuple[int, int]:
-        """Return rank and chunk of a virtual stage."""
+        """Return the rank that holds a virtual stage, and the number of the chunk there."""
         chunk, rank = divmod(stage, self.ranks)
         back = self.shape == "v" and chunk % 2
         return (self.ranks - 1 - rank if back else rank), chunk

@@ -24,12 +24,13 @@ class PlannerRule:
     Attributes
     ----------
     order : str
-        Kinds of actions, the most urgent first.
+        Kinds of actions, the most urgent first; without halves of backward, I stands for B.
     patience : float
-        Largest delay of a more urgent action by a less urgent one that begins before it, as a
-        share of the less urgent one's time; with 1 a free rank never waits.
+        Largest time by which an action may delay a more urgent one that could begin before its
+        end, as a share of its own time; with 1 a free rank never waits.
     lead : int or None
-        Stage s is at most ``lead * (p - s)`` microbatches ahead of its backward; None: no limit.
+        On rank r of p, forward is at most ``lead * (p - r)`` microbatches ahead of backward of the
+        same stage; None: no limit.
     """
 
     order: str = "IFW"
@@ -51,7 +52,7 @@ class Planner:
     caps : sequence of int
         Largest number of live activations on each rank, ≥ its number of chunks.
     splits : bool
-        Whether backward has halves; otherwise it is B.
+        Whether backward is split into I and W; otherwise it is B.
     rule : PlannerRule
         The rule by which a free rank chooses.
     """
@@ -79,7 +80,7 @@ class Planner:
         self.free = [0.0] * placement.ranks
 
     def run(self) -> list[list[Action]]:
-        """Return the actions of each rank."""
+        """Simulate all ranks, and return the list of actions of each."""
         while self.events:
             now, rank = heapq.heappop(self.events)
             if now >= self.free[rank]:
@@ -105,9 +106,9 @@ class Planner:
         # Otherwise the arrival of a message wakes the rank.
 
     def _possible_at(self, kind: str, rank: int, stage: int, chunk: int) -> float:
-        """Return the time at which the next action of a kind can begin on a stage.
+        """Return the time from which the next action of a kind can run on a stage of a free rank.
 
-        It is infinity if that is not known yet.
+        It is infinity if that is not known yet, or the cap or the rule's lead forbids the action.
         """
         microbatch, never = self.next[kind][stage], float("inf")
         if microbatch >= self.microbatches:
@@ -132,7 +133,7 @@ class Planner:
     def _begin(self, now: float, kind: str, rank: int, stage: int, chunk: int, took: float) -> None:
         """Begin the next action of a kind, and record its end and the arrival of its message.
 
-        `took` is the time that the action takes.
+        `now` is the simulated time, `took` the time that the action takes.
         """
         microbatch = self.next[kind][stage]
         self.next[kind][stage] += 1
@@ -176,9 +177,10 @@ def automatic(
 
     List scheduling: all ranks are simulated, and a free rank takes the most urgent action that can
     begin and that the cap allows.  Several rules for urgency and waiting are tried, and so are the
-    registered schedules that fit the cap and the placement.  The shortest wins, among equals the
-    one with the lowest peak: so it is never longer than a registered one.  The same arguments give
-    the same schedule on every rank.
+    registered schedules that fit the cap and the placement, so the result is never longer than
+    these.  The one with the shortest makespan wins, among equals that with the smallest sum of
+    peaks of live activations.  The same arguments (and registered schedules) give the same schedule
+    on every rank.
 
     Parameters
     ----------
@@ -188,8 +190,8 @@ def automatic(
         Times of F, I and W for each virtual stage, and of a message.
     cap : int or sequence of int, optional
         Largest number of live activations (of a chunk for a microbatch) on a rank, one number for
-        all or one for each; at least `chunks`.  By default ``size * chunks``, which 1F1B and ZB-H1
-        need (for one chunk) and ZB-V (for two).
+        all or one for each; at least `chunks`.  By default ``size * chunks``: as many as 1F1B and
+        ZB-H1 need with one chunk, and ZB-V with two.
     chunks : int
         Number of virtual stages on every rank.
     placement : {"loop", "v"}
@@ -201,6 +203,13 @@ def automatic(
     -------
     PipelineSchedule
         The schedule ``"auto"``; it serves this size, number of microbatches and chunks only.
+
+    Raises
+    ------
+    InvalidArgument
+        If a number is not a whole one ≥ 1, or `cap` or `costs` does not fit.
+    UnknownName
+        If `placement` is neither "loop" nor "v".
     """
     for name, value in (("size", size), ("microbatches", microbatches), ("chunks", chunks)):
         check_count(value, name)
@@ -226,14 +235,14 @@ def automatic(
 
 
 def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
-    """Return the cap of each rank: by default ``size * chunks``.
+    """Return a list with the cap of each rank.
 
-    `cap` is one number for all ranks, or one for each, or None for the default.
+    `cap` is one number for all ranks, or one for each, or None for ``size * chunks``.
 
     Raises
     ------
     InvalidArgument
-        If `cap` is neither; the message begins with `name`.
+        If `cap` is none of these, or below `chunks`; the message begins with `name`.
     """
     caps = cap if isinstance(cap, (list, tuple)) else [size * chunks if cap is None else cap] * size
     for value in caps:

@@ -31,7 +31,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Box:
-    """An action: a coloured rectangle with the microbatch's number where there is room."""
+    """A coloured rectangle for an action, with the microbatch's number where there is room.
+
+    Position and size are in pixels; `dark` is whether the colour is, and the text white.
+    """
 
     x: float
     y: float
@@ -43,13 +46,16 @@ class Box:
 
     @property
     def border(self) -> float:
-        """The width of the white border; it leaves at least half of a thin box."""
+        """Width of the white border; it leaves at least half of a thin box."""
         return min(0.8, self.width / 4)
 
 
 @dataclass(frozen=True)
 class Label:
-    """Text at a position; `style` is ``title``, ``bold``, ``plain`` or ``right`` (aligned)."""
+    """Text that begins at a position; `style` is ``title``, ``bold``, ``plain`` or ``right``.
+
+    A ``right`` label is aligned to the right: it ends there.
+    """
 
     x: float
     y: float
@@ -59,7 +65,10 @@ class Label:
 
 @dataclass
 class Sheet:
-    """A laid-out figure: boxes and labels, in pixels from the upper left corner."""
+    """A laid-out figure: boxes and labels, in pixels from the upper left corner.
+
+    `ground` has a grey background rectangle for each rank: x, y, width and height.
+    """
 
     title: str
     width: float = 0.0
@@ -99,7 +108,7 @@ def sheet(title: str, panels: Sequence[Panel]) -> Sheet:
 
 
 def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
-    """Add the legend to a sheet: the colours of `kinds` of actions, and the shades of chunks."""
+    """Add the legend to the sheet `made`: colours of `kinds` of actions, and shades of chunks."""
     x = 16.0
     for kind in (kind for kind in MEANINGS if kind in kinds):
         made.boxes.append(Box(x, 42, 18, 16, COLOURS[kind], kind, True))
@@ -111,7 +120,7 @@ def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
 
 
 def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> float:
-    """Lay out one timeline from height `y` on; return the height at which it ends.
+    """Add one timeline to the sheet `made`, from height `y` on; return the height at which it ends.
 
     `scale` is in pixels per unit of time; `whole` is the longest time among the panels.
     """
@@ -137,7 +146,7 @@ def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> f
 
 
 def _lighter(colour: str, share: float) -> str:
-    """Return a colour mixed with white; `share` is that of white."""
+    """Return a colour (#rrggbb) mixed with white; `share` is the share of white, from 0 to 1."""
     parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 

@@ -15,9 +15,9 @@ class Message(NamedTuple):
     Attributes
     ----------
     source, target : int
-        Ranks; equal if both stages are on one rank (:attr:`local`).
+        Ranks of the sending and the receiving stage; equal if both are on one rank (:attr:`local`).
     stage : int
-        The virtual stage that needs it.
+        The virtual stage that receives the message.
     microbatch : int
         Number of the microbatch.
     kind : {"activation", "gradient"}
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
     @property
     def edge(self) -> tuple[int, int, int, str]:
-        """Source, target, stage and kind: on such an edge, messages keep their order."""
+        """Source, target, stage and kind: messages with the same edge keep their order."""
         return self.source, self.target, self.stage, self.kind
 
 
@@ -49,9 +49,10 @@ class Step(NamedTuple):
     action : Action
         The action.
     receive : Message or None
-        The message that it waits for; None at the ends of the pipeline, and for W.
+        The message that the action waits for; None for F on the first stage, for the backward on
+        the last, and for W.
     sends : tuple of Message
-        The messages sent after it: none or one.
+        The messages sent after the action: none or one.
     """
 
     action: Action
@@ -86,8 +87,8 @@ def derive(
     Unsupported
         If the schedule does not serve these numbers; the message says what it serves.
     ScheduleError
-        If it yields an object that is not an action of this pipeline.  That the order can run is
-        shown by :func:`~mpidist.pipeline.prove`.
+        If the generator fails, does not end, or yields anything but actions of these microbatches
+        and chunks.  Whether the order can run is checked by :func:`~mpidist.pipeline.prove`.
     """
     return derived(schedule, size, microbatches, chunks).parts
 

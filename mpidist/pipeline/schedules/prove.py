@@ -30,7 +30,8 @@ class PipelineProof:
     outstanding : tuple of int
         For each rank, the largest number of messages to it that are sent and not yet used.
     outstanding_edge : int
-        The same for the fullest edge: one direction between two virtual stages.
+        The largest number of messages from one virtual stage to the next, or back, that are sent
+        and not yet used.
     peak : tuple of int
         Largest number of live activations (of a chunk for a microbatch) on each rank.
     splits : bool
@@ -55,9 +56,10 @@ class PipelineProof:
 class Outstanding:
     """Upper bounds on the number of messages that are sent and not yet used.
 
-    A message may be on its way when its target begins step i, unless its sender had to wait for
-    step i or a later one.  So each message has a life in steps of its target: from the last step
-    that must precede the sending (by a vector clock) to the step that uses it::
+    A message may be on its way when its target rank begins step i, unless the sender had to wait
+    for the end of step i or a later one.  So each message has a life in steps of its target: from
+    the first step that need not end before the sending (by a vector clock) to the step that uses
+    it::
 
         target  step   0    1    2    3    4
         message             |---------|         sent after step 0 at the earliest, used by step 3
@@ -76,11 +78,14 @@ class Outstanding:
 
     @property
     def messages(self) -> int:
-        """Number of messages between ranks."""
+        """Number of messages between ranks, in the steps seen so far."""
         return sum(map(len, self._lives.values()))
 
     def see(self, rank: int, index: int, step: Step) -> None:
-        """Count the messages of a step; call it for all steps in an order in which they can run."""
+        """Count the messages of a step, which is number `index` of `rank`.
+
+        To be called for all steps of all ranks, in an order in which they can run.
+        """
         clock = self._clock[rank]
         message = step.receive
         if message is not None and not message.local:
@@ -99,12 +104,12 @@ class Outstanding:
         return _most([life for lives in edges for life in lives])
 
     def fullest_edge(self) -> int:
-        """Return the largest number of outstanding messages of one edge."""
+        """Return the largest number of outstanding messages of one edge (:attr:`Message.edge`)."""
         return max(map(_most, self._lives.values()), default=0)
 
 
 def _most(lives: Iterable[tuple[int, int]]) -> int:
-    """Return the largest number of lifetimes (first and last step included) that share a step."""
+    """Return the largest number of `lives` that share a step; each is (first step, last step)."""
     lives = list(lives)
     begins = sorted(first for first, _ in lives)
     most = 0
@@ -122,10 +127,10 @@ def prove(
 ) -> PipelineProof:
     """Prove a pipeline schedule for one number of ranks, microbatches and chunks.
 
-    Every microbatch passes forward and backward once through every virtual stage, each F before its
-    B (each I before its W); the messages of an edge are used in the order in which they are sent;
-    and no rank waits forever, with posted receives and sends that do not block.  The parameters are
-    those of :func:`~mpidist.pipeline.derive`.
+    What is proved: every microbatch passes forward and backward once through every virtual stage,
+    each F before its B, or its I, and that before its W; messages from one stage to another are
+    used in the order in which they are sent; and no rank waits forever, if receives are posted and
+    sends do not block.  The parameters are those of :func:`~mpidist.pipeline.derive`.
 
     Returns
     -------

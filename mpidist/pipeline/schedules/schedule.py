@@ -18,7 +18,7 @@ _KNOWN = frozenset(KINDS.values())
 
 @dataclass(frozen=True)
 class ActionCheck:
-    """Checks that a generator of actions, for one rank, yields valid ones and ends.
+    """Checker of one rank's generator: it must yield valid actions, and end.
 
     Attributes
     ----------
@@ -37,14 +37,15 @@ class ActionCheck:
     splits: bool | None
 
     def of(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
-        """List the actions of a generator; raise if it does not end, or yields another object.
+        """List the actions of the generator that ``make()`` returns, after checking each.
 
         Repeated actions are left to the prover, whose error names the first one.
 
         Raises
         ------
         ScheduleError
-            With rank, step and reason; with the virtual stage, if it is known.
+            If the generator fails, does not end, or yields anything but valid actions; with rank,
+            step and reason, and the virtual stage if it is known.
         """
         most = 2 * 3 * self.microbatches * self.placement.chunks
         actions: list[Action] = []
@@ -77,7 +78,7 @@ class ActionCheck:
         return None
 
     def _usual(self) -> str:
-        """Return the usual number of actions as text, for the error of an endless generator."""
+        """Return the largest allowed number of actions as text, for the error of too many."""
         chunks = self.placement.chunks
         of = f" in {chunks} chunks" if chunks > 1 else ""
         return f"twice F, I and W of each of {self.microbatches} microbatches{of}"
@@ -103,18 +104,19 @@ class PipelineSchedule(Registered):
     Attributes
     ----------
     name : str
-        Name for users.
+        Name for ``schedule=`` and the command line.
     function : callable
-        The generator ``(rank, size, microbatches, *, chunks)`` of the actions of one rank; it takes
-        `chunks` only if it serves any number of them.
+        The generator ``(rank, size, microbatches, *, chunks)`` of the actions of one rank; it has
+        the keyword `chunks` only if it serves any number of chunks per rank.
     chunks : int
         Number of virtual stages on every rank: the only one, or the default if it serves any.
     placement : {"loop", "v"}
         Which rank holds which virtual stage, see :class:`~mpidist.pipeline.Placement`.
     splits : bool or None
-        Whether it splits B into I and W; None if that is not declared and shows in the actions.
+        Whether it splits B into I and W; None if that is not declared, and either is allowed.
     requires : callable, optional
-        ``requires(size, microbatches, chunks)`` returns why they cannot be served, or None.
+        ``requires(size, microbatches, chunks)`` returns as text why the schedule cannot serve
+        these numbers, or None if it can.
     """
 
     name: str
@@ -171,7 +173,8 @@ class PipelineSchedule(Registered):
         Unsupported
             If the schedule does not serve these numbers; the message says why.
         ScheduleError
-            If it yields an object that is not an action of this pipeline.
+            If the generator fails, does not end, or yields anything but actions of these
+            microbatches and chunks.
         """
         check_count(size, "size")
         check_count(microbatches, "microbatches")
@@ -253,8 +256,8 @@ def find_schedule(name: str) -> PipelineSchedule:
 def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule:
     """Return the schedule that a name, a schedule or a generator function stands for.
 
-    A function that is not registered has as many chunks as the default of its keyword ``chunks``,
-    or 1 without one, placed as a loop.
+    A function that is not registered gets the name of the function, the placement "loop", and as
+    many chunks as the default of its keyword ``chunks`` (1 without one).
 
     Raises
     ------
@@ -297,12 +300,12 @@ def _signature(function: Callable) -> inspect.Signature:
 
 
 def unregister_schedule(name: str) -> None:
-    """Remove a schedule from the registry, for example one that a test registered."""
+    """Remove a schedule from the registry if it is there, such as one that a test registered."""
     _registry.pop(name, None)
 
 
 def describe(schedule: PipelineSchedule) -> dict[str, Any]:
-    """Return the declarations of a schedule, in the form of JSON listings."""
+    """Return name, summary and declared properties of a schedule, as JSON listings have them."""
     return {
         "schedule": schedule.name,
         "chunks": schedule.chunks,

@@ -1,4 +1,10 @@
-"""The shipped pipeline schedules, one generator each."""
+"""The shipped pipeline schedules, one generator each.
+
+In the docstrings, p is the number of ranks, m that of microbatches, v that of chunks per rank, and
+s a stage (with one chunk, the rank).  F, B, I and W are times of these actions.  A bubble is the
+time in which a rank waits in a step: as a time, or relative to the time in which it computes.  In
+the pictures, a dot is a waiting rank, and F2b is the forward of microbatch 2 through chunk b.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +17,7 @@ from .schedule import pipeline_schedule
 def gpipe(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     """Run all microbatches forward, then all backward in reverse order.
 
-    Bubble: (p-1)/m of the work.  Peak live activations: m.
+    With p ranks and m microbatches.  Bubble: (p-1)/m of the work.  Peak live activations: m.
     Source: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline
     parallelism", arXiv:1811.06965.
 
@@ -29,9 +35,9 @@ def gpipe(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 
 @pipeline_schedule("1f1b", splits=False)
 def one_forward_one_backward(rank: int, size: int, microbatches: int) -> Iterator[Action]:
-    """Warm up with p-1-s forwards on stage s, then alternate one forward and one backward.
+    """Warm up with p-1-s forwards on stage s of p, then alternate one forward and one backward.
 
-    Bubble: (p-1)/m of the work.  Peak live activations: min(m, p-s).
+    With m microbatches.  Bubble: (p-1)/m of the work.  Peak live activations: min(m, p-s).
     Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush),
     arXiv:2006.09503.
 
@@ -55,11 +61,12 @@ def one_forward_one_backward(rank: int, size: int, microbatches: int) -> Iterato
 def interleaved(rank: int, size: int, microbatches: int, *, chunks: int = 2) -> Iterator[Action]:
     """Run 1F1B over v chunks per rank; microbatches take one chunk after the other in groups of g.
 
-    With m a multiple of p, g = p: the order of Megatron.  Otherwise m is divided into floor(m/p)
-    groups as evenly as possible, and g is the largest.
+    With p ranks and m microbatches, m a multiple of p: g = p, the order of Megatron.  Otherwise the
+    microbatches are divided into floor(m/p) groups (at least one) as evenly as possible, and g is
+    the size of the largest.
 
     Bubble: (p-1)/(mv) of the work for m >= p.  Peak live activations: min(mv, 2(p-1-s)+(v-1)g+1)
-    chunks.
+    on rank s, each of one chunk for one microbatch.
     Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
     Megatron-LM", arXiv:2104.04473.
 
@@ -81,7 +88,7 @@ def interleaved(rank: int, size: int, microbatches: int, *, chunks: int = 2) -> 
 
 
 def _groups(microbatches: int, size: int) -> list[range]:
-    """Divide the microbatches into groups of at least `size`, the larger ones first."""
+    """Divide the microbatches into groups of at least `size` (one group if fewer), larger first."""
     count = max(1, microbatches // size)
     least, more = divmod(microbatches, count)
     begins = [group * least + min(group, more) for group in range(count + 1)]
@@ -89,9 +96,9 @@ def _groups(microbatches: int, size: int) -> list[range]:
 
 
 def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator[Action]:
-    """Yield at most one F, one I and one W per step, in this order.
+    """Yield the actions of ZB-H1 (`lead` 1) or ZB-H2 (2): per turn at most one F, one I and one W.
 
-    Stage s of p runs F of microbatch k in its step k, I in step k + `lead` * (p-1-s), and W in step
+    Stage s of p runs F of microbatch k in its turn k, I in turn k + `lead` * (p-1-s), and W in turn
     k + `lead` * (p-1).
     """
     delay = lead * (size - 1)
@@ -106,6 +113,7 @@ def _handcrafted(rank: int, size: int, microbatches: int, lead: int) -> Iterator
 def zb_h1(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     """Run 1F1B with W delayed by p-1 microbatches, into the bubble of 1F1B.
 
+    With p ranks, m microbatches, and F, I, W the times of these actions.
     Bubble: (p-1)(F+I-W) on rank 0, where m >= p and W <= F, I.  Peak live activations: min(m, p).
     Source: Qi et al., "Zero bubble pipeline parallelism", arXiv:2401.10241.
 
@@ -122,8 +130,9 @@ def zb_h1(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 def zb_h2(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     """Run ZB-H1 with twice the forwards ahead: more memory, and no bubble within a rank.
 
-    Bubble: (p-1) max(0, F+I-2W) on rank 0, where m >= 2p-1 and W <= F, I; the makespan keeps
-    (p-1)F at least.  Peak live activations: min(m, 2p-1).
+    With p ranks, m microbatches, and F, I, W the times of these actions.
+    Bubble: (p-1) max(0, F+I-2W) on rank 0, where m >= 2p-1 and W <= F, I; the makespan is longer
+    than the work of one rank by (p-1)F at least.  Peak live activations: min(m, 2p-1).
     Source: Qi et al., "Zero bubble pipeline parallelism", arXiv:2401.10241.
 
     3 ranks, 5 microbatches::
@@ -139,8 +148,10 @@ def zb_h2(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 def zb_v(rank: int, size: int, microbatches: int) -> Iterator[Action]:
     """Pass each microbatch down the ranks and back up; I and W fill the bubbles.
 
-    Bubble: 0 where F = I = W and m >= 2p-1; the makespan keeps (p-1)F.  Peak live activations:
-    2 min(m, p) chunks, each half of what a rank holds.  Twice the messages of one chunk.
+    With p ranks, m microbatches, and F, I, W the times of these actions.
+    Bubble: 0 where F = I = W and m >= 2p-1; the makespan is longer than the work of one rank by
+    (p-1)F.  Peak live activations: 2 min(m, p), each of one of the two chunks of a rank.  Twice the
+    messages of schedules of one chunk.
     Source: Qi et al., "Pipeline parallelism with controllable memory", arXiv:2405.15362.
 
     2 ranks, 3 microbatches::

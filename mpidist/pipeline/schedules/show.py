@@ -31,9 +31,10 @@ def figure(timeline: Timeline, columns: int | None = None, end: float | None = N
     timeline : Timeline
         The timeline to draw.
     columns : int, optional
-        Width of a line; by default as wide as needed.
+        Largest width of a line; by default as wide as needed, but about 160 at most where times
+        must be rounded to columns.
     end : float, optional
-        The time at the right end, to compare timelines; by default the makespan.
+        The time at the right end, to draw timelines on one scale; by default the makespan.
 
     Returns
     -------
@@ -81,7 +82,7 @@ def label(action: Action, timeline: Timeline) -> str:
 def _slot(timeline: Timeline) -> Fraction | None:
     """Return the largest unit of time of which the begin and end of every action are multiples.
 
-    None if there is none, or the shortest action would be more than a few units long.
+    None if there is none, or the shortest action would be more than 4 units long.
     """
     slot = Fraction(0)
     for part in timeline.spans:
@@ -95,7 +96,7 @@ def _slot(timeline: Timeline) -> Fraction | None:
 
 
 def _shortest(timeline: Timeline) -> float:
-    """Return the shortest time that an action takes, apart from 0."""
+    """Return the shortest time > 0 that an action takes; 1 if there is none."""
     times = (span.end - span.begin for part in timeline.spans for span in part)
     return min((time for time in times if time > 0), default=1.0)
 
@@ -145,12 +146,15 @@ class Picture:
     panels: tuple[gantt.Panel, ...]
 
     def text(self, columns: int | None = None) -> str:
-        """Return the picture as lines of text, at most `columns` wide."""
+        """Return the picture as lines of text, with timelines at most `columns` wide."""
         lines = ("".join(text for text, _ in line) for line in self.lines(columns))
         return "\n".join(line.rstrip() for line in lines)
 
     def lines(self, columns: int | None = None) -> list[list[TextPiece]]:
-        """Return the lines of :meth:`text`, cut into the pieces of :func:`pieces`."""
+        """Return the lines of :meth:`text`, each cut into pieces (text, kind) to be coloured.
+
+        The pieces are those of :func:`pieces`; the kind of a title or heading is "title".
+        """
         lines: list[list[TextPiece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
         whole = max(panel.timeline.makespan for panel in self.panels)
         for panel in self.panels:
@@ -193,14 +197,14 @@ def picture(
 
 
 def comparison(trace: Trace, costs: Costs | None = None) -> Picture:
-    """Return the picture of a measured run, under the prediction from its own order and costs.
+    """Return a picture of two timelines: the predicted one, and below it the measured one.
 
     Parameters
     ----------
     trace : Trace
-        The recorded run.
+        The recorded run; its order of actions is simulated for the prediction.
     costs : Costs, optional
-        Other costs for the prediction.
+        Costs for the prediction; by default the mean times of the run.
     """
     measured = trace.measured
     predicted = trace.predict(costs)
@@ -262,9 +266,9 @@ def legend(panels: Sequence[gantt.Panel]) -> str:
 
 
 def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
-    """Return two lines on a timeline: its makespan, bubble and idle times, and its peaks.
+    """Return two lines of text on a timeline: its times, and its peaks of live activations.
 
-    ``write(time)`` returns a time as text.
+    The times are makespan, bubble and idle time of each rank; ``write(time)`` returns one as text.
     """
     rounding = 1e-9 * line.makespan  # of sums of times
     idle = ", ".join(write(time if time > rounding else 0.0) for time in line.idle)
@@ -277,7 +281,10 @@ def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
 
 
 def _left_out(line: Timeline, drawn: Sequence[Sequence[TextPiece]]) -> list[str]:
-    """Return a note on actions too short for a column of their own; empty if there are none."""
+    """Return a list of a note on actions too short for a column of their own; empty without any.
+
+    `drawn` is what :func:`pieces` returned for the timeline `line`.
+    """
     spans = [span for part in line.spans for span in part if span.end > span.begin]
     missing = len(spans) - sum(bool(kind) for row in drawn for _, kind in row)
     if missing <= 0:
@@ -287,7 +294,7 @@ def _left_out(line: Timeline, drawn: Sequence[Sequence[TextPiece]]) -> list[str]
 
 
 def outstanding(proof: PipelineProof) -> str:
-    """Return the number of messages, and the most that can be outstanding, as a line of text."""
+    """Return the number of messages, and the most that can be sent and not yet used, as text."""
     return (
         f"{counted(proof.messages, 'message')}; outstanding at most, to each rank: "
         f"{_numbers(proof.outstanding)}; on one edge: {proof.outstanding_edge}"

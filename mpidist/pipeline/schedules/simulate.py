@@ -48,7 +48,7 @@ class Costs:
         object.__setattr__(self, "message", _time(self.message, "message"))
 
     def table(self, stages: int) -> dict[str, list[float]]:
-        """Return the times of each virtual stage, by the letters of the actions.
+        """Return a dict from F, B, I and W to the list of that action's times, stage by stage.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class Costs:
 
 
 def as_costs(costs: Costs | Sequence[Times] | None) -> Costs:
-    """Return Costs, given Costs, (F, I, W[, message]) or None: 1 for each action."""
+    """Return Costs, given Costs, (F, I, W), (F, I, W, message), or None for 1, 1, 1 and 0."""
     if costs is None:
         return Costs()
     if isinstance(costs, Costs):
@@ -147,7 +147,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time, from 0 to 1, in which they do not compute."""
+        """The share of the makespan, from 0 to 1, in which a rank does not compute (mean)."""
         whole = self.makespan * len(self.spans)
         return 1 - sum(self.busy) / whole if whole else 0.0
 
@@ -164,7 +164,7 @@ def simulate(
     chunks: int | None = None,
     costs: Costs | Sequence[Times] | None = None,
 ) -> Timeline:
-    """Return the time of each action, begun as soon as its rank is free and its message arrived.
+    """Return the times of all actions, if each begins when its rank is free and its message there.
 
     Parameters
     ----------
@@ -182,6 +182,8 @@ def simulate(
     ------
     ScheduleError
         If the schedule is wrong; as :func:`~mpidist.pipeline.prove` raises it.
+    Unsupported
+        If the schedule does not serve these numbers.
     """
     it = derived(schedule, size, microbatches, chunks)
     check(it.parts, it.placement, microbatches)

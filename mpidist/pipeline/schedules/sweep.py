@@ -24,17 +24,18 @@ class PipelineProofRow:
     name : str
         The schedule.
     chunks, sizes, microbatches : tuple of int
-        Numbers of chunks on a rank, of ranks and of microbatches that were proved.
+        Numbers of chunks on a rank that were tried; numbers of ranks and of microbatches that were
+        proved.
     refused : int
-        Cases that the schedule declares it cannot serve.
+        Number of cases that the schedule declares it cannot serve.
     proofs, actions, messages : int
-        Proofs; actions and messages in all proofs together.
+        Number of proofs; of actions and of messages in all proofs together.
     outstanding : int
-        The most messages to a rank that can be sent and not yet used at a time.
+        The largest number of messages to one rank that can be sent and not yet used, in any proof.
     seconds : float
         Time of all proofs.
     counterexample : str
-        The first case that could not be proved; empty if there is none.
+        The first case that could not be proved, and the reason; empty if there is none.
     """
 
     name: str
@@ -75,10 +76,15 @@ def sweep(
     progress : callable, optional
         Called with schedules done, schedules in all, and the name of the next one.
 
+    Returns
+    -------
+    list of PipelineProofRow
+        One for each schedule; a schedule is proved up to its first counter-example.
+
     Raises
     ------
     InvalidArgument
-        If a schedule that was named does not serve the `chunks`.
+        If a schedule in `named` does not serve one of the `chunks`.
     """
     found = schedules() if named is None else [as_schedule(one) for one in named]
     if chunks is not None and named is not None:
@@ -107,7 +113,7 @@ def _prove_one(
     microbatches: Sequence[int],
     chunks: Sequence[int],
 ) -> PipelineProofRow:
-    """Prove one schedule, up to the first counter-example."""
+    """Prove one schedule for all combinations of these numbers, up to the first counter-example."""
     row = PipelineProofRow(
         schedule.name, tuple(chunks) if schedule.any_chunks else (schedule.chunks,)
     )

@@ -28,7 +28,7 @@ class Trace:
     measured : Timeline
         The time of each action, in seconds from any common origin.
     costs : Costs
-        The times of the actions in seconds; for B, `I` is its time and `W` is 0.
+        The mean times of each stage's actions in seconds; the time of B is in `I`.
     peak : tuple of int
         Largest number of live activations on each rank, as the run counted them.
     """
@@ -38,7 +38,7 @@ class Trace:
     peak: tuple[int, ...]
 
     def predict(self, costs: Costs | None = None) -> Timeline:
-        """Simulate the run's own order of actions, with its measured or with other costs.
+        """Simulate the run's own order of actions, with `costs` or, for None, its mean times.
 
         Raises
         ------
@@ -62,7 +62,7 @@ def events_of(
     name : str
         Name of the pipeline's communicator, which tells several pipelines of a file apart.
     line : Timeline
-        Schedule, placement and number of microbatches; its spans do not matter.
+        Name of the schedule, placement and number of microbatches; its `spans` are not used.
     rank, step, peak : int
         Rank in the pipeline, number of the step, and largest number of live activations.
     spans : sequence of Span
@@ -85,7 +85,10 @@ def events_of(
 
 
 def write(path: str | Path, trace: Trace, name: str = "pipeline", step: int = 0) -> None:
-    """Write a file of :mod:`mpidist.trace` with one step of a pipeline; see :func:`events_of`."""
+    """Write a trace file (see :mod:`mpidist.trace`) with one step of a pipeline.
+
+    For `name` and `step` see :func:`events_of`.
+    """
     it = trace.measured
     ranks = [
         RankEvents(rank, "", 0.0, False, events_of(name, it, rank, step, trace.peak[rank], part))
@@ -95,9 +98,10 @@ def write(path: str | Path, trace: Trace, name: str = "pipeline", step: int = 0)
 
 
 def read(path: str | Path) -> Trace:
-    """Return the last whole step of the first pipeline in a trace file.
+    """Return the last step that all ranks recorded, from a trace file.
 
-    That is a file of :meth:`mpidist.Pipeline.trace` or of :meth:`mpidist.Communicator.trace`.
+    The file is one of :meth:`mpidist.Pipeline.trace` or :meth:`mpidist.Communicator.trace`.  Of
+    several pipelines in it, the one with the first name in the alphabet is taken.
 
     Raises
     ------
@@ -113,7 +117,10 @@ def read(path: str | Path) -> Trace:
 
 
 def _build(events: Sequence[dict[str, Any]]) -> Trace:
-    """Return the trace in a file's events; ValueError, KeyError or TypeError if they are wrong."""
+    """Return the trace that a file's events contain; see :func:`read`.
+
+    ValueError, KeyError or TypeError if they are not those of a pipeline.
+    """
     steps: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for event in events:
         if event.get("cat") == STEP:
@@ -121,7 +128,7 @@ def _build(events: Sequence[dict[str, Any]]) -> Trace:
             steps.setdefault((facts["pipeline"], facts["step"]), {})[facts["rank"]] = facts
     whole = [key for key, heads in steps.items() if len(heads) == heads[min(heads)]["stages"]]
     if not whole:
-        raise ValueError("it has no whole step of a pipeline")
+        raise ValueError("no step of a pipeline in it was recorded by all ranks")
     pipeline = min(whole)[0]
     step = max(number for name, number in whole if name == pipeline)
     heads = steps[pipeline, step]
@@ -152,7 +159,7 @@ def _build(events: Sequence[dict[str, Any]]) -> Trace:
 
 
 def mean_costs(measured: Timeline, message: float = 0.0) -> Costs:
-    """Return the mean times of each virtual stage's actions as Costs; B counts as I.
+    """Return the mean times of each virtual stage's actions as Costs; times of B are in `I`.
 
     Parameters
     ----------

@@ -26,10 +26,10 @@ def peak_live(actions: Iterable[Action]) -> int:
 
 
 def walk(parts: Sequence[Sequence[Step]], placement: Placement) -> Iterator[tuple[int, int, Step]]:
-    """Yield the steps of all ranks: each after the steps before it and after its message.
+    """Yield the steps of all ranks in an order in which they can run.
 
-    Sends do not block and receives are posted: a step waits for its own message only.  The time is
-    proportional to the number of steps.
+    Each comes after the earlier steps of its rank and after the step that sends its message; sends
+    do not block.  The time of the walk is proportional to the number of steps.
 
     Yields
     ------
@@ -69,7 +69,10 @@ def _deadlock(
     at: list[int],
     needs: dict[int, Message],
 ) -> ScheduleError:
-    """Return the error that names the cycle: each rank, its step and the message it waits for."""
+    """Return the error that names the cycle: each rank, its step and the message it waits for.
+
+    `at` has the number of the step at which each rank stands, `needs` the message that it needs.
+    """
     rank = min(needs)
     seen: list[int] = []
     while rank in needs and rank not in seen:
@@ -137,7 +140,7 @@ def check(parts: Sequence[Sequence[Step]], placement: Placement, microbatches: i
 
 
 def _misplaced(action: Action, at: dict[Action, int]) -> str | None:
-    """Return why an action cannot come next on its rank; None if it can.
+    """Return as text why an action cannot come next on its rank; None if it can.
 
     `at` has the earlier actions of the rank, with the numbers of their steps.
     """
@@ -158,7 +161,10 @@ def _misplaced(action: Action, at: dict[Action, int]) -> str | None:
 def _check_complete(
     at: dict[Action, int], placement: Placement, rank: int, microbatches: int, end: int
 ) -> None:
-    """Raise ScheduleError if an action of the rank is missing."""
+    """Raise ScheduleError if an action of the rank is missing.
+
+    `at` has the rank's actions with the numbers of their steps; `end` is the number of all steps.
+    """
     for chunk in range(placement.chunks):
         for microbatch in range(microbatches):
             where = (microbatch, chunk)
@@ -182,10 +188,9 @@ def _check_order(
     placement: Placement,
     parts: Sequence[Sequence[Step]],
 ) -> None:
-    """Raise ScheduleError if `target` uses messages in another order than `source` sends them.
+    """Raise ScheduleError if stage `target` uses messages in another order than `source` sends.
 
-    They are virtual stages.  `orders` has the microbatches of each stage, in order, with the
-    numbers of their steps.
+    `orders` has for each virtual stage its (microbatch, number of the step), in order.
     """
     (giver, _), (taker, _) = placement.owner(source), placement.owner(target)
     if giver == taker:

@@ -190,8 +190,8 @@ def test_a_trace_that_is_wrong(tmp_path):
 
     for data, message in (
         (good | {"otherData": {"format": "else"}}, "its format is not"),
-        (good | {"traceEvents": events[: step - 1]}, "no whole step of a pipeline"),
-        (changed(step, "args", "stages", to=2), "no whole step of a pipeline"),
+        (good | {"traceEvents": events[: step - 1]}, "no step of a pipeline in it"),
+        (changed(step, "args", "stages", to=2), "no step of a pipeline in it"),
         (changed(step, "args", "chunks", to=0), "expected whole numbers >= 1"),
         (changed(step, "args", "placement", to="w"), "placement 'w': expected loop, v"),
         (changed(action, "args", "microbatch", to=9), "no such rank, chunk or microbatch"),
