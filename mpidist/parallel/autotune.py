@@ -13,8 +13,8 @@ from .bucketing import Grouping
 from .transport import TRANSPORTS
 
 ROUNDS = 5  # the first one is a warm-up
-GAIN = 0.95  # an overlap must bring a step below this share of the time without
-WINS = 0.75  # and be faster in this share of the rounds
+GAIN = 0.95  # overlap is kept if a step takes less than this fraction of the time without it
+WINS = 0.75  # and is faster in at least this fraction of the rounds
 
 
 class Trial:
@@ -158,7 +158,7 @@ class Autotune:
 
     @property
     def observed(self) -> bool:
-        """Whether the order of gradients is no longer observed: it is known, or was not seen."""
+        """Whether observing the order of gradients has ended, with or without a result."""
         return not self._left
 
     def ready(self, index: int) -> None:

@@ -36,8 +36,9 @@ class DDP(NotCopyable):
     """A module whose gradients are averaged over the ranks of a communicator.
 
     It is used in place of the module, with the same methods: ``model(x)``, ``model.parameters()``,
-    ``model.train()``, ``model.state_dict()``.  Of a PyTorch module it is a :class:`torch.nn.Module`
-    itself.  The training loop does not change; gradients are averaged when a backward pass ends.
+    ``model.train()``, ``model.state_dict()``.  The DDP of a PyTorch module is itself a
+    :class:`torch.nn.Module`.  The training loop does not change; gradients are averaged when a
+    backward pass ends.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ class DDP(NotCopyable):
         keeps the fastest.
     hook : callable, optional
         ``hook(bucket)`` starts to send a :class:`Bucket` and returns a :class:`~mpidist.Work`; when
-        that is complete ``bucket.flat`` holds the mean, the same on all ranks.  See
+        this Work is complete, ``bucket.flat`` holds the mean, the same on all ranks.  See
         :mod:`mpidist.parallel.hooks`.
     buffers : {"broadcast", "average", "keep"}
         What is done with the module's buffers, such as running means, when gradients are averaged:
@@ -436,11 +437,11 @@ class DDP(NotCopyable):
         return {"module": self.module.state_dict(), "sending": sending, "hook": hook}
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return :meth:`resume_state` as a :class:`Checkpoint` calls for it.
+        """Return :meth:`resume_state` for a :class:`Checkpoint`, with buffers marked.
 
-        A Checkpoint refuses entries that differ between ranks unless they are marked.  Here these
-        are the module's buffers: rank 0's are saved, with ``buffers="keep"`` also those of each
-        rank, and with ``buffers="average"`` they are not marked, as they must be equal.
+        A Checkpoint raises an error if values that are not marked differ between ranks.  Of marked
+        buffers it saves rank 0's and, with ``buffers="keep"``, also those of each rank.  With
+        ``buffers="average"`` they are equal on all ranks, and not marked.
         """
         state, how = self.resume_state(), self.buffer_sync.how
         if how == "average":  # equal on all ranks, and the checkpoint checks it

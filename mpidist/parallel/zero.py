@@ -62,9 +62,9 @@ class ZeroOptimizer(NotCopyable):
     """An optimizer whose state is divided among the ranks (ZeRO-1).
 
     Each bucket of the model is divided into one shard per rank.  Gradients are reduced and
-    scattered, each rank's optimizer updates its shards, and the parameters are gathered.  On p
-    ranks that sends as many bytes as an allreduce, and optimizer states such as Adam's moments
-    need 1/p of the memory.  The parameters move into flat buffers like those of the gradients.
+    scattered, each rank's optimizer updates its shards, and the parameters are gathered.  A step
+    sends as many bytes as an allreduce, and on p ranks each has 1/p of the optimizer's state, such
+    as Adam's moments.  The parameters move into flat buffers like those of the gradients.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ class ZeroOptimizer(NotCopyable):
     def step(self) -> None:
         """Update this rank's shards of the parameters, then gather all shards; collective."""
         self._model.check_averaged()
-        for piece in self._pieces:  # of a parameter that no rank has used
+        for piece in self._pieces:  # None for a parameter that no rank has used
             piece.flat.grad = None if piece.parameter.grad is None else piece.grad
         self.optimizer.step()
         if self._comm.size == 1:
@@ -325,8 +325,8 @@ class ZeroOptimizer(NotCopyable):
     def _load_sending(self, sending: Mapping[str, Any] | None) -> None:
         """Adopt the buckets of the saved run, so that a resumed one has the same bits; collective.
 
-        `sending` is that entry of :meth:`state_dict`, or None.  If the saved run had as many ranks
-        as this one, its algorithms are adopted, too.
+        `sending` is the entry "sending" of a result of :meth:`state_dict`; None changes nothing.
+        If the saved run had as many ranks as this one, its algorithms are adopted, too.
         """
         if sending is None:
             return

@@ -31,7 +31,7 @@ ELEMENTWISE = (
 )
 """Optimizers that update every element of a parameter from the history of that element alone."""
 
-DEVICE = "cuda"  # the current GPU
+DEVICE = "cuda"  # PyTorch's name of the current GPU
 
 
 def is_there(x: Any) -> bool:
@@ -198,9 +198,9 @@ class Torch:
         return module.register_forward_pre_hook(partial(_ignoring, act)).remove
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Call `act` with the parameters before a step of any optimizer; return how to stop it.
+        """Call ``act(parameters)`` before each step of any optimizer of PyTorch.
 
-        It is a hook on all optimizers of PyTorch; the returned function removes it.
+        Return a function to stop that.
         """
         return register_optimizer_step_pre_hook(partial(_with_parameters, act)).remove
 

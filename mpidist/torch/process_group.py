@@ -58,9 +58,9 @@ OPERATIONS = {
     _Kind.BXOR: "xor",
 }
 SCALED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # by PREMUL_SUM, as NCCL
-ALONE = "cpu:mpidist"  # the backend of each device, as PyTorch notes it of a group
+ALONE = "cpu:mpidist"  # PyTorch's list of the backends of a group that has only this one
 BESIDE = "; for tensors on a GPU make a group beside it, by dist.new_group(backend='nccl')"
-ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # as PyTorch's arithmetic is
+ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # equal in arithmetic of bool
 _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
 _ENDING_SECONDS = 1.0  # for an operation that is pending when Python ends
@@ -84,7 +84,7 @@ class HostArrays:
         found = self._kept.get(key)
         if found is None:
             dtype = host.dtype_of(x.dtype)
-            if isinstance(dtype, str):  # numpy has none such: it can be moved, not combined
+            if isinstance(dtype, str):  # not a dtype of numpy: it can be sent, but not reduced
                 dtype = np.dtype((np.void, x.element_size()))
             if len(self._kept) >= _MOST_KEPT:
                 self.forget()
@@ -92,7 +92,10 @@ class HostArrays:
         return found
 
     def forget(self) -> None:
-        """Forget all arrays: called when symmetric memory is allocated or freed at any address."""
+        """Forget all arrays: called when symmetric memory is allocated or freed.
+
+        An address may then have become symmetric memory, or ceased to be.
+        """
         self._kept.clear()
 
 
@@ -154,8 +157,8 @@ def _counts(tensors: Sequence[Tensor]) -> list[int] | None:
 class _Threads:
     """Threads that run queued operations, and threads that run callbacks of futures.
 
-    PyTorch aborts the process where Python ends while a thread is within its code.  So Python ends
-    after these threads: each callback, and each operation that ends soon.
+    PyTorch aborts the process if Python exits while a thread runs PyTorch's code.  So Python's exit
+    waits for these threads: for a second for queued operations, and for all callbacks.
     """
 
     def __init__(self) -> None:
@@ -166,7 +169,10 @@ class _Threads:
         atexit.register(self._end)
 
     def serve(self, target: Callable[[queue.SimpleQueue], None]) -> queue.SimpleQueue:
-        """Start a thread that takes operations from a queue until None; return the queue."""
+        """Start a thread that runs ``target(queue)``, and return the queue.
+
+        The target takes operations from the queue; None in the queue ends it.
+        """
         waiting: queue.SimpleQueue = queue.SimpleQueue()
         thread = threading.Thread(target=target, args=(waiting,), name="mpidist-group", daemon=True)
         self._workers = [(q, worker) for q, worker in self._workers if worker.is_alive()]
@@ -175,9 +181,9 @@ class _Threads:
         return waiting
 
     def complete(self, future: Any) -> None:
-        """Complete a future, in a thread of its own.
+        """Complete a future, and run the future's callbacks, in a new thread.
 
-        Callbacks may start and await collectives: never in the thread that runs those.
+        Callbacks may start and await collectives, which the thread of the operations must run.
         """
         with self._lock:
             if not self._ended:
@@ -275,7 +281,7 @@ class _Done(_Work):
         self._ended = True
 
 
-_BLOCKING = _Done([])  # for callers that see nothing of it
+_BLOCKING = _Done([])  # of all blocking calls: PyTorch's functions do not return it
 
 
 class _Queued(_Work):
@@ -369,9 +375,10 @@ _MADE: dict[tuple[int, ...], int] = {}  # groups, by their members
 
 
 def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
-    """Free the communicators of destroyed groups; collective over `members`, ranks of `comm`.
+    """Free the communicators of destroyed groups; collective over `comm`.
 
-    Only groups are freed whose ranks are all in `members` and have all destroyed the group.
+    `members` are the ranks of `comm`, as ranks of the world.  Only groups are freed whose
+    ranks are all in `members` and have all destroyed the group.
     """
     mine = [key for key, (own, _) in _RETIRED.items() if own.broken is None]
     every = dict(zip(members, comm.allgather_object(mine)))
@@ -672,8 +679,8 @@ class ProcessGroup(dist.ProcessGroup):
                 return "sum", self._scale(op, dtype), None
             allowed = ", ".join([*(kind.name for kind in OPERATIONS), "PREMUL_SUM"])
             raise InvalidArgument(
-                f"rank {self._rank}: {kind.name} is no operation of the backend mpidist: allowed "
-                f"are {allowed}"
+                f"rank {self._rank}: op={kind.name}: expected an operation of the backend "
+                f"mpidist: {allowed}"
             )
         if dtype is torch.bool:
             name = ON_BOOL.get(name, name)
@@ -1103,7 +1110,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         def act() -> None:
             made.append(self.comm.empty(-(-max(nbytes, 1) // 16) * 16, np.uint8))
-            ARRAYS.forget()  # private memory may have been there
+            ARRAYS.forget()  # private memory may have had these addresses
             weakref.finalize(made[0], ARRAYS.forget)
 
         opts = c10d.BarrierOptions()
@@ -1174,10 +1181,11 @@ class ProcessGroup(dist.ProcessGroup):
     def _check_list(
         self, what: str, given: Sequence[Tensor], name: str, like: Tensor, uneven: bool = True
     ) -> None:
-        """Raise InvalidArgument unless a list has one tensor for each member, alike to `like`.
+        """Raise InvalidArgument unless a list has one tensor for each member, to match `like`.
 
-        Each must have the dtype and number of elements of `like`; if `uneven`, only this rank's
-        needs this number.  `what` and `name` are the names of the list and of `like`.
+        Each must have the dtype and the number of elements of `like`; if `uneven`, the number is
+        checked for this rank's tensor only.  `what` and `name` are the names of the list and of
+        `like` in the message.
         """
         self._check_length(what, given)
         for k, x in enumerate(given):

@@ -97,7 +97,7 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
         _store = MpiStore(own)
     _meetings += 1
     _tell_address(comm)
-    # Groups of gloo would find what those before a destroy_process_group() have left.
+    # A prefix of its own: groups of gloo would find keys from before destroy_process_group().
     yield dist.PrefixStore(f"meeting {_meetings}", _store), comm.rank, comm.size
 
 

@@ -41,7 +41,7 @@ The reason says why only None is allowed.
 
 DEFAULTS = {"unused": "skip", "buffers": "broadcast"}
 
-PREFIX = "module."  # of the names in a state of DistributedDataParallel, and of this
+PREFIX = "module."  # of names in the state of DistributedDataParallel, and of this wrapper
 
 
 class Wrapper(torch.nn.Module):
