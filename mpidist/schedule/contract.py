@@ -24,7 +24,7 @@ class Contract:
     name : str
         Name of the collective.
     input_blocks, output_blocks : callable
-        ``f(rank, size, root, n)`` returns the range of the rank's input blocks, and of the blocks
+        ``f(rank, size, root, n)`` returns the range of the rank's input blocks, or of the blocks
         that it must end with in ``out``; `n` is the number of blocks the data are cut into.
     input_buffer : {"out", "in"}
         The buffer that holds the input at the start.
@@ -33,12 +33,12 @@ class Contract:
     reduces : bool
         Whether contributions are combined: every output block has each rank's contribution once.
     idempotent : bool
-        Whether combining is set union, so that a repeated contribution does no harm (barrier).
+        Whether the same contribution may be combined more than once, as in a barrier.
     per_rank : bool
         Whether the data are cut into at least one block per rank.
     origin : callable or None
         For collectives that only move data: ``f(rank, block, size, root, n)`` returns the datum
-        that output block `block` of `rank` must hold.
+        ``(origin, input block)`` that output block `block` of `rank` must hold.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Contract:
     origin: Callable[[int, int, int, int, int], Datum] | None = None
 
     def default_blocks(self, size: int) -> int:
-        """Return the number of blocks for an algorithm that declares none."""
+        """Return the number of blocks for an algorithm that declares none: `size` or 1."""
         return size if self.per_rank else 1
 
     def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
-        """Return the key of a block's length class: equal keys mean equal numbers of elements.
+        """Return a key of the length of block `block` of `buffer`, for any of `n` blocks on `rank`.
 
-        Blocks with different keys may differ in length.
+        Blocks with equal keys have equal numbers of elements; others may differ in length.
         """
         if self.name != "alltoall":
             return block

@@ -28,7 +28,15 @@ _SAME = 1 + 1e-9  # times that differ by rounding are equal; else the order woul
 
 @dataclass(frozen=True)
 class Link:
-    """The link of each group of ranks to the others: one message per direction at a time."""
+    """The link of each group of ranks (a node) to the others: one message per direction at a time.
+
+    Attributes
+    ----------
+    alpha : float
+        Seconds per message.
+    beta : float
+        Seconds per byte.
+    """
 
     alpha: float
     beta: float
@@ -45,9 +53,9 @@ class Cost:
     nbytes : int
         Bytes of all messages together.
     sent : tuple of int
-        Bytes that each rank sends.
+        Bytes that each rank sends, by rank.
     between : tuple of int
-        Bytes that each group sends to other groups.
+        Bytes that each group of ranks (a node) sends to other groups, by group.
     proof : Proof
         Proof of the schedule, from the same run.
     """
@@ -71,8 +79,8 @@ class TimedMachine(Machine):
     ) -> Cost:
         """Run all ranks and return the cost.
 
-        `pieces` are the bytes of each block, `rates` are alpha, beta and gamma.  A `link` holds for
-        messages between `groups`.
+        `pieces` are the bytes of each block, after the cut into segments; `rates` are alpha, beta
+        and gamma.  Messages between `groups` take alpha and beta of `link`, if it is not None.
         """
         self.pieces, (self.alpha, self.beta, self.gamma), self.link = pieces, rates, link
         self.group = {rank: g for g, group in enumerate(groups) for rank in group}
@@ -102,7 +110,7 @@ class TimedMachine(Machine):
         insort(self.queue, (*turn, send, receive))
 
     def _begin_messages(self) -> None:
-        """Begin every queued message whose ports are free, and schedule its arrival."""
+        """Begin every queued message whose ports are free (see `_ports`), and set its arrival."""
         left = []
         for entry in self.queue:
             send, receive = entry[-2:]
@@ -123,7 +131,11 @@ class TimedMachine(Machine):
             self.bytes_between[self.group[source]] += length
 
     def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], tuple[float, float]]:
-        """Return the ports that a message needs, and its alpha and beta."""
+        """Return the ports that a message occupies, and its (alpha, beta).
+
+        A port serves one message at a time.  It is (kind, number): "sends" or "receives" of a rank,
+        "leaves" or "enters" of a group.
+        """
         ports = [("sends", source), ("receives", target)]
         own, other = self.group[source], self.group[target]
         if own == other or self.link is None:
@@ -178,19 +190,19 @@ def cost(
     collective, choice, size, root, arity, groups, segments, window
         As for :func:`~mpidist.schedule.prove`.
     nbytes : int
-        Bytes of the whole buffer.
+        Bytes of the data of the collective, which are cut into blocks of about equal length.
     alpha : float
         Seconds per message.
     beta, gamma : float
         Seconds per byte sent, and per byte combined.
     link : Link, optional
-        Alpha and beta of messages between `groups`, of which each group sends and receives one at
-        a time; by default these messages are like all others.
+        Alpha and beta of messages between `groups`; a group sends and receives one of these at a
+        time.  By default they are like all other messages.
 
     Returns
     -------
     Cost
-        Seconds and bytes.
+        Seconds, bytes and the proof.
 
     Raises
     ------

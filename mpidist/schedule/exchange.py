@@ -16,7 +16,15 @@ MessageKey = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
 
 @dataclass(eq=False, slots=True)
 class Posted:
-    """A posted message: a send with the values of its blocks, or a receive with its blocks."""
+    """One end of a message: a send or a receive that a strand has posted.
+
+    Attributes
+    ----------
+    content : list
+        The values of the blocks of a send, or the (buffer, block) pairs of a receive.
+    clock : int
+        The strand's clock at the time of posting; see :class:`~mpidist.schedule.strand.Strand`.
+    """
 
     strand: Strand
     step: Send | Recv | Reduce
@@ -35,7 +43,7 @@ class Exchange:
     memory : SymbolicMemory
         The buffers of all ranks.
     move : callable
-        Called with each matching :class:`Posted` send and receive.
+        ``move(send, receive)`` is called with each pair of :class:`Posted` ends that match.
     """
 
     def __init__(self, size: int, memory: SymbolicMemory, move: Callable[[Posted, Posted], None]):
@@ -45,7 +53,7 @@ class Exchange:
         self._receives: dict[MessageKey, deque[Posted]] = {}
 
     def post(self, strand: Strand) -> None:
-        """Post every message of a strand's round; a message with a posted match moves at once."""
+        """Post each send and receive of a strand's round; `move` is called for those that match."""
         rank, path, clock = strand.rank, strand.path, strand.clock
         posted = [
             Posted(strand, step, index, self._places(strand, step), clock)
@@ -96,7 +104,7 @@ class Exchange:
         return self.memory.places(strand, step.buffer, step.blocks)
 
     def _check_clashes(self, strand: Strand, posted: list[Posted]) -> None:
-        """Raise if a round receives into a block that it also sends, reduces or receives again."""
+        """Raise if a Recv of a round overwrites a block of another step of the round."""
         overwritten: set[BlockPlace] = set()
         for item in posted:
             if isinstance(item.step, Recv):
@@ -114,7 +122,7 @@ class Exchange:
                 raise strand.error(f"is {use} and overwritten in one round", min(both)[1])
 
     def waiting(self, strand: Strand) -> list[Posted]:
-        """Return the messages of a strand's current round that have not found their match."""
+        """Return the sends and receives of a strand's current round that have no match yet."""
         found = []
         for step in strand.steps:
             if isinstance(step, Copy):

@@ -29,14 +29,16 @@ class Proof:
 
     Attributes
     ----------
+    block_count : int
+        Number of blocks that the data are cut into.
     rounds : int
         Largest number of rounds of any rank (of all its strands together).
     depth : int
-        Length of the longest chain of messages that wait for each other.
+        Length of the longest chain of messages, each of which is sent only after the one before.
     messages : int
-        Messages of all ranks together; `sent` has those of each rank.
+        Messages of all ranks together; `sent` has the number that each rank sends.
     blocks_moved : int
-        Blocks of all messages together; `blocks_sent` has those of each rank.
+        Blocks in all messages together; `blocks_sent` has the number that each rank sends.
     reductions : int
         Blocks combined on all ranks together.
     written : tuple of int
@@ -83,8 +85,9 @@ class Machine:
     equal_blocks : bool
         Whether all blocks have one length, so that a block may be put into another block's place.
     watch : callable, optional
-        Called as ``watch(step, strand, send)`` when a message has arrived (at time `arrival`;
-        `step` is the Recv or Reduce, `send` the posted send) and after a Copy (`send` is None).
+        ``watch(step, strand, send)`` is called when a message has arrived at `strand` (`step` is
+        the Recv or Reduce, `send` the posted send), and after a Copy (`send` is None).  The
+        attribute `arrival` is then the time of the arrival, as `Strand.clock` counts it.
     """
 
     def __init__(
@@ -141,12 +144,12 @@ class Machine:
         self.ready.append(strand)
 
     def _drain(self) -> None:
-        """Advance all strands that are ready, until every strand waits."""
+        """Advance all strands that are ready, until each strand waits or has ended."""
         while self.ready:
             self._advance(self.ready.popleft())
 
     def _advance(self, strand: Strand) -> None:
-        """Run a strand, whose messages have moved, up to the next round in which it must wait."""
+        """Run a strand, whose messages are complete, to the next round in which it must wait."""
         if strand.steps:
             self._finish_round(strand)
         for item in strand.rounds:
@@ -193,7 +196,7 @@ class Machine:
             self.ready.append(parent)
 
     def _finish_round(self, strand: Strand) -> None:
-        """Apply a strand's received messages and its copies, in the order of the round."""
+        """Apply a strand's received messages and its copies, in the order of the round's steps."""
         steps, strand.steps = strand.steps, ()
         memory = self.memory
         for index, step in enumerate(steps):
@@ -226,7 +229,7 @@ class Machine:
     # -- messages -------------------------------------------------------------------------------
 
     def _move(self, send: Posted, receive: Posted) -> None:
-        """Deliver a message, one tick after both its send and its receive were posted."""
+        """Deliver a message: its arrival is one more than the later clock of its two strands."""
         sender, receiver = send.strand, receive.strand
         receiver.received[receive.index] = (receive.content, send.content)
         self.arrival = after = max(send.clock, receive.clock) + 1
@@ -240,7 +243,7 @@ class Machine:
                 self._wake(strand)
 
     def _wake(self, strand: Strand) -> None:
-        """Make a strand ready, after all messages of its round have moved."""
+        """Make a strand ready, now that all messages of its round are complete."""
         self.ready.append(strand)
 
     def _check_nothing_left(self) -> None:

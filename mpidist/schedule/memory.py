@@ -10,7 +10,10 @@ from .terms import Terms
 
 
 class SymbolicMemory:
-    """The symbolic value of every block of every rank, from the contract's start state on."""
+    """The value of every block of every rank, from the contract's start state on.
+
+    Values are the numbers of symbolic expressions; see :class:`~mpidist.schedule.terms.Terms`.
+    """
 
     def __init__(self, contract: Contract, size: int, root: int, count: int, equal_blocks: bool):
         self.contract, self.size, self.root, self.count = contract, size, root, count
@@ -28,7 +31,7 @@ class SymbolicMemory:
         self._equal = equal_blocks
 
     def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[BlockPlace]:
-        """Return (buffer, block) for each block that `spec`, part of a step, names in `buffer`.
+        """Return (buffer, block) for each block number in `spec`, the `blocks` of a step.
 
         Raises ScheduleError for an unknown buffer.
         """
@@ -37,7 +40,10 @@ class SymbolicMemory:
         return [(buffer, b) for b in block_tuple(spec)]
 
     def read(self, strand: Strand, places: list[BlockPlace]) -> list[int]:
-        """Return the values of blocks of the strand's rank; raise if one was never written."""
+        """Return the values of blocks on the strand's rank.
+
+        Raises ScheduleError if a block was never written, or a concurrent strand writes it.
+        """
         buffers = self.values[strand.rank]
         values = []
         for place in places:
@@ -51,7 +57,11 @@ class SymbolicMemory:
         return values
 
     def write(self, strand: Strand, place: BlockPlace, value: int) -> None:
-        """Set the value of a block; raise if it is read-only or could have another length."""
+        """Set the value of a block on the strand's rank.
+
+        Raises ScheduleError if the block is of the input or does not exist, if the value could be
+        of another length, or if a concurrent strand uses the block.
+        """
         buffer, block = place
         rank = strand.rank
         if buffer == "in":
@@ -66,7 +76,7 @@ class SymbolicMemory:
         self.written[rank][place] = strand.number
 
     def reduce(self, strand: Strand, peer: int, place: BlockPlace, value: int) -> None:
-        """Combine a value from `peer` into a block, with the lower rank's operand on the left."""
+        """Combine `value`, received from `peer`, into a block; the lower rank's operand is left."""
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
         self.reductions += 1
@@ -96,7 +106,7 @@ class SymbolicMemory:
         Returns
         -------
         unordered : tuple of int or None
-            Rank and block of the first result that does not combine in rank order.
+            Rank and block of the first result not combined in rank order; None if all are.
         identical : bool
             Whether all ranks compute each result by the same expression.
         """

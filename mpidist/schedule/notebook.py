@@ -18,7 +18,7 @@ class Svg(str):
 
 
 def html_table(rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
-    """Return an HTML table of the rows' texts; numbers are right-aligned."""
+    """Return an HTML table of the rows' cells as text; cells with a number are right-aligned."""
     lines = ["<table>"]
     if heads:
         lines.append(f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>")

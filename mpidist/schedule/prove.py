@@ -40,7 +40,8 @@ def prove(
     root : int
         The root; ignored for collectives without one.
     blocks : int, optional
-        Number of blocks that the data are cut into; by default that of the algorithm or contract.
+        Number of blocks that the data are cut into; by default the number that the algorithm
+        declares, else one, or one per rank for collectives with a part per rank.
     arity : int
         Arity of the tree, for algorithms that have one.
     groups : tuple of tuple of int, optional
@@ -101,8 +102,8 @@ def prepare(
 ) -> tuple[Algorithm, Machine]:
     """Return the algorithm, and a machine with all ranks of its schedule, ready to run.
 
-    Proof, cost and pictures share it.  Parameters are those of :func:`prove`; `machine` is the
-    class of the machine.
+    Proofs, costs and pictures are made with it.  Parameters are those of :func:`prove`; `machine`
+    is the class of the machine.
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)

@@ -25,17 +25,19 @@ class Move:
     Attributes
     ----------
     time : int
-        Length of the longest chain of messages that ends with this one; for a copy, before it.
+        Length of the longest chain of messages that ends with this one; for a copy, of the longest
+        chain before it.
     source, target : int
         Sending and receiving rank; equal for a copy.
     kind : {"receive", "reduce", "copy"}
         Whether the blocks are received, received and combined, or copied.
     sent, received : str
-        Names of the blocks on both sides, with the buffer if it is not ``out``.
+        Names of the blocks at the source and at the target, as :func:`name_blocks` returns them.
     strand : tuple of int
-        Path of the strand; empty outside of any ``parallel``.
+        Path of the strand, as in :class:`~mpidist.schedule.strand.Strand`; empty outside of any
+        ``parallel``.
     send_index, receive_index : int
-        Index of the step in the round, on both sides.
+        Index of the step in the sender's round, and in the receiver's.
     """
 
     time: int
@@ -51,7 +53,15 @@ class Move:
 
 @dataclass
 class Reading:
-    """All messages and copies of a schedule, by time; `groups` are the ranks of each node."""
+    """All messages and copies of a schedule, by time.
+
+    Attributes
+    ----------
+    title : str
+        Title of a picture: the algorithm, the number of ranks, and the parameters.
+    groups : tuple of tuple of int, or None
+        The ranks of each node, if the algorithm depends on them.
+    """
 
     title: str
     size: int
@@ -96,6 +106,8 @@ def read(
 ) -> Reading:
     """Run a schedule on the prover's machine and return its messages and copies.
 
+    Parameters are those of :func:`~mpidist.schedule.prove`; `choice` is its `schedule`.
+
     Raises
     ------
     ScheduleError
@@ -128,13 +140,13 @@ def read(
 
 
 def _order(move: Move) -> tuple:
-    """Return the sort key of a message or copy: time and strand, then distance of its ranks."""
+    """Return the sort key of a Move: time, strand, messages before copies, distance of ranks."""
     distance = abs(move.target - move.source)
     return move.time, move.strand, move.kind == "copy", distance, move.source, move.send_index
 
 
 class _Recorder:
-    """A `watch` function that records a machine's messages and copies."""
+    """A `watch` function of a :class:`Machine`, which appends messages and copies to `moves`."""
 
     def __init__(self, machine: Machine, moves: list[Move]):
         self.machine, self.moves = machine, moves
@@ -159,7 +171,9 @@ class _Recorder:
 
 
 def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str:
-    """Return block numbers as text in brackets: ``[all]`` for all, empty if there is only one.
+    """Return block numbers as text in brackets, after the buffer's name if it is not ``out``.
+
+    If the data are one block (`count` is 1), there are no brackets; all blocks are ``[all]``.
 
     Examples
     --------

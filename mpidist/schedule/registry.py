@@ -31,7 +31,7 @@ class Registered:
 
     @property
     def summary(self) -> str:
-        """The first sentence of the docstring."""
+        """The first line of the generator's docstring."""
         return self.doc.split("\n", 1)[0]
 
 
@@ -81,15 +81,16 @@ class Algorithm(Registered):
         The generator ``f(rank, size, *, root, arity, groups, blocks, local, across)``, with those
         keywords that it uses.
     blocks : int, callable or None
-        Number of blocks that the data are cut into; None for the contract's default.
+        Number of blocks that the data are cut into, or ``f(size, known)`` that returns it from
+        `size` and a dict of ``groups``, ``local`` and ``across``; None for the contract's default.
     ordered : bool
-        Whether it combines operands in rank order, and so serves non-commutative operations.
+        Whether operands are combined in rank order, as non-commutative operations need it.
     requires : callable or None
-        Returns why a size and groups cannot be served, or None.
+        ``f(size, known)`` returns why a size with these groups cannot be served, or None.
     equal_blocks : bool
         Whether all blocks must have one length, because they move through each other's places.
     uses : frozenset of str
-        Keywords of `function`: ``blocks`` is the number of blocks that the data are cut into.
+        The keywords that `function` has as parameters, such as ``root``.
     local, across : str
         Names of the algorithms inside and between the nodes, for hierarchical algorithms.
     """
@@ -122,7 +123,7 @@ class Algorithm(Registered):
         return self._ask(self.requires, size, groups)
 
     def block_count(self, size: int, groups: Groups | None = None, **_: Any) -> int:
-        """Return the number of blocks that the data are cut into."""
+        """Return the number of blocks that the data are cut into, for a number of ranks."""
         if self.blocks is None:
             return self.contract.default_blocks(size)
         if isinstance(self.blocks, int):
@@ -130,7 +131,7 @@ class Algorithm(Registered):
         return self._ask(self.blocks, size, groups)
 
     def _ask(self, function: Callable[..., Any], size: int, groups: Groups | None) -> Any:
-        """Call `requires` or `blocks` with the parameters it declares, and return the result."""
+        """Return what `function`, either `requires` or `blocks`, returns for a size and groups."""
         known = {"groups": _groups(groups, size), "local": self.local, "across": self.across}
         return function(size, known)
 
@@ -144,7 +145,7 @@ class Algorithm(Registered):
         Unsupported
             If the algorithm does not serve this size; the message names algorithms that do.
         ScheduleError
-            If its function returns no rounds.
+            If the generator function returns no iterable, as one without a ``yield`` does.
         """
         reason = self.unsupported(size, groups=groups)
         if reason is not None:
@@ -170,7 +171,7 @@ class Algorithm(Registered):
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm with its arity, if given: ``"tree:4"`` is the tree with ``arity=4``."""
+    """An algorithm, with its arity if one was given: ``"tree:4"`` is the tree with ``arity=4``."""
 
     algorithm: Algorithm
     arity: int | None = None
@@ -205,15 +206,16 @@ def algorithm(
     name : str
         Name for ``algorithm=``; registering a name again replaces the older algorithm.
     blocks : int or callable, optional
-        Number of blocks the data are cut into; a callable gets `size`, and those of `groups`,
-        `local` and `across` that are among its parameters.  By default one block per rank for
-        collectives with parts per rank, else 1.
+        Number of blocks the data are cut into, or a function that returns it.  The function gets
+        `size`, and those of `groups`, `local` and `across` that are among its parameters.  By
+        default one block per rank for collectives with parts per rank, else 1.
     ordered : bool
         Whether operands are combined in rank order (the prover checks it).
     requires : callable, optional
-        Function of the parameters of `blocks` that returns why they cannot be served, or None.
+        Function with the same parameters that returns why the algorithm cannot serve them, as
+        "…: expected …", or None if it can.
     equal_blocks : bool
-        Whether all blocks must have one length.
+        Whether all blocks must have one length, because a block may move to another's place.
 
     Returns
     -------
@@ -247,10 +249,10 @@ def algorithms(collective: str | None = None) -> list[Algorithm]:
 
 
 def find(collective: str, name: str) -> Choice:
-    """Return the algorithm of a name, with its arity or levels.
+    """Return the algorithm of a name, with the arity or the levels that the name has.
 
     ``"tree:4"`` is a tree of arity 4; ``"hierarchical/direct/ring"`` is a hierarchical algorithm
-    with ``direct`` inside the nodes and ``ring`` between them.
+    with two levels: ``direct`` inside the nodes and ``ring`` between them.
 
     Raises
     ------
@@ -258,7 +260,7 @@ def find(collective: str, name: str) -> Choice:
         If the name is not registered; the message has the most similar names.
     InvalidArgument
         If the part after the colon is not an arity ≥ 2 or the algorithm has no arity; if the
-        algorithm has no levels, or the name has not two of them.
+        algorithm has no levels, or the name does not have two; if the name is that of an executor.
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
@@ -301,12 +303,12 @@ def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
 
 
 def generation() -> int:
-    """Return the number of registrations so far; a change of it invalidates cached look-ups."""
+    """Return a number that each registration and removal increases, so that caches notice them."""
     return GENERATION[0]
 
 
 def unregister(collective: str, name: str) -> None:
-    """Remove an algorithm, for example one that a test registered."""
+    """Remove an algorithm, for example one that a test registered; an unknown one is ignored."""
     _registry.pop((collective, name), None)
     GENERATION[0] += 1
 
@@ -319,8 +321,8 @@ def registered(function: Callable[..., Schedule]) -> Algorithm | None:
 def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any]:
     """Return ``ask(size, known)``, which calls `function` with `size` and values of `known`.
 
-    Only those entries of the dict are passed that `function` has as parameters.  The signature is
-    read only once, because that takes 20 µs and every binding calls it.
+    `known` is a dict; only the entries that `function` has as parameters are passed.  The signature
+    is read only once, because that takes 20 µs and every binding calls ``ask``.
     """
     parameters = inspect.signature(function).parameters
 
@@ -331,7 +333,7 @@ def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any
 
 
 def _groups(groups: Iterable[Iterable[int]] | None, size: int) -> Groups:
-    """Return groups of ranks as tuples; by default all ranks are one group."""
+    """Return groups of ranks (the nodes) as tuples; by default all ranks are one group."""
     return (tuple(range(size)),) if groups is None else tuple(tuple(g) for g in groups)
 
 
@@ -358,9 +360,9 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def documented_costs(doc: str) -> tuple[str, str]:
-    """Return the rounds and the bytes per rank that an algorithm's docstring states, else two "".
+    """Return the rounds and the bytes per rank, as text, that an algorithm's docstring states.
 
-    The docstring has them as ``Rounds: … Bytes per rank: ….``
+    It states them as ``Rounds: …. Bytes per rank: ….``; both texts are empty if it does not.
     """
     found = re.search(r"Rounds:\s*(.*?)\.\s+Bytes per rank:\s*(.*?)\.(?:\n|$)", doc, re.DOTALL)
     if not found:
@@ -371,7 +373,8 @@ def documented_costs(doc: str) -> tuple[str, str]:
 def requirement(algorithm: Algorithm) -> str | None:
     """Return the sizes or nodes that an algorithm needs, as text; None if it serves all.
 
-    Some sizes are tried; the text is what follows "expected" in the reason of the first refusal.
+    A few sizes and uneven nodes are tried; the text is what follows "expected" in the first reason
+    why one cannot be served.
     """
     reasons = [algorithm.unsupported(size) for size in _SIZES]
     reasons.append(algorithm.unsupported(5, groups=_UNEVEN))

@@ -51,7 +51,10 @@ class Reduce:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Copy:
-    """Copy blocks within this rank, after the messages of the round have arrived."""
+    """Copy blocks within this rank, after the messages of the round have arrived.
+
+    `source_blocks` of the buffer `source` go to `target_blocks` of the buffer `target`, in order.
+    """
 
     source_blocks: Blocks
     target_blocks: Blocks
@@ -65,11 +68,11 @@ STEPS = (Send, Recv, Reduce, Copy)
 
 @dataclass(slots=True)
 class Parallel:
-    """Independent strands on disjoint blocks, at most `window` of them in progress at a time.
+    """Strands: schedules that run side by side, at most `window` at a time (None: all of them).
 
-    Strand ``k + window`` starts when strand k has ended, the same on every rank, so the lowest
-    unfinished strand is in progress on all ranks, and a bounded window cannot deadlock.  Messages
-    match within a strand only.
+    No strand may use a block that another one writes.  Messages match within a strand only.
+    Strand ``k + window`` starts when strand k has ended.  This is the same on every rank, so the
+    lowest unfinished strand is in progress on all ranks, and a window cannot cause a deadlock.
     """
 
     strands: tuple[Iterable, ...]
@@ -108,7 +111,7 @@ def blocks(n: int, p: int) -> list[slice]:
 
 
 def block_tuple(spec: Blocks) -> tuple[int, ...]:
-    """Return the block numbers of `spec`, in the order in which they are packed."""
+    """Return the block numbers of `spec`, in the order in which a message has them."""
     return (spec,) if isinstance(spec, int) else tuple(spec)
 
 
@@ -118,7 +121,9 @@ def steps_of(item: Step | tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def parallel(*schedules: Schedule, window: int | None = None) -> Parallel:
-    """Return schedules as concurrent strands on disjoint blocks, each with its own messages.
+    """Return schedules as concurrent strands: none may use a block that another writes.
+
+    A message of a strand is received by the same strand of the peer.
 
     Parameters
     ----------
@@ -140,16 +145,17 @@ def parallel(*schedules: Schedule, window: int | None = None) -> Parallel:
 def on(
     group: Sequence[int], schedule: Schedule, blocks: Callable[[int], Blocks] | None = None
 ) -> Iterator[Round]:
-    """Yield a schedule for ranks ``0 … len(group) - 1``, renumbered for the ranks in `group`.
+    """Yield a schedule that was written for ranks ``0 … len(group) - 1``, for those in `group`.
 
     Parameters
     ----------
     group : sequence of int
-        ``group[i]`` is the rank that runs the part of rank `i`.
+        ``group[i]`` is the rank that takes the place of rank `i` of `schedule`.
     schedule : iterable of rounds
-        This rank's part, in the numbering of the group.
+        This rank's rounds, with ranks numbered within the group.
     blocks : callable, optional
-        Maps a block of `schedule` to one or more blocks of the enclosing schedule.
+        Maps a block of `schedule` to one or more blocks of the enclosing schedule; by default to
+        the same block.
 
     Yields
     ------

@@ -96,7 +96,10 @@ def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
-    """Return a lane, a line of the picture, for each move of one time; moves do not overlap."""
+    """Return the lane (a line of the picture) of each of the `moves` of one time.
+
+    Arrows in one lane do not overlap; copies are below the messages.
+    """
     taken: list[list[tuple[float, float]]] = []
     lanes = []
     copying: int | None = None
@@ -120,7 +123,7 @@ def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
 
 
 def _label(reading: Reading, move: Move) -> str:
-    """Return the text on a message's arrow: strand, a plus if it is combined, and blocks."""
+    """Return the text on an arrow: label of the strand, "+" if the data are combined, blocks."""
     blocks = move.sent if move.sent == move.received else f"{move.sent}⇒{move.received}"
     return f"{reading.name(move.strand)}{'+' if move.kind == 'reduce' else ''}{blocks}"
 
@@ -307,7 +310,7 @@ def _heading(reading: Reading) -> list[str]:
 def _cell(reading: Reading, rank: int, moves: Iterable[Move]) -> list[str]:
     """Return the lines of a cell of the text table: one rank's messages and copies at one time.
 
-    Messages of the same blocks share a line.
+    Sends of the same blocks to several peers share a line, and so do receives.
     """
     entries: dict[tuple[str, bool, str, str], list[tuple[int, int]]] = {}
     copies = []
@@ -339,7 +342,8 @@ def _line_order(entry: tuple[tuple[str, bool, str, str], list[tuple[int, int]]])
 def _table(rows: list[list[list[str]]]) -> list[str]:
     """Return the lines of a text table, with a rule below the first row.
 
-    ``rows[i][j]`` are the lines of a cell.  Rows are a blank line apart if a cell has many lines.
+    ``rows[i][j]`` are the lines of a cell.  Rows are a blank line apart if a cell has more than two
+    lines.
     """
     widths = [
         max(len(line) for row in rows for line in row[i] or [""]) for i in range(len(rows[0]))

@@ -15,23 +15,33 @@ BlockPlace = tuple[str, int]  # buffer and block
 class Strand:
     """One strand of one rank, and its current round.
 
+    A strand is a schedule inside a ``parallel``, which runs beside others, or the whole schedule.
+
     Attributes
     ----------
+    rounds : iterator
+        The rounds that have not begun.
     path : tuple of int
-        Number of the strand in its ``parallel``, preceded by the numbers of the enclosing strands.
+        Number of the strand in its ``parallel``, preceded by the numbers of the enclosing strands;
+        empty for the whole schedule.
+    parent : Strand or None
+        The strand that has the ``parallel``.
     siblings : dict or None
-        For each (buffer, block) used in that ``parallel``: the strand that uses it, and whether it
-        is written.
+        For each (buffer, block) used in that ``parallel``: the number of the strand that uses it,
+        and whether that strand writes it.
     clock : int
         Length of the longest chain of messages up to the current round.
     number : int
         Number of the current round, from 1.
     pending : int
-        Number of messages of the round that have not moved, or of strands that have not ended.
+        Number of the round's messages that are not complete, or of the strands of a ``parallel``
+        that have not ended.
+    steps : tuple
+        Steps of the current round.
     received : dict
         Blocks and values of each received message, by index of the step in the round.
     waiting : dict
-        Strands outside of the window, by the strand whose end they wait for.
+        Strands outside of the window, by the number of the strand whose end they wait for.
     """
 
     rank: int
@@ -62,6 +72,6 @@ class Strand:
             level = level.parent
 
     def error(self, message: str, block: int | None = None) -> ScheduleError:
-        """Return an error that names this rank, its round and strand, and the block."""
+        """Return an error with `message`, which names rank, round and strand, and the block."""
         path = f" (strand {'.'.join(map(str, self.path))})" if self.path else ""
         return ScheduleError(message + path, rank=self.rank, round=max(self.number, 1), block=block)

@@ -39,7 +39,10 @@ class ProofTask:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a :class:`ProofTask`: its counts, or the first counter-example."""
+    """The result of a :class:`ProofTask`: counts of its proofs, and the first counter-example.
+
+    `counterexample` is None if all was proved.
+    """
 
     task: ProofTask
     proofs: int
@@ -51,7 +54,8 @@ class Result:
 def groupings(size: int) -> list[Groups]:
     """Return the groupings of ranks by node that are proved.
 
-    They are one node, nodes of two, halves, an uneven pair, scattered ranks, and a node per rank.
+    They are all on one node, nodes of two ranks, two halves, one rank and the others, even and odd
+    ranks, and a node per rank.
     """
     every = tuple(range(size))
     ways = [
@@ -77,9 +81,10 @@ def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Itera
 
 
 def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
-    """Yield the results of all tasks.
+    """Yield the results of all tasks, as they are ready.
 
-    They are proved in `jobs` processes if these can import the algorithms, else in this one.
+    Tasks whose algorithm can be imported are proved in `jobs` processes (None: one per core), the
+    others, or all if there is little work, in this one.
     """
     jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
     work = sum(task.size * len(task.roots) * len(task.arities) for task in tasks)
@@ -105,7 +110,7 @@ def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
 def _collected(future: Future, batch: list[ProofTask]) -> Iterator[Result]:
     """Yield the results of a batch that another process proves.
 
-    If that process could not run it, the batch is proved in this one.
+    If that process could not import the algorithms, or ended, this one proves the batch.
     """
     try:
         yield from future.result()
@@ -123,7 +128,7 @@ def _importable(task: ProofTask) -> bool:
 
 
 def _batches(tasks: list[ProofTask]) -> Iterator[list[ProofTask]]:
-    """Yield batches of small tasks, so that passing them to processes costs little."""
+    """Yield batches of tasks large enough that passing them to a process costs little."""
     batch: list[ProofTask] = []
     weight = 0
     for task in tasks:
@@ -174,9 +179,9 @@ def _prove_all(task: ProofTask) -> Result:
 def _pairs(task: ProofTask, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
     """Yield the pairs (root, grouping of ranks) of a task to prove.
 
-    `served` has the groupings that the algorithm serves.  With many ranks, the first, middle and
-    last root are proved with all of them, the others with one: nodes of two ranks if that is
-    served, else the last.
+    `served` has the groupings that the algorithm serves.  With more than 16 ranks, the first,
+    middle and last root are proved with all groupings, the other roots with one: nodes of two ranks
+    if that is served, else the last grouping.
     """
     ends = (0, task.size // 2, task.size - 1)
     small = [way for way in served if len(way[0]) == 2] or served[-1:]
@@ -212,14 +217,14 @@ class Row:
     collective, name : str
         Name of the collective, and of the algorithm.
     sizes : tuple of int
-        Sizes that were proved, or tried.
+        Sizes that were proved, or had a counter-example.
     refused : tuple of int
-        Sizes that the algorithm declares as unsupported, in any grouping.
+        Sizes that the algorithm declares as unsupported with every grouping.
     roots : int
         Number of pairs of size and root.
     proofs : int
-        Number of proofs: sizes × roots × arities × groupings; with more than 16 ranks, the first,
-        middle and last root with all groupings, the others with one of small nodes.
+        Number of proofs: sizes × roots × arities × groupings.  With more than 16 ranks, only the
+        first, middle and last root are proved with all groupings, the others with nodes of two.
     messages : int
         Number of messages in all proofs together.
     seconds : float
@@ -269,7 +274,7 @@ def sweep(
         proved in this one.
     progress : callable, optional
         Called as ``progress(done, total, label)`` with the number of finished and of all tasks, and
-        the algorithm of the last one.
+        the algorithm of the task that has just finished.
 
     Returns
     -------
@@ -294,7 +299,7 @@ def sweep(
 def _choose(
     collectives: Iterable[str] | None, names: Iterable[str] | None, arities: Sequence[int]
 ) -> list[tuple[Algorithm, tuple[int, ...]]]:
-    """Return the algorithms to sweep by collective and name, each with its arities."""
+    """Return the algorithms with these collectives and names (None: all), each with its arities."""
     wanted = None if collectives is None else set(collectives)
     for name in wanted or ():
         registered_algorithms(name)  # raises for an unknown collective

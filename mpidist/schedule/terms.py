@@ -8,8 +8,9 @@ from ..measure import plural
 class Terms:
     """The values of blocks in a symbolic run, each of which has a number.
 
-    A value is a contribution ``(rank, block)`` or a combination of two values of the same block.
-    Equal numbers are the same expression, and so the same bits.
+    A value is a contribution (`block` of the input of `rank`) or a combination of two values of
+    the same block.  Methods take and return the numbers: equal numbers are the same expression, and
+    so the same bits.
     """
 
     def __init__(self, size: int, idempotent: bool = False):
@@ -25,14 +26,14 @@ class Terms:
         self._sorted: list[bool] = []
 
     def leaf(self, rank: int, block: int) -> int:
-        """Return the number of the value that is the contribution of `rank` to `block`."""
+        """Return the value that is the contribution of `rank` to `block`."""
         key = (rank, block)
         if key not in self._leaves:
             self._leaves[key] = self._new(block, 1 << rank, rank, rank, True)
         return self._leaves[key]
 
     def combine(self, left: int, right: int) -> int:
-        """Return the value left ∘ right; ValueError if it mixes blocks or repeats a rank."""
+        """Return the value ``op(left, right)``; ValueError if it mixes blocks or repeats a rank."""
         known = self._pairs.get((left, right))
         if known is not None:
             return known
@@ -56,7 +57,7 @@ class Terms:
         return new
 
     def datum(self, value: int) -> tuple[int, int]:
-        """Return the first rank whose contribution a value has, and the block of the value."""
+        """Return the rank of the leftmost contribution in a value, and the value's block."""
         return self._low[value], self._block[value]
 
     def in_order(self, value: int) -> bool:

@@ -17,10 +17,10 @@ Written = list["tuple[Step, ...] | Strands"]
 
 
 def tags_of(limit: int) -> tuple[int, int]:
-    """Return the number of tags per operation, and of operations pending in the background.
+    """Return the number of tags of one operation, and the most operations with tags of their own.
 
-    `limit` is the number of tags that a backend has; collectives use the lower half.  Blocking
-    calls have some of these tags, and each pending operation has as many of its own.
+    `limit` is the number of tags that a backend has.  Collectives use the lower half: one part for
+    blocking calls, and one for each operation pending in the background.
 
     Examples
     --------
@@ -36,14 +36,17 @@ def tags_of(limit: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Strands:
-    """A ``Parallel`` with lists instead of iterables as strands, and a window that is set."""
+    """A ``Parallel`` as lists: the rounds of each strand, and the window, which is never None."""
 
     strands: list[Written]
     window: int
 
 
 def materialise(schedule: Schedule) -> Written:
-    """Return the rounds of a schedule as lists: generated once, they are bound to many buffers."""
+    """Return the rounds of a schedule as a list of tuples of steps and of :class:`Strands`.
+
+    So a schedule is generated once and bound to many buffers.
+    """
     written: Written = []
     for item in schedule:
         if isinstance(item, Parallel):
@@ -58,14 +61,20 @@ def materialise(schedule: Schedule) -> Written:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The number of elements of each block of ``in`` and ``out`` on this rank."""
+    """The number of elements of each block on this rank.
+
+    Attributes
+    ----------
+    incoming, outgoing : tuple of int
+        Lengths of the blocks of the buffer ``in``, and of those of ``out``.
+    """
 
     incoming: tuple[int, ...]
     outgoing: tuple[int, ...]
 
     @classmethod
     def even(cls, n: int, count: int, segments: int) -> Lengths:
-        """Return the lengths for `n` elements in `count` blocks of `segments` pieces each."""
+        """Return the lengths of `n` elements cut into `count` blocks of `segments` pieces each."""
         parts = [s.stop - s.start for s in blocks(n, count)]
         fine = _pieces(parts, segments)
         return cls(fine, fine)
@@ -74,10 +83,10 @@ class Lengths:
     def per_rank(
         cls, sends: Sequence[int], receives: Sequence[int], each: int, segments: int
     ) -> Lengths:
-        """Return the lengths where the ranks' parts differ in length.
+        """Return the lengths where each rank has a part of its own length.
 
-        `sends` and `receives` are the elements of each rank's part; it is cut into `each` blocks,
-        and each of these into `segments` pieces.
+        `sends` has the elements of each rank's part in ``in``, `receives` those in ``out``.  A part
+        is cut into `each` blocks, and each block into `segments` pieces.
         """
         incoming = _pieces(_pieces(sends, each), segments)
         if sends is receives:
