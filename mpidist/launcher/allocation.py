@@ -81,7 +81,7 @@ class SlurmAllocation:
 
 
 def per_node(text: str) -> tuple[int, ...]:
-    """Return one number per node (of tasks or CPUs), expanded from SLURM's short form.
+    """Return one number per node (of tasks or CPUs) from SLURM's short form; empty for other text.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def in_step(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether srun started this process, unlike a batch script and the shell of salloc."""
+    """Return whether srun started this process; False in a batch script or the shell of salloc."""
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdigit() and "SLURM_STEP_NUM_TASKS" in environ
 
@@ -112,7 +112,7 @@ ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it requeues
 
 
 def threads_per_core(allocation: SlurmAllocation) -> int:
-    """Return the number of SLURM's CPUs in a core; 1 if SLURM does not answer."""
+    """Return how many of the CPUs that SLURM counts are one core; 1 if SLURM does not answer."""
     node = os.environ.get("SLURMD_NODENAME") or allocation.node_list
     threads = 1
     for line in _scontrol("-o", "show", "node", node).splitlines():
@@ -133,9 +133,9 @@ def kill_wait() -> float:
 def whole_job(
     allocation: SlurmAllocation, environ: Mapping[str, str] = os.environ
 ) -> SlurmAllocation:
-    """Return the allocation with the tasks of the whole job, even in a shell of ``srun --pty``.
+    """Return a copy of the allocation that has the tasks of the whole job.
 
-    The environment of such a shell has only the one task of the shell.
+    They are asked of SLURM in a shell of ``srun --pty``, whose environment has its own task only.
     """
     if not in_step(environ):
         return allocation
@@ -175,20 +175,20 @@ def _scontrol(*arguments: str) -> str:
 def requeue(allocation: SlurmAllocation, most: int) -> None:
     """Have SLURM put this job back into its queue; SLURM ends the job, and starts it again later.
 
-    It does not return: a batch script that ends by itself meanwhile would count as failed, and not
-    be queued.
+    It does not return, but waits until SLURM ends it: a batch script that ended by itself meanwhile
+    would count as failed, and not be queued.
 
     Parameters
     ----------
     allocation : SlurmAllocation
-        The allocation of the job; of an array only this job is requeued.
+        The allocation of the job; of a job array only this job is requeued.
     most : int
         How often the job may be requeued.
 
     Raises
     ------
     LaunchError
-        If the job was requeued that often already, or SLURM refuses.
+        If the job was requeued that often already, or SLURM refuses or does not end the job.
     """
     known = job_facts(allocation.job).get("Restarts", "")  # the environment may be another job's
     restarts = int(known) if known.isdigit() else allocation.restarts

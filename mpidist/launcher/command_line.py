@@ -23,7 +23,7 @@ RANK_PROGRAM = str(Path(__file__).with_name("rank_program.py"))
 
 @dataclass(frozen=True)
 class Launch:
-    """A launcher with its arguments and environment.
+    """A launcher (mpiexec or srun) with its arguments and environment variables.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Launch:
     launcher : list of str
         The launcher and its arguments, in front of the program.
     settings : dict
-        Environment variables to set.
+        Environment variables to set for it, beside those of this process.
     allocated : bool
         Whether the launch is in a SLURM allocation.
     """
@@ -49,7 +49,7 @@ class Launch:
 
 
 def local_launch(vendor: str, ranks: int) -> Launch:
-    """Return the launch of `ranks` ranks on this machine, for an MPI of this vendor."""
+    """Return the launch of `ranks` ranks on this machine, by the mpiexec of an MPI vendor."""
     settings = environment_for(vendor, ranks, cores(), os.geteuid() == 0, os.environ)
     return Launch(ranks, [find_launcher(vendor), "-n", str(ranks)], settings, False)
 
@@ -68,7 +68,7 @@ def slurm_launch(
     LaunchError
         If the job is heterogeneous.
     InvalidArgument
-        If the ranks do not fit.
+        If no number of ranks is known, or the ranks need more nodes than there are.
     """
     if allocation.parts > 1:
         raise LaunchError(
@@ -95,16 +95,16 @@ def slurm_launch(
 
 
 def rank_command(program: Sequence[str], modules_too: bool = False) -> list[str]:
-    """Return the command of one rank: Python for scripts, modules and mpidist itself.
+    """Return the command of one rank: `program`, after Python if it is a script, ``-m`` or ``-c``.
 
-    Scripts run under ``-m mpi4py``: an exception on one rank ends the job on all, before
-    ``mpidist.init()`` too.  Modules do so only with `modules_too`: pytest, for example, would lose
-    its last lines.
+    Scripts run under ``-m mpi4py``, by which an exception on one rank ends all ranks, even before
+    ``mpidist.init()``.  Modules do so only with `modules_too`: pytest, for example, would lose its
+    last lines.  ``mpidist`` runs as ``python -m mpidist``.
 
     Raises
     ------
     InvalidArgument
-        If the script or program does not exist.
+        If the script or program does not exist, or is an unknown option of ``mpidist run``.
     """
     first, rest = program[0], list(program[1:])
     if first == "mpidist":
@@ -128,13 +128,13 @@ def rank_command(program: Sequence[str], modules_too: bool = False) -> list[str]
 
 
 def _own_python() -> list[str]:
-    """Return the paths by which this interpreter may be called, such as ``.venv/bin/python3``."""
+    """Return the paths that mean this interpreter, such as ``.venv/bin/python3``."""
     folder = os.path.dirname(sys.executable)
     return [sys.executable, *(os.path.join(folder, name) for name in PYTHON)]
 
 
 def count_options(arguments: Sequence[str]) -> int:
-    """Return the number of arguments before the script: options of Python itself."""
+    """Return how many arguments of Python are options, before the script, ``-m`` or ``-c``."""
     count = 0
     while count < len(arguments) and re.fullmatch("-[^mc].*", arguments[count]):
         if re.fullmatch("-[^WX-][a-zA-Z]*[mc]", arguments[count]):  # -Om module
@@ -144,14 +144,18 @@ def count_options(arguments: Sequence[str]) -> int:
 
 
 def abort_words(program: Sequence[str], modules_too: bool) -> list[str]:
-    """Return the arguments of Python by which an exception on one rank ends the job on all."""
+    """Return ``-m mpi4py``, with which an exception on one rank ends all ranks, or an empty list.
+
+    It is empty for a module (``-m NAME``) unless `modules_too`, and for no program.
+    """
     return ABORT_ON_ERROR if program and (modules_too or program[0] != "-m") else []
 
 
 def reporting(command: Sequence[str]) -> list[str]:
-    """Return the command of a rank in the form that reports the exception which ends it.
+    """Return the command of a rank, changed so that it reports the exception that ends it.
 
-    For Python programs, rank_program.py takes the place of ``-m mpi4py``; others are not changed.
+    Scripts and modules run by rank_program.py instead of ``-m mpi4py``; other programs do not
+    report, and are not changed.
     """
     at = 1 + count_options(command[1:])
     python, program = list(command[:at]), list(command[at:])

@@ -33,7 +33,7 @@ _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
 def address_of(interface: str) -> str:
-    """Return the IPv4 address of a network interface, or an empty string."""
+    """Return the IPv4 address of a network interface, or an empty string if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("256s", interface.encode()[:15])
         try:
@@ -60,7 +60,7 @@ def addresses_v6(table: Path = Path("/proc/net/if_inet6")) -> list[str]:
 
 
 def interface_to(host: str) -> str:
-    """Return the network interface for messages to `host`; an empty string if unknown."""
+    """Return the name of the network interface for messages to `host`; empty if unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             any_socket.connect((host, 9))  # sends nothing: the kernel chooses the route
@@ -110,11 +110,12 @@ class RankState:
     host : str
         Its host.
     status : int, "lost" or None
-        Its exit status, negative for a signal; None before its end.
+        Its exit status, negative for a signal; "lost" if its connection ended first; None before
+        its end.
     mpi : str
         "starting" or "started"; empty before ``MPI_Init``.
     left : int
-        Exit code with which a Python program left; 0 before that.
+        Exit code that a Python program has reported before its process ends; 0 before that.
     """
 
     number: int
@@ -130,7 +131,7 @@ class RankState:
 
     @property
     def code(self) -> int:
-        """The exit code of the rank; 128 + N for signal N, 1 for a lost rank."""
+        """The exit code of a rank that has ended; 128 + N for signal N, 1 for a lost rank."""
         if not isinstance(self.status, int):
             return 1
         return self.status if self.status >= 0 else 128 - self.status
@@ -165,9 +166,12 @@ class Connections:
     ranks : int
         Number of ranks of the job.
     ended : callable
-        Called with each rank that has ended.
+        ``ended(state)`` is called at the end of each rank.
     failed : callable
-        Called with rank, host and description of an exception that ends a rank.
+        ``failed(rank, host, description)`` is called with an exception that ends a rank; the
+        description has "kind", "line" and "text": see :class:`~mpidist.launcher.failures.Failure`.
+    known : dict of int to RankState
+        The ranks that have connected.
     """
 
     ranks: int
@@ -188,7 +192,7 @@ class Connections:
 
     @property
     def address(self) -> str:
-        """Names, addresses and port of this process as text: ``HOST,HOST,…/PORT``."""
+        """Name, addresses and port at which ranks reach this process: ``HOST,ADDRESS,…/PORT``."""
         hosts = dict.fromkeys([socket.gethostname(), *addresses()])
         return f"{','.join(hosts)}/{self._listener.getsockname()[1]}"
 
@@ -200,7 +204,7 @@ class Connections:
         self._selector.close()
 
     def send(self, number: int) -> None:
-        """Send a signal to the program of every rank; ranks that connect later get it then."""
+        """Send a signal to the program of every rank, also of ranks that connect later."""
         self._sent.append(number)
         for connection in self._connections:
             if connection.rank is not None:
@@ -244,7 +248,11 @@ class Connections:
                 self._end(connection.rank, LOST)
 
     def _handle(self, connection: Connection, report: dict[str, Any]) -> None:
-        """Handle a rank's report: the first has secret, rank and host, later ones MPI or status."""
+        """Handle a report of a rank.
+
+        The first has the rank, its host, and the job's secret, which shows that it is one of this
+        job; later ones have the state of MPI, an exception, the exit code or the status.
+        """
         if connection.rank is None:
             if report.get("secret") != self.secret:
                 raise ValueError("the first report has a wrong secret: not a process of this job")
@@ -286,7 +294,7 @@ def open_listener() -> socket.socket:
 
 
 def raise_file_limit(ranks: int) -> None:
-    """Raise the limit of open files for the connections; LaunchError if it cannot be raised."""
+    """Raise the limit of open files, if too low for `ranks` connections; LaunchError if refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = ranks + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -29,7 +29,7 @@ class Failure:
     host : str
         Its host.
     kind, line, text : str
-        The name of the exception's class, its last line, its traceback.
+        The name of the exception's class, the line of class and message, and the traceback.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Failure:
 
     @property
     def follows(self) -> bool:
-        """Whether an exception of this class usually follows the failure of another rank."""
+        """Whether the exception is of a class that usually follows the failure of another rank."""
         return self.kind in FOLLOW_UPS
 
     def __str__(self) -> str:
@@ -49,12 +49,12 @@ class Failure:
         return f"rank {self.number} on {self.host} failed first: {short}"
 
     def without_rank(self, text: str) -> str:
-        """Return a text without this rank at the beginning of an exception's message."""
+        """Return `text` without this rank's "rank N: " where an exception's message begins."""
         return text.replace(f": rank {self.number}: ", ": ")
 
     @property
     def keys(self) -> tuple[str, str]:
-        """The traceback, and without the own rank: failures with a key in common are alike."""
+        """The traceback with and without this rank's number; failures that share one are alike."""
         return self.text, self.without_rank(self.text)
 
 
@@ -66,6 +66,8 @@ class Failures:
     ----------
     ranks : int
         Number of ranks of the job.
+    known : list of Failure
+        The exceptions.
     """
 
     ranks: int
@@ -75,17 +77,18 @@ class Failures:
     _shown: set[str] = field(default_factory=set)  # keys
 
     def add(self, number: int, host: str, described: dict[str, str]) -> None:
-        """Add the exception of a rank; raise KeyError or TypeError if it is none."""
+        """Add a rank's exception; raise KeyError or TypeError if `described` is not that of one."""
         texts = [str(described[name]) for name in ("kind", "line", "text")]
         if self._printed == len(self.known):
             self._since = time.monotonic()
         self.known.append(Failure(number, host, *texts))
 
     def cause(self, states: Iterable[RankState]) -> Failure | RankState | None:
-        """Return the exception that came first, or what it follows; None without an exception.
+        """Return the first exception that does not follow from another rank's failure.
 
-        An exception such as :class:`RankFailed` follows the end of another rank, by an exception or
-        an exit code of its own; ranks that the launcher has ended, by SIGTERM, are no cause.
+        If all do, as :class:`RankFailed` does, it is the state of a rank that ended without an
+        exception by a signal (but SIGTERM, by which launchers end ranks) or an exit code other than
+        0, or else the first exception; None without an exception.
         """
         first = min(self.known, key=lambda failure: failure.follows, default=None)
         if first is None or not first.follows:
@@ -96,12 +99,12 @@ class Failures:
         return next(ended, first)
 
     def print_settled(self) -> None:
-        """Print what has arrived, if the ranks that fail alike have had the time to."""
+        """Print the new exceptions once the first is a second old: others alike have then come."""
         if self._printed < len(self.known) and time.monotonic() > self._since + SETTLED:
             self.print()
 
     def print(self) -> None:
-        """Print each traceback once, with its ranks; of those that follow, the last line."""
+        """Print each new traceback once, with its ranks; of those that follow others, one line."""
         groups: list[list[Failure]] = []
         known: dict[str, list[Failure]] = {}
         for failure in sorted(self.known[self._printed :], key=lambda each: each.follows):

@@ -29,16 +29,16 @@ def run(
 ) -> list[Any]:
     """Start MPI processes, run ``fn(comm, *args, **kwargs)`` on each rank, and return the results.
 
-    Every call starts processes of its own, with the launcher that ``mpidist run`` takes, in an
-    allocation of SLURM too.  What the ranks print appears in the caller's standard output.
+    Every call starts processes of its own, by the same launcher as ``mpidist run``, also in a
+    SLURM allocation.  What the ranks print appears in the caller's standard output.
 
     Parameters
     ----------
     fn : callable
-        Function of the rank's :class:`Communicator`.  One that is defined in a notebook, in the
-        script itself, or in a function, and its arguments, are carried by cloudpickle.
+        Function of the rank's :class:`Communicator`.  One that is defined in a notebook, in
+        the script itself, or in a function is sent to the ranks by cloudpickle, if installed.
     n : int, optional
-        Number of ranks; by default one for each core, in an allocation for each task.
+        Number of ranks; by default one per core, in a SLURM allocation one per task.
     *args, **kwargs
         Further arguments of `fn`, the same on every rank.
     timeout : float, optional
@@ -47,12 +47,12 @@ def run(
     Returns
     -------
     list
-        Results of `fn`, by rank; they are pickled.
+        Results of `fn` in rank order; they must be picklable.
 
     Raises
     ------
     Exception
-        The error of the first rank that failed, with a note that names the rank.
+        The error of the first rank that failed, with a note (Python 3.11) that names the rank.
     LaunchError
         If the processes cannot be started, end without a result, or exceed `timeout`.
     InvalidArgument
@@ -86,9 +86,9 @@ def run(
 
 
 def _shared(allocation: SlurmAllocation | None) -> str | None:
-    """Return the folder in which to make the temporary folder of a job; None for the default.
+    """Return the folder for the temporary folder of a job; None for the system's default.
 
-    With several nodes it is the current folder, which is taken to be shared by all of them.
+    On several nodes it is the current folder, which they are assumed to share.
     """
     return None if allocation is None or allocation.nodes == 1 else os.getcwd()
 
@@ -119,7 +119,10 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _follow(command: list[str], environ: dict[str, str], timeout: float | None) -> list[str]:
-    """Run a command and print its output as it comes; return the last lines of it."""
+    """Run a command and print its output as it comes; return the last lines of the output.
+
+    Raises LaunchError after `timeout` seconds.
+    """
     lines: list[str] = []
     late = False
     with subprocess.Popen(
@@ -157,7 +160,10 @@ def _follow(command: list[str], environ: dict[str, str], timeout: float | None) 
 
 
 def _results(folder: Path, ranks: int, output: list[str]) -> list[Any]:
-    """Return the results of all ranks; raise the error of the rank that failed first."""
+    """Return the results of all ranks; raise the error of the rank that failed first.
+
+    If results are missing without an error, the LaunchError quotes `output`, the last lines.
+    """
     failed = sorted(folder.glob("error-*"), key=lambda path: path.stat().st_mtime_ns)
     if failed:
         rank = failed[0].name.partition("-")[2]

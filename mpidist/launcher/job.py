@@ -28,14 +28,14 @@ class JobOptions:
     Attributes
     ----------
     ranks, ranks_per_node : int or None
-        Number of ranks, by default one for each core, or for each task of an allocation; in an
-        allocation, the largest number of ranks on a node.
+        Number of ranks, by default one per core, or one per task of a SLURM allocation; and, in
+        an allocation only, the largest number of ranks on a node.
     launcher : {"auto", "srun", "mpiexec"}
-        Launcher in an allocation.
+        Launcher in an allocation; "auto" for srun if it can start this MPI.
     mpi : str or None
-        The plugin of srun (its ``--mpi``).
+        The plugin of srun that starts MPI (its ``--mpi``).
     knobs : str or None
-        File or folder of environment variables.
+        File or folder of environment variables: see :func:`~mpidist.launcher.mpi.read_knobs`.
     label : bool
         Whether each line of output begins with its rank.
     log_dir : str or None
@@ -43,13 +43,13 @@ class JobOptions:
     requeue : bool
         Whether SLURM starts the job again after exit code 75.
     requeue_limit : int or None
-        Largest number of restarts by `requeue`.
+        Largest number of restarts by `requeue`; None for 20.
     watch : bool or None
         Whether the ranks are monitored; None for the default of this MPI and allocation.
     start_timeout : float or None
-        Seconds that MPI may take to start on all ranks.
+        Seconds that MPI_Init may take after the last rank has entered it; None for 120.
     trace : str or None
-        File of the trace that all ranks record.
+        File for a trace of all ranks; None for no trace.
     full_traceback : bool
         Whether tracebacks have the frames inside mpidist.
     """
@@ -69,7 +69,7 @@ class JobOptions:
     full_traceback: bool = False
 
     def check(self, allocation: SlurmAllocation | None) -> None:
-        """Raise InvalidArgument for options that have no effect here, or are missing."""
+        """Raise InvalidArgument for options that have no effect here or contradict each other."""
         in_allocation = {
             "--ranks-per-node": self.ranks_per_node is not None,
             "--launcher srun": self.launcher == "srun",
@@ -97,7 +97,7 @@ class JobOptions:
 
 
 def check_log_dir(folder: str) -> None:
-    """Create a folder for logs; raise InvalidArgument if it cannot be written to."""
+    """Create a folder for logs, if missing; raise InvalidArgument if it cannot be written to."""
     try:
         os.makedirs(folder, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -143,7 +143,7 @@ def run_job(
     options : JobOptions
         The options of ``mpidist run``.
     announce : callable
-        Called with the command before it is started.
+        Called with the command line before it is started.
     dry_run : bool
         Announce the command only.
     """
@@ -203,7 +203,10 @@ def make_launch(
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options of the monitoring of ranks; see :class:`~mpidist.launcher.watch.JobWatch`."""
+    """How the ranks are watched: the parameters of :class:`~mpidist.launcher.watch.JobWatch`.
+
+    If not `monitored`, a :class:`~mpidist.launcher.plain.PlainJob` runs, with `signals` only.
+    """
 
     label: bool
     log_dir: str | None
@@ -218,9 +221,10 @@ def start_twice(
     watch: WatchOptions,
     instead: Callable[[], Launch] | None,
 ) -> int:
-    """Start the launcher, and then `instead` if MPI fails to start by srun's pmi2.
+    """Start the launcher, and wait for its end; return its exit code.
 
-    Returns the exit code.
+    If MPI does not start under srun's pmi2, the launch that ``instead()`` returns follows, unless
+    `instead` is None.
     """
     status, begun = start(launch, arguments, watch)
     if status and not begun and PMI2 in launch.launcher:
@@ -240,7 +244,7 @@ def start(launch: Launch, arguments: list[str], watch: WatchOptions) -> tuple[in
     status : int
         The exit code.
     begun : bool
-        False if monitored ranks have entered MPI_Init, and none came through it.
+        False if MPI failed to start: a monitored rank ended or hung in MPI_Init, and none left it.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -265,9 +269,9 @@ def start(launch: Launch, arguments: list[str], watch: WatchOptions) -> tuple[in
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a launcher, without the variables of an enclosing SLURM step.
+    """Return `environ` for a launcher, without the variables of an enclosing SLURM step.
 
-    A launcher with those would take itself for a part of that step.
+    With these a launcher would consider itself a part of that step.
     """
     foreign = OF_A_STEP if in_step(environ) else ()
     kept = "PMIX_MCA_"  # settings, not the address of a server

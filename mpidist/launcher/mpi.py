@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 
 def run_for_output(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a short program; return its exit code and output.
+    """Run a short program; return its exit code, standard output and standard error.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class InstalledMpi:
     Attributes
     ----------
     vendor : str
-        Name of the library as mpi4py has it, such as "Open MPI".
+        Name of the library as mpi4py returns it, such as "Open MPI"; "Cray MPICH" for Cray's.
     about : str
         Text of ``MPI_Get_library_version``; MPICH's contains its configure options.
     """
@@ -85,7 +85,7 @@ class InstalledMpi:
 
 
 def find_library() -> InstalledMpi:
-    """Return the MPI library that mpi4py loads, found in a process of its own.
+    """Return the MPI library that mpi4py loads; another process loads it to find out.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def find_library() -> InstalledMpi:
 
 
 def find_launcher(vendor: str) -> str:
-    """Return the path of the mpiexec of this vendor: beside Python, or on PATH.
+    """Return the path of the mpiexec of an MPI vendor: beside Python, or on PATH.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def find_launcher(vendor: str) -> str:
 
 
 def launcher_vendor(path: str) -> str:
-    """Return the vendor of an mpiexec, in the spelling of :attr:`InstalledMpi.vendor`."""
+    """Return the vendor of an mpiexec, as in :attr:`InstalledMpi.vendor`, or text for an error."""
     try:
         done = run_for_output([path, "--version"], ANSWERED_WITHIN)
     except LaunchError:
@@ -142,14 +142,14 @@ def launcher_vendor(path: str) -> str:
 def environment_for(
     vendor: str, ranks: int, available: int, root: bool, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that a launch on this node needs and the user has not set.
+    """Return the environment variables that a launch here needs and that are not in `environ`.
 
     Parameters
     ----------
     vendor : str
         Vendor of the MPI library.
     ranks, available : int
-        Number of ranks, and of available cores.
+        Number of ranks, and of cores for them.
     root : bool
         Whether the user is root, as in a container.
     environ : mapping
@@ -166,9 +166,9 @@ def environment_for(
 
 
 def folder_of(path: Path) -> str:
-    """Return text on the folder that a relative path starts from, for an error.
+    """Return the folder that a path is relative to, for an error message; ``/`` if it is absolute.
 
-    It is ``/`` for an absolute path.  In a job it has a hint on where that folder comes from.
+    In a SLURM job, a hint follows that this is the folder where sbatch was called.
     """
     if path.is_absolute():
         return "/"
@@ -182,7 +182,7 @@ def read_knobs(where: str, vendor: str) -> dict[str, str]:
     Parameters
     ----------
     where : str
-        A file, or a folder with env.openmpi, env.mpich and env.intelmpi.
+        A file, or a folder with env.openmpi, env.mpich and env.intelmpi, one for each vendor.
     vendor : str
         Vendor of the MPI library.
 

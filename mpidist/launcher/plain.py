@@ -27,7 +27,10 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 @dataclass
 class PlainJob:
-    """Runs a launcher whose output nobody touches; prints the exceptions that ended ranks.
+    """Runs a launcher without monitoring its ranks; prints the exceptions that ended ranks.
+
+    The launcher writes to the output of this process itself.  Python ranks on this host send
+    *notes*: that they have started, which exception ends them, or their exit code.
 
     Parameters
     ----------
@@ -56,7 +59,7 @@ class PlainJob:
         self._selector.register(self._notes, selectors.EVENT_READ)
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Run the launcher; return its exit code, 128 + N for signal N."""
+        """Run the launcher; return the exit code of the job, 128 + N for signal N."""
         environ = {**environ, NOTES: self._address}
         try:
             with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
@@ -70,7 +73,7 @@ class PlainJob:
             self._selector.close()
 
     def _wait(self) -> int:
-        """Serve the job until the launcher ends; return its status."""
+        """Handle signals and notes until the launcher ends; return its status (-N for signal N)."""
         self._observe(self._launcher.pid, None)
         while self._launcher.poll() is None:
             self._listen(0.2)
@@ -86,12 +89,12 @@ class PlainJob:
     # -- the ranks --------------------------------------------------------------------------------
 
     def _observe(self, pid: int, rank: RankState | None) -> None:
-        """Wake up at the end of a process, if the kernel and this Python have this."""
+        """Have :meth:`_listen` notice the end of a process (by pidfd_open, where it exists)."""
         with suppress(OSError, AttributeError):
             self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, rank)
 
     def _listen(self, seconds: float) -> None:
-        """Receive notes, and ends of processes, for at most `seconds`."""
+        """Wait at most `seconds` for notes and for ends of processes, and handle them."""
         ready = self._selector.select(seconds)
         while self._read_note():
             pass
@@ -104,7 +107,7 @@ class PlainJob:
                     self._gone_since = time.monotonic()
 
     def _read_note(self) -> bool:
-        """Read a note of a rank, see launcher_notes.py; return whether there was one."""
+        """Read and handle one note of a rank, if there is one; return whether there was."""
         try:
             text, extra, _, _ = self._notes.recvmsg(LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
         except OSError:
@@ -127,9 +130,9 @@ class PlainJob:
             self.failures.add(number, host, note["failure"])
 
     def _end_if_it_stays(self) -> None:
-        """End a launcher that stays after all ranks have ended.
+        """End a launcher that is still running some time after all ranks have ended.
 
-        Open MPI's does so now and then when one rank aborts while another ends.
+        Open MPI's is, now and then, when one rank aborts while another ends.
         """
         if not self._gone or len(self._gone) < self.ranks:
             return
@@ -145,7 +148,7 @@ class PlainJob:
     # -- the exit code ----------------------------------------------------------------------------
 
     def _verdict(self, status: int) -> int:
-        """Return the exit code of the job; print what failed."""
+        """Return the exit code of the job, given the launcher's `status`; print what failed."""
         code = status if status >= 0 else 128 - status
         if self._steps:  # only the launcher did not end by itself
             code = next((r.code for r in self._known.values() if not r.succeeded), 0)
@@ -161,14 +164,14 @@ class PlainJob:
         return code
 
     def _mark_silent(self, code: int) -> None:
-        """Give the job's exit code to the first rank that ended, if it did so without a note.
+        """Take the job's exit code for that of the first rank that ended, if it sent none.
 
-        Not if exceptions may be the reason of the exit code, which then is that of an abort.
+        Not after exceptions, whose abort gives the job its exit code, unless a signal ended it.
         """
         if self._gone and self._gone[0].status is None and (code > 128 or not self.failures.known):
             self._gone[0].status = 128 - code if code > 128 else code
 
 
 def _end_with_parent() -> None:
-    """Run in the new process before the launcher: it ends if mpidist run is killed."""
+    """Have the kernel end the launcher if ``mpidist run`` is killed; called in the new process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -96,7 +96,7 @@ def run_limited(
 
 
 def end_processes(process: subprocess.Popen, patience: float = PATIENCE) -> None:
-    """End a program and every process below it: SIGTERM, and after `patience` seconds SIGKILL."""
+    """End a program by SIGTERM; after at most `patience` seconds kill it and all below it."""
     started = descendants(process.pid)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -109,7 +109,7 @@ def end_processes(process: subprocess.Popen, patience: float = PATIENCE) -> None
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """Return `pid` and every process below it, each with its start time.
+    """Return (number, start time) of the process `pid` and of every process below it.
 
     The process group is not enough: an mpiexec gives each rank a group of its own.
     """
@@ -125,7 +125,7 @@ def descendants(pid: int) -> list[tuple[int, str]]:
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on; [] if there is no such process."""
+    """Return the fields of /proc/PID/stat from the third, the state, on; [] for no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

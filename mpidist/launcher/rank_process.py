@@ -43,7 +43,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def connect(address: str) -> socket.socket | None:
-    """Connect to ``mpidist run``, by the first of its addresses that answers."""
+    """Connect to the first address of ``mpidist run`` that answers; None if none does."""
     hosts, _, port = address.rpartition("/")
     for host in hosts.split(","):
         try:
@@ -56,7 +56,20 @@ def connect(address: str) -> socket.socket | None:
 
 
 class RankProcess:
-    """The program of one rank, and the connection to ``mpidist run``."""
+    """The program of one rank, and the connection to ``mpidist run``.
+
+    The program sends *notes*, one datagram of JSON each: MPI is starting or has started, the
+    exception that ends it, its exit code.
+
+    Parameters
+    ----------
+    address : str
+        Hosts and port of ``mpidist run``: ``HOST,HOST,…/PORT``.
+    label : bool
+        Whether each line of output begins with the rank.
+    logs : str or None
+        Folder for one file of output for each rank.
+    """
 
     def __init__(self, address: str, label: bool, logs: str | None):
         self.rank, self.label, self.logs = launched_rank() or 0, label, logs
@@ -73,7 +86,7 @@ class RankProcess:
 
     @property
     def log_path(self) -> str:
-        """The file for the output of this rank."""
+        """Path of the file for the output of this rank."""
         return os.path.join(self.logs or "", f"rank-{self.rank:05d}.log")
 
     def report(self, **facts: object) -> bool:
@@ -87,7 +100,7 @@ class RankProcess:
             return self.connection is not None
 
     def read_notes(self) -> None:
-        """Forward the program's notes to ``mpidist run``, as each arrives."""
+        """Forward the program's notes to ``mpidist run`` as they arrive; never returns."""
         while select.select([self.notes], (), ())[0]:
             self.forward_notes()
 
@@ -98,10 +111,10 @@ class RankProcess:
                 self.forward_note(json.loads(self.notes.recv(LONGEST, socket.MSG_DONTWAIT)))
 
     def forward_note(self, note: dict) -> None:
-        """Forward the state of MPI in the program, or the exception that ends it.
+        """Forward a note of the program to ``mpidist run``.
 
-        The rank does not print that exception: it is written into its log here, and printed if it
-        cannot be forwarded.
+        An exception is also written to the rank's log, and printed if it cannot be forwarded: the
+        program itself does not print it.
         """
         text = note.get("failure", {}).get("text", "")
         with contextlib.suppress(OSError):
@@ -112,7 +125,7 @@ class RankProcess:
             sys.stderr.write(text)
 
     def receive_signals(self) -> None:
-        """Pass signals from ``mpidist run`` to the program; end it if the connection ends."""
+        """Pass on signals of ``mpidist run``; end the program if the connection ends."""
         try:
             assert self.connection is not None
             for text in self.connection.makefile():
@@ -130,7 +143,7 @@ class RankProcess:
     def send(self, number: int, _: object = None) -> None:
         """Send a signal to the program's process group.
 
-        Those of DEFERRED go only to processes that have a handler: see :meth:`send_when_handled`.
+        SIGUSR1 and SIGUSR2 go only to processes with a handler: see :meth:`send_when_handled`.
         """
         if number in DEFERRED:
             threading.Thread(target=self.send_when_handled, args=(number,), daemon=True).start()
@@ -145,8 +158,8 @@ class RankProcess:
     def send_when_handled(self, number: int) -> None:
         """Send a signal to those processes of the program that have a handler for it.
 
-        If there is none yet, wait for one: without a handler the signal would kill a program that
-        has just started, or a shell around it.
+        If there is none yet, wait up to 60 s for one: without a handler the signal would kill a
+        program that has just started, or a shell around it.
         """
         until = time.monotonic() + HANDLED_WITHIN
         while self.alive():
@@ -199,7 +212,7 @@ class RankProcess:
         return status
 
     def forward_output(self) -> list[threading.Thread]:
-        """Start and return threads that copy the program's output to its log and to our output."""
+        """Start and return threads that copy the program's output to the log and to the screen."""
         file: IO[bytes] | None = None
         if self.logs:
             try:
@@ -218,9 +231,9 @@ class RankProcess:
         return threads
 
     def copy_output(self, source: IO[bytes], screen: IO[bytes], file: IO[bytes] | None) -> None:
-        """Copy lines to the log, if there is one, and to the screen.
+        """Copy lines to the log `file`, if there is one, and to the screen.
 
-        With logs, only rank 0's lines go to the screen.
+        With logs, only rank 0's lines go to the screen; they begin with the rank if `label`.
         """
         shown = file is None or self.rank == 0
         prefix = f"{self.rank}: ".encode() if self.label else b""
@@ -240,7 +253,7 @@ class RankProcess:
 
 
 def own_group() -> None:
-    """Make this new process lead a group, and die with the monitor; called before the program."""
+    """Make this new process, before it runs the program, lead a group and die with the monitor."""
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -254,7 +267,7 @@ def start_guard(leader: int) -> tuple[int, int]:
     Returns
     -------
     guard, pipe : int
-        The process, and the end of a pipe: a byte in it tells the guard not to kill.
+        Process id of the guard, and the end of a pipe: a byte in it tells the guard not to kill.
     """
     ours, pipe = os.pipe()
     guard = os.fork()
@@ -279,9 +292,9 @@ def join(threads: list[threading.Thread], seconds: float) -> None:
 
 
 def end_rest(leader: int) -> None:
-    """End the processes that a program left behind in its group, as srun does with a task.
+    """End the processes left in the group of an ended program, as srun does at the end of a task.
 
-    Some end by themselves in a moment, such as a ``tee`` that a shell writes to.
+    It first waits 2 s: some end by themselves, such as a ``tee`` that a shell writes to.
     """
     for number in (0, signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + REST_SECONDS
@@ -298,7 +311,7 @@ def end_rest(leader: int) -> None:
 
 
 def group(leader: int) -> list[int]:
-    """Return the ids of the running processes in a process group."""
+    """Return the ids of the processes in the group of `leader`, without zombies."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:
@@ -317,7 +330,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 def exit_like(status: int) -> None:
-    """End this process with `status`, that of the program; a negative one is a signal."""
+    """End this process as the program ended: with exit code `status`, or by signal -`status`."""
     sys.stdout.flush()
     if status < 0:
         resource.setrlimit(

@@ -20,7 +20,7 @@ _ROOM = Path(__file__).parents[1] / "communicator"
 
 
 def load(name: str) -> ModuleType:
-    """Load a file of mpidist/communicator alone."""
+    """Load the module ``mpidist/communicator/NAME.py`` without its package."""
     spec = importlib.util.spec_from_file_location(f"_mpidist_{name}", _ROOM / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,7 +29,10 @@ def load(name: str) -> ModuleType:
 
 
 def install_hook(notes: ModuleType) -> None:
-    """Hand over the exception that ends this process; print it if nobody takes it."""
+    """Send the exception that will end this process to ``mpidist run``; print it if that fails.
+
+    `notes` is the module launcher_notes.py.
+    """
     own = os.getpid()
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -44,7 +47,7 @@ def install_hook(notes: ModuleType) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Run the program as ``__main__``."""
+    """Run the program as ``__main__``, under mpi4py unless the first argument is --no-abort."""
     # As with python -m: not the folder of this file, whose names would hide the program's.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path[0] = os.getcwd()
@@ -61,7 +64,7 @@ def run(arguments: list[str]) -> None:
 
 
 def begin(arguments: list[str]) -> None:
-    """Run the program, and tell ``mpidist run`` of its start and its exit code."""
+    """Run the program; notify ``mpidist run`` of its start, an exception and its exit code."""
     notes = load("launcher_notes")
     notes.send_note()
     install_hook(notes)

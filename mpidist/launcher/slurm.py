@@ -32,17 +32,17 @@ class RankLayout:
     ranks, nodes, per_node : int
         Number of ranks, number of nodes that they use, and most ranks on a node.
     cpus : int
-        CPUs of each rank, as SLURM counts them.
+        CPUs of each rank, as SLURM counts them; 1 if oversubscribed.
     cores : int
         Cores of each rank, at least 1; fewer than `cpus` if these are hardware threads.
     oversubscribed : bool
         Whether a node has more ranks than CPUs for them.
     slots : int
-        Number of tasks that SLURM grants to a node.
+        Largest number of tasks on a node; of CPUs, if the job requested no tasks.
     by_threads : bool
         Whether ranks share cores, each with its own hardware threads.
     uneven : bool
-        Whether nodes have different numbers of ranks, as SLURM placed the tasks of the job.
+        Whether nodes have different numbers of ranks because SLURM placed the job's tasks so.
     """
 
     ranks: int
@@ -59,7 +59,7 @@ class RankLayout:
 def place(
     allocation: SlurmAllocation, ranks: int | None, per_node: int | None, threads: int = 1
 ) -> RankLayout:
-    """Return the layout of ranks: as SLURM placed its tasks, otherwise filled node by node.
+    """Return the layout of ranks: like the job's tasks, otherwise node after node is filled.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def place(
 
 
 def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Return each node's number of ranks if node after node is filled up to its tasks."""
+    """Return the ranks of each node used if node after node is filled up to its tasks."""
     before = [sum(tasks[:k]) for k in range(len(tasks))]
     return tuple(min(n, ranks - first) for n, first in zip(tasks, before) if first < ranks)
 
@@ -136,7 +136,8 @@ def _placed(
 def plugins_for(library: InstalledMpi) -> tuple[str, ...]:
     """Return the plugins of srun that this library can start with, best first.
 
-    With any other every rank would start alone.  An MPICH names its configure options itself.
+    With any other, every rank would start as a job of one.  Those of MPICH depend on how it was
+    configured.
     """
     if library.vendor == MPICH:
         return ("pmix", "pmi2") if "pmix" in library.about.lower() else ("pmi2",)
@@ -159,7 +160,7 @@ def choose_launcher(library: InstalledMpi, launcher: str, plugin: str | None) ->
     Raises
     ------
     LaunchError
-        If these would start every rank alone, or not at all.
+        If `launcher` or `plugin` cannot start this MPI, or would start every rank as a job of one.
     """
     vendor, wanted = library.vendor, plugins_for(library)
     if plugin is not None and launcher == "mpiexec":
@@ -193,13 +194,13 @@ def choose_launcher(library: InstalledMpi, launcher: str, plugin: str | None) ->
 
 
 def _first(wanted: tuple[str, ...], offered: list[str]) -> str | None:
-    """Return the first wanted srun plugin that is offered; ``pmix_v4`` counts as ``pmix``."""
+    """Return the first wanted plugin that srun offers, or None; ``pmix_v4`` counts as ``pmix``."""
     fitting = ((w, o) for w in wanted for o in offered if o.split("_v")[0] == w)
     return next((offer for _, offer in fitting), None)
 
 
 def srun_plugins() -> list[str]:
-    """Return the values of srun's ``--mpi`` on this machine."""
+    """Return the plugins that srun offers here (``srun --mpi=list``); empty without srun."""
     srun = shutil.which("srun")
     if srun is None:
         return []
@@ -230,7 +231,7 @@ def _mapped(placed: RankLayout) -> list[str]:
 
 
 def _srun(plugin: str, placed: RankLayout) -> list[str]:
-    """Return the srun command for a layout; under it a failed rank ends the step.
+    """Return the srun command for a layout; a rank that fails ends all ranks.
 
     The environment is passed on even if the job was submitted with ``--export=NONE``.  Ranks fill
     node after node, or are placed like the tasks of the job.

@@ -32,7 +32,7 @@ class Signals:
 
     @contextlib.contextmanager
     def recorded(self, *numbers: signal.Signals) -> Iterator[None]:
-        """Within the block, record signals of these numbers instead of handling them."""
+        """Within a ``with`` block, record these signals instead of calling their handlers."""
         before = {number: signal.signal(number, self._record) for number in numbers}
         try:
             yield
@@ -50,7 +50,7 @@ class Signals:
 
 
 def by_terminal(number: int) -> bool:
-    """Return whether a signal is a Ctrl-C that the terminal has sent to the launcher as well.
+    """Return whether a signal is a Ctrl-C that the terminal has probably sent to the launcher too.
 
     The sender is unknown (any thread may receive the signal); if this process group is in the
     foreground, the terminal is assumed.
@@ -75,7 +75,7 @@ def started(
     environ: Mapping[str, str],
     preexec: Callable[[], object] | None = None,
 ) -> Iterator[subprocess.Popen]:
-    """Start the launcher, and end it and its ranks if an error leaves the block before its end."""
+    """Yield the started launcher; if it outlives the ``with`` block, end it and its ranks."""
     try:
         launcher = subprocess.Popen(command, env=environ, preexec_fn=preexec)
     except OSError as error:
@@ -110,11 +110,13 @@ class JobWatch:
     logs : str, optional
         Folder for one file of output for each rank.
     kill_wait : float, optional
-        Seconds between SIGTERM and SIGKILL of the sender (SLURM's KillWait).
+        Seconds from a SIGTERM of SLURM to its SIGKILL (KillWait), within which the job must end.
     signals : Signals
         Signals that this process has received already.
     start_timeout : float
         Seconds that MPI_Init may take after the last rank has entered it.
+    ended : list of RankState
+        The ranks that have ended, in that order.
     """
 
     ranks: int
@@ -136,7 +138,7 @@ class JobWatch:
         self._steps = 0  # steps taken to end the job
 
     def command(self, program: Sequence[str]) -> list[str]:
-        """Return the command that the launcher starts: the monitor of a rank around `program`."""
+        """Return the command that the launcher starts for each rank: a monitor of `program`."""
         options = ["label"] * self.label + [f"logs={self.logs}"] * bool(self.logs)
         return [
             sys.executable,
@@ -160,9 +162,9 @@ class JobWatch:
             self.connections.close()
 
     def _wait(self) -> int:
-        """Serve the job until the launcher ends; return its status.
+        """Handle signals and reports until the launcher ends; return its status (-N for signal N).
 
-        Then wait a little for the last reports of the ranks.
+        It then waits for the last reports of the ranks, for 5 s or, after a failure, 0.5 s.
         """
         begun = time.monotonic()
         while self._launcher.poll() is None:
@@ -199,9 +201,9 @@ class JobWatch:
             self._step = min(STEP, self.kill_wait / 10)
 
     def _end_if_stuck(self) -> None:
-        """End the job if the launcher has not done so some time after a rank failed.
+        """End the job if the launcher has not ended some time after a rank failed.
 
-        First the ranks get SIGTERM, then SIGKILL; then the launcher does.
+        The ranks get SIGTERM, then SIGKILL; then the launcher gets both.
         """
         if self._failed_since is None:
             return
@@ -232,7 +234,7 @@ class JobWatch:
         self._steps += 1
 
     def _report_missing(self, begun: float) -> None:
-        """Print once, some time after `begun`, how many ranks have started, if some have not."""
+        """Print once, 60 s after `begun`, how many ranks have started, if some have not."""
         if self._reported_missing or time.monotonic() < begun + STARTED_WITHIN:
             return
         self._reported_missing = True
@@ -258,7 +260,7 @@ class JobWatch:
 
     @property
     def never_started(self) -> bool:
-        """Whether MPI_Init failed: the first failed rank was in it, and it returned on none."""
+        """Whether MPI_Init failed: it hung, or the first failed rank was in it, and no rank left it."""
         through = any(rank.mpi == STARTED for rank in self.connections.known.values())
         failed = self._failed()
         stuck = self._stuck_at_start or bool(failed and failed[0].mpi == STARTING)
@@ -276,9 +278,10 @@ class JobWatch:
             self._succeeded_since = time.monotonic()
 
     def _report(self, last: bool = False) -> None:
-        """Print, once, which rank failed first; if it reported an exception, as the `last` line.
+        """Print once which rank failed first.
 
-        A rank with an exit status is preferred to one that was lost.
+        If a rank reported an exception, this is printed at the end only (`last`).  A rank with an
+        exit status is preferred to one that was lost.
         """
         failed = self._failed()
         cause = self.failures.cause(self.connections.known.values())
