@@ -15,7 +15,7 @@ COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", 
 
 
 class Commands(Main):
-    """The commands of :mod:`mpidist.commands`, each imported when it is used."""
+    """The commands of the group ``mpidist``; each is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -24,7 +24,10 @@ class Commands(Main):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is named in `args`; an error lists the most similar names."""
+        """Return name, command and its arguments; the first of `args` is the name.
+
+        Raises UnknownName, with the most similar names, if there is no such command.
+        """
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             raise UnknownName("command", name, COMMANDS)

@@ -25,17 +25,18 @@ class Order:
     comm : Communicator
         The ranks.
     shuffle : bool
-        Whether the order of the samples changes from epoch to epoch.
+        Whether the samples are in random order, another one in each epoch.
     seed : int
         Seed of the order; the same on every rank.
     uneven : {"repeat", "drop", "keep"}
-        What to do if ranks would get unequal numbers of samples: repeat some on the last ranks,
-        drop some on all ranks, or keep the numbers unequal (see :meth:`DDP.join`).
+        What to do if the ranks would get unequal numbers of samples: repeat some on the last
+        ranks, leave the last samples out, or keep the numbers unequal, which needs
+        :meth:`DDP.join` in training.
 
     Attributes
     ----------
     epoch : int
-        Number of the present epoch, or of the next one.
+        Number of the present epoch, from 0; between two epochs, of the next one.
     position : int
         Number of samples that all ranks together have taken in this epoch.
     """
@@ -68,7 +69,7 @@ class Order:
         return len(self._samples()[self.rank :: self.size])
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the indices of this rank's samples in the rest of the epoch, then end the epoch."""
+        """Yield this rank's indices in the rest of the epoch, then begin the next epoch."""
         for index in self._samples()[self.rank :: self.size]:
             self.position = min(self.position + self.size, self.count)
             yield int(index)
@@ -96,7 +97,7 @@ class Order:
 
 
 class Samples:
-    """One rank's samples of a sequence; an iteration is one epoch, or the rest of it."""
+    """One rank's samples of a sequence; an iteration yields those of an epoch, or of its rest."""
 
     def __init__(self, data: Any, order: Order):
         self.data, self.order = data, order
@@ -119,7 +120,9 @@ class Samples:
 class Stream:
     """The items of this rank in an iterable of unknown length: every p-th on p ranks.
 
-    Each rank reads all items.
+    Each rank reads all items.  If less than p are left at the end, `uneven` decides: "repeat" gives
+    the ranks without an item one of these again, "drop" gives them to no rank, "keep" to the first
+    ranks only.
     """
 
     def __init__(self, data: Iterable[Any], comm: Communicator, uneven: str):
@@ -151,12 +154,12 @@ def shard(
     ----------
     data : sequence, torch.utils.data.DataLoader or iterable
         The same on every rank.  A sequence is divided into samples, another iterable into items.
-        A loader is divided into batches of its own size, so that the global batch is that size
-        times the number of ranks.
+        A loader becomes one loader per rank with the same batch size, so that the global batch is
+        that size times the number of ranks.
     comm : Communicator
         The ranks.
     shuffle : bool, optional
-        Whether each epoch has another order; by default as in the loader, and False for others.
+        Whether each epoch has a random order of its own; by default as in the loader, else False.
     seed : int
         Seed of the order.
     uneven : {"repeat", "drop", "keep"}

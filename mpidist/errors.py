@@ -54,10 +54,14 @@ class InvalidArgument(MpidistError, ValueError):
 class InvalidRank(InvalidArgument):
     """A rank outside ``0 … size - 1``.
 
-    Attributes
+    Parameters
     ----------
     rank, size : int
-        The given rank, and the size of the communicator.
+        The given rank, and the size of the communicator; also attributes.
+    argument : str
+        Name of the argument.
+    caller : int, optional
+        The rank on which it was given.
     """
 
     def __init__(self, rank: object, size: int, argument: str = "rank", caller: int | None = None):
@@ -78,7 +82,7 @@ class UnknownName(InvalidArgument):
     known : iterable of str
         The registered names.
     elsewhere : mapping of str to str
-        Names in other libraries, and the registered name of the same thing.
+        Names in other libraries, in lower case, and the registered names of the same things.
     """
 
     def __init__(
@@ -95,11 +99,11 @@ class UnknownName(InvalidArgument):
 
 
 class ConfigError(InvalidArgument):
-    """A configuration that contradicts itself or the communicator."""
+    """A configuration has a wrong value, or contradicts itself or the communicator."""
 
 
 class LaunchError(MpidistError):
-    """The processes were started wrongly; the message says how to start them."""
+    """The processes of a job were started wrongly, or not at all; the message gives the cause."""
 
 
 class CheckpointError(MpidistError):
@@ -140,7 +144,7 @@ class CollectiveTimeout(CommunicationError, TimeoutError):
 
 
 class CommunicatorBroken(CommunicationError):
-    """The communicator has an operation that can neither complete nor be cancelled."""
+    """The communicator serves no more calls: an operation can neither complete nor be cancelled."""
 
 
 class CollectiveMismatch(CommunicationError):
@@ -163,7 +167,7 @@ class MessageMismatch(CollectiveMismatch):
     Attributes
     ----------
     sender, tag : int
-        Sending rank and tag of the message.
+        Rank that sent the message, and its tag.
     sent, expected : str
         Dtype and shape of the message, and of the array.
     """
@@ -185,14 +189,14 @@ class RankFailed(CommunicationError):
     Attributes
     ----------
     echo : bool
-        Whether this error is only a consequence of another rank's error.
+        Whether this error only follows from an error that another rank has raised itself.
     """
 
     echo = False
 
 
 def unpicklable(what: str, value: object, error: Exception) -> InvalidArgument:
-    """Return the error for an object that pickle refused; `what` names its rank and argument."""
+    """Return the error for an object that pickle refused; `what` describes it in the message."""
     kind = type(value)
     name = (
         kind.__qualname__

@@ -91,12 +91,12 @@ def format_time(seconds: float) -> str:
 
 
 def plural(count: int, noun: str, ending: str = "s") -> str:
-    """Return a noun for a number of things: ``"rank"`` for 1, ``"ranks"`` for others."""
+    """Return a noun for a number of things: ``"rank"`` for 1, else with `ending`: ``"ranks"``."""
     return noun if count == 1 else noun + ending
 
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Return a number with its noun: ``"1 rank"``, ``"1,024 ranks"``."""
+    """Return a number with its noun: ``"1 rank"``; with `ending` for others: ``"1,024 ranks"``."""
     return f"{count:,} {plural(count, noun, ending)}"
 
 
@@ -127,9 +127,10 @@ def algbw(nbytes: int, seconds: float) -> float:
 
 
 def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
-    """Return the bus bandwidth in GB/s: the load of a link, comparable between rank counts.
+    """Return the bus bandwidth in GB/s: :func:`algbw` times the bytes that a link carries per byte.
 
-    The formulas are those of nccl-tests (doc/PERFORMANCE.md); `nbytes` is the whole buffer.
+    So it is comparable between numbers of ranks.  The formulas are those of nccl-tests
+    (doc/PERFORMANCE.md); `nbytes` is the whole buffer.
     """
     return algbw(nbytes, seconds) * _BUS_FACTOR[collective](size)
 
@@ -143,7 +144,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Return half the interquartile range divided by the median; None for fewer than 4 values."""
+    """Return half the interquartile range over the median; None for less than 4 values."""
     if len(values) < 4 or statistics.median(values) <= 0:
         return None
     low, middle, high = statistics.quantiles(values, n=4)
@@ -151,7 +152,7 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def time_call(call: Callable[[], Any], repeat: int = 5) -> float:
-    """Return the median time of a call in seconds, after one warm-up call."""
+    """Return the median time in seconds of `repeat` calls, after one warm-up call."""
     call()
     times = [perf_counter()]
     for _ in range(repeat):
@@ -161,7 +162,7 @@ def time_call(call: Callable[[], Any], repeat: int = 5) -> float:
 
 
 def copy_rate(nbytes: int = 64 << 20) -> float:
-    """Return the memory bandwidth in GB/s, as STREAM's copy: bytes read plus bytes written."""
+    """Return the memory bandwidth in GB/s of a copy of `nbytes`: bytes read plus written."""
     source = np.ones(max(nbytes // 8, 1))
     target = np.zeros_like(source)
     return algbw(2 * source.nbytes, time_call(lambda: np.copyto(target, source)))
@@ -175,7 +176,7 @@ def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
 
 
 class Messenger(Protocol):
-    """The members of a communicator that measurements of messages use."""
+    """The methods and attributes of a communicator that :func:`ping_pong` uses."""
 
     rank: int
 
@@ -192,7 +193,8 @@ class Messenger(Protocol):
 def ping_pong(comm: Messenger, peer: int, nbytes: int, repeat: int) -> float:
     """Return the one-way time in seconds of a message of `nbytes` between rank 0 and `peer`.
 
-    Collective; only the result on rank 0 is meaningful.
+    It is the median of `repeat` trips there and back, halved.  All ranks call it; only the result
+    on rank 0 counts.
     """
     data = np.zeros(nbytes, np.uint8)
     comm.barrier()

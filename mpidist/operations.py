@@ -41,6 +41,8 @@ class Op:
     kinds : frozenset of str, optional
         Kinds of dtype ("bool", "int", "float", "complex") that the operation is defined for; None
         for any.
+    builtin : bool
+        Whether it is one of :data:`OPS`: `function` is a ufunc, and libraries have the operation.
     """
 
     function: Callable[..., Any]
@@ -57,9 +59,9 @@ class Op:
 
     @property
     def identity(self) -> Hashable:
-        """A key shared by all `Op` of the same function.
+        """A key that is equal for all `Op` of one function with the same settings.
 
-        It holds no reference to the function: a cache entry must keep the operation alive.
+        It has the function's id only: a cache with this key must keep the function alive.
         """
         function = self.function
         if isinstance(function, MethodType):  # each attribute access makes a new method object
@@ -122,7 +124,7 @@ def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = Non
     op : str, Op or callable
         A name of :data:`OPS`, an `Op`, or a function ``f(a, b)``.
     commute : bool, optional
-        Whether a function is commutative; needed unless it is one of :data:`UFUNCS`.
+        Whether a function ``f(a, b)`` is commutative; needed unless it is one of :data:`UFUNCS`.
     """
     if isinstance(op, str):
         found = OPS.get(op)
@@ -181,7 +183,8 @@ def is_numpys(dtype: np.dtype) -> bool:
 def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     """Raise `UnsupportedDtype` if `op` is not defined for `dtype`.
 
-    A user's function is tried on an array of ones: an error inside of MPI could not be raised.
+    A user's function is tried on arrays of ones; what it raises is passed on.  An error during the
+    collective would leave the other ranks waiting.
     """
     if not op.builtin:
         _try(op, dtype, rank)
@@ -200,9 +203,9 @@ _outcomes: WeakKeyDictionary[Any, dict[np.dtype, np.dtype | None]] = WeakKeyDict
 
 
 def _outcome(op: Op, dtype: np.dtype) -> np.dtype | None:
-    """Return the dtype that a user's function returns for arrays of ones.
+    """Return the dtype of the result of a user's function for two arrays of ones.
 
-    None if the result has another shape.
+    None if the result has another shape than these.
     """
     try:
         known = _outcomes.setdefault(op.function, {})
@@ -246,22 +249,23 @@ def is_half(dtype: np.dtype) -> bool:
 
 
 def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which partial results of `dtype` are kept: float32 for half precision.
+    """Return the dtype in which partial results of an operation on `dtype` are kept.
 
-    That holds for "sum", "mean" and "prod", unless the partial results are sent between ranks.
+    It is float32 for "sum", "mean" and "prod" of half precision, else `dtype` itself.  Partial
+    results that are sent between ranks have `dtype`.
     """
     wide = op.builtin and op.name in ("sum", "mean", "prod") and is_half(dtype)
     return np.dtype(np.float32) if wide else dtype
 
 
 def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
-    """Return the bytes of an accumulator for `count` values; 0 if `dtype` itself is wide enough."""
+    """Return the bytes of `count` values in :func:`accumulator`; 0 if that is `dtype` itself."""
     wide = dtype if op is None else accumulator(op, dtype)
     return 0 if wide == dtype else count * wide.itemsize
 
 
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
-    """Return whether each input is divided before the sum, as for a mean of half precision."""
+    """Return whether a mean divides each input before it adds, so that half precision is enough."""
     return is_mean(op) and is_half(dtype)
 
 
@@ -271,7 +275,7 @@ def loses_nan(op: Op, dtype: np.dtype) -> bool:
 
 
 def library_agrees(op: Op, dtype: np.dtype) -> bool:
-    """Return whether an MPI library's own operation has numpy's results.
+    """Return whether an MPI library's own operation returns the same as numpy.
 
     Found by trial: sums of 8 and 16 bits saturate (Open MPI), "max" and "min" drop NaN, and a
     complex product with an infinite factor is infinite (both libraries) where numpy's is NaN.
@@ -298,14 +302,14 @@ def divide_half(x: np.ndarray, size: int, out: np.ndarray) -> None:
 
 
 def widen(half: np.ndarray, out: np.ndarray, divisor: int = 0) -> None:
-    """Store an array of half precision in `out` as float32, divided by `divisor` if not 0."""
+    """Store an array of half precision in `out`, of float32, divided by `divisor` if not 0."""
     np.copyto(out, half)
     if divisor:
         np.true_divide(out, np.float32(divisor), out)
 
 
 def narrow(value: np.ndarray, out: np.ndarray) -> None:
-    """Store an array of float32 in half precision in `out`, rounded to nearest even.
+    """Store an array of float32 in `out`, of half precision, rounded to nearest, ties to even.
 
     Values that are too large become infinite.
     """

@@ -42,14 +42,14 @@ class Missing(Exception):
 
 
 class Exchange:
-    """Exchange of values between the ranks, by messages of their own, with a limit of time.
+    """Exchanges values between the ranks by messages on its own communicator, with a time limit.
 
     Attributes
     ----------
     rank, size : int
         This rank, and the number of ranks.
     stderr : file
-        The standard error of the process, while pytest captures that of a test.
+        The real standard error of the process, even while pytest captures a test's.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Exchange:
     def everyone(self, value: object, limit: float) -> list[Any]:
         """Exchange a value with all ranks; return all values in rank order.
 
-        Raises `Missing` after `limit` seconds.
+        Raises `Missing` if values have not come within `limit` seconds.
         """
         MPI, data = self.MPI, pickle.dumps(value)
         self.ordinal += 1
@@ -107,7 +107,7 @@ class Exchange:
         return all(rank in missing for rank in range(self.rank))
 
     def give_up(self, why: str, missing: list[int]) -> None:
-        """Write the reason and the stacks of the missing ranks, and end the job on all ranks."""
+        """Write the reason and the stacks of the missing ranks of this node; end all ranks."""
         if not self.speaks(missing):
             time.sleep(10)  # the one that speaks ends this rank too
         self.stderr.write(f"\nrank {self.rank}: {why}\n")
@@ -156,16 +156,16 @@ class RankFailures(TerminalRepr):
 
 
 class RankReports:
-    """The hooks of a run under mpiexec.
+    """Hooks of pytest for a run under mpiexec: each test has one outcome for all ranks.
 
     Parameters
     ----------
     exchange : Exchange
         Exchange of values between the ranks.
     grace : float
-        Seconds to wait for the other ranks beyond the time limit of the test.
+        Seconds beyond the time limit of a test for which this rank waits for the others.
     abort : callable
-        Called with the reason before the job is aborted.
+        ``abort(why)`` is called, on the rank that reports, before the job is aborted.
     limit : float
         Time limit of a test for which pytest-timeout has none.
 
@@ -174,7 +174,7 @@ class RankReports:
     failures : int
         Number of tests that failed on any rank.
     running : str
-        Name of the running test.
+        Name of the test that runs, or ran last.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class RankReports:
         signal.signal(signal.SIGTERM, self.ended)
 
     def ended(self, number: int, _: FrameType | None) -> None:
-        """Handle a signal of the launcher: write which test was running, then end by the signal.
+        """Handle SIGTERM: write which test was running, then end this rank by the signal.
 
-        The launcher ends this rank as another one has died.
+        The launcher sends it after the death of another rank.
         """
         where = f" in {self.running}" if self.running else ""
         self.exchange.stderr.write(f"rank {self.exchange.rank}: ended by the launcher{where}\n")
@@ -200,9 +200,10 @@ class RankReports:
         os.kill(os.getpid(), number)
 
     def together(self, value: object, limit: float, what: str) -> list[Any]:
-        """Return the values that all ranks pass to this call; end the job after `limit` seconds.
+        """Return the values that all ranks pass to this call, in rank order.
 
-        `what` names the exchange in the report.
+        If some are missing after `limit` seconds, it ends the job with "rank N did not come … to
+        the end of `what`".
         """
         try:
             return self.exchange.everyone(value, limit)
@@ -256,10 +257,10 @@ class RankReports:
         return True
 
     def stuck(self, nodeid: str) -> None:
-        """End the job when this rank is still in the test long after its time limit.
+        """End the job: this rank is still in the test long after its time limit.
 
-        It is called by a timer, for a test in which all ranks hang: where a rank has ended the
-        test, that one ends the job.
+        A timer calls it.  It is for tests in which all ranks hang: a rank that has come to the end
+        of the test ends the job earlier, in :meth:`together`.
         """
         time.sleep(10 * self.exchange.rank)  # rank 0 speaks, if it can
         why = f"no rank came to the end of {nodeid}; the launch is aborted"
@@ -274,19 +275,19 @@ class RankReports:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep the exit status on rank 0 only: else mpiexec would end the job before its report."""
+        """Set the exit status to 0 except on rank 0: mpiexec would end it before it reports."""
         if self.exchange.rank:
             session.exitstatus = 0
 
     def pytest_unconfigure(self) -> None:
-        """Wait until rank 0 has reported; an alarm ends this rank if MPI cannot be finalized."""
+        """Wait until rank 0 has reported; an alarm ends this rank after 30 s in MPI_Finalize."""
         self.together(None, 60, "the session")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
 
 
 def outcome_of(report: Any) -> tuple[str, str]:
-    """Return outcome and one-line reason of a report; an expected failure counts as skipped."""
+    """Return (outcome, one-line reason) of a report of pytest; an expected failure is "skipped"."""
     if hasattr(report, "wasxfail") and report.skipped:
         return SKIPPED, f"expected failure: {report.wasxfail}"
     if report.failed:
@@ -324,7 +325,7 @@ def captured(report: pytest.TestReport) -> str:
 def merge(nodeid: str, reports: Sequence[Any], verdicts: list[Verdict]) -> None:
     """Mark the test as failed in this rank's reports if it failed on any rank, with all failures.
 
-    A test that is skipped on some ranks only fails too.
+    `verdicts` are those of all ranks.  A test that some ranks skipped and others ran fails too.
     """
     failures = together_by_message(verdicts)
     ran = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "passed"]
@@ -345,7 +346,10 @@ def merge(nodeid: str, reports: Sequence[Any], verdicts: list[Verdict]) -> None:
 
 
 def together_by_message(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
-    """Group the failed verdicts by message; return (title with ranks, message, first traceback)."""
+    """Group the failed verdicts, one per rank, by message.
+
+    Returns a list of (title with the ranks, message, traceback on the first of them).
+    """
     groups: dict[str, list[int]] = {}
     for rank, verdict in enumerate(verdicts):
         if verdict.outcome == "failed":
@@ -411,7 +415,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the ranks report together, if an mpiexec started them."""
+    """With ``--with-mpi``, let the ranks report together if an mpiexec or srun started them."""
     if config.getoption("with_mpi", False) and is_launched() and RANKS not in config.stash:
         grace, limit = config.getoption("rank_grace"), config.getoption("rank_timeout")
         report_together(config, RankReports(Exchange(), grace, limit=limit))

@@ -27,7 +27,7 @@ class StopRequest:
 
     Notes
     -----
-    The handlers of these signals are replaced.  Create it in the main thread.
+    The handlers of these signals are replaced.  Only the main thread can create a StopRequest.
 
     Examples
     --------
@@ -48,12 +48,17 @@ class StopRequest:
         self._received = True
 
     def requested(self) -> bool:
-        """Return whether any rank has received a signal, alike on all ranks; collective."""
+        """Return whether any rank has received one of the signals since creation; collective.
+
+        The answer is the same on all ranks.
+        """
         mine = np.array([self._received], dtype=np.int32)
         return bool(self._comm.allreduce(mine, op="max")[0])
 
     def leave(self, status: int = os.EX_TEMPFAIL) -> NoReturn:
-        """End this process, after the state was saved; collective.
+        """End this process with an exit code, after a barrier and MPI_Finalize; collective.
+
+        Save the state before.
 
         Parameters
         ----------

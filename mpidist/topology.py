@@ -11,7 +11,7 @@ from .errors import ConfigError, InvalidArgument, InvalidRank, Unsupported
 
 
 def pretended_hosts(size: int, environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the host keys that ``MPIDIST_RANKS_PER_NODE`` pretends, or None if it is not set."""
+    """Return each rank's node number by ``MPIDIST_RANKS_PER_NODE``, or None if it is not set."""
     if not environ.get(RANKS_PER_NODE):
         return None
     topology = Topology.from_hosts(0, range(size), environ)
@@ -24,7 +24,7 @@ RANKS_PER_NODE = "MPIDIST_RANKS_PER_NODE"
 
 @dataclass(frozen=True)
 class Topology:
-    """The ranks of a communicator by node, as one of them sees it.
+    """The nodes on which the ranks of a communicator run, and the place of one rank among them.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Topology:
         Returns
         -------
         Topology
-            The members' nodes, also pretended ones, in the new numbering.
+            The members' nodes, also those of ``MPIDIST_RANKS_PER_NODE``, in the new numbering.
         """
         members = list(ranks)
         if self.rank not in members:
@@ -141,7 +141,7 @@ class Topology:
 
     @property
     def lanes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks with equal local rank, one per node, for each local rank.
+        """For each local rank, the ranks that have it, one per node.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class Grid:
     shape : tuple of int
         Number of replicas and of stages.
     data, pipe : Communicator
-        Communicators of the ranks with this rank's stage, and of those with its replica.
+        Communicator of the ranks that hold this rank's stage, and of the ranks with its replica.
     data_index, pipe_index : int
         This rank's replica and stage, which are its ranks in `data` and `pipe`.
     """

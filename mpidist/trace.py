@@ -31,7 +31,7 @@ class Event(NamedTuple):
     begin, end : float
         Seconds of ``time.perf_counter``; in a file's events, of the clock of rank 0.
     track : int or str
-        Number of the thread, or name of a track of its own.
+        Number of the thread, or name of another track (a row in the viewer).
     details : dict
         Facts that are shown when the event is selected.
     """
@@ -52,7 +52,7 @@ class Served(NamedTuple):
     executor : str
         Name of the executor.
     algorithm : str or None
-        Name of the algorithm that ran over messages.
+        Name of the algorithm that ran over messages; None for other executors.
     nbytes : int
         Bytes of the whole buffer.
     dtype, op : object
@@ -115,10 +115,10 @@ class NvtxRange:
 
 
 def profiled(name: str) -> AbstractContextManager:
-    """Return a context that names a range in a running profile, else an empty one.
+    """Return a context manager that shows `name` as a range in a running profile.
 
-    That is a profile of PyTorch's profiler, or of Nsight Systems by the NVTX functions of PyTorch,
-    cupy or the package nvtx.  None of them is imported for it.
+    It is for PyTorch's profiler, or for Nsight Systems by the NVTX functions of PyTorch, cupy or
+    the package nvtx, none of which is imported for it; without a profiler it does nothing.
     """
     profiler = sys.modules.get("torch.autograd.profiler")
     if profiler is not None and profiler._is_profiler_enabled:
@@ -149,7 +149,7 @@ class RankEvents(NamedTuple):
     host : str
         Host of the rank.
     error : float
-        Largest error of the rank's clock, in seconds.
+        Largest error, in seconds, of the conversion to the clock of rank 0.
     full : bool
         Whether earlier events may have been dropped.
     events : list of Event
@@ -164,7 +164,7 @@ class RankEvents(NamedTuple):
 
 
 def add_waits(ranks: Sequence[RankEvents]) -> None:
-    """Add to the details of each call how long its rank waited for others.
+    """Add to the details of collectives and receives how long they waited for others (`wait_us`).
 
     A collective waits from its own begin to the last begin on any rank, a receive from its own
     begin to that of the send.  The send and the receive of one message get the same number as their
@@ -233,7 +233,7 @@ def write(path: str | Path, ranks: Sequence[RankEvents]) -> None:
 
 
 def _rows(part: RankEvents, origin: float) -> Iterator[dict[str, Any]]:
-    """Yield one rank's part of the file, as dicts: titles of the tracks, events, ends of arrows.
+    """Yield one rank's rows of the file: titles of the tracks, events, ends of arrows.
 
     `origin` is the time of the first event of all ranks, which becomes 0.
     """
@@ -289,12 +289,12 @@ def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """Return the trace events of a file of :func:`write`.
+    """Return the "traceEvents" of a file that :func:`write` wrote.
 
     Raises
     ------
     InvalidArgument
-        If the file does not exist, or is not such a file; with the reason.
+        If the file cannot be read, or is not a trace of mpidist.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -302,5 +302,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
         raise InvalidArgument(f"trace {path}: cannot be read: {error}") from error
     about = data.get("otherData") if isinstance(data, dict) else None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise InvalidArgument(f"trace {path}: its format is not {FORMAT!r}")
+        raise InvalidArgument(
+            f"trace {path}: its format is not {FORMAT!r}: expected a trace of mpidist"
+        )
     return data["traceEvents"]

@@ -260,7 +260,7 @@ class JobWatch:
 
     @property
     def never_started(self) -> bool:
-        """Whether MPI_Init failed: it hung, or the first failed rank was in it, and no rank left it."""
+        """Whether MPI_Init failed: no rank left it; it hung, or the first failed rank was in it."""
         through = any(rank.mpi == STARTED for rank in self.connections.known.values())
         failed = self._failed()
         stuck = self._stuck_at_start or bool(failed and failed[0].mpi == STARTING)

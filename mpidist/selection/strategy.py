@@ -42,7 +42,7 @@ class Strategy(str):
 
     def __new__(cls, text: str) -> Strategy:  # noqa: D102  (see the class)
         if not isinstance(text, str):
-            raise ConfigError(f"{text!r} is not a strategy: expected a str of {', '.join(KINDS)}")
+            raise ConfigError(f"{text!r} is not a strategy: expected one of {', '.join(KINDS)}")
         kind, colon, arity = text.strip().lower().partition(":")
         kind = "centralized" if kind == "linear" else kind
         if kind not in KINDS:
