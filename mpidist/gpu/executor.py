@@ -11,8 +11,8 @@ LIBRARIES = ("auto", "native")  # algorithms that allow NCCL's or the MPI librar
 class GpuExecutor(Executor):
     """Base class of executors of calls with arrays on a GPU.
 
-    The attribute `name` is one of the paths in :data:`~mpidist.gpu.paths.ORDER`.  Each call is
-    bound anew, because the next may use other streams.
+    The attribute `name` is one of the paths in :data:`~mpidist.gpu.paths.ORDER`.  Each call goes
+    through :meth:`bind`, because the next may use other streams.
     """
 
     ready = False  # checked before every call

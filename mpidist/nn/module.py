@@ -204,7 +204,7 @@ class Identity(Module):
 
 
 class Sequential(Module):
-    """A chain of modules, each of which gets the last one's output; named ``"0"``, ``"1"``, …."""
+    """A chain of modules: each gets the output of the one before.  Names: ``"0"``, ``"1"``, …."""
 
     saved = ()
 

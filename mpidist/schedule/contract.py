@@ -56,7 +56,7 @@ class Contract:
         return size if self.per_rank else 1
 
     def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
-        """Return a key of the length of block `block` of `buffer`, for any of `n` blocks on `rank`.
+        """Return a key of a block's length; the data are cut into `n` blocks.
 
         Blocks with equal keys have equal numbers of elements; others may differ in length.
         """

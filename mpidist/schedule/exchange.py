@@ -98,7 +98,9 @@ class Exchange:
         assert not isinstance(step, Copy)
         peer = step.peer
         if not (isinstance(peer, int) and 0 <= peer < self.size):
-            raise strand.error(f"peer {peer!r} is not a rank of {self.size}")
+            raise strand.error(
+                f"peer {peer!r} is not a rank of {self.size}: expected 0 … {self.size - 1}"
+            )
         if peer == strand.rank:
             raise strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
         return self.memory.places(strand, step.buffer, step.blocks)

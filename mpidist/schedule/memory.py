@@ -65,7 +65,7 @@ class SymbolicMemory:
         buffer, block = place
         rank = strand.rank
         if buffer == "in":
-            raise strand.error("writes to the input", block)
+            raise strand.error("writes to the input, 'in'; expected 'out' or 'tmp'", block)
         if buffer == "out" and not 0 <= block < self.count:
             raise strand.error(f"out has blocks 0 … {self.count - 1}", block)
         if not self._equal:
@@ -95,7 +95,10 @@ class SymbolicMemory:
         else:
             fits = block == datum
         if not fits:
-            message = f"gets block {datum} of rank {origin}, which may differ in length"
+            message = (
+                f"gets block {datum} of rank {origin}, which may differ in length; only with "
+                "equal_blocks=True may a block move to another's place"
+            )
             raise strand.error(message, block)
 
     def check_end(self, rounds: list[int]) -> tuple[tuple[int, int] | None, bool]:

@@ -292,7 +292,10 @@ def find(collective: str, name: str) -> Choice:
 def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
     """Return a hierarchical algorithm with the algorithms of `levels` ("LOCAL/ACROSS")."""
     if not found.local:
-        raise InvalidArgument(f"{found.collective} algorithm {name!r}: {found.name} has no levels")
+        raise InvalidArgument(
+            f"{found.collective} algorithm {name!r}: {found.name} has no levels; only hierarchical "
+            "algorithms allow /LOCAL/ACROSS"
+        )
     local, slash, across = levels.partition("/")
     if not local or not across or "/" in across:
         raise InvalidArgument(
