@@ -56,7 +56,7 @@ class Divided(dict):
 
 @dataclass(frozen=True)
 class Led:
-    """Marker of an array that may differ between ranks: of those that have it the lowest saves."""
+    """Marker of an array that may differ between ranks; the lowest rank that has it saves it."""
 
     array: Any
 
@@ -83,7 +83,7 @@ class Leaf:
     shape : tuple of int
         Shape of the whole array.
     whole : bool
-        Whether it is an array and not a slice; ranks that share an array divide its writing.
+        Whether this is an array, not a slice of one.
     led : bool
         Whether the array may differ between ranks (:class:`Led`).
     """
@@ -531,7 +531,7 @@ class Manifest:
         folder : Path
             Folder of the checkpoint.
         whole : bool
-            Whether arrays are read at once; otherwise they are :class:`Stored`.
+            Whether arrays are read now; otherwise they are :class:`Stored`, read later.
         key : int, optional
             The rank or stage, of a state that was saved per rank or stage.
         """
