@@ -100,9 +100,9 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
 
 
 def on_host(x: Any) -> Any:
-    """Return a copy of a device's array on the host, by the same library; other `x` unchanged.
+    """Return a copy in host memory of an array on a device; any other `x` is returned as it is.
 
-    That of a cupy array is a numpy array, that of a tensor a CPU tensor without gradient.
+    The copy of a tensor is a CPU tensor without gradient, that of other arrays a numpy array.
     """
     if not is_on_device(x):
         return x

@@ -19,7 +19,7 @@ LEGACY = 1  # the default stream's number in the interface; PyTorch's is 0
 def interface_of(x: torch.Tensor) -> dict[str, Any]:
     """Return the CUDA Array Interface of a tensor, also of one that requires a gradient.
 
-    Other than in the standard, ``typestr`` is the numpy dtype.
+    Unlike in the standard, ``typestr`` is the numpy dtype itself.
     """
     dtype = dtype_of(x.dtype)
     stream = torch.cuda.current_stream(x.device).cuda_stream or LEGACY if x.is_cuda else 0
@@ -48,9 +48,9 @@ def dtype_of(dtype: torch.dtype) -> Any:
 
 
 def make_like(x: torch.Tensor) -> Callable[[tuple[int, ...], np.dtype], torch.Tensor]:
-    """Return ``make(shape, dtype)`` of new tensors on the device of `x`; `dtype` must be that of x.
+    """Return ``make(shape, dtype)``, which returns a new tensor like `x` on the same device.
 
-    PyTorch's dtype of `x` is used, because numpy may not have it.
+    The tensor has the dtype of `x`, which numpy may not have; `dtype` is ignored.
     """
     return lambda shape, dtype: torch.empty(shape, dtype=x.dtype, device=x.device)
 
