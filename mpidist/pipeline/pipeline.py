@@ -428,12 +428,13 @@ class Pipeline:
         Parameters
         ----------
         state : mapping
-            The states of all stages, as :meth:`Checkpoint.load` passes them.
+            The states of all stages, as :meth:`Checkpoint.load` passes them, or what
+            :meth:`state_dict` returned on this rank of a pipeline with the same stages.
 
         Raises
         ------
         InvalidArgument
-            If `state` is not of a pipeline, or of one with other layers.
+            If `state` is not of a pipeline, or of one with other layers, or lacks a stage.
         """
         place, rank = self._executor.plan.placement, self.comm.rank
         if not isinstance(state, Mapping) or not {"stages", "by_stage"} <= set(state):
@@ -444,7 +445,9 @@ class Pipeline:
         mine = self._numbered()
         every = self._own.allgather_object({n: layers_of(m) for n, m in mine.items()})
         layers = {n: count for found in every for n, count in found.items()}
-        given = deal(state["by_stage"], [layers[n] for n in range(place.stages)], rank)
+        given = deal(
+            state["by_stage"], state["stages"], [layers[n] for n in range(place.stages)], mine, rank
+        )
         for number, module in mine.items():
             load_stage(module, given[number])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from bisect import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -69,28 +69,46 @@ def layers_of(module: Any) -> int | None:
 
 
 def deal(
-    saved: Mapping[int, Mapping[str, Any]], layers: Sequence[int | None], rank: int
-) -> list[Any]:
-    """Return the state of each present stage, from saved stages that may be cut differently.
+    saved: Mapping[int, Mapping[str, Any]],
+    count: int,
+    layers: Sequence[int | None],
+    mine: Collection[int],
+    rank: int,
+) -> Mapping[int, Any]:
+    """Return states of present stages by number, from saved stages that may be cut differently.
 
     Parameters
     ----------
     saved : mapping of int to mapping
         The `layers` (see :func:`layers_of`) and `state` of each saved stage, by its number.
+    count : int
+        How many stages the saved pipeline had; if `saved` lacks some, the present one must have as
+        many.
     layers : sequence of int or None
         The number of layers of each present stage.
+    mine : collection of int
+        Present stages of this rank: their states are in the result at least.
     rank : int
         Rank named by errors.
 
     Raises
     ------
     InvalidArgument
-        If the stages differ, and the layers of one are not known or their total number differs.
+        If the stages differ, and the layers of one are not known or their total number differs; or
+        if `saved` lacks a stage that is needed.
     """
-    before = [saved[number]["layers"] for number in range(len(saved))]
+    wanted = mine if count == len(layers) and len(saved) < count else range(count)
+    if missing := sorted(set(wanted) - set(saved)):
+        raise InvalidArgument(
+            f"rank {rank}: the state has stages {sorted(saved)} of {count}, without {missing}: "
+            f"expected all of them, or those of this rank of {len(layers)}: {sorted(mine)}"
+        )
+    if len(saved) < count:
+        return {number: saved[number]["state"] for number in mine}
+    before = [saved[number]["layers"] for number in range(count)]
     now, then = _counted(layers), _counted(before)
     if len(before) == len(layers) and (now is None or then is None or now == then):
-        return [saved[number]["state"] for number in range(len(saved))]
+        return {number: saved[number]["state"] for number in range(count)}
     if now is None or then is None or sum(now) != sum(then):
         raise InvalidArgument(
             f"rank {rank}: the state is of a pipeline of {len(before)} stages with "
@@ -105,7 +123,7 @@ def deal(
             k = start + int(layer)
             stage = bisect(stops, k)
             found[stage][f"{k - stops[stage] + now[stage]}.{rest}"] = value
-    return found
+    return dict(enumerate(found))
 
 
 def _counted(layers: Sequence[int | None]) -> list[int] | None:

@@ -744,6 +744,16 @@ def a_pipeline_is_saved_by_stage(comm, folder):
         found = Checkpoint(where, comm).load()
         assert (found["optimizer"]["moments"] == comm.rank).all()
         assert len(found["pipe"]["by_stage"]) == comm.size
+        layers, others = layers_of(kit, comm.rank), layers_of(kit, 99)
+        own = staged(comm, kit, layers).state_dict()
+        staged(comm, kit, others).load_state_dict(own)
+        first = 12 * comm.rank // comm.size
+        first += first % 2  # a layer with parameters
+        values = [kit.values(part[first]) for part in (layers, others)]
+        np.testing.assert_array_equal(*(np.array(each[0]) for each in values))
+        said = rf"rank {comm.rank}: .* of {comm.size}, without \["
+        with pytest.raises(InvalidArgument, match=said):
+            staged(comm, kit, others, chunks=2).load_state_dict(own)
 
 
 def replicas_of_stages(comm, folder):
