@@ -80,7 +80,7 @@ class Order:
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at the position of a :meth:`state_dict`, on any number of ranks."""
+        """Restore a :meth:`state_dict`, which may be that of another number of ranks."""
         names = ("seed", "epoch", "position")
         given = state if isinstance(state, Mapping) else {}
         values: list[Any] = [given.get(name) for name in names]
@@ -113,7 +113,7 @@ class Samples:
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at the position of a :meth:`state_dict`, on any number of ranks."""
+        """Restore a :meth:`state_dict`, which may be that of another number of ranks."""
         self.order.load_state_dict(state)
 
 

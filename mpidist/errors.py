@@ -71,7 +71,7 @@ class InvalidRank(InvalidArgument):
 
 
 class UnknownName(InvalidArgument):
-    """A name that is not registered; the message lists the most similar ones.
+    """A name that is not registered; the message has the most similar and all known names.
 
     Parameters
     ----------

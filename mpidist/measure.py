@@ -127,7 +127,7 @@ def algbw(nbytes: int, seconds: float) -> float:
 
 
 def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
-    """Return the bus bandwidth in GB/s: :func:`algbw` times the bytes that a link carries per byte.
+    """Return the bus bandwidth in GB/s: :func:`algbw` times what a link carries per byte of buffer.
 
     So it is comparable between numbers of ranks.  The formulas are those of nccl-tests
     (doc/PERFORMANCE.md); `nbytes` is the whole buffer.
@@ -144,7 +144,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Return half the interquartile range over the median; None for less than 4 values."""
+    """Return half the interquartile range over the median.
+
+    None for less than 4 values, or if the median is not positive.
+    """
     if len(values) < 4 or statistics.median(values) <= 0:
         return None
     low, middle, high = statistics.quantiles(values, n=4)

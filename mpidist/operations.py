@@ -183,8 +183,8 @@ def is_numpys(dtype: np.dtype) -> bool:
 def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     """Raise `UnsupportedDtype` if `op` is not defined for `dtype`.
 
-    A user's function is tried on arrays of ones; what it raises is passed on.  An error during the
-    collective would leave the other ranks waiting.
+    A user's function is tried on arrays of ones, and what it raises is passed on: inside an MPI
+    call its errors could not be raised.
     """
     if not op.builtin:
         _try(op, dtype, rank)
@@ -265,7 +265,7 @@ def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
 
 
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
-    """Return whether a mean divides each input before it adds, so that half precision is enough."""
+    """Return whether it is a mean of half precision, which divides each input before it adds."""
     return is_mean(op) and is_half(dtype)
 
 

@@ -25,9 +25,9 @@ def check_backend(make_group: Callable[[], Sequence[Backend]], timeout: float = 
     Parameters
     ----------
     make_group : callable
-        Returns the backends of this process's ranks: all ranks where ranks are threads (each
-        backend is then run in a thread), one where every process is a rank.  It is called once;
-        every process must call this function.
+        Returns the backends of the ranks in this process: of all ranks if ranks are threads (each
+        backend is then run in a thread), one backend if every process is a rank.  It is called
+        once; every process must call this function.
     timeout : float
         Limit in seconds for all checks together, where the ranks are threads.
 
@@ -118,7 +118,7 @@ def _data_arrive(backend: Backend) -> None:
 
 
 def _short_messages(backend: Backend) -> None:
-    """Short messages of any length up to the limit arrive; the receiver knows no length."""
+    """Short messages of any length up to the limit arrive, which the receiver does not know."""
     if backend.size == 1:
         return
     right, left = _neighbours(backend)
@@ -167,7 +167,7 @@ def _bound_rounds(backend: Backend) -> None:
 
 
 def _waits_end(backend: Backend) -> None:
-    """Waits call `progress` and end at the deadline, or at once if no message can arrive."""
+    """Waits call `progress`; they end at the deadline, or by DeadlockError if all would wait."""
     alone = backend.split(backend.rank, 0)
     assert alone is not None and alone.size == 1
     assert alone.wait(lambda: True, None)
@@ -245,7 +245,10 @@ def _native(backend: Backend) -> None:
 
 
 def _collectives(backend: Backend) -> None:
-    """Every registered algorithm returns the right result on this backend."""
+    """All algorithms of allreduce, reduce_scatter, allgather and broadcast return right results.
+
+    Those of barrier return.
+    """
     sub = backend.split(0, backend.rank)
     assert sub is not None
     comm, p = Communicator(sub), backend.size

@@ -92,14 +92,14 @@ NSIGHT = "NSYS_PROFILING_SESSION_ID" in os.environ  # set by Nsight Systems for 
 
 
 class NvtxRange:
-    """A context that is a range of NVTX, which Nsight Systems shows.
+    """A context manager that marks a range by NVTX, which Nsight Systems shows.
 
     Parameters
     ----------
     name : str
         Name of the range.
     push, pop : callable
-        Functions that begin and end it.
+        ``push(name)`` begins the range, ``pop()`` ends it.
     """
 
     __slots__ = ("name", "push", "pop")

@@ -47,7 +47,7 @@ def _down(rank: int, size: int, part: Part = _block_0) -> Iterator[Round]:
 
 @algorithm("reduce", "binomial")
 def reduce_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """In round k, ranks whose distance from the root has bit k send to the rank without that bit.
+    """In round k, ranks at an odd multiple of 2^k from the root send to the rank 2^k nearer to it.
 
     Rounds: ceil(lg p).  Bytes per rank: n.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).

@@ -114,8 +114,8 @@ def allgather_hierarchical_leaders(
 ) -> Iterator[Round]:
     """Gather on the first rank of each node, allgather among these ranks, broadcast in each node.
 
-    Rounds: 1 + m-1 + ceil(lg g) on m nodes of at most g ranks.  Bytes per rank: n/p for the
-    others, and for a leader (m-1)/m n between nodes, and n lg g inside.
+    Rounds: 1 + m-1 + ceil(lg g) on m nodes of at most g ranks.  Bytes per rank: at least n/p
+    for the others, and for a leader (m-1)/m n between nodes, and n lg g inside.
     Source: Karonis et al., IPDPS 2000.
 
     5 ranks on nodes of 3 and 2, with the blocks that move::

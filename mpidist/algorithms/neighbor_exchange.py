@@ -12,7 +12,7 @@ def _even(size: int) -> str | None:
 
 @algorithm("allgather", "neighbor_exchange", requires=_even)
 def allgather_neighbor_exchange(rank: int, size: int) -> Iterator[Round]:
-    """Pairs of neighbours exchange the two blocks that they received last, in alternating pairs.
+    """Neighbours, in alternating pairs, exchange their own blocks, then the newest two blocks.
 
     Rounds: p/2.  Bytes per rank: (p-1)/p n.
     Source: Chen, Zhang, Zhang and Yuan, "Performance evaluation of allgather algorithms on

@@ -112,7 +112,7 @@ ENDED_WITHIN = 120.0  # seconds in which SLURM ends a job that it requeues
 
 
 def threads_per_core(allocation: SlurmAllocation) -> int:
-    """Return how many of the CPUs that SLURM counts are one core; 1 if SLURM does not answer."""
+    """Return how many CPUs, as SLURM counts them, a core has; 1 if SLURM does not answer."""
     node = os.environ.get("SLURMD_NODENAME") or allocation.node_list
     threads = 1
     for line in _scontrol("-o", "show", "node", node).splitlines():
@@ -133,9 +133,9 @@ def kill_wait() -> float:
 def whole_job(
     allocation: SlurmAllocation, environ: Mapping[str, str] = os.environ
 ) -> SlurmAllocation:
-    """Return a copy of the allocation that has the tasks of the whole job.
+    """Return the allocation with the tasks of the whole job.
 
-    They are asked of SLURM in a shell of ``srun --pty``, whose environment has its own task only.
+    A shell of ``srun --pty`` has only its own task in the environment: there SLURM is asked.
     """
     if not in_step(environ):
         return allocation

@@ -150,7 +150,10 @@ class RankState:
 
 @dataclass
 class Connection:
-    """A connection from the monitor of one rank, with the part of a report that has arrived."""
+    """A connection from the monitor of one rank (rank_process.py).
+
+    `text` is the part of the next report that has arrived; `rank` is None before the first one.
+    """
 
     socket: socket.socket
     text: bytes = b""

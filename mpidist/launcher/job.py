@@ -31,7 +31,7 @@ class JobOptions:
         Number of ranks, by default one per core, or one per task of a SLURM allocation; and, in
         an allocation only, the largest number of ranks on a node.
     launcher : {"auto", "srun", "mpiexec"}
-        Launcher in an allocation; "auto" for srun if it can start this MPI.
+        Launcher in an allocation; "auto" for srun if it can start this MPI, else mpiexec.
     mpi : str or None
         The plugin of srun that starts MPI (its ``--mpi``).
     knobs : str or None

@@ -116,7 +116,7 @@ class JobWatch:
     start_timeout : float
         Seconds that MPI_Init may take after the last rank has entered it.
     ended : list of RankState
-        The ranks that have ended, in that order.
+        The ranks that have ended, in the order of their ends.
     """
 
     ranks: int

@@ -88,8 +88,8 @@ class Steering:
         Returns
         -------
         Strategy
-            `local_allreduce` if that is not auto; else a tree for buffers below the threshold or
-            fewer than 4 ranks, and a ring for the others.
+            `local_allreduce` if that is not auto; else a tree of `tree_arity` for buffers below
+            `tree_threshold_bytes` or fewer than 4 ranks, and a ring for the others.
         """
         if self.local_allreduce != "auto":
             return Strategy(self.local_allreduce)
@@ -129,7 +129,7 @@ class Steering:
         return None
 
     def asked(self, collective: str, nbytes: int, size: int, commutes: bool = True) -> str | None:
-        """Return the algorithm that the user's settings select, on one level or two.
+        """Return the algorithm that the user's settings select, on one level or two; None if none.
 
         Parameters
         ----------
@@ -159,8 +159,9 @@ class Steering:
         -------
         str or None
             ``"hierarchical/LOCAL/GLOBAL"`` if the local strategy is a ring or auto, so that every
-            local rank sends a slice between the nodes; ``"hierarchical_leaders/…"`` if it is a tree
-            or centralized, with one root per node; None if both levels are auto.
+            local rank sends a slice between the nodes; ``"hierarchical_leaders/LOCAL/GLOBAL"`` if
+            it is another one, so that one rank of each node does; None if both levels are auto.
+            If only one is, a default of the collective replaces it.
         """
         nodes = self.num_nodes or 1
         local = self.level(collective, "local", nbytes, size // nodes)
@@ -172,7 +173,7 @@ class Steering:
         return "/".join((kind, *parts))
 
     def at_level(self: Config, which: str) -> Config:
-        """Return the single-level configuration inside the nodes or between them.
+        """Return a single-level configuration with the strategies inside or between the nodes.
 
         Parameters
         ----------
@@ -198,7 +199,7 @@ class Steering:
         which : {"local", "global"}
             The level: inside the nodes or between them.
         nbytes, size : int
-            Bytes, and number of ranks on that level.
+            Bytes of the whole buffer, and number of ranks on that level.
         """
         return self.at_level(which).steering(collective, nbytes, size) or "auto"
 
@@ -291,7 +292,11 @@ class CollectiveConfig(Steering):
 
     @classmethod
     def multi_node(cls, num_devices: int, num_nodes: int) -> CollectiveConfig:
-        """Return a configuration of `num_devices` ranks on each of `num_nodes` nodes."""
+        """Return a configuration of `num_devices` ranks on each of `num_nodes` nodes.
+
+        Allreduce is by binary trees inside the nodes and a ring between them; reduce and broadcast
+        are by binary trees between the nodes.
+        """
         return cls(
             num_devices=num_devices,
             num_nodes=num_nodes,
@@ -336,7 +341,7 @@ class CollectiveConfig(Steering):
 
     @classmethod
     def from_json(cls, text: str) -> CollectiveConfig:
-        """Return the configuration in `text`, JSON of :meth:`to_json`; ConfigError otherwise."""
+        """Return the configuration in `text` of :meth:`to_json`; ConfigError for other text."""
         try:
             values = json.loads(text)
         except ValueError as error:
@@ -355,7 +360,7 @@ class CollectiveConfig(Steering):
         Parameters
         ----------
         environ : mapping
-            The variables; an empty one counts as not set, ``none`` means None.
+            The variables; an empty one counts as not set, ``none`` or ``forever`` means None.
         base : CollectiveConfig, optional
             The configuration that the variables override.
         """
@@ -400,7 +405,7 @@ def misspelt(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _read(name: str, text: str) -> Any:
-    """Parse the text of the environment variable of field `name`."""
+    """Return the value of the field `name`, given the text of its environment variable."""
     if text.lower() in ("none", "forever") and name != "tree_arity":
         return None
     if name not in ("num_devices", "num_nodes", "tree_threshold_bytes", "tree_arity", "timeout"):

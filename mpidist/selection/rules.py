@@ -227,9 +227,7 @@ def staged_below(collective: str, vendor: str, crowded: bool) -> float:
 def single_copy_range(collective: str, vendor: str, crowded: bool) -> Range:
     """Return (from, below): the bytes for which ``single_copy`` is chosen for private arrays.
 
-    They are (0, 0) if it never is.
-
-    Parameters are those of :func:`staged_below`.
+    They are (0, 0) if it never is.  Parameters are those of :func:`staged_below`.
     """
     tables = _SINGLE_COPY_MPICH if vendor == MPICH else _SINGLE_COPY
     return tables[crowded].get(collective, (0, 0))

@@ -77,7 +77,7 @@ class Strategy(str):
         Parameters
         ----------
         tree_arity : int
-            Arity of a tree without one of its own.
+            Arity for a tree strategy that does not include one.
 
         Returns
         -------

@@ -82,8 +82,7 @@ class TuningEntry:
         """Return an entry; ``chosen[nbytes]`` names the implementation for a measured size.
 
         Between two sizes with different choices the bound is where their times, interpolated on
-        logarithmic axes, cross; it is in the middle (on a
-        logarithmic axis) if one of them was not measured at both sizes.
+        logarithmic axes, cross, or their geometric mean if one was not measured at both.
         """
         sizes = sorted(chosen)
         choose = [(0, chosen[sizes[0]])]
@@ -190,8 +189,8 @@ class TuningTable:
         Raises
         ------
         ConfigError
-            If the text is not JSON, not a table, has another version, or names an unknown
-            algorithm; the message names `source` and the entry.
+            If the text is not JSON, not a table, has another version, or has a wrong entry, such as
+            one with an unknown algorithm; the message names `source` and the entry.
         """
         try:
             content = json.loads(text)
@@ -220,7 +219,7 @@ class TuningTable:
         return cls.from_json(text, os.fspath(path))
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the table to a file, atomically."""
+        """Write the table to a file, which is replaced atomically."""
         beside = Path(f"{os.fspath(path)}.{os.getpid()}.new")
         try:
             beside.write_text(self.to_json(), encoding="utf-8")
@@ -254,7 +253,7 @@ def _write(entry: TuningEntry) -> dict[str, Any]:
 
 
 def _read(entry: Any, where: str) -> TuningEntry:
-    """Parse an entry of a JSON table; ConfigError, naming `where`, if it is wrong."""
+    """Return an entry of a JSON table; ConfigError, which begins with `where`, if it is wrong."""
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} is {entry!r:.60}: expected an object")
     key = _read_key(entry, where)
