@@ -65,6 +65,7 @@ _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
 _ENDING_SECONDS = 1.0  # for an operation that is pending when Python ends
 _FOREVER = 10 * 365 * 86400.0
+_SETUP_SECONDS = 60.0  # for making and freeing a group, if its deadline is shorter
 
 
 class HostArrays:
@@ -378,13 +379,15 @@ def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
     """Free the communicators of destroyed groups; collective over `comm`.
 
     `members` are the ranks of `comm`, as ranks of the world.  Only groups are freed whose
-    ranks are all in `members` and have all destroyed the group.
+    ranks are all in `members` and have all destroyed the group.  A group of which a communicator is
+    broken on some rank is never freed.
     """
-    mine = [key for key, (own, _) in _RETIRED.items() if own.broken is None]
+    mine = [key for key, both in _RETIRED.items() if not any(part.broken for part in both)]
     every = dict(zip(members, comm.allgather_object(mine)))
     for key in sorted({key for keys in every.values() for key in keys}):
         if all(key in every.get(rank, ()) for rank in key[0]) and key in _RETIRED:
             for old in _RETIRED.pop(key):
+                old.timeout = comm.timeout  # its own was for operations, and may be short
                 old.free()
 
 
@@ -1295,6 +1298,8 @@ def create(opts: Any, _: Any = None) -> ProcessGroup:
     detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
     try:
         comm = world.create_group(members, _tag(name), debug=detail or None)
+        # All members have come; what follows cannot be interrupted, and connects nodes.
+        comm.timeout = None if world.timeout is None else max(world.timeout, _SETUP_SECONDS)
         _free_retired(comm, members)
         group = ProcessGroup(comm, name, timeout, opts.store)
     except CommunicationError as error:

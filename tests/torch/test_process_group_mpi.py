@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from mpidist.communicator.communicator import Communicator
 from mpidist.errors import InvalidArgument, MpidistError
 from tests.support.training_kits import NEEDS_TORCH, torch
 
@@ -789,6 +790,41 @@ def test_deadline(place):
     else:
         dist.new_group([0, 1])
     dist.barrier()
+
+
+def test_a_short_deadline_is_for_operations(place, monkeypatch):
+    """Members that have come may take longer to make a group, and to free it."""
+    rank, size = place
+    need(size, 2)
+
+    def slow(method):
+        def slowly(self, *arguments):
+            if rank == 1:
+                time.sleep(0.4)
+            return method(self, *arguments)
+
+        return slowly
+
+    for name in ("split", "free"):
+        monkeypatch.setattr(Communicator, name, slow(getattr(Communicator, name)))
+    group = dist.new_group(timeout=timedelta(seconds=0.2))
+    assert (group.comm.timeout, group.messages.timeout) == (0.2, 0.2)
+    dist.destroy_process_group(group)
+    dist.barrier()
+    dist.new_group()  # frees it
+
+
+def test_after_a_message_that_did_not_come(place):
+    """Which breaks a communicator on one rank: the group is not freed, on no rank."""
+    rank, size = place
+    need(size, 2)
+    group = dist.new_group(timeout=timedelta(seconds=0.2))
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="recv from rank 1 .*Timed out"):
+            dist.recv(torch.ones(1), 1, group=group)
+    dist.destroy_process_group(group)
+    for _ in range(2):
+        dist.barrier(dist.new_group())
 
 
 def test_monitored_barrier(place):

@@ -1,0 +1,35 @@
+"""torch.distributed with the backend "mpidist" over two nodes: its tests, run there."""
+
+import re
+
+import pytest
+
+from tests.support.slurm_cluster import LONG, user_environment
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+# Closed forms of all collectives; models in parallel, equal to gloo's run and to one process.
+FILES = ["tests/torch/test_process_group_mpi.py", "tests/torch/test_models_mpi.py"]
+SOME = ["-k", "float32 or int64 or gather or reduce_scatter or all_to_all or lstm or mixture"]
+LEAST = 10
+if LONG:
+    FILES, SOME, LEAST = [*FILES, "tests/torch/test_parallel_mpi.py"], [], 100
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_two_nodes(cluster, folder):
+    """Two ranks on each node: memory within it, messages to the other one."""
+    job = cluster.submit(
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        "--no-requeue",
+        "slurm/test.sbatch",
+        *FILES,
+        *SOME,
+        folder=folder,
+        **user_environment("this"),
+    )
+    done = cluster.wait(job, 300 if LONG else 60)
+    assert done.completed, f"{done.state} {done.exit_code}\n{done.output}"
+    passed = re.search(r"(\d+) passed", done.output)
+    assert passed and int(passed[1]) >= LEAST, done.output
+    assert "--ntasks=4 --ntasks-per-node=2" in done.output and "failed" not in done.output
