@@ -74,7 +74,7 @@ class WeakHook:
         return partial, (nothing,)
 
 
-Purpose = Literal["framework", "wrapper", "stage", "loss", "loader"]
+Purpose = Literal["framework", "wrapper", "stage", "traced", "loss", "loader"]
 
 ADAPTERS: dict[str | None, dict[Purpose, str]] = {
     None: {
@@ -86,6 +86,7 @@ ADAPTERS: dict[str | None, dict[Purpose, str]] = {
         "framework": "mpidist.torch.framework",
         "wrapper": "mpidist.torch.wrapper",
         "stage": "mpidist.torch.stage",
+        "traced": "mpidist.torch.traced",
         "loss": "mpidist.torch.losses",
         "loader": "mpidist.torch.loader",
     },
@@ -99,6 +100,7 @@ purpose    contents of the module
 framework  ``FRAMEWORK``, a :class:`Framework`
 wrapper    ``Wrapper``, the base class that makes a DDP a module of the library
 stage      ``stage(module, caller, where, checkpoint)``, a pipeline's stage
+traced     ``cut(model, split, …)``, the stages of a module that is no Sequential
 loss       ``known(function)``, what the mean of a loss divides by
 loader     ``shard_loader(data, comm, …)``
 =========  =============================================================

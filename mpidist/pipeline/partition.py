@@ -18,7 +18,7 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..communicator.launch import started
 from ..errors import InvalidArgument, Unsupported
-from ..frameworks.base import library
+from ..frameworks.base import adapter, library
 from ..nn import Sequential
 from .stage import Stage, stage_of
 from .state import parameters, random_states, restored
@@ -39,6 +39,8 @@ class Partition(Sequence):
     tied : dict of str to tuple of int
         The stages that share a parameter, by the parameter's name in the model, such as
         "0.weight".  A :class:`Pipeline` ties these parameters by itself.
+    split : list of str
+        The submodules at which stages 1, 2, … of a traced module begin; else empty.
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class Partition(Sequence):
         costs: Sequence[float],
         layers: Sequence[tuple[int, int]],
         tied: Mapping[str, tuple[int, ...]] | None = None,
+        split: Sequence[str] = (),
     ):
         self._stages, self.by = list(stages), by
         self.costs, self.layers, self.tied = tuple(costs), tuple(layers), dict(tied or {})
+        self.split = list(split)
 
     def __len__(self) -> int:
         return len(self._stages)
@@ -72,6 +76,8 @@ class Partition(Sequence):
         for k, ((start, stop), cost) in enumerate(zip(self.layers, self.costs)):
             layers = f"layers {start} … {stop - 1}" if stop - start > 1 else f"layer {start}"
             words = f"{cost:,.0f} parameters" if self.by == "parameters" else f"{1e3 * cost:.4g} ms"
+            if self.split:
+                layers = f"from {self.split[k - 1]}" if k else f"before {self.split[0]}"
             lines.append(f"stage {k}: {layers}, {words}")
         for name, stages in self.tied.items():
             lines.append(f"tied: {name} in stages {', '.join(map(str, stages))}")
@@ -86,17 +92,23 @@ def tied_in(stage: Any) -> dict[str, Any]:
     return _tied.get(stage, {})
 
 
-def _tie(stages: Sequence[Any], layers: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> Any:
+def _tie(
+    stages: Sequence[Any],
+    layers: Sequence[Any],
+    ranges: Sequence[tuple[int, int]],
+    numbered: bool = True,
+) -> Any:
     """Find the parameters that several stages share; return the numbers of the stages by name.
 
-    The parameters are remembered for :func:`tied_in`.
+    The parameters are remembered for :func:`tied_in`.  Names begin with the number of the layer,
+    if `numbered`.
     """
     found: dict[int, tuple[str, Any, list[int]]] = {}
     for number, (start, stop) in enumerate(ranges):
         for k in range(start, stop):
             names = getattr(layers[k], "named_parameters", None)
             for name, p in enumerate(parameters(layers[k])) if names is None else names():
-                numbers = found.setdefault(id(p), (f"{k}.{name}", p, []))[2]
+                numbers = found.setdefault(id(p), (f"{k}." * numbered + str(name), p, []))[2]
                 if number not in numbers:
                     numbers.append(number)
     shared = [each for each in found.values() if len(each[2]) > 1]
@@ -228,23 +240,30 @@ def partition(
     example: Any = None,
     comm: Communicator | None = None,
     verbose: bool = True,
+    split: Sequence[str] | None = None,
 ) -> Partition:
     """Cut a model into stages of consecutive layers, with the largest cost as small as possible.
+
+    A module of PyTorch with a forward of its own is traced with `example` by
+    :func:`torch.distributed.pipelining.pipeline`, and cut at its submodules.
 
     A layer that works in place stays in the stage of the layer before it.  A parameter that stages
     share, such as the embedding of a language model, is tied by the :class:`Pipeline`.
 
     Parameters
     ----------
-    model : torch.nn.Sequential, mpidist.nn.Sequential or list of layers
-        The layers themselves go into the stages, nothing is copied.
+    model : torch.nn.Sequential, mpidist.nn.Sequential, list of layers, or torch.nn.Module
+        The layers themselves, or the parameters of a traced module, go into the stages; nothing is
+        copied.
     stages : int
         Number of stages; each gets at least one layer.
     by : {"parameters", "time"}
         The cost to balance: numbers of parameters, or measured seconds of forward and backward.
-    example : tensor, optional
-        For ``by="time"``: an input, such as one microbatch.  Copies of the layers are measured,
-        one at a time; the model, its gradients and random states do not change.
+    example : tensor, or tuple or dict of tensors, optional
+        An input, such as one microbatch.  For ``by="time"``: copies of the layers are measured,
+        one at a time; the model, its gradients and random states do not change.  For a traced
+        module: a microbatch of the shapes that all microbatches have, as argument, arguments
+        (tuple) or keyword arguments (dict) of the module.
     comm : Communicator, optional
         For ``by="time"``: every rank uses the times that rank 0 measured; collective.  Without
         it, ranks measure different times, and may get different stages.
@@ -252,6 +271,16 @@ def partition(
         Whether rank 0 of `comm` (by default, of the default communicator) prints the stages and
         their balance; before :func:`mpidist.init`, every process does.  The logger ``"mpidist"``
         gets the same in any case, at level INFO.
+    split : list of str, optional
+        For a traced module: names of the submodules at which the stages begin, but the first.  By
+        default items of its ModuleLists and Sequentials, chosen by numbers of parameters.
+
+    Raises
+    ------
+    InvalidArgument
+        If an argument is invalid.
+    Unsupported
+        If a module cannot be traced; with PyTorch's reason.
 
     Returns
     -------
@@ -259,11 +288,24 @@ def partition(
         A sequence of stages, with `balance`; its text lists them.
     """
     where = f"rank {comm.rank}: " if comm is not None else ""
-    layers = _layers(model, where)
     if by not in BY:
         raise InvalidArgument(f"{where}by={by!r}: expected {' or '.join(map(repr, BY))}")
     if not isinstance(verbose, bool):
         raise InvalidArgument(f"{where}verbose={verbose!r}: expected True or False")
+    if _is_traced(model, split):
+        if by != "parameters":
+            raise InvalidArgument(
+                f"{where}by={by!r} is for a Sequential: {type(model).__name__} is traced, and cut "
+                "by its parameters or at split="
+            )
+        made = _traced(model, stages, example, split, where)
+        _report(made, comm if comm is not None else started(), verbose)
+        return made
+    if split is not None:
+        raise InvalidArgument(
+            f"{where}split={split!r} is for a module of PyTorch, model is a {type(model).__name__}"
+        )
+    layers = _layers(model, where)
     starts = _starts(layers, stages, where)
     kind = _sequential(layers)
     if by == "time":
@@ -284,6 +326,43 @@ def partition(
     _keep_mode(model, made)
     _report(made, comm if comm is not None else started(), verbose)
     return made
+
+
+def _is_traced(model: Any, split: Any) -> bool:
+    """Return whether a model is traced: one of PyTorch with a forward of its own, or with split."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return False
+    lists = (torch.nn.Sequential, torch.nn.ModuleList)
+    return split is not None or _has_own_forward(model) or not isinstance(model, lists)
+
+
+def _traced(model: Any, stages: Any, example: Any, split: Any, where: str) -> Partition:
+    """Cut a module of PyTorch at `split`, or else by its numbers of parameters."""
+    if example is None:
+        raise InvalidArgument(
+            f"{where}model is a {type(model).__name__}: expected a Sequential, or example=, a "
+            "microbatch with which the model is traced"
+        )
+    if not isinstance(stages, Integral) or isinstance(stages, bool) or int(stages) < 2:
+        raise InvalidArgument(f"{where}stages={stages!r}: expected a whole number > 1")
+    stages = int(stages)
+    tracing = adapter("torch", "traced")
+    if split is None:
+        parts = tracing.parts_of(model)
+        if stages > len(parts):
+            raise InvalidArgument(
+                f"{where}stages={stages!r}: expected 2 … {len(parts)}, the number of submodules at "
+                f"which {type(model).__name__} can be cut, or their names in split="
+            )
+        ends = divide([cost for _, cost in parts], stages)
+        split = [parts[end][0] for end in ends[:-1]]
+    else:
+        split = tracing.check_split(model, split, stages, where)
+    made = tracing.cut(model, split, example, where)
+    costs = [float(sum(math.prod(p.shape) for p in stage.parameters())) for stage in made]
+    ranges = [(k, k + 1) for k in range(len(made))]
+    return Partition(made, "parameters", costs, ranges, _tie(made, made, ranges, False), split)
 
 
 def _starts(layers: Sequence[Any], stages: Any, where: str) -> list[int]:

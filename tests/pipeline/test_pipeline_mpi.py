@@ -13,6 +13,7 @@ from mpidist.pipeline.schedules import Costs, as_schedule, pipeline_schedule, si
 from mpidist.pipeline.schedules.schedule import unregister_schedule
 from tests.support import pipeline_cases as cases
 from tests.support.pipeline_kits import KITS, mean
+from tests.support.training_kits import NEEDS_TORCH, torch
 
 
 @pytest.fixture
@@ -149,3 +150,31 @@ def test_zero_bubble_is_shorter(comm):
     assert longer[1].makespan - shorter[1].makespan == pytest.approx(saved)
     found = longer[0].makespan - shorter[0].makespan
     assert abs(found - saved) < 0.05 * longer[1].makespan
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_module_with_a_forward_of_its_own(pipe_comm, schedule):
+    """Skips over stages, a mask, tied weights and batch norm: as on one rank."""
+    if pipe_comm.size > 4:
+        pytest.skip("needs at most 4 ranks")
+    from tests.support.traced_models import loss_fn, make
+
+    rank, last = pipe_comm.rank, pipe_comm.size - 1
+    alone, (model, ids, mask, labels) = make()[0], make()
+    parts = mpidist.partition(model, last + 1, example=(ids[:3], mask[:3]), verbose=False)
+    pipe = mpidist.Pipeline(parts[rank], pipe_comm, 4, schedule)
+    for _ in range(2):
+        loss = pipe.step((ids, mask), labels, loss_fn if rank == last else None)
+        expected = 0.0
+        for k in range(0, 12, 3):
+            part = loss_fn(alone(ids[k : k + 3], mask[k : k + 3]), labels[k : k + 3]) / 4
+            part.backward()
+            expected += part.item()
+        assert abs(loss - expected) < 1e-12
+    own = dict(alone.named_parameters(remove_duplicate=False))
+    for name, p in parts[rank].named_parameters():
+        torch.testing.assert_close(p.grad, own[name].grad, rtol=0, atol=1e-12)
+    for name, x in parts[rank].named_buffers():
+        torch.testing.assert_close(x, alone.get_buffer(name), rtol=0, atol=1e-12)
+    pipe.close()

@@ -1,0 +1,264 @@
+"""Stages of a module with a forward of its own, traced by torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import InvalidArgument, Unsupported
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+Value = tuple[int, int]
+"""A value between stages: the stage that computes it (-1: the input), and which one it is."""
+
+
+class Wiring(NamedTuple):
+    """The values that a stage receives, computes and passes on.
+
+    Attributes
+    ----------
+    receives : list of Value
+        What arrives: values that this or a later stage needs.
+    takes : list of int
+        The arguments of the stage's graph, as places in `receives`.
+    gives : list of Value
+        What the next stage receives; on the last stage, the output of the model.
+    """
+
+    receives: list[Value]
+    takes: list[int]
+    gives: list[Value]
+
+
+class TracedStage(nn.Module):
+    """A stage of a traced module; parameters, buffers and their names are those of the module.
+
+    Parameters
+    ----------
+    graph : GraphModule
+        The traced part of the module.
+    number : int
+        The number of the stage.
+    wiring : Wiring
+        The values that go in and out.
+    inputs : tuple
+        Names and shapes of the model's inputs, on the first stage; a shape is None for a number.
+    training : bool
+        Whether the module was traced in training mode.
+    """
+
+    def __init__(self, graph: Any, number: int, wiring: Wiring, inputs: Any, training: bool):
+        super().__init__()
+        own = self.__dict__
+        own["_graph"] = graph  # no submodule: names begin as in the model
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            own[name] = graph.__dict__[name]
+        self._number, self._wiring, self._inputs = number, wiring, inputs
+        self.training = training
+
+    def forward(self, *values: Any, **named: Any) -> Any:
+        """Compute what the next stage receives, or the output of the model."""
+        if self._number == 0:
+            values = self._bound(values, named)
+        wiring = self._wiring
+        made = self._graph(*[values[place] for place in wiring.takes])
+        outputs = made if isinstance(made, (tuple, list)) else (made,)
+        every = dict(zip(wiring.receives, values))
+        every.update(((self._number, k), output) for k, output in enumerate(outputs))
+        given = tuple([every[value] for value in wiring.gives])
+        return given if len(given) != 1 else given[0]
+
+    def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the model's inputs in order; raise InvalidArgument if they differ in shape."""
+        names = [name for name, _ in self._inputs]
+        given = values + tuple([named[name] for name in names[len(values) :] if name in named])
+        if len(given) != len(names) or len(values) + len(named) != len(names):
+            raise InvalidArgument(
+                f"stage 0 of a traced model got {len(values)} arguments and {sorted(named)}: "
+                f"expected the inputs of example: {', '.join(names)}"
+            )
+        for (name, shape), value in zip(self._inputs, given):
+            found = tuple(value.shape) if isinstance(value, torch.Tensor) else None
+            if found != shape:
+                raise InvalidArgument(
+                    f"stage 0 of a traced model: {name} of a microbatch has shape {found}: "
+                    f"expected {shape}, as in example= of partition()"
+                )
+        return given
+
+    def train(self, mode: bool = True) -> TracedStage:
+        """Raise InvalidArgument for the mode in which the model was not traced."""
+        if mode != self.training:
+            modes = ("evaluation", "training")
+            raise InvalidArgument(
+                f"stage {self._number} was traced in {modes[self.training]} mode, for which its "
+                f"layers are fixed: for {modes[mode]} set the model's mode and call partition() "
+                "again; the stages share its parameters"
+            )
+        return self
+
+
+def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield the parts of a module in order: names, modules, and whether a list contains them."""
+    for name, child in module.named_children():
+        if isinstance(child, _LISTS):
+            for k, item in child.named_children():
+                yield f"{prefix}{name}.{k}", item, True
+        elif any(isinstance(part, _LISTS) for part in child.modules()):
+            yield from _units(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child, False
+
+
+def parts_of(model: nn.Module) -> list[tuple[str, float]]:
+    """Return where a model can be cut: names of submodules, and parameters up to the next one.
+
+    These are the items of its ModuleLists and Sequentials, or without such its children.
+    """
+    units, seen = list(_units(model)), set()
+    lists = any(inside for _, _, inside in units)
+    parts: list[tuple[str, float]] = []
+    for k, (name, module, inside) in enumerate(units):
+        count = 0.0
+        for p in module.parameters():
+            count += p.numel() if id(p) not in seen else 0
+            seen.add(id(p))
+        if k and not inside and lists:
+            parts[-1] = (parts[-1][0], parts[-1][1] + count)
+        else:
+            parts.append((name, count))
+    return parts
+
+
+def check_split(model: nn.Module, split: Any, stages: int, where: str) -> list[str]:
+    """Return the names at which stages begin; raise InvalidArgument for a wrong one."""
+    names = [name for name, _ in model.named_modules() if name]
+    if isinstance(split, str) or not isinstance(split, Sequence) or len(split) != stages - 1:
+        raise InvalidArgument(
+            f"{where}split={split!r}: expected a list of {stages - 1} names, the submodules at "
+            f"which stages 1 … {stages - 1} begin"
+        )
+    for name in split:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
+            raise InvalidArgument(
+                f"{where}split={list(split)!r}: {type(model).__name__} has no submodule {name!r}; "
+                f"near are {', '.join(map(repr, near))}"
+            )
+    return list(split)
+
+
+def cut(model: nn.Module, split: list[str], example: Any, where: str) -> list[TracedStage]:
+    """Trace a model and cut it before each of the submodules named in `split`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, which does not change: the stages have its parameters and buffers.
+    split : list of str
+        Names of the submodules at which stages begin, but the first.
+    example : tensor, or tuple or dict of tensors
+        A microbatch: the argument of the model, its arguments, or its keyword arguments.
+    where : str
+        Rank, which begins error messages.
+
+    Raises
+    ------
+    Unsupported
+        If PyTorch cannot trace the model, or a part begins elsewhere than once.
+    """
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    named = example if type(example) is dict else {}
+    values = () if named else example if type(example) is tuple else (example,)
+    marked = [model.get_submodule(name) for name in split]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spec = dict.fromkeys(split, SplitPoint.BEGINNING)
+            pipe = pipeline(model, values, named, split_spec=spec)
+    except Exception as error:  # whatever the model's forward raises
+        reason = error.__cause__ or error
+        text = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        raise Unsupported(
+            f"{where}{type(model).__name__} cannot be traced by torch.export: "
+            f"{type(reason).__name__}: {text}; write its stages as modules of your own"
+        ) from error
+    finally:
+        for module in marked:  # PyTorch marks them by a forward of their own
+            for name in ("forward", "_orig_forward"):
+                module.__dict__.pop(name, None)
+    stages = len(split) + 1
+    if pipe.num_stages != stages:
+        raise Unsupported(
+            f"{where}split={split!r} gives {pipe.num_stages} stages of {type(model).__name__}, not "
+            f"{stages}: expected submodules that forward calls once, in this order"
+        )
+    inputs, wirings = _wire(pipe.split_gm.graph, stages, where)
+    shapes = [*values, *named.values()]
+    if len(shapes) != len(inputs):
+        raise Unsupported(
+            f"{where}the traced model has inputs {inputs}, example= has {len(shapes)}: expected "
+            "a tensor, or a tuple or dict of tensors and numbers"
+        )
+    forms = [
+        (name, tuple(x.shape) if isinstance(x, torch.Tensor) else None)
+        for name, x in zip([*inputs[: len(values)], *named], shapes)
+    ]
+    made = []
+    for k, wiring in enumerate(wirings):
+        graph = pipe.get_stage_module(k)
+        _share(graph, model)
+        made.append(TracedStage(graph, k, wiring, forms if k == 0 else (), model.training))
+    return made
+
+
+def _share(graph: nn.Module, model: nn.Module) -> None:
+    """Put the model's own parameters and buffers into a traced part: tracing copies tied ones."""
+    for kind in ("_parameters", "_buffers"):
+        for prefix, part in graph.named_modules():
+            held = getattr(part, kind)
+            for name in held:
+                owner = model
+                for atom in prefix.split(".") if prefix else ():
+                    owner = getattr(owner, atom, None)  # type: ignore[assignment]
+                own = getattr(owner, kind, {}).get(name)
+                if own is not None:
+                    held[name] = own
+
+
+def _wire(graph: Any, stages: int, where: str) -> tuple[list[str], list[Wiring]]:
+    """Return the names of a traced model's inputs, and the wiring of its stages."""
+    inputs: list[str] = []
+    values: dict[Any, Value] = {}
+    needed: list[list[Value]] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = (-1, len(inputs))
+            inputs.append(node.name)
+        elif node.op == "call_module":
+            values[node] = (len(needed), 0)
+            needed.append([values[each] for each in node.args])
+        elif node.op == "call_function" and len(node.args) == 2 and node.args[0] in values:
+            values[node] = (values[node.args[0]][0], node.args[1])
+        elif node.op == "output":
+            needed.append([values[each] for each in node.all_input_nodes])
+        else:
+            raise Unsupported(
+                f"{where}the traced model computes {node.format_node()} between its stages: "
+                "expected all of it within stages"
+            )
+    receives = [[(-1, k) for k in range(len(inputs))]]
+    for k in range(1, stages):
+        later = {value for some in needed[k:] for value in some if value[0] < k}
+        receives.append(sorted(later))
+    gives = [*receives[1:], needed[stages]]
+    return inputs, [
+        Wiring(receives[k], [receives[k].index(value) for value in needed[k]], gives[k])
+        for k in range(stages)
+    ]
