@@ -198,9 +198,10 @@ class MpiTransfer:
         Limit of a message, in bytes.
     """
 
-    __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected")
+    __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected", "_rank")
 
     def __init__(self, comm: MPI.Comm, messages: Sequence[RoundMessage], most: int):
+        self._rank = comm.rank
         self._messages = [  # keeps the memory alive as long as the requests
             RoundMessage(m.incoming, m.peer, piece, m.tag)
             for m in messages
@@ -232,8 +233,9 @@ class MpiTransfer:
         for status, message in self._expected:
             if status.Get_count(MPI.BYTE) != message.data.nbytes:
                 raise CollectiveMismatch(
-                    f"expected {message.data.nbytes} bytes from rank {message.peer}, which sent "
-                    f"{status.Get_count(MPI.BYTE)}: the ranks disagree on the array's length"
+                    f"rank {self._rank}: expected {message.data.nbytes} bytes from rank "
+                    f"{message.peer}, which sent {status.Get_count(MPI.BYTE)}: the ranks disagree "
+                    "on the array's length"
                 )
         return True
 

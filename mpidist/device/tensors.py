@@ -25,7 +25,7 @@ def interface_of(x: torch.Tensor) -> dict[str, Any]:
     stream = torch.cuda.current_stream(x.device).cuda_stream or LEGACY if x.is_cuda else 0
     return {
         "shape": tuple(x.shape),
-        "strides": tuple(step * dtype.itemsize for step in x.stride()),
+        "strides": tuple(step * x.element_size() for step in x.stride()),
         "typestr": dtype,
         "data": (x.data_ptr(), False),
         "stream": stream,

@@ -89,9 +89,11 @@ class Optimizer:
                 "result of state_dict() of an optimizer of this kind, keyed by their numbers"
             )
         for index, kept in state["state"].items():
-            shape = (
-                tuple(self.parameters[index].data.shape) if index < len(self.parameters) else None
-            )
+            if not 0 <= index < len(self.parameters):
+                raise InvalidArgument(
+                    f"state has parameter {index}: this optimizer has {len(self.parameters)}"
+                )
+            shape = tuple(self.parameters[index].data.shape)
             for key, value in kept.items():
                 if hasattr(value, "shape") and tuple(value.shape) not in (shape, ()):
                     raise InvalidArgument(

@@ -132,8 +132,9 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalised input, (n, channels, …); collective in training."""
         if input.dim() < 2 or input.shape[1] != self.num_features:
+            where = "" if self.comm is None else f"rank {self.comm.rank}: "
             raise InvalidArgument(
-                f"SyncBatchNorm: input has shape {tuple(input.shape)}: expected "
+                f"{where}SyncBatchNorm: input has shape {tuple(input.shape)}: expected "
                 f"(n, {self.num_features}, …)"
             )
         if not self.training:

@@ -238,3 +238,9 @@ def test_no_samples_have_no_mean():
         CrossEntropy()(scores, labels)
     loss = CrossEntropy("sum")
     assert loss(scores, labels) == 0 and loss.backward().shape == (0, 3)
+
+
+def test_state_of_a_parameter_that_does_not_exist():
+    optimizer = SGD(Linear(2, 2).parameters(), 0.1, 0.9)
+    with pytest.raises(InvalidArgument, match=r"\b7: .*\b2\b"):
+        optimizer.load_state_dict({"state": {7: {"steps": 3}}})
