@@ -227,8 +227,8 @@ class RankReports:
         for rank, other in enumerate(ranks):
             if other != ranks[0]:
                 pytest.exit(
-                    f"rank {rank} found other tests than rank 0: {other[1]}, not {ranks[0][1]}"
-                    f"\n{ranks[0][2]}\n{other[2]}",
+                    f"rank {rank} found other tests than rank 0: {other[1]} tests, "
+                    f"not {ranks[0][1]}\n{ranks[0][2]}\n{other[2]}",
                     returncode=4,
                 )
 

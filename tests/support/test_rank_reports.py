@@ -64,7 +64,7 @@ def test_some(n): pass
 """
     status, output = launch(tmp_path, suite)
     assert status == 1
-    assert "rank 1 found other tests than rank 0: 3, not 2" in output
+    assert "rank 1 found other tests than rank 0: 3 tests, not 2" in output
     assert closing(output) == "0 passed, 1 failed, 0 skipped"
 
 
