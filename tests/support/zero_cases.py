@@ -328,5 +328,5 @@ def wrong_hooks_are_refused(comm):
         (PowerSGD, "rank", 0),
         (PowerSGD, "rank", 1.5),
     ):
-        with pytest.raises(InvalidArgument, match=f"^{argument}={value!r}: "):
+        with pytest.raises(InvalidArgument, match=rf"\b{argument}={value!r}: "):
             make(value)
