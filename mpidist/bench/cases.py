@@ -47,7 +47,10 @@ def number_dtype(name: str) -> np.dtype:
 
 
 def span(dtype: np.dtype, size: int, op: str) -> int:
-    """Return the number of different input values with which `op` over all ranks never rounds."""
+    """Return how many values 0, 1, 2, … an input may have so that `op` over `size` ranks is exact.
+
+    Sums of integers may wrap around, which is the same in any order.
+    """
     kind = kind_of(dtype)
     if kind == "bool" or op == "prod":
         return 2
@@ -69,9 +72,10 @@ def mantissa_bits(dtype: np.dtype) -> int:
 
 
 def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.ndarray:
-    """Return `length` pseudo-random whole numbers in 0 … span - 1; 1 and 2 for products.
+    """Return `length` pseudo-random whole numbers in 0 … span - 1, or in 1 … span for products.
 
-    For a mean of half precision, they are multiples of `size`, as each is divided before the sum.
+    For a mean in half precision, which divides each operand by `size` before the sum, they are
+    multiplied by `size`.
     """
     steps = np.arange(_PERIOD, dtype=np.uint64)
     mixed = (steps * np.uint64(2654435761)) & np.uint64(0xFFFFFFFF)
@@ -84,7 +88,10 @@ def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.
 
 
 def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.ndarray:
-    """Return g[i] ∘ g[i + stride] ∘ …, with an operand per rank, for the first `length` indices."""
+    """Return g[i] ∘ g[i+stride] ∘ … (`size` operands, ∘ is `op`) for each i below `length`.
+
+    For a mean, the sum is divided by `size`.
+    """
     result = g[:length].copy()
     for rank in range(1, size):
         op.combine(result, g[stride * rank : stride * rank + length], result)
@@ -96,10 +103,11 @@ def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.nd
 def rounded_total(
     g: np.ndarray, size: int, length: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the largest correct sum, elementwise, given rounding in g's dtype.
+    """Return the least and largest correct sums g[i] + g[i+stride] + … for each i below `length`.
 
-    Each of the p-1 additions rounds by at most half a unit in the last place of a partial sum, and
-    no partial sum exceeds the sum of magnitudes, whatever the order (Higham 2002, §4.2).
+    Each sum has `size` (p) operands, rounded in g's dtype.  Each of the p-1 additions rounds by
+    at most half a unit in the last place of a partial sum, and no partial sum exceeds the sum of
+    magnitudes, whatever the order (Higham 2002, §4.2).
     """
     windows = [g[stride * r : stride * r + length].astype(np.float64) for r in range(size)]
     exact = np.sum(windows, axis=0)
@@ -171,7 +179,7 @@ def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 
 
 def _own_part(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
-    """Return a view of this rank's part of `memory`; in place, the root's has all parts."""
+    """Return a view of `part` elements: in place on the root its own part, else the first ones."""
     begin = case.root * part if case.in_place and case.rank == case.root else 0
     return memory[begin : begin + part]
 
@@ -224,12 +232,13 @@ class Case:
     nbytes : int
         Bytes of the whole buffer.
     sources, expected : list of (ndarray, ndarray, int)
-        Memory to fill before a call, and memory to check after it: each with a sequence of numbers,
-        and its start there.
+        Memory to fill before a call, and memory to check after it, as (memory, sequence, start):
+        at turn t the memory holds the numbers of the sequence from index start + t % `TURNS` on.
     bare_expected : list, optional
-        Memory to check after the bare MPI call, if its result is elsewhere than in `expected`.
+        Used in place of `expected` after the bare mpi4py call, where MPI puts the result elsewhere.
     bounds : tuple of ndarray, optional
-        Least and largest correct result of each element; by default results must be exact.
+        Least and largest correct value at each index of the sequence of results; if None, results
+        must be exact.
     """
 
     collective: str
@@ -247,13 +256,16 @@ class Case:
     bounds: Bounds | None = None
 
     def fill(self, turn: int) -> None:
-        """Write the input data of a turn (a number that changes them) into the input memory."""
+        """Write the input of call number `turn` into the input memory; it selects the data."""
         at = turn % TURNS
         for memory, numbers, begin in self.sources:
             np.copyto(memory, numbers[begin + at : begin + at + memory.size])
 
     def check(self, turn: int, bare: bool = False) -> bool:
-        """Return whether the result of a turn is correct, or with `bare` that of the MPI call."""
+        """Return whether the result of call number `turn` is correct on this rank.
+
+        `bare` says that the bare mpi4py call made it, whose result may be at another place.
+        """
         at = turn % TURNS
         windows = self.bare_expected if bare and self.bare_expected is not None else self.expected
         return all(
@@ -289,7 +301,7 @@ class Workload:
         Write the result over the input.
     data : ndarray, optional
         Real numbers to combine in place of pseudo-random whole ones, repeated as often as needed;
-        correct results may then differ by the rounding of the sum.
+        a sum may then differ from the exact one by its rounding.
     """
 
     def __init__(
@@ -331,12 +343,12 @@ class Workload:
             self.e = combine(self.op, self.g, size, count + TURNS, STRIDE)
 
     def elsewhere(self, empty: Callable[[int, np.dtype], np.ndarray]) -> Workload:
-        """Return a copy of the workload on new buffers from `empty`; the sequences are shared.
+        """Return a copy of the workload on new buffers from `empty`, with the same input data.
 
         Parameters
         ----------
         empty : callable
-            Allocates an array of a number of elements of a dtype, as ``comm.empty`` does.
+            ``empty(count, dtype)`` allocates an array, as ``comm.empty`` does.
         """
         other = copy.copy(self)
         other.memory = empty(self.memory.size, self.dtype)
@@ -344,19 +356,25 @@ class Workload:
         return other
 
     def next_turn(self) -> int:
-        """Return the next turn, a number that selects the data of a call; never twice in a row."""
+        """Return the number of the next call (its turn), which selects the data: 1, 2, 3, …."""
         self._turn += 1
         return self._turn
 
     def count(self, nbytes: int) -> int:
-        """Return the length of the whole buffer in elements, a multiple of the number of ranks."""
+        """Return the elements of a whole buffer of at least `nbytes`; 0 for a barrier.
+
+        They are a multiple of the number of ranks where each rank has a part of the buffer.
+        """
         count = -(-nbytes // self.dtype.itemsize)
         if COLLECTIVES[self.collective].per_rank:
             count = -(-count // self.size) * self.size
         return 0 if self.collective == "barrier" else count
 
     def case(self, nbytes: int) -> Case:
-        """Return the case for a whole buffer of about `nbytes`, on memory of this workload."""
+        """Return the case of a whole buffer of `nbytes`, rounded up as in :meth:`count`.
+
+        All cases of a workload share its memory, so one is used at a time.
+        """
         n = self.count(nbytes)
         case = Case(
             self.collective,

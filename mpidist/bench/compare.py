@@ -22,7 +22,7 @@ def read(path: str) -> Results:
     Raises
     ------
     InvalidArgument
-        If the file cannot be read, or holds no results.
+        If the file cannot be read, or is not a result file of ``mpidist bench``.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ class Pair:
     Attributes
     ----------
     noise : float
-        Fraction of a time by which the two may differ by chance.
+        Difference of the two times, as a fraction, up to which it counts as chance.
     """
 
     first: Row
@@ -70,7 +70,12 @@ class Pair:
 class Comparison:
     """Two runs: pairs of rows, rows of one run only, differences of the headers.
 
-    `reference` is the name of the contender that the ratios of the first run refer to.
+    Attributes
+    ----------
+    headers : list of (str, str, str)
+        Name of each entry that differs, and its values in the first and the second run.
+    reference : str
+        Contender to whose time the ratios within each run refer, as named by the first run.
     """
 
     pairs: list[Pair]
@@ -83,9 +88,9 @@ class Comparison:
 def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison:
     """Pair the rows of two runs that measured the same.
 
-    The rows of a pair agree in work, bytes, contender, memory, dtype, op, and in being in place.
-
-    The noise of a pair is the largest of `noise` and the spreads of its two rows.
+    The rows of a pair agree in work, bytes, contender, memory, dtype, op, deadline and in being in
+    place, in ``bench scaling`` also in the number of ranks.  The noise of a pair is the largest of
+    `noise` and the spreads of its two rows (fractions of a time).
     """
     left, right = _rows_by_key(first), _rows_by_key(second)
     pairs = [
@@ -103,7 +108,7 @@ def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison
 
 
 def _rows_by_key(results: Results) -> dict[tuple, Row]:
-    """Return the rows of a run in a dict, whose keys are equal for rows that measured the same.
+    """Return the rows of a run by key; rows of two runs that measured the same have equal keys.
 
     The number of ranks is part of the key only in ``bench scaling``, where one run has several.
     """
@@ -124,7 +129,7 @@ def _described(results: Results) -> dict[str, Any]:
 def _differences(first: Any, second: Any, name: str = "") -> Iterable[tuple[str, str, str]]:
     """Yield each difference between two headers: its name, and both values as text.
 
-    The name of a value in nested dicts is that of all their keys, with blanks between them.
+    The name of a value in nested dicts is the keys on the way to it, with blanks between them.
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in dict.fromkeys([*first, *second]):
@@ -141,7 +146,8 @@ def _text(value: Any) -> str:
 def tables(comparison: Comparison, narrow: bool = False) -> Iterable[Table]:
     """Yield tables of the headers' differences, the pairs, and the rows of one run only.
 
-    With `narrow`, properties that many pairs share are in headings in place of columns.
+    With `narrow`, the collective, the memory and whether in place are in headings (a table for
+    each) and not in columns.
     """
     if comparison.headers:
         lines = [Line(list(names)) for names in comparison.headers]

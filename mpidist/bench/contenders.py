@@ -51,10 +51,10 @@ def contenders(
     memory: str = PRIVATE,
     collectives: Sequence[str] = (),
 ) -> list[Contender]:
-    """Return the contenders of a collective.
+    """Return the contenders of a collective, the bare mpi4py call first.
 
-    The bare call is the first.  It and, in symmetric memory, one native call always have private
-    arrays, so that the memory of the others changes nothing in the baselines.
+    The bare call always has private arrays.  If symmetric memory is measured, so has a second
+    contender, "native": the baselines are the same whatever the memory of the others.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def contenders(
     memory : {"private", "symmetric", "both"}
         Memory of the arrays.
     collectives : sequence of str
-        All collectives of the run: a name that one of them has is accepted.
+        All collectives of the run: a name is accepted if any of them has such an algorithm.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def _find_any(comm: Communicator, name: str, collectives: Sequence[str]) -> None
 
 
 def knows(comm: Communicator, name: str, collective: str) -> bool:
-    """Return whether `name` is "auto", the bare call, or an implementation of `collective`."""
+    """Return whether `name` is "auto", "mpi4py" or an implementation of `collective`."""
     return name in (BARE, "auto") or _unknown(comm, name, collective) is None
 
 
@@ -113,7 +113,7 @@ def _unknown(comm: Communicator, name: str, collective: str) -> MpidistError | N
 
 
 def ours(comm: Communicator, case: Case, algorithm: str) -> Callable[[], Any]:
-    """Return a function without arguments that runs a case by mpidist with one algorithm."""
+    """Return a function without arguments that runs a case by mpidist with ``algorithm=``."""
     x, out, op, root = case.x, case.out, case.op, case.root
     method = getattr(comm, case.collective)
     return {

@@ -25,7 +25,11 @@ COPIES = 5  # measurements of a copy; their median counts
 
 
 class DeviceCase:
-    """A collective with its arrays on the GPU; values are small, so that sums are exact."""
+    """A collective of `count` elements with its arrays on the GPU, and its expected result.
+
+    `symmetric` places the array that the path "ipc" needs in symmetric memory.  Values are small,
+    so that sums are exact.
+    """
 
     def __init__(
         self, comm: Communicator, collective: str, count: int, dtype: np.dtype, symmetric: bool
@@ -53,7 +57,7 @@ class DeviceCase:
 
     @property
     def taken(self) -> set[str]:
-        """Names of the available paths that can serve this call."""
+        """Names of the paths that this communicator uses and that have this collective."""
         paths = self._comm.gpu.paths
         return {p.name for p in paths if p.taken and self._collective in CLASSES[p.operations]}
 
@@ -89,14 +93,14 @@ class DeviceCase:
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes per second of copies by all ranks at the same time, in total.
+    """Bytes per second of copies by all ranks at the same time, summed over the ranks.
 
     Attributes
     ----------
     on_device : float
-        Rate within GPUs; a byte that is read and written counts twice.
+        Rate within GPUs; each byte copied counts twice: read and written.
     to_host, from_host : float
-        Rates between GPUs and pinned host memory.
+        Rates between GPUs and pinned host memory; each byte counts once.
     """
 
     on_device: float
@@ -105,7 +109,7 @@ class Copies:
 
 
 def measure_copies(comm: Communicator, nbytes: int) -> Copies:
-    """Measure copies of `nbytes` on each rank, on all ranks at once; collective."""
+    """Return the rates of copies of `nbytes` per rank, on all ranks at once; collective."""
     device = find_device()
     first, second = (device.empty((nbytes,), np.dtype(np.uint8)) for _ in range(2))
     host = device.pinned(nbytes)
@@ -123,10 +127,7 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
 
 
 def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float:
-    """Return the slowest rank's seconds from the call of `act` to the end of the work on `stream`.
-
-    Collective.
-    """
+    """Call `act` on all ranks; return the slowest rank's seconds until `stream` is idle."""
     device = find_device()
     device.synchronize(stream)
     comm.barrier()
@@ -148,10 +149,10 @@ def measure_paths(
     iterations: int,
     copies: Copies,
 ) -> Results:
-    """Measure each collective on each path of GPU arrays, and note refused calls; collective.
+    """Measure each collective on each path of GPU arrays; collective.
 
-    The figure ``of_copies`` of a row is the time of the copies that the path cannot do without,
-    divided by the measured time.
+    Calls that a path cannot serve are in ``Results.unsupported``.  The figure ``of_copies`` of a
+    row is the time of the copies that the path cannot do without, divided by the measured time.
 
     Parameters
     ----------
@@ -184,9 +185,9 @@ def measure_paths(
 
 @contextmanager
 def forced(comm: Communicator, path: str) -> Iterator[Communicator]:
-    """Yield a communicator of the same ranks whose arrays on GPUs all take `path`; collective.
+    """Yield a communicator of the same ranks that uses `path` for arrays on GPUs; collective.
 
-    It sets the environment variable that chooses the path, and restores it in the end.
+    Within the block the environment variable that chooses the path is set; it is restored then.
     """
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = path
@@ -240,7 +241,8 @@ def _row(
 def _bound(collective: str, path: str, nbytes: int, ranks: int, copies: Copies) -> float | None:
     """Return the seconds of the copies that an allreduce by `path` cannot avoid.
 
-    None for other collectives, and for paths whose copies are not known.
+    That is the least time, at the rates of `copies`, for `nbytes` on each of `ranks`.  None for
+    other collectives, and for paths whose copies are not known.
     """
     if collective != "allreduce":
         return None
@@ -258,7 +260,7 @@ def measure_gpu(
     dtype: np.dtype,
     iterations: int,
 ) -> Results:
-    """Measure collectives by each path, and bare copies; collective.
+    """Measure collectives on each path of GPU arrays, and bare copies; collective.
 
     `collectives` are names out of :data:`COLLECTIVES`, all of them if empty; for the other
     parameters see :func:`measure_paths`.

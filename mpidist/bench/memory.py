@@ -31,7 +31,8 @@ class StreamBandwidth:
     cache_bytes : int
         Bytes of the last-level cache; 0 if unknown.
     enough : bool
-        Whether the arrays of all ranks together are at least `CACHES` times the cache.
+        Whether one array of each rank of rank 0's node, together, have at least `CACHES` times the
+        bytes of the cache; False if the cache is unknown.
     """
 
     gbs: float
@@ -40,7 +41,7 @@ class StreamBandwidth:
     enough: bool
 
     def as_header(self) -> dict[str, Any]:
-        """Return the figures for the header of results."""
+        """Return the fields as the dict that is ``header["stream"]`` of results."""
         return asdict(self)
 
 
@@ -66,7 +67,7 @@ def last_level_cache(root: str = "/sys/devices/system/cpu") -> int:
 
 
 def available_memory(path: str = "/proc/meminfo") -> int:
-    """Return the bytes of available memory; 0 if unknown."""
+    """Return the bytes of memory that processes can still allocate; 0 if unknown."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
@@ -78,8 +79,8 @@ def available_memory(path: str = "/proc/meminfo") -> int:
 def array_bytes(ranks: int, cache: int, available: int) -> int:
     """Return the length in bytes of each of the two arrays that a rank copies.
 
-    The arrays of all ranks together are four times the cache, but the two arrays of every rank
-    take at most a quarter of the available memory.
+    One array of each of the node's `ranks`, together, are four times the `cache`, and an array is
+    at least 16 MiB; but all arrays together take at most a quarter of the `available` bytes.
     """
     wanted = max(-(-CACHES * cache // ranks), _LEAST)
     affordable = available // (4 * 2 * ranks) if available else 4 * _LEAST
@@ -94,7 +95,7 @@ def measure_stream(comm: Communicator, nbytes: int | None = None) -> StreamBandw
     comm : Communicator
         The ranks that copy.
     nbytes : int, optional
-        Length of an array; by default chosen by cache and memory of rank 0's node.
+        Bytes of each of a rank's two arrays; by default chosen by rank 0's cache and memory.
 
     Returns
     -------
@@ -116,7 +117,7 @@ def _copy_time(comm: Communicator, source: np.ndarray, target: np.ndarray) -> fl
     """Return the seconds of a copy, from the start of the first rank to the end of the last one.
 
     Ranks that share cores copy one after another: the slowest rank's own time would be too short.
-    Between nodes, whose clocks cannot be compared, it is the slowest rank's time.
+    On several nodes, whose clocks cannot be compared, it is the slowest rank's own time.
     """
     comm.barrier()
     begun = perf_counter()
@@ -127,7 +128,7 @@ def _copy_time(comm: Communicator, source: np.ndarray, target: np.ndarray) -> fl
 
 
 def describe_stream(header: Mapping[str, Any]) -> str:
-    """Return a description of the memory bandwidth; empty if it was not measured."""
+    """Return ``header["stream"]`` of results as a sentence; empty if it was not measured."""
     stream = header.get("stream")
     if not stream:
         return ""

@@ -13,7 +13,7 @@ Step = tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]
 
 
 class Language(nn.Module):
-    """A transformer over words: causal with a tied head (GPT-2), or a classifier (BERT)."""
+    """A transformer: causal, its head tied to the embedding (GPT-2), or a classifier (BERT)."""
 
     def __init__(self, causal: bool, words: int = 8192, width: int = 384, layers: int = 4):
         super().__init__()
@@ -37,7 +37,7 @@ class Language(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM language model with a tied embedding."""
+    """An LSTM language model whose head is tied to the embedding."""
 
     def __init__(self, words: int = 8192, width: int = 512):
         super().__init__()
@@ -90,7 +90,7 @@ class Experts(nn.Module):
         self.steps = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the weighted outputs of the experts; 3 of 8 are closed in each step."""
+        """Return each sample's expert output, weighted; in each call 3 experts are closed."""
         closed = [(self.steps + k) % len(self.experts) for k in range(3)]
         self.steps += 1
         scores = self.gate(x)
@@ -109,19 +109,19 @@ def _words(length: int, count: int) -> torch.Tensor:
 
 
 def gpt2() -> Step:
-    """Return a causal language model of 10.3 M parameters, and ``loss(model)`` of a step."""
+    """Return a causal language model (10.3 M parameters) and its loss on a batch: see `Step`."""
     x = _words(64, 4)
     return Language(True), lambda model: _next_word(model, x)
 
 
 def bert() -> Step:
-    """Return a classifier of texts of 10.3 M parameters, and ``loss(model)`` of a step."""
+    """Return a text classifier (10.3 M parameters) and its loss on a batch: see `Step`."""
     x, labels = _words(64, 4), torch.randint(2, (4,))
     return Language(False), lambda model: nn.functional.cross_entropy(model(x), labels)
 
 
 def resnet18() -> Step:
-    """Return a classifier of pictures of 11.2 M parameters, and ``loss(model)`` of a step."""
+    """Return a picture classifier (11.2 M parameters) and its loss on a batch: see `Step`."""
     widths = [64, 64, 128, 128, 256, 256, 512, 512]
     strides = [1, 1, 2, 1, 2, 1, 2, 1]
     layers = [Residual(a, b, s) for a, b, s in zip([64, *widths], widths, strides)]
@@ -132,13 +132,13 @@ def resnet18() -> Step:
 
 
 def lstm() -> Step:
-    """Return a recurrent language model of 8.4 M parameters, and ``loss(model)`` of a step."""
+    """Return an LSTM language model (8.4 M parameters) and its loss on a batch: see `Step`."""
     x = _words(32, 4)
     return Recurrent(), lambda model: _next_word(model, x)
 
 
 def moe() -> Step:
-    """Return a mixture of experts of 8.4 M parameters, and ``loss(model)`` of a step."""
+    """Return a mixture of experts (8.4 M parameters) and its loss on a batch: see `Step`."""
     x, target = torch.randn(64, 256), torch.randn(64, 256)
     return Experts(), lambda model: nn.functional.mse_loss(model(x), target)
 

@@ -22,14 +22,21 @@ CALLS, BLOCKS = 200, 30
 
 
 def measure_overhead(comm: Communicator) -> Results:
-    """Measure the engine, on rank 0 only, and native beside the bare mpi4py call; collective."""
+    """Measure the engine's rounds, and native beside the bare mpi4py call; collective.
+
+    The rows of the engine are in rank 0's results only.
+    """
     engine = engine_overhead() if comm.rank == 0 else []
     rows = [*engine, *native_overhead(comm)]
     return Results(make_header(comm), rows, benchmark="overhead")
 
 
 def engine_overhead() -> list[Row]:
-    """Measure the engine's time per round: a ring of 33 ranks on the null backend, on one rank."""
+    """Measure the engine's time per round, without and with a deadline, in this process alone.
+
+    It runs one rank's part of a ring allreduce of 33 ranks on the null backend, which sends
+    nothing.  The time is the mean of the fastest block of calls.
+    """
     rows = []
     for timeout in (None, 60.0):
         comm = Communicator(NullBackend(RANKS))
@@ -52,7 +59,8 @@ def rounds() -> int:
 def native_overhead(comm: Communicator) -> list[Row]:
     """Measure an allreduce of 8 bytes in turns: bare, and native without and with a deadline.
 
-    Blocks of calls take turns; a figure is the median over the blocks of the slowest rank's time.
+    The three take turns in blocks of calls.  A row's time is the median over the blocks of the
+    slowest rank's mean; ``figures["more_us"]`` is the difference from the bare call in µs.
 
     Raises
     ------
@@ -91,7 +99,7 @@ def native_overhead(comm: Communicator) -> list[Row]:
 
 
 def _block(call: Callable[[], Any], count: int) -> float:
-    """Perform one block of `count` calls; return this rank's mean time of a call in seconds."""
+    """Make `count` calls; return this rank's mean time of a call in seconds."""
     begun = perf_counter()
     for _ in range(count):
         call()

@@ -33,10 +33,11 @@ def no_loss(output: Any, target: Any, reduction: str = "mean") -> tuple[float, A
 
 
 def engine_cost(comm: Communicator, steps: int, microbatches: int = MICROBATCHES) -> list[Row]:
-    """Measure the pipeline's own cost: steps of identity stages, 16 numbers a microbatch.
+    """Time `steps` steps of identity stages by each schedule: the pipeline's own cost; collective.
 
-    The time is that of a step divided by the number of microbatches.  Every rank has one stage, so
-    it is the cost of one microbatch and stage, waiting included.
+    A microbatch has 16 numbers.  A row has the slowest rank's median time of a step, divided by the
+    number of microbatches.  Every rank has one stage, so it is the cost of one microbatch and
+    stage, waiting included.
     """
     rows = []
     for name in SCHEDULES:
@@ -87,17 +88,17 @@ class TimedStage(Module):
 
 @chained
 def slowly(bucket: Bucket) -> Iterator[Any]:
-    """Average a bucket after a fixed delay, which stands for a slow link: a communication hook."""
+    """Communication hook: average a bucket after a fixed delay, which stands for a slow link."""
     sleep(AVERAGING)
     yield bucket.comm.iallreduce(bucket.flat, op="mean", out=bucket.flat)
 
 
 def replicas(comm: Communicator, rounds: int) -> list[Row]:
-    """Measure steps of 2 stages on 4 ranks; averaging the last stage's gradients is slow.
+    """Time steps of 2 stages with 2 replicas each, where the last stage's averaging is slow.
 
-    They are averaged by :class:`~mpidist.Pipeline` in the step, after the step, and not at all.
-    Nothing is sent before backward has ended (``overlap="none"``), so that averaging can be hidden
-    only behind the cool-down of the stage before.
+    The replicas' gradients are averaged by :class:`~mpidist.Pipeline` within the step, after the
+    step, or not at all.  Averaging begins when a stage's backward has ended (``overlap="none"``),
+    so the last stage's can be hidden only behind the remaining backward of the first stage.
     """
     grid = Grid(comm, pipe=2)
     hook = slowly if grid.pipe_index else None
@@ -133,12 +134,14 @@ def stepper(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable
 
 
 def measure_pipelines(comm: Communicator, iterations: int) -> Results:
-    """Measure the engine, steps beside PyTorch's pipelining, and replicas on 4 ranks; collective.
+    """Measure the pipeline's own cost, and steps beside PyTorch's pipelining; collective.
+
+    On exactly 4 ranks, also the averaging by replicas (:func:`replicas`).
 
     Raises
     ------
     InvalidArgument
-        On 1 rank.
+        If there is only 1 rank.
     """
     if comm.size < 2:
         raise InvalidArgument("bench pipeline on 1 rank: expected 2 or more (mpidist run -n 2)")

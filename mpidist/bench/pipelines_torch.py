@@ -23,7 +23,7 @@ OURS = "mpidist Pipeline"
 
 
 def stage(width: int, rank: int, size: int) -> torch.nn.Module:
-    """Build a stage: 4 layers of `width`² weights; the last stage ends in 10 classes."""
+    """Return a rank's stage: 4 layers of `width`² weights; the last stage ends in 10 classes."""
     torch.manual_seed(rank)
     layers: list[torch.nn.Module] = []
     for _ in range(4):
@@ -36,7 +36,10 @@ def stage(width: int, rank: int, size: int) -> torch.nn.Module:
 def stepper(
     module: torch.nn.Module, run: Callable[[torch.Tensor, torch.Tensor], object], shape: Any
 ) -> Callable[[], None]:
-    """Return a function that runs one training step, with ``run(input, target)`` and SGD."""
+    """Return a function that calls ``run(input, target)`` and then updates `module` by SGD.
+
+    The input is random, of the given shape; the targets are classes, one per row.
+    """
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     torch.manual_seed(0)
     x, labels = torch.randn(*shape), torch.randint(10, (shape[0],))
@@ -52,7 +55,10 @@ def stepper(
 def theirs(
     comm: Communicator, module: torch.nn.Module, gloo: Any
 ) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """Return a function that runs one training step by PyTorch's own 1F1B over the group `gloo`."""
+    """Return a function (input, target) that runs PyTorch's own 1F1B over the group `gloo`.
+
+    It runs forward and backward; the update is left to the caller.
+    """
     part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"), group=gloo)
     loss = torch.nn.functional.cross_entropy
     schedule = Schedule1F1B(part, n_microbatches=MICROBATCHES, loss_fn=loss)
@@ -67,7 +73,10 @@ def theirs(
 
 
 def steps(comm: Communicator, rounds: int) -> list[Row]:
-    """Measure pipeline steps of MLPs of several sizes, with one thread per rank; collective."""
+    """Time 1F1B steps of MLPs of several sizes, by mpidist and by PyTorch; collective.
+
+    Each rank uses one thread.
+    """
     rows: list[Row] = []
     loss = torch.nn.functional.cross_entropy
     with one_thread(), process_groups(comm) as (_, gloo):

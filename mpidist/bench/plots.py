@@ -29,7 +29,7 @@ _COLOURS = (
 
 
 def check_packages(option: str, *packages: str) -> None:
-    """Raise Unsupported if packages for plots are missing, with the pip command for them."""
+    """Raise Unsupported if a package that the command's `option` needs is not installed."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise Unsupported(
@@ -39,7 +39,7 @@ def check_packages(option: str, *packages: str) -> None:
 
 
 def endings() -> list[str]:
-    """Return the file name extensions that matplotlib can write."""
+    """Return the file name extensions that matplotlib can write, sorted, without a dot."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     return sorted(FigureCanvasBase.get_supported_filetypes())
@@ -48,7 +48,7 @@ def endings() -> list[str]:
 def draw(results: Results) -> Figure:
     """Draw time and bus bandwidth over the bytes, two panels for each collective.
 
-    The bare call and native are black; everything hand-written has a colour.
+    The bare call, native and auto are black; every other contender has a colour.
     """
     from matplotlib.figure import Figure
 
@@ -82,7 +82,7 @@ def _curves(axes: Any, rows: list[Row], value: str) -> None:
 
 
 def _size_axis(axes: Any, sizes: list[int]) -> None:
-    """Make the x axis one of sizes in bytes, of which at most ten are written."""
+    """Make the x axis one of sizes in bytes, with at most ten tick labels."""
     if sizes[0] > 0:
         axes.set_xscale("log", base=2)
     shown = sizes if len(sizes) <= 10 else sizes[:: -(-len(sizes) // 10)]
@@ -92,9 +92,10 @@ def _size_axis(axes: Any, sizes: list[int]) -> None:
 
 
 def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
-    """Return the style of each curve: a colour per algorithm; dashed outside private memory.
+    """Return matplotlib's style of each curve, by the label of its rows.
 
-    The bare call and native are thick and black; auto, one of the others, is thin and black.
+    The bare call and native are thick and black, "auto" is thin and black, and each other contender
+    has a colour.  Curves in symmetric memory are dashed, but for the executor "symmetric".
     """
     names = list(dict.fromkeys(row.contender for row in rows))
     own = [name for name in names if name not in (BARE, "native", "auto")]
@@ -172,10 +173,10 @@ WORSE = 0.05  # part of a time by which a run that is slower is marked
 
 
 def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
-    """Draw the times of the first run over those of others, a panel for each collective.
+    """Draw the time of the first run divided by that of another, a panel for each collective.
 
-    Other pieces of work have a panel each, with a point for each contender.  Above 1 the other run
-    is faster; points that are more than 5 % slower have a red ring.
+    Work without a size has a panel too, with a point for each contender.  Above 1 the other run is
+    faster; points at which it is more than 5 % slower have a red ring.
 
     Parameters
     ----------
@@ -199,7 +200,10 @@ def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
 
 
 def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str]) -> None:
-    """Draw one panel: ratios over bytes or, of work without a size, over the contenders."""
+    """Draw one panel: a time ratio for each of the bytes or, for work without a size, contenders.
+
+    `part` has the pairs of one kind of work, each with the name of its other run.
+    """
     sized = part[0][1].first.bytes is not None
     styles = _styles([pair.first for _, pair in part])
     order = list(styles)
@@ -249,7 +253,7 @@ def save(figure: Figure, path: str) -> None:
     Raises
     ------
     Unsupported
-        If matplotlib does not know the format.
+        If matplotlib does not know the format; the message names ``--plot``.
     """
     try:
         figure.savefig(path, dpi=130)
@@ -270,7 +274,7 @@ DOTS = 100  # pixels of the sheet per inch
 
 
 def draw_pipeline(sheet: Sheet) -> Figure:
-    """Draw the boxes and labels of a sheet.
+    """Draw the boxes and labels of a sheet: the picture of a pipeline schedule.
 
     Parameters
     ----------
@@ -308,7 +312,7 @@ def draw_pipeline(sheet: Sheet) -> Figure:
 
 
 def save_pipeline(sheet: Sheet, path: str) -> None:
-    """Write a sheet to a PNG file, with two dots for each pixel of the sheet."""
+    """Write a sheet (:func:`draw_pipeline`) to a PNG file, 2 × 2 pixels for each unit of it."""
     draw_pipeline(sheet).savefig(path, format="png", dpi=2 * DOTS)
 
 
@@ -316,7 +320,10 @@ _STYLES = {"mpi4py": "--", "auto": "-"}
 
 
 def draw_scaling(results: Results) -> Figure:
-    """Draw time over bytes, a panel for each collective, a colour for each number of nodes."""
+    """Draw time over bytes, a panel for each collective, a colour for each number of nodes.
+
+    The line style tells the algorithm.
+    """
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(row.work for row in results.rows))

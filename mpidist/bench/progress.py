@@ -27,9 +27,10 @@ _drawn: ContextVar[Advance] = ContextVar("drawn", default=_no_bar)
 
 
 def advance(text: str, done: int | None = None, total: int | None = None) -> None:
-    """Advance the bar that is being drawn, if any: by a step, or to `done` steps of `total`.
+    """Advance the innermost bar of :func:`draw_progress`, if any, and set its text.
 
-    For measurements deep inside a benchmark, which have no bar of their own.
+    It advances by a step, or to `done` steps of `total`.  For measurements deep inside a benchmark,
+    which are not passed the bar.
     """
     _drawn.get()(text, done, total)
 
@@ -47,7 +48,7 @@ def draw_progress(
     doing : str
         Text before the bar.
     total : int, optional
-        Number of steps; None as long as it is unknown.
+        Number of steps; None while it is unknown: `advance` can set it later.
     keep : bool
         Whether the bar stays on the screen in the end.
 

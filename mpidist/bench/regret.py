@@ -1,10 +1,10 @@
 """The regret of "auto": how much slower its choice is than the fastest implementation.
 
 One half of the iterations selects the fastest implementation, the other half measures the regret;
-then the halves change places.  If one set of iterations did both, the luckiest implementation would
-count as the fastest.  The regret is the mean of the two, and at least 0.  The noise floor is how
-much slower the fastest of one half is on the other half than the fastest there: a smaller regret is
-noise.  The raw regret compares the medians of all iterations.
+then the halves swap their parts.  If one set of iterations did both, the luckiest
+implementation would count as the fastest.  The regret is the mean of the two, and at least 0.  The
+noise floor is how much slower the fastest of one half is on the other half than the fastest there:
+a smaller regret is noise.  The raw regret compares the medians of all iterations.
 
 A row of the results has the choice of "auto" as its contender, and the figures ``best`` (the least
 median of all iterations), ``regret``, ``raw`` and ``floor`` (fractions of the best time), ``auto``
@@ -63,9 +63,20 @@ def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Summary:
-    """The regrets of one collective and kind of memory, as mean and 95th percentile over sizes.
+    """Mean and 95th percentile over sizes of the regrets of one collective and kind of memory.
 
-    One summary is over all collectives and kinds of memory.
+    The module explains regret, raw regret and noise floor, which are fractions of the best time.
+
+    Attributes
+    ----------
+    collective, memory : str
+        Collective and kind of memory; "all" and empty for the summary over all rows.
+    cells : int
+        Number of sizes.
+    mean, p95, raw_mean, floor_mean, floor_p95 : float
+        Mean or 95th percentile of the regret, the raw regret and the noise floor.
+    auto : float or None
+        Median of the time of "auto" over that of its choice called by name; None if not measured.
     """
 
     collective: str
@@ -113,11 +124,12 @@ class Verified:
     Attributes
     ----------
     regrets : list of Row
-        The sizes at which every candidate was measured often enough.
+        A row, with the module's figures, for each size measured: every candidate was called, and
+        the choice of "auto" at least 4 times.
     wrong : list of str
         Collective, contender and bytes of wrong results.
     left_out : int
-        Number of sizes for which there was no time.
+        Number of sizes without a row, mostly for lack of time.
     """
 
     regrets: list[Row] = field(default_factory=list)
@@ -133,8 +145,8 @@ def verify(
 ) -> Verified:
     """Measure every candidate, and the regret of the present choice of "auto"; collective.
 
-    See :func:`mpidist.bench.tuner.tune` for the parameters.  No measurement that the tuning table
-    was made from is used.
+    See :func:`mpidist.bench.tuner.tune` for the parameters.  All is measured anew: nothing is
+    reused of the run that made the tuning table.
     """
     found = Verified()
     histories: dict[tuple[str, str], History] = {}
@@ -175,7 +187,7 @@ def _race(
 
 
 def summary_table(summaries: Sequence[Summary]) -> Table:
-    """Return the table of the summaries, in percent."""
+    """Return a table of the summaries; regrets and noise floors are in percent."""
     figures = ("sizes", "mean", "95th", "raw\nmean", "noise\nfloor", "its\n95th", "auto /\nchoice")
     lines = []
     for one in summaries:
@@ -187,6 +199,6 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
 
 
 def between(sizes: Sequence[int]) -> list[int]:
-    """Return the given sizes, with the geometric mean of each two neighbours between them."""
+    """Return the ascending `sizes` and the geometric mean of each two neighbours, sorted."""
     middles = [round((low * high) ** 0.5) for low, high in zip(sizes, sizes[1:])]
     return sorted({*sizes, *middles})

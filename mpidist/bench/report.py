@@ -92,7 +92,7 @@ def _page(
     notes: Sequence[str] = (),
     facts: dict[str, str] | None = None,
 ) -> str:
-    """Return the HTML page: facts, figures (SVG), tables, and the description of the run."""
+    """Return the HTML page: title, lead text, facts, figures (SVG), tables, notes, run's header."""
     from jinja2 import Environment
 
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")

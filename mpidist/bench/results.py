@@ -41,7 +41,7 @@ class Row:
     Attributes
     ----------
     work : str
-        Name of the collective, or description of the step of training.
+        Name of the collective, or a description of other work, such as a training step.
     contender : str
         Name of the algorithm, path or library.
     ranks : int
@@ -63,7 +63,7 @@ class Row:
     algbw_gbs, busbw_gbs : float or None
         Bandwidths in 10⁹ bytes a second, as in nccl-tests.
     spread : float or None
-        Half of the range in which the middle half of the iterations lies, as a part of the median.
+        Half the interquartile range of the iterations' times, divided by their median.
     figures : dict
         Further figures of the benchmark, by name.
     """
@@ -87,25 +87,25 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The contender's name, with its kind of memory unless the name says it."""
+        """The contender's name, with its kind of memory if not private, unless that is its name."""
         if self.memory == PRIVATE or self.contender == self.memory:
             return self.contender
         return f"{self.contender} in {self.memory}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as a JSON object, without fields that have no value."""
+        """Return the row as a dict for JSON, without fields that are None or an empty dict."""
         content = dataclasses.asdict(self)
         return {name: value for name, value in content.items() if value not in (None, {})}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Row:
-        """Return the row of a JSON object."""
+        """Return the row from a dict of :meth:`to_json`."""
         return cls(**content)
 
 
 @dataclass
 class Refusal:
-    """A contender that was not measured, and the reason."""
+    """A contender that was not measured at some work and bytes, and the reason."""
 
     work: str
     contender: str
@@ -129,11 +129,12 @@ class Results:
     benchmark : str
         Name of the benchmark.
     reference : str
-        Contender that ratios refer to.
+        Contender to whose time the ratios of the rows refer.
     notes : list of str
         Lines below the tables.
     iterations : dict
-        Number of timed iterations, by collective and bytes.
+        Number of timed iterations by collective and bytes, such as ``"allreduce 1024"``.  It is not
+        in the JSON unless the header has it too.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -146,12 +147,12 @@ class Results:
 
     @property
     def correct(self) -> bool:
-        """Whether no result was wrong."""
+        """Whether no row has a wrong result; results that were not checked count as correct."""
         return all(row.correct is not False for row in self.rows)
 
     @property
     def identical(self) -> dict[str, bool]:
-        """Whether each contender always gave all ranks the same bits, where it was checked."""
+        """By contender, whether all ranks always had the same bits; without those not checked."""
         found: dict[str, bool] = {}
         for row in self.rows:
             same = row.figures.get("same_bits")
@@ -181,7 +182,7 @@ class Results:
         return "\n".join([*parts, *(f"<p>{escape(note)}</p>" for note in self.notes)])
 
     def to_csv(self) -> str:
-        """Return the rows as CSV with a line of heads; each figure has a column of its own."""
+        """Return the rows as CSV, names first; each entry of `figures` has a column of its own."""
         rows = [row.to_json() | row.figures for row in self.rows]
         heads = dict.fromkeys(name for row in rows for name in row if name != "figures")
         text = io.StringIO()
@@ -196,12 +197,12 @@ class Results:
 
     @classmethod
     def from_json(cls, text: str) -> Results:
-        """Return the results of a text of :meth:`to_json`, of this version or of version 1.
+        """Return the results in a text of :meth:`to_json`, of this JSON version or of version 1.
 
         Raises
         ------
         InvalidArgument
-            If the text is anything else; the message names the version of the file.
+            If the text is not such JSON, or of another version, which the message names.
         """
         try:
             content = json.loads(text)
@@ -228,7 +229,8 @@ class Results:
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
     """Convert the content of a version 1 file to this version.
 
-    Of the benchmarks of that version, only that of collectives had rows of the common form.
+    Raise InvalidArgument unless it is of ``mpidist bench`` of collectives: the other benchmarks had
+    rows of other forms then.
     """
     header, rows = content["header"], [*content["rows"], *content.get("unsupported", ())]
     if any("collective" not in row or "path" in row for row in rows):
@@ -265,7 +267,7 @@ _NOT_KNOBS = (
 
 
 def knobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the set environment variables that configure mpidist, MPI, transports and threads."""
+    """Return by name the variables of `environ` that configure mpidist, MPI, UCX, threads, …."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -301,7 +303,8 @@ WATCHED = 0.2  # seconds
 def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
     """Return (host, cores, cores used by other processes) of each busy node; collective.
 
-    The ranks sleep meanwhile, so that ``/proc/stat`` counts other processes only.
+    Busy is a node whose other processes use more than 15 % of its cores.  The ranks sleep
+    meanwhile, so that ``/proc/stat`` counts other processes only.
     """
     comm.barrier()
     before = _ticks()
@@ -315,7 +318,7 @@ def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
 
 
 def _ticks() -> list[int]:
-    """Return the times of all cores together in /proc/stat: user, nice, system, idle, …."""
+    """Return the ticks of all cores since boot in /proc/stat: user, nice, system, idle, disk, …."""
     with open("/proc/stat", encoding="ascii") as file:
         return [int(word) for word in file.readline().split()[1:9]]
 
@@ -363,10 +366,10 @@ def bound_us(nbytes: int, ranks: int, gbs: float) -> float:
 
 
 def bound_percent(row: Row, header: Mapping[str, Any]) -> float | None:
-    """Return how near a symmetric allreduce came to the bound by memory bandwidth, in percent.
+    """Return the least time by memory bandwidth over the time of a symmetric allreduce, in percent.
 
-    None for other rows, and if the memory bandwidth was not measured.  Above 100 is possible if
-    the data stay in the cache.
+    See :func:`bound_us`.  None for other rows, and if the memory bandwidth was not
+    measured.  Above 100 is possible if the data stay in the cache.
     """
     stream = header.get("stream")
     if not stream or row.work != "allreduce" or row.memory != SYMMETRIC or not row.bytes:
@@ -393,9 +396,9 @@ class Line:
     style : str
         One of "fastest", "baseline", "wrong", "better", "worse", or nothing.
     starts_group : bool
-        Whether a group of lines with the same first cell starts here.
+        Whether the line is the first of a group, such as the contenders at one size.
     bar : float or None
-        Length of a bar beside the line, as a part of the longest one.
+        Length of a bar beside the line, as a fraction of the table's longest; None for no bars.
     """
 
     cells: list[str]
@@ -408,8 +411,8 @@ class Line:
 class Table:
     """Heading, column heads and lines, for a terminal or a page.
 
-    The head of a column that is right-aligned begins with ``>``, of one that is never wrapped with
-    ``=``, and of one that is left out of narrow terminals with ``~``.
+    The first character of a column's head can be a mark: ``>`` for right-aligned, ``=`` for never
+    wrapped, ``~`` for left out on narrow terminals.
     """
 
     heading: str
@@ -419,9 +422,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its head, and a function that returns a row's text in it.
+    """A column of a table: its head, and a function that returns the text of a :class:`Row` in it.
 
-    The text is empty if the row has no such value.
+    The text is empty if the row does not have the value.
     """
 
     head: str
@@ -429,17 +432,17 @@ class Column:
 
 
 def microseconds(time_us: float) -> str:
-    """Return a time in microseconds with four digits."""
+    """Return a time in microseconds as text with four significant digits."""
     return significant(time_us, 4)
 
 
 def times(ratio: float | None) -> str:
-    """Return a ratio with two decimals; nothing for None."""
+    """Return a ratio as text with two decimals; an empty text for None."""
     return "" if ratio is None else f"{ratio:.2f}"
 
 
 def percent(share: float | None) -> str:
-    """Return a percentage as a whole number; nothing for None."""
+    """Return a percentage as the text of a whole number; an empty text for None."""
     return "" if share is None else f"{share:.0f}"
 
 
@@ -460,7 +463,7 @@ def _yes(value: bool) -> str:
 
 
 def columns(results: Results) -> list[Column]:
-    """Return the columns that tables can have; a table has those in which a row has text."""
+    """Return all possible columns; a table shows those that have text in one of its rows."""
     memory = any(row.memory != PRIVATE for row in results.rows)
     header = results.header
     return [
@@ -487,7 +490,10 @@ def columns(results: Results) -> list[Column]:
 
 
 def tables(results: Results) -> list[Table]:
-    """Return the tables of a run: one for each collective, or one of all training steps."""
+    """Return the tables of a run: one for each collective, and one of all work without a size.
+
+    A table of the contenders that were not measured follows where there are some.
+    """
     if results.benchmark == "scaling":
         return _scaling_tables(results)
     made = []
@@ -539,7 +545,7 @@ def _style(row: Row, fastest: Row) -> str:
 
 
 def _scaling_tables(results: Results) -> list[Table]:
-    """Return a table for each collective, with a column of times for each number of nodes."""
+    """Return a table for each collective: lines are sizes and contenders, columns node counts."""
     nodes, made = results.header["nodes"], []
     for work in dict.fromkeys(row.work for row in results.rows):
         heads = [f">{counted(count, 'node')}\nµs" for count in nodes.values()]

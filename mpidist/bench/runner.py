@@ -32,8 +32,8 @@ class Settings:
     sizes : sequence of int
         Bytes of the whole buffer.
     algorithms : sequence of str, optional
-        Names of algorithms; by default native, auto and all.  The bare mpi4py call is always
-        measured.
+        Names of algorithms; by default native, auto and all implementations.  The bare mpi4py call
+        is always measured.
     dtype, op : str
         Dtype of the elements; operation of reductions.
     root : int
@@ -43,16 +43,17 @@ class Settings:
     memory : {"private", "symmetric", "both"}
         Memory of the contenders' arrays; those of the bare call are always private.
     iterations : int
-        Largest number of timed calls.
+        Largest number of timed calls of each contender, at each size.
     budget : float
-        Seconds for each collective and size; the number of iterations is planned by it.
+        Seconds for each collective and size; fewer iterations are planned where they would take
+        longer, but at least 3.
     limit : float
         Seconds after which a collective and size is cut short; a contender whose first call takes
         longer is not measured.
     data : ndarray, optional
-        Real numbers to combine in place of whole ones.
+        Real numbers as input of reductions, in place of pseudo-random whole ones.
     bits : bool
-        Check whether all ranks have the same bits.
+        Also check whether the results of all ranks have the same bits.
     """
 
     sizes: Sequence[int] = (8, 64 << 10, 1 << 20)
@@ -75,7 +76,7 @@ _COLUMNS = 6  # figures that the ranks exchange for each contender
 
 @dataclass
 class Entrant:
-    """One contender at one size, with its times and verdicts.
+    """One contender at one size, with its times and whether its results were correct.
 
     Attributes
     ----------
@@ -107,9 +108,9 @@ class Contest:
     Parameters
     ----------
     comm : Communicator
-        The ranks; every method is collective.
+        The ranks; every method that calls contenders is collective.
     works : mapping of str to Workload
-        Test data in each kind of memory.
+        Test data by kind of memory ("private", "symmetric").
     nbytes : int
         Bytes of the whole buffer.
     settings : Settings
@@ -122,7 +123,7 @@ class Contest:
     refused : list of (Contender, str)
         Contenders that are not measured, with the reason.
     over : bool
-        Whether rank 0's time is up; the ranks agree on it in each cycle.
+        Whether rank 0's time was up at the end of the last cycle; the same on every rank.
     checking : bool
         Whether results are checked.
     """
@@ -144,7 +145,7 @@ class Contest:
         self.over, self.checking = False, True
 
     def admit(self, contender: Contender) -> None:
-        """Add a contender and call it once; refuse it if it cannot serve or takes too long."""
+        """Call a contender once; add it to `entries`, or if that fails or is slow to `refused`."""
         name, case = contender.name, self.cases[contender.memory]
         if not knows(self.comm, name, case.collective):
             self.refused.append((contender, f"{case.collective} has no {name}"))
@@ -167,7 +168,7 @@ class Contest:
         self.cycle(self.entries)
 
     def cycle(self, entries: list[Entrant]) -> list[float]:
-        """Call each of `entries` once, with new data; return their times on the slowest rank."""
+        """Call each of `entries` once, with new data; return the slowest rank's seconds of each."""
         begun = perf_counter()
         figures = np.zeros((len(entries) + 1, _COLUMNS))
         for line, entry in zip(figures, entries):
@@ -184,15 +185,15 @@ class Contest:
         return figures[:-1, 0].tolist()
 
     def must_end(self) -> bool:
-        """Return, on rank 0, whether the settings' time limit for this size has passed."""
+        """Return whether the calls so far took longer than the limit; rank 0's answer counts."""
         return self.spent > self.settings.limit
 
     def _call(self, entry: Entrant) -> tuple[float, ...]:
         """Call one contender once with new data, after a barrier; return this rank's measurements.
 
-        They are the seconds, whether the result is wrong, begin and negative end of the call, and a
-        checksum of the result with its negative: a maximum over the ranks then tells all that is
-        needed.
+        They are (seconds, wrong, begin, -end, checksum, -checksum) of the call.  The maximum over
+        the ranks then gives the slowest time, whether any is wrong, the latest begin, the earliest
+        end, and whether all checksums are equal.
         """
         case, turn = entry.case, entry.work.next_turn()
         case.fill(turn)
@@ -212,8 +213,8 @@ class Contest:
 def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
     """Return the entrants in the order of their calls in an iteration, equal on every rank.
 
-    It is drawn, not rotated: otherwise each contender would always follow the same other one, and
-    find its data in the cache.
+    The order is pseudo-random, not rotated: otherwise each contender would always follow the same
+    other one, with what that left in the cache.
     """
     order = list(entries)
     random.Random(iteration).shuffle(order)
@@ -230,14 +231,14 @@ class Series(Contest):
     contenders : sequence of Contender
         Contenders to measure.
     comm, works, nbytes, settings
-        See :class:`Contest`; iterations and budget of the settings are used too.
+        See :class:`Contest`; of the settings, `iterations` and `budget` are used too.
 
     Attributes
     ----------
     iterations : int
-        Planned number of timed iterations, the same on every rank.
+        Planned number of timed iterations, the same on every rank; each calls every contender once.
     seconds : float
-        Time of the last warm-up iteration on rank 0.
+        Time of the constructor's last warm-up iteration, as measured on rank 0.
     """
 
     def __init__(
@@ -261,9 +262,9 @@ class Series(Contest):
         )
 
     def run(self, turn: int, passes: int) -> None:
-        """Time the iterations of one of `passes` passes, which share the planned number.
+        """Time the iterations of pass number `turn` of `passes`, until the time limit.
 
-        `turn` is the index of this pass.
+        The passes share the planned number of iterations; between them, other sizes are measured.
         """
         count, rest = divmod(self.iterations, passes)
         for k in range(count + (turn < rest)):
@@ -303,9 +304,9 @@ def measure(
     collectives : sequence of str
         Names of the collectives.
     settings : Settings
-        Sizes, algorithms, and for how long.
+        Sizes, algorithms, dtype, operation and time limits.
     on_step : callable
-        Called with collective and bytes before each part of the work.
+        Called with collective and bytes before each size of each pass (:func:`steps` times).
 
     Returns
     -------
@@ -315,7 +316,7 @@ def measure(
     Raises
     ------
     UnknownName
-        If no collective has an algorithm of a given name.
+        If a name in ``settings.algorithms`` is an algorithm of none of the collectives.
     Unsupported
         If symmetric memory was asked for, and there is none.
     """
@@ -335,7 +336,7 @@ def steps(collectives: Sequence[str], settings: Settings) -> int:
 
 
 def node_counts(nodes: int) -> list[int]:
-    """Return the numbers of nodes to measure: 1, 2, 4, … and `nodes`."""
+    """Return the numbers of nodes to measure: the powers of two below `nodes`, and `nodes`."""
     powers = [1 << k for k in range(nodes.bit_length()) if 1 << k < nodes]
     return [*powers, nodes]
 
@@ -348,12 +349,14 @@ def measure_scaling(
 ) -> Results:
     """Measure collectives on all ranks of the first 1, 2, 4, … and all nodes; collective.
 
-    Ranks of the other nodes wait without a deadline, and poll rarely.
+    See :func:`measure` for the parameters.  Meanwhile the ranks of the other nodes wait without a
+    deadline, and poll rarely.
 
     Returns
     -------
     Results
-        On rank 0 the rows of all numbers of nodes; ``header["nodes"]`` maps ranks to nodes.
+        On rank 0, the rows of all numbers of nodes; ``header["nodes"]`` maps each number of ranks
+        (as a string) to its number of nodes.  Other ranks have the rows they took part in.
     """
     found, nodes = Results(benchmark="scaling"), {}
     timeout, comm.timeout = comm.timeout, None
@@ -375,7 +378,7 @@ def measure_scaling(
 
 
 def scaling_steps(comm: Communicator, collectives: Sequence[str], settings: Settings) -> int:
-    """Return how often :func:`measure_scaling` will call `on_step`, for a progress bar."""
+    """Return how often :func:`measure_scaling` calls `on_step` on rank 0, for a progress bar."""
     return len(node_counts(comm.topology.num_nodes)) * steps(collectives, settings)
 
 
@@ -386,14 +389,14 @@ def run_benchmark(
     on_step: OnStep = lambda collective, nbytes: None,
     stream: bool | None = None,
 ) -> Results:
-    """Measure collectives, with header and notes of the run; collective.
+    """Measure collectives; return results with the header and notes of the run; collective.
 
     Parameters
     ----------
     comm, collectives, settings, on_step
         As for :func:`measure`.
     stream : bool, optional
-        Whether to measure the memory bandwidth too; by default with symmetric memory.
+        Whether to measure the memory bandwidth too; by default if symmetric memory is measured.
     """
     results = measure(comm, collectives, settings, on_step)
     results.header = {**make_header(comm), "iterations": results.iterations}
@@ -439,7 +442,7 @@ def _measure_one(
 def workloads(
     comm: Communicator, collective: str, largest: int, settings: Settings
 ) -> dict[str, Workload]:
-    """Return the workload of a collective in each kind of memory to be measured; collective."""
+    """Return the workload of a collective by kind of memory, private always; collective."""
     work = Workload(
         collective,
         comm.rank,

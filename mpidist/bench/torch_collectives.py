@@ -32,7 +32,7 @@ BLOCK_SECONDS, MOST_CALLS = 4e-3, 100  # of a block of calls that is timed at on
 def measure_torch(
     comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], rounds: int
 ) -> Results:
-    """Measure collectives of float32 tensors; the contenders take turns, block by block.
+    """Measure collectives of float32 tensors; the contenders take turns in blocks of calls.
 
     Each call passes a new tensor on the same memory, as PyTorch's own users do.  A time is the
     median over the blocks of the slowest rank's mean; the ratio refers to gloo.
@@ -59,9 +59,9 @@ def measure_torch(
 
 @contextmanager
 def process_groups(comm: Communicator) -> Iterator[tuple[Any, Any]]:
-    """Within the block, have two process groups of all ranks: yield (over mpidist, over gloo).
+    """Yield two new process groups of all ranks, over mpidist and over gloo.
 
-    The first is PyTorch's default group, unless the caller has one already.
+    If PyTorch has no default group yet, the block has one over mpidist, destroyed at its end.
     """
     if comm.topology.num_nodes == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -77,12 +77,12 @@ def process_groups(comm: Communicator) -> Iterator[tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class _Contender:
-    """One way to perform a collective, on memory of its own.
+    """An implementation of a collective, with its own buffer.
 
     Attributes
     ----------
     name, memory : str
-        As in a row of the results.
+        As in :class:`~mpidist.bench.results.Row`: name of the contender, and kind of memory.
     data : torch.Tensor
         The whole buffer.
     call : callable
@@ -178,9 +178,9 @@ def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list
 
 
 def _is_right(comm: Communicator, name: str, contender: _Contender) -> bool:
-    """Return whether one call has the right result on every rank; collective.
+    """Return whether one call of the collective `name` is right on every rank; collective.
 
-    The buffer is zero afterwards, so that sums stay finite.
+    The buffer is zero afterwards, so that sums over many calls stay finite.
     """
     data, ranks = contender.data, torch.arange(1.0, comm.size + 1)
     data.fill_(comm.rank + 1)

@@ -30,8 +30,8 @@ NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 class TrainingContender:
     """One implementation of a training step, to be timed.
 
-    `act` runs one step.  `model` is the DDP that the step uses, or None: steps are timed once its
-    buckets and transport are final.
+    `act` runs one step.  `model` is the DDP that the step uses, if :meth:`warm_up` must run steps
+    until its buckets and transport are final, else None.
     """
 
     name: str
@@ -39,7 +39,7 @@ class TrainingContender:
     model: DDP | None = None
 
     def warm_up(self) -> None:
-        """Run some steps, with a DDP until its buckets and transport are final."""
+        """Run 3 steps, and more until the buckets and transport of `model`, if any, are final."""
         for _ in range(WARM_ROUNDS):
             self.act()
         while self.model is not None and not self.model.reducer.settled:
@@ -49,9 +49,10 @@ class TrainingContender:
 def take_turns(
     comm: Communicator, contenders: Sequence[TrainingContender], rounds: int
 ) -> np.ndarray:
-    """Time contenders in turns; return the slowest rank's seconds: a row per round.
+    """Time one step of each contender in each round, after warm-up; collective.
 
-    The columns are the contenders.  The order is drawn for each round, the same on every rank.
+    Return the slowest rank's seconds: rows are rounds, columns are contenders.  The order of the
+    calls is random in each round, the same on every rank.
     """
     times = np.empty((rounds, len(contenders)))
     for contender in contenders:
@@ -70,7 +71,10 @@ def take_turns(
 def race(
     comm: Communicator, work: str, contenders: Sequence[TrainingContender], rounds: int
 ) -> list[Row]:
-    """Time contenders in turns; return a row for each, with ratios to the first one."""
+    """Time contenders in turns; return a row of the median of `rounds` for each.
+
+    A ratio is the first contender's time divided by the row's.
+    """
     times = take_turns(comm, contenders, rounds)
     medians = [statistics.median(column) for column in times.T.tolist()]
     return [
@@ -88,14 +92,14 @@ class BareArrays:
             p.grad = np.ones(p.data.size, np.float32)
 
     def parameters(self) -> list[Parameter]:
-        """Return the list of its parameters."""
+        """Return the arrays as parameters, in the order of their lengths given."""
         return self._arrays
 
 
 def communication(
     comm: Communicator, rounds: int, count: int = 240, elements: int = 1000
 ) -> list[Row]:
-    """Measure averaging many small gradients: in buckets, and one by one."""
+    """Time averaging `count` gradients of `elements` float32 each: in buckets, and one by one."""
     ours, theirs = BareArrays([elements] * count), BareArrays([elements] * count)
     model = DDP(ours, comm, overlap="none")
 
@@ -135,7 +139,7 @@ class Waiting(Module):
         return x
 
     def backward(self, grad: Any) -> Any:
-        """Sleep, then add the gradient of a layer, from the last layer to the first."""
+        """For each layer, from the last to the first, sleep and add its gradient; return `grad`."""
         for p in reversed(self.weights):
             time.sleep(SECONDS)
             p.accumulate(self._gradient)
@@ -159,15 +163,15 @@ def overlaps(
 ) -> list[Row]:
     """Measure training steps with each kind of overlap, and with "auto" `autos` times.
 
-    `work` labels the rows; ``make(comm, overlap)`` returns the function of a step, and its DDP.
-    The last row is communication alone.
+    `work` labels the rows; ``make(comm, overlap)`` returns a function that runs one step, and its
+    DDP.  The last row is communication alone: averaging the same buckets without a backward.
 
     Figures of a row are ``least_us``, its least time T in the rounds; ``share``, the median of the
     time divided by the time without overlap in the same round; and ``hidden``,
     (Tnone - T) / min(Talone, Tnone - Talone), the part that overlap hid of what it can hide, where
     Tnone is the least time without overlap and Talone that of communication alone.  These two rows
-    have no ``hidden``, and no row has it if the divisor is at most a tenth of Tnone.  Least
-    times are compared, since other work on the machine only adds.
+    have no ``hidden``, and no row has it if the divisor is at most a tenth of Tnone.  Least times
+    are compared, since other work on the machine only adds time.
     """
     models = {name: make(comm, name) for name in candidates(comm, "auto", 2)}
     models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}
@@ -192,13 +196,13 @@ def overlaps(
 
 
 def ranks_have(comm: Communicator, *modules: str) -> bool:
-    """Return whether rank 0 can import all modules; collective."""
+    """Return on every rank whether rank 0 can import all `modules`; collective."""
     found = comm.rank == 0 and all(importlib.util.find_spec(name) for name in modules)
     return comm.broadcast_object(found)
 
 
 def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]) -> Results:
-    """Measure training steps of several implementations, and averaging small gradients; collective.
+    """Measure training steps of MLPs, and averaging of small gradients; collective.
 
     Parameters
     ----------
@@ -207,7 +211,7 @@ def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]
     iterations : int
         Timed steps of each kind.
     millions : sequence of float
-        Millions of parameters of the networks.
+        Millions of parameters of each MLP.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch)
@@ -224,7 +228,7 @@ def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]
 
 
 def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) -> Results:
-    """Measure training steps of real models; collective.
+    """Measure training steps of real models by several implementations; collective.
 
     Parameters
     ----------
@@ -248,7 +252,7 @@ def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) ->
 
 
 def measure_overlap(comm: Communicator, iterations: int) -> Results:
-    """Measure steps with each kind of overlap; collective, on 2 ranks or more."""
+    """Measure training steps with each kind of overlap; collective, on 2 ranks or more."""
     if comm.size == 1:
         raise InvalidArgument(
             "bench ddp --overlap on 1 rank: expected 2 or more (mpidist run -n 2)"
@@ -273,7 +277,7 @@ def _results(comm: Communicator, has_torch: bool) -> Results:
 
 
 def describe(stats: Stats) -> str:
-    """Return a DDP's overlap, the trials that chose it, and the parts of a step, as text."""
+    """Return as text a DDP's overlap, the trial times that chose it, and the parts of a step."""
     parts = ("compute", "exposed", "hidden")
     times = ", ".join(f"{part} {1e3 * getattr(stats, part):.2f} ms" for part in parts)
     trials = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in stats.trials.items())

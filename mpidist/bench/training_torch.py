@@ -23,7 +23,7 @@ BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of 
 
 
 def mlp(width: int, depth: int = 4) -> torch.nn.Module:
-    """Build an MLP with layers of `width`² weights, the same on all ranks."""
+    """Return an MLP: `depth` layers of `width`² weights, then 10 classes; the same on all ranks."""
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = []
     for _ in range(depth):
@@ -43,7 +43,10 @@ def stepper(
     sync: Callable[[], object] = lambda: None,
     samples: int = SAMPLES,
 ) -> Callable[[], None]:
-    """Return a function that runs one training step of `model`, with `sync` before the update."""
+    """Return a function that runs one SGD step of `model`, with `sync()` before the update.
+
+    The batch is random: `samples` inputs of `width` numbers.
+    """
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     x, labels = torch.randn(samples, width), torch.randint(10, (samples,))
 
@@ -57,7 +60,7 @@ def stepper(
 
 
 def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
-    """Return a function that averages the gradients by one allreduce for each parameter."""
+    """Return a function that averages the gradients of `net`, one allreduce per parameter."""
 
     def sync() -> None:
         for p in net.parameters():
@@ -69,7 +72,7 @@ def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
 
 
 def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], Stats]:
-    """Time steps of an MLP with each contender; return the rows, and mpidist.DDP's statistics."""
+    """Time SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats."""
     net, bare, each = mlp(width), mlp(width), mlp(width)
     count = sum(p.numel() for p in net.parameters())
     with threads(comm):
@@ -94,7 +97,7 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
 
 
 def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], Stats]:
-    """Time steps of a real model with AdamW; return the rows, and mpidist.DDP's statistics."""
+    """Time AdamW steps of model `name` with each wrapper; return rows and mpidist.DDP's stats."""
 
     def step(wrap: Callable[[torch.nn.Module], Any]) -> tuple[Callable[[], None], Any]:
         torch.manual_seed(0)
@@ -142,7 +145,7 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
 
 
 def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
-    """Return a function that runs a training step of a compute-bound network, and its DDP.
+    """Return a function that runs a training step of a compute-bound MLP, and the MLP's DDP.
 
     It is for ``mpidist bench ddp --overlap``.
     """

@@ -51,7 +51,10 @@ class TuningSettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One race of the tuner: a collective at one size in one kind of memory, with an end time."""
+    """One race of the tuner: a collective at one size in one kind of memory, with an end time.
+
+    `works` has the test data of that kind of memory; `until` is as of ``time.perf_counter`` here.
+    """
 
     collective: str
     memory: str
@@ -61,7 +64,7 @@ class Cell:
 
 
 class Stop:
-    """Records whether the run should stop early: by Ctrl-C, or as the launcher ends the job."""
+    """Records whether the run should stop early: by Ctrl-C, or SIGTERM of the launcher."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -72,7 +75,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block, record the first SIGINT or SIGTERM; a second acts as usual."""
+        """Within the block, record the first SIGINT and first SIGTERM; a second acts as usual."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, frame: Any) -> None:
@@ -89,7 +92,7 @@ class Stop:
 
 
 def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
-    """Return the kinds of memory that can hold the arrays of a collective."""
+    """Return the kinds of memory to tune in: symmetric too if all ranks are on one node."""
     possible = comm.topology.num_nodes == 1 and comm.backend.native is not None
     return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
 
@@ -108,9 +111,10 @@ def cells(
 ) -> Iterator[Cell]:
     """Yield the races of a run (cells), each with its share of the time; collective.
 
-    They are the same on every rank.  Collectives and kinds of memory share the budget equally,
-    sizes by the root of their bytes.  Time that one cell leaves goes to the others.  Cells for
-    which no time is left are omitted.
+    They are the same on every rank, but for `until`, which counts on rank 0 only.  Each collective
+    in each kind of memory has an equal share of the budget; of it, a size has a part that grows
+    with the square root of its bytes.  Time that one cell leaves goes to later ones.  When the time
+    left is less than a cell's `cost`, it and the larger sizes are omitted.
 
     Parameters
     ----------
@@ -121,7 +125,7 @@ def cells(
     stopped : callable
         Returns on rank 0 whether to stop.
     cost : callable
-        Returns the least seconds that a cell takes; rank 0's value counts.
+        ``cost(cell)`` returns the least seconds that a cell takes; rank 0's value counts.
     """
     end = perf_counter() + settings.budget
     groups = [(c, memory) for c in settings.collectives for memory in memories(comm, c)]
@@ -162,8 +166,8 @@ def candidates(
 ) -> tuple[list[str], str]:
     """Return the names of all implementations that can serve a call, and the choice of "auto".
 
-    Trees are in the list with arity 2 and 4.  The choice of "auto" may be named with its parts
-    (``hierarchical/direct/ring``), and is then one more candidate.
+    Trees are in the list twice, with arity 2 and 4 (``tree:2``).  The choice of "auto" may be
+    named with its parts (``hierarchical/direct/ring``), and is then one more candidate.
     """
     chosen, every = comm.explain(collective, nbytes, memory=memory)
     names: list[str] = []
@@ -180,7 +184,8 @@ def candidates(
 def faster_half(*kept: str) -> Keep:
     """Return a function that selects the entrants of the next heat: the faster half.
 
-    Near ties with it, and the names in `kept`, are selected too.
+    Those within 10 % of the fastest, and the names in `kept`, are selected too.  See
+    :meth:`Race.run`.
     """
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
@@ -198,6 +203,7 @@ def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
     """Return a function that selects the entrants of the next heat: all but the slow.
 
     Slow is more than `limit` × the time of the fastest; the names in `kept` are selected anyway.
+    See :meth:`Race.run`.
     """
 
     def keep(ranking: list[tuple[float, Entrant]]) -> list[Entrant]:
@@ -209,6 +215,8 @@ def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
 
 class Race(Contest):
     """A race between the contenders of one collective, size and kind of memory.
+
+    It has several heats, after each of which the slower contenders drop out.
 
     Parameters
     ----------
@@ -237,13 +245,14 @@ class Race(Contest):
         self.complete = True  # every contender was called
 
     def must_end(self) -> bool:
-        """Return, on rank 0, whether the heat is over: its time is up, or a stop was requested."""
+        """Return whether the heat's time is up or a stop was requested; rank 0's answer counts."""
         return self.stopped() or perf_counter() > self.until
 
     def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:
-        """Run the race; return the times of the finalists, one per iteration.
+        """Run the race between `names`; return the finalists' seconds by name, one per iteration.
 
-        Contenders that dropped out are still in `entries`, with fewer times.
+        ``keep(ranking)`` selects the entrants of the next heat from (median, entrant) pairs,
+        fastest first.  Contenders that dropped out are still in `entries`, with fewer times.
         """
         end, begun = self.until, perf_counter()
         for name in names:
@@ -266,9 +275,10 @@ class Race(Contest):
         return {entry.name: entry.times for entry in alive}
 
     def _heat(self, alive: list[Entrant], end: float) -> list[Entrant]:
-        """Time the remaining contenders in turns for one heat, and return them.
+        """Time the contenders `alive` in turns for one heat, and return them all.
 
-        A heat is the measurement before some of them drop out; the last one lasts until `end`.
+        The heats share the time until `end`: about half of the contenders drop out after each, and
+        the last one lasts until `end` (``time.perf_counter``).
         """
         heats = max(len(alive).bit_length() - 1, 1)
         now = perf_counter()
@@ -296,7 +306,8 @@ class Race(Contest):
 class History:
     """Results of the races at smaller sizes, for one collective and kind of memory.
 
-    It holds the last time of each contender, and which ones are hopelessly slow.
+    It holds the last time of each contender, and which ones are hopelessly slow: over 3 × the time
+    of the fastest, at 64 KiB or more.
     """
 
     def __init__(self) -> None:
@@ -305,20 +316,23 @@ class History:
         self.nbytes, self.cycle = 1, 0.0
 
     def order(self, names: list[str], usual: str) -> list[str]:
-        """Return the names to measure: `usual`, new ones, then the fastest of smaller sizes.
+        """Return the `names` to measure, in order: `usual`, then new ones, then the fastest first.
 
-        Names that were hopelessly slow at a smaller size are left out.  If time runs out, the last
-        ones are not measured.
+        `usual` is the choice of "auto".  Other names that were hopelessly slow at a smaller size
+        are left out.  If time runs out, the last ones are not measured.
         """
         left = [n for n in names if n not in self.hopeless or n == usual]
         return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
 
     def cost(self, nbytes: int) -> float:
-        """Return a lower bound in seconds, at `nbytes`, of one call of each fastest candidate."""
+        """Return a lower bound of a cycle's seconds at `nbytes`: the last one, scaled by the bytes.
+
+        A cycle calls each remaining contender once.
+        """
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
     def learn(self, race: Race) -> dict[str, float]:
-        """Record the result of a race; return the median time of each contender in it."""
+        """Record the result of a race; return the median seconds of each contender, by name."""
         medians = {e.name: median(e.times) for e in race.entries if e.times}
         self.seconds.update(medians)
         self.nbytes, self.cycle = max(race.case.nbytes, 1), race.cycle_seconds
@@ -342,7 +356,8 @@ class Tuned:
     wrong : list of str
         Collective, contender and bytes of wrong results.
     measured, left_out : int
-        Numbers of sizes that were measured, and for which there was no time.
+        Numbers of sizes in the table, and not in it (mostly for lack of time), over all collectives
+        and kinds of memory.
     """
 
     table: TuningTable
@@ -359,7 +374,7 @@ def tune(
     on_table: Callable[[TuningTable], Any] = lambda table: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Find the fastest implementation of each call; collective, with equal arguments on all ranks.
+    """Find the fastest implementation of each call; collective, with equal settings on all ranks.
 
     Parameters
     ----------
@@ -368,11 +383,11 @@ def tune(
     settings : TuningSettings
         Collectives, sizes, dtype and time budget of the run.
     about : mapping
-        Description of the run, for the table.
+        Description of the run, stored in the table.
     on_step : callable
         Called with collective and bytes before each size.
     on_table : callable
-        Called with the table whenever an entry has changed.
+        Called on every rank with the table after each size that was added to it.
     stopped : callable
         Returns on rank 0 whether to stop; sizes measured so far are kept.
 
@@ -414,12 +429,12 @@ def tune(
 
 
 def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> str:
-    """Return the new choice: `usual` or `previous`, unless another is clearly faster.
+    """Return the new choice: `usual`, else `previous`, unless the fastest one is clearly faster.
 
-    `previous` is the choice at the next smaller size.
-
-    Clearly faster means by more than 3 %, and by more than the statistical error of the medians
-    (:func:`uncertainty`).  On a busy machine the usual choice therefore stays.
+    `finalists` has the seconds of each iteration by name, `usual` is the present choice of "auto",
+    and `previous` is the tuner's choice at the next smaller size.  Clearly faster means by more
+    than 3 %, and by more than twice the statistical error of the medians (:func:`uncertainty`): on
+    a busy machine `usual` stays.
     """
     medians = {name: median(seconds) for name, seconds in finalists.items()}
     best = min(medians, key=lambda name: medians[name])
@@ -444,7 +459,7 @@ def uncertainty(seconds: Sequence[float]) -> float:
 
 
 def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:
-    """Return the key of the tuning table for calls of a collective on arrays of `dtype`."""
+    """Return the key of the tuning table's entry for calls of a collective on arrays of `dtype`."""
     call = example_call(Caller(comm.rank, comm.size), collective, 8, find_op("sum"))
     call = replace(call, dtype=np.dtype(dtype))
     library = comm.backend.library
@@ -452,12 +467,12 @@ def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:
 
 
 def existing_table(comm: Communicator, path: str) -> TuningTable | None:
-    """Return the table in a file, which rank 0 reads; None if there is no such file; collective.
+    """Return the tuning table in a file, which rank 0 reads; None without the file; collective.
 
     Raises
     ------
     ConfigError
-        On every rank, if the file holds no tuning table.
+        On every rank, if the file is there but holds no tuning table.
     """
     found, wrong = None, ""
     if comm.rank == 0 and Path(path).exists():
