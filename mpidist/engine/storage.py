@@ -262,5 +262,5 @@ class MessageScratch:
         return self.slots.setdefault(k, MessageScratch(self.memory))
 
     def total(self) -> int:
-        """Return the number of scratch elements held, including those of the slots."""
+        """Return the number of scratch elements held, including those in `slots`."""
         return self.elements + sum(a.total() for a in self.slots.values())

@@ -164,9 +164,10 @@ class PlainJob:
         return code
 
     def _mark_silent(self, code: int) -> None:
-        """Take the job's exit code for that of the first rank that ended, if it sent none.
+        """Record the job's exit code as that of the first rank to end, if that rank sent none.
 
-        Not after exceptions, whose abort gives the job its exit code, unless a signal ended it.
+        If exceptions are known, record only the code of a signal (above 128): any other code is
+        that of the abort that follows an exception.
         """
         if self._gone and self._gone[0].status is None and (code > 128 or not self.failures.known):
             self._gone[0].status = 128 - code if code > 128 else code

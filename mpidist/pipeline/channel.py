@@ -66,7 +66,7 @@ class Channel:
         if needed > tags:
             raise Unsupported(
                 f"rank {comm.rank}: {stages} stages of num_microbatches={microbatches} "
-                f"need {needed} tags, MPI allows {tags} here"
+                f"need {needed} tags, this communicator has {tags}: expected fewer microbatches"
             )
         self._sent: dict[int, Metadata] = {}
         self._received: dict[int, Metadata] = {}

@@ -42,7 +42,8 @@ def check_name(name: object, kind: str, reserved: Container[str]) -> None:
     """
     if not isinstance(name, str) or not name or {":", "/"} & set(name) or name in reserved:
         raise InvalidArgument(
-            f"name={name!r}: not a name for {kind}: it is reserved, empty or has a ':' or '/'"
+            f"name={name!r}: not a name for {kind}: expected a str, not empty or reserved, "
+            "without ':' and '/'"
         )
 
 

@@ -98,7 +98,7 @@ class Steering:
         return Strategy("ring")
 
     def steering(self, collective: str, nbytes: int, size: int) -> str | None:
-        """Return the algorithm that the user's settings select on a single level.
+        """Return the algorithm that the settings select for ranks taken as one flat group.
 
         Parameters
         ----------
@@ -110,11 +110,10 @@ class Steering:
         Returns
         -------
         str or None
-            ``"ring"``, ``"tree:k"`` or ``"linear"``; None if no setting concerns this collective.
+            ``"ring"``, ``"tree:k"`` or ``"linear"``; None if the settings leave the choice open.
             A strategy other than auto decides.  Otherwise, if a threshold or an arity is set,
             allreduce follows :meth:`select_allreduce`; if an arity is set, reduce and broadcast
-            use that tree below the threshold (above it pmetal-distributed has no alternative to
-            the tree, so the choice stays open).
+            of fewer bytes than the threshold use that tree; else the result is None.
         """
         if collective not in ALLOWED:
             return None

@@ -102,9 +102,10 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
 
 
 def _tell_address(comm: Communicator) -> None:
-    """Set the variables of torchrun that are missing, as some libraries need them; collective.
+    """Set those variables of torchrun that are missing, as some libraries need them; collective.
 
-    These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    These are RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; and MASTER_ADDR and MASTER_PORT,
+    both of them if MASTER_ADDR is missing, else neither.
     """
     global _address
     if _address is None:
