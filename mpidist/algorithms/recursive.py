@@ -98,7 +98,7 @@ def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("reduce_scatter", "recursive_halving")
 def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
-    """Partners at distance …, 4, 2, 1 each send the half of their blocks that the other reduces.
+    """Partners at halved distances each send the half of their blocks that the other reduces.
 
     Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: (p-1)/p n, and n for
     an extra.

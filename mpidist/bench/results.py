@@ -262,7 +262,8 @@ _NOT_KNOBS = (
     "OMPI_MCA_PREFIXES",
     "PMIX_MCA_mca_base",
     "MPIDIST_TERMINAL",
-    "MPIDIST_RUN_",  # of each job another value
+    "MPIDIST_RUN_NOTES",  # these two have another value in each job
+    "MPIDIST_RUN_SECRET",
 )
 
 
