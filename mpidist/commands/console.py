@@ -67,7 +67,10 @@ def make_table(console: Console, *columns: str) -> Table:
 
 
 def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
-    """Print result tables; a terminal gets colours, and blanks for repeated first cells."""
+    """Print result tables; on a terminal in colours, and the first cells once per group of lines.
+
+    Terminals of less than 90 columns get no columns whose heads begin with ``~``.
+    """
     pretty = console.is_terminal
     for table in tables:
         shown = [
@@ -93,7 +96,10 @@ def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
 
 
 def _at_points(cells: list[str]) -> list[str]:
-    """Return the cells of a column, numbers with blanks that put their decimal points together."""
+    """Return the cells of a right-aligned column, padded so that their decimal points align.
+
+    The cells are unchanged unless all are numbers or empty.
+    """
     if not all(re.fullmatch(r"[\d,]*(\.\d+)?", cell) for cell in cells):
         return cells
     behind = [len(cell) - (cell + ".").index(".") for cell in cells]
@@ -119,6 +125,9 @@ def examples(*lines: str) -> str:
 
 @contextmanager
 def progress_bar(doing: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Draw a progress bar on rank 0's terminal, on standard error; see :func:`draw_progress`."""
+    """Draw a progress bar on rank 0's terminal, on standard error; yield its `advance`.
+
+    See :func:`mpidist.bench.progress.draw_progress`.
+    """
     with draw_progress(make_console(stderr=True), doing, total) as advance:
         yield advance

@@ -124,7 +124,7 @@ def _write_report(path: str, result: DemoResult, results: Results) -> None:
 
 
 def _live() -> Console:
-    """Return the console on standard error for the progress bar; quiet without a terminal."""
+    """Return the console of the progress bar, on standard error; quiet without a terminal."""
     console = make_console(stderr=True)
     return console if console.is_terminal else Console(quiet=True)
 
@@ -164,7 +164,7 @@ def _print_training(console: Console, result: DemoResult) -> None:
 def _print_comparison(
     console: Console, results: Results, gradients: np.ndarray, same: bool
 ) -> None:
-    """Print the table: every allreduce on the model's gradients."""
+    """Print the times of every allreduce on the gradients, and whether a check of bits failed."""
     console.print(
         f"\nEvery allreduce on the {gradients.size:,} gradients "
         f"({format_size(gradients.nbytes)} bytes, float32); correct: within the rounding of the sum"

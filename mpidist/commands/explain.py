@@ -63,7 +63,7 @@ def explain_command(
 
     Expected times are those of the tuning table if it has an entry for the call, otherwise those of
     the cost model, whose constants are measured first.  The model has no times for shared memory.
-    Between nodes it assumes that native takes the time of the best algorithm on one level.
+    Between nodes it assumes that native takes the time of the best non-hierarchical algorithm.
     """
     import mpidist
 

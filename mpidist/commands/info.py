@@ -147,7 +147,7 @@ def _surroundings(hosts: list[str]) -> dict[str, str]:
 
 
 def _surroundings_as_json(hosts: list[str]) -> dict[str, Any]:
-    """Return the SLURM allocation and rank 0's network, None where there is none."""
+    """Return the SLURM allocation ("slurm") and rank 0's network ("network"), or None for each."""
     from ..launcher.allocation import SlurmAllocation
     from ..launcher.connections import adapters, addresses, interface_to
 
@@ -160,7 +160,7 @@ def _surroundings_as_json(hosts: list[str]) -> dict[str, Any]:
 
 
 def _measure_links(comm: Communicator) -> list[LinkSpeed]:
-    """Measure the links, and calibrate the cost model with them; collective."""
+    """Return the measured links, and calibrate the cost model with them; collective."""
     from ..engine.calibration import measure_links
 
     found, calibration = measure_links(comm)
@@ -179,7 +179,7 @@ def _show_links(links: list[LinkSpeed], console: Console) -> None:
 
 
 def _choices(comm: Communicator) -> dict[str, dict[str, str]]:
-    """Return the choice of "auto" by collective, and then by size as text."""
+    """Return the choice of "auto" in a dict by collective of dicts by size, such as "64K"."""
     return {
         collective: {
             format_size(nbytes): comm.explain(collective, nbytes)[0].name
@@ -199,7 +199,7 @@ def _device(reasons: list[str | None]) -> str:
 
 
 def _tabulate(paths: list[Path], console: Console) -> Table:
-    """Return a table of the paths of GPU arrays, by class of operations; chosen ones are marked."""
+    """Return a table of the paths of GPU arrays, by class of operations: if taken, and why."""
     made = make_table(console, "=operations", "=path", "=taken", "why")
     for operations, names in CLASSES.items():
         first = f"{operations}: {', '.join(names)}"

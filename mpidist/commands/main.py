@@ -23,11 +23,14 @@ REPORT_SECONDS = 1.0
 class Main(click.Group):
     """The group of commands; prints an error of mpidist as one line and sets the exit code.
 
-    The exit code is 2 for wrong options or arguments, and 1 for failures.
+    The exit code is 2 for wrong options or arguments, and 1 for other failures.
     """
 
     def main(self, *arguments: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
-        """Run a command; see :meth:`click.Command.main`."""
+        """Run a command and exit with its code; return its result if not `standalone_mode`.
+
+        See :meth:`click.Command.main`.
+        """
         if not standalone_mode:
             return self._main(arguments, extra)
         if launched_rank():
@@ -60,8 +63,8 @@ class Main(click.Group):
 def report(error: MpidistError) -> int:
     """Print an error as one line, by rank 0 alone if all ranks failed; return the exit code.
 
-    If only some ranks failed, or communication did, each of them prints its error and ends the job,
-    as other ranks may wait for it.
+    If only some ranks failed, or for a CommunicationError, each failed rank prints its error and
+    ends the job, as other ranks may wait for it.
     """
     from ..communicator import launch
 
@@ -81,7 +84,7 @@ def report(error: MpidistError) -> int:
 
 
 def _all_failed(comm: Communicator) -> bool:
-    """Return whether all ranks failed: only failed ranks wait at the barrier in this function."""
+    """Return whether all ranks failed: only failed ranks enter this barrier, for 5 s at most."""
     comm.timeout = AGREE_SECONDS
     try:
         comm.barrier()

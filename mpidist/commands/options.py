@@ -52,7 +52,7 @@ class Seconds(click.FloatRange):
 
 
 def complete(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Return shell completions: the names that begin with the text after the last comma."""
+    """Return the completions of `incomplete`, whose text after the last comma begins a name."""
     before, comma, last = incomplete.rpartition(",")
     fitting = (name for name in dict.fromkeys(names) if name.startswith(last))
     return [CompletionItem(f"{before}{comma}{name}") for name in fitting]
@@ -77,7 +77,7 @@ class Parsed(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the completions of the last name in a list with commas."""
+        """Return the completions, among `known`, of the last name in a list with commas."""
         return complete(self.known(), incomplete)
 
     def parse(self, text: str) -> Any:
@@ -86,7 +86,7 @@ class Parsed(click.ParamType):
 
 
 class Bytes(Parsed):
-    """Option type: a number of bytes, such as ``8``, ``64K``, ``1.5MiB``."""
+    """Option type: a number of bytes, at least `least`: ``8``, ``64K``, ``1.5MiB``."""
 
     name = "bytes"
 
@@ -94,7 +94,7 @@ class Bytes(Parsed):
         self.least = least
 
     def parse(self, text: str) -> int:
-        """Return the number of bytes."""
+        """Return the number of bytes; raise InvalidArgument for another form, or below `least`."""
         nbytes = parse_size(text)
         if nbytes < self.least:
             raise InvalidArgument(f"{text!r}: expected at least {self.least} bytes")
@@ -107,12 +107,12 @@ class ByteSizes(Parsed):
     name = "sizes"
 
     def parse(self, text: str) -> list[int]:
-        """Return the numbers of bytes."""
+        """Return the numbers of bytes; raise InvalidArgument for another form."""
         return parse_sizes(text)
 
 
 class Duration(Parsed):
-    """Option type: a time, such as ``60``, ``60s``, ``2m`` or ``1.5h``."""
+    """Option type: a time above 0, such as ``60`` (seconds), ``60s``, ``2m`` or ``1.5h``."""
 
     name = "duration"
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -130,7 +130,7 @@ class Duration(Parsed):
 
 
 class IntegerRanges(Parsed):
-    """Option type: whole numbers, such as ``5``, ``2,3,7`` or ``1-33``."""
+    """Option type: whole numbers >= `least`, such as ``5``, ``2,3,7`` or ``1-33``."""
 
     name = "numbers"
 
@@ -138,7 +138,7 @@ class IntegerRanges(Parsed):
         self.least = least
 
     def parse(self, text: str) -> list[int]:
-        """Return the numbers, in the order in which they were written."""
+        """Return the numbers in the order given; raise InvalidArgument for another form."""
         numbers: list[int] = []
         for part in text.split(","):
             first, dash, last = part.strip().partition("-")
@@ -173,7 +173,7 @@ class Names(Parsed):
 
 @contextmanager
 def naming(parameter: str) -> Iterator[None]:
-    """Raise a usage error that names `parameter`, for an InvalidArgument within the block."""
+    """Turn an InvalidArgument within the block into a usage error that names `parameter`."""
     try:
         yield
     except InvalidArgument as error:
@@ -181,7 +181,7 @@ def naming(parameter: str) -> Iterator[None]:
 
 
 class CollectiveName(Parsed):
-    """Option type: the name of a collective; errors list the most similar names."""
+    """Option type: the name of a collective, or one of `more`; errors list similar names."""
 
     name = "collective"
 
@@ -189,11 +189,11 @@ class CollectiveName(Parsed):
         self.more = more  # names that stand beside those of the collectives
 
     def known(self) -> Iterable[str]:
-        """Return the names of all collectives, and the further names that the option allows."""
+        """Return the names of all collectives, and the further allowed names."""
         return (*COLLECTIVES, *self.more)
 
     def parse(self, text: str) -> str:
-        """Return the name; raise UnknownName if it is not that of a collective."""
+        """Return the name; raise UnknownName if it is neither a collective nor a further name."""
         if text not in self.more:
             algorithms(text)
         return text
@@ -222,7 +222,7 @@ class AlgorithmNames(Names):
     Parameters
     ----------
     collectives : iterable of str
-        Each name must be known to one of these collectives.
+        Each name must be an algorithm of at least one of these collectives.
     *more : str
         Further names that are allowed.
     """
@@ -231,19 +231,19 @@ class AlgorithmNames(Names):
         self.collectives, self.more = tuple(collectives), more
 
     def known(self) -> Iterable[str]:
-        """Return the names of all algorithms, and the further names that the option allows."""
+        """Return the further allowed names, and those of all algorithms of the collectives."""
         every = (a.name for collective in self.collectives for a in algorithms(collective))
         return (*self.more, *every)
 
     def parse(self, text: str) -> tuple[str, ...]:
-        """Return the names; raise InvalidArgument for one that is no algorithm."""
+        """Return the names; raise InvalidArgument for one that is not allowed."""
         names = super().parse(text)
         for name in names:
             self.check(name)
         return names
 
     def check(self, name: str) -> None:
-        """Raise InvalidArgument if no collective has an algorithm of this name."""
+        """Raise InvalidArgument unless `name` is an algorithm or one of the further names."""
         if name in self.more:
             return
         errors = []
@@ -261,12 +261,12 @@ class AlgorithmNames(Names):
 
 
 class AlgorithmName(AlgorithmNames):
-    """Option type: the name of one algorithm; errors list the most similar names."""
+    """Option type: the name of one algorithm, without commas; errors list similar names."""
 
     name = "name"
 
     def parse(self, text: str) -> str:  # type: ignore[override]
-        """Return the name; raise InvalidArgument if it is no algorithm."""
+        """Return the name; raise InvalidArgument if it is not allowed."""
         self.check(text)
         return text
 
@@ -277,7 +277,7 @@ class PipelineName(Parsed):
     name = "schedule"
 
     def parse(self, text: str) -> PipelineSchedule | Callable:
-        """Return the schedule or the generator function."""
+        """Return the schedule or the generator function; raise InvalidArgument if there is none."""
         module, colon, function = text.rpartition(":")
         if not colon:
             if text in COLLECTIVES:
@@ -290,9 +290,10 @@ class PipelineName(Parsed):
 
 
 class ActionCosts(Parsed):
-    """Option type: times of F, I, W and optionally a message; ``1:2:1`` is one per stage.
+    """Option type: times of F, I, W and optionally a message, such as ``1,1,1``.
 
-    F is forward, I the gradient of the input, W that of the weights: ``1,1,1``, ``1:2:1,1,1,0.1``.
+    F is forward, I the gradient of the input, W the gradient of the weights.  Each of them can have
+    one time per virtual stage, with colons: ``1:2:1,1,1,0.1``.
     """
 
     name = "F,I,W[,message]"
@@ -317,7 +318,7 @@ class Millions(Parsed):
     name = "millions"
 
     def parse(self, text: str) -> list[float]:
-        """Return the numbers, in millions."""
+        """Return the numbers, in millions; raise InvalidArgument for another form."""
         try:
             sizes = [float(part) for part in text.split(",")]
         except ValueError:
@@ -333,7 +334,7 @@ class DtypeName(Parsed):
     name = "dtype"
 
     def parse(self, text: str) -> np.dtype:
-        """Return the dtype of this name."""
+        """Return the dtype of this name; raise InvalidArgument for another name."""
         from ..bench.cases import number_dtype
 
         return number_dtype(text)
@@ -348,7 +349,7 @@ class OutputFile(Parsed):
     Parameters
     ----------
     stdout : bool
-        Whether - stands for standard output.
+        Whether ``-`` is allowed, for standard output.
     """
 
     name = "file"
@@ -357,7 +358,7 @@ class OutputFile(Parsed):
         self.stdout = stdout
 
     def parse(self, text: str) -> str:
-        """Return the path; raise InvalidArgument if it cannot be written."""
+        """Return the path, or ``-``; raise InvalidArgument if it cannot be written."""
         if text == STDOUT and not self.stdout:
             raise InvalidArgument(f"{STDOUT}: expected the name of a file, not standard output")
         if text == STDOUT:
@@ -371,7 +372,7 @@ class OutputFile(Parsed):
 
 
 class ReportFile(OutputFile):
-    """Option type: a page or picture to write; refused if a package that writes it is missing."""
+    """Option type: a page or picture to write; refused if a package that draws it is missing."""
 
     packages: tuple[str, ...] = ("matplotlib", "jinja2")
 
@@ -384,7 +385,7 @@ class ReportFile(OutputFile):
 
 
 class PlotFile(ReportFile):
-    """Option type: a picture that matplotlib can write, by its extension."""
+    """Option type: a picture file with one of the extensions `endings`, by default matplotlib's."""
 
     packages = ("matplotlib",)
 
@@ -393,7 +394,7 @@ class PlotFile(ReportFile):
         self.endings = endings
 
     def parse(self, text: str) -> str:
-        """Return the path; raise InvalidArgument for an ending that cannot be drawn."""
+        """Return the path; raise InvalidArgument for another extension."""
         from ..bench.plots import endings
 
         path, known = super().parse(text), self.endings or endings()
@@ -411,6 +412,13 @@ def load_names(name: str, written: str) -> dict[str, Any]:
         The file or module.
     written : str
         The argument as the user wrote it, for errors.
+
+    Raises
+    ------
+    InvalidArgument
+        If there is no such file or module.
+    click.ClickException
+        If running it raised; the message has the line.
     """
     try:
         if name.endswith(".py") or os.sep in name or Path(name).is_file():
@@ -463,7 +471,7 @@ def check_not_given(context: click.Context, names: tuple[str, ...], reason: str)
     names : tuple of str
         The parameters, by their names in the function.
     reason : str
-        The use that the parameters have, for the message.
+        What the parameters are for: the message is ``--svg: only for`` and this text.
     """
     given = [p for p in context.command.params if p.name in names and is_given(context, p)]
     wrong = [

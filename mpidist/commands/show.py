@@ -182,7 +182,7 @@ def _show_algorithm(
 
 
 def _warn_if_wide(picture: str) -> None:
-    """Print on standard error how to get a picture that fits, if this one is too wide."""
+    """If a picture is too wide, print on standard error how to get one that fits."""
     console = make_console(stderr=True)
     room = console.width if console.is_terminal else _READABLE
     width = max(map(len, picture.splitlines()))
@@ -209,7 +209,7 @@ def _groups(nodes: list[int] | None, ranks: int) -> Groups | None:
 def _draw(
     name: str, stages: int, microbatches: int, chunks: int | None, costs: Costs | None
 ) -> Picture:
-    """Return the picture of a schedule; "auto" is computed for `costs`."""
+    """Return the picture of the schedule `name`; "auto" is the best one computed for `costs`."""
     from ..pipeline.schedules.show import picture
 
     if name != "auto":
@@ -226,7 +226,7 @@ def _draw(
 def _read_trace(
     path: str, name: str | None, stages: int | None, microbatches: int | None, chunks: int | None
 ) -> Trace:
-    """Read a trace; raise InvalidArgument if it is not of the run that the options describe."""
+    """Return the trace in a file; raise InvalidArgument if a given option differs from its run."""
     from ..pipeline.schedules.trace import read
 
     trace = read(path)
@@ -243,7 +243,7 @@ def _read_trace(
 
 
 def _show_schedule(drawn: Picture, svg: str | None, png: str | None) -> None:
-    """Write the pictures that the user named; otherwise print one."""
+    """Write the picture to the SVG and PNG files given; print it if none is."""
     if svg is not None:
         Path(svg).write_text(drawn.svg(), encoding="utf-8")
     if png is not None:

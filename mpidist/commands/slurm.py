@@ -18,7 +18,7 @@ FOLDER, PROGRAM = "slurm", "examples/digits.py"  # of train_ddp
 def root() -> Path:
     """Return the folder whose subfolders ``slurm`` and ``examples`` have the shipped files.
 
-    In an installed package it is another one than in a checkout.
+    In an installed package that is another folder than in a checkout.
     """
     return next(folder for folder in ROOTS if (folder / FOLDER).is_dir())
 

@@ -115,7 +115,10 @@ def tune_command(
 
 
 def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the collectives and sizes in bytes that a table has for these ranks; collective."""
+    """Return the collectives and sizes in bytes that a table has for these ranks; collective.
+
+    Raise ConfigError if it has none for this MPI library and these ranks per node.
+    """
     from ..bench.tuner import existing_table
     from ..errors import ConfigError
 

@@ -16,7 +16,7 @@ class DemoResult:
     Attributes
     ----------
     ranks, train_samples, test_samples, parameters, epochs, steps, batch : int
-        Number of each; `steps` is that of all epochs, `batch` the size of the global batch.
+        Counts; `steps` are those of all epochs together, `batch` the samples of a global batch.
     layers : tuple of int
         Sizes of the network's layers, with input and output.
     dtype : str
@@ -24,7 +24,7 @@ class DemoResult:
     losses : tuple of float
         Mean training loss of each epoch.
     accuracies : tuple of float
-        Test accuracy after each epoch.
+        Test accuracy after each epoch, from 0 to 1.
     reference_losses, reference_accuracies : tuple of float
         Losses and accuracies of one process on the same global batches; empty without reference.
     fingerprints : tuple of str
@@ -32,8 +32,8 @@ class DemoResult:
     gradients : ndarray of float32, 1-D
         The averaged gradients of the last step, all parameters one after another.
     seconds, sync_seconds, reference_seconds : float
-        Wall time on the slowest rank: the training, its synchronization of gradients, and the
-        training in one process.
+        Wall time of the training, of the averaging of gradients within it, each on its slowest
+        rank, and of the training in one process (0 without reference).
     """
 
     ranks: int
@@ -57,12 +57,12 @@ class DemoResult:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy after the last epoch."""
+        """Test accuracy after the last epoch, from 0 to 1."""
         return self.accuracies[-1]
 
     @property
     def reference_accuracy(self) -> float | None:
-        """Test accuracy of one process; None without reference."""
+        """Test accuracy of one process after the last epoch; None without reference."""
         return self.reference_accuracies[-1] if self.reference_accuracies else None
 
     @property
@@ -72,30 +72,34 @@ class DemoResult:
 
     @property
     def max_loss_difference(self) -> float | None:
-        """Largest difference of an epoch's loss between this run and one process."""
+        """Largest difference of an epoch's loss from one process's; None without reference."""
         pairs = zip(self.losses, self.reference_losses, strict=False)
         return max((abs(a - b) for a, b in pairs), default=None)
 
     @property
     def loss_tolerance(self) -> float:
-        """Largest accepted difference of losses.
+        """Largest accepted difference of an epoch's loss from that of one process.
 
         Ranks sum a batch's gradient in parts, one process sums it at once.  The sums differ in
         rounding, by a few units in the last place, and training carries the difference from step to
         step: in float64 up to 1e-15 (6 seeds, 2 … 7 ranks, 40 epochs); in float32 mostly 1e-7, but
-        2e-4 if a tiny difference turned a ReLU on or off.  The tolerances are above these, and
-        below the error of a wrongly weighted mean of unequal parts (a test shows both).
+        2e-4 if a tiny difference turned a ReLU on or off.  The tolerances (2e-3 and 1e-9) are
+        above these, and below the error of a wrongly weighted mean of unequal parts (a test shows
+        both).
         """
         return LOSS_TOLERANCE[self.dtype]
 
     @property
     def accuracy_tolerance(self) -> float:
-        """Largest accepted difference of accuracies: one test sample (float64: none)."""
+        """Largest accepted difference of accuracy: one test sample in float32, none in float64."""
         return 1.5 / self.test_samples if self.dtype == "float32" else 0.0
 
     @property
     def matches(self) -> bool | None:
-        """Whether losses and accuracy are those of one process; None without reference."""
+        """Whether losses and last accuracy match one process, within the tolerances.
+
+        None without reference.
+        """
         if self.max_loss_difference is None or self.reference_accuracy is None:
             return None
         close = self.max_loss_difference <= self.loss_tolerance

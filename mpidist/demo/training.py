@@ -47,13 +47,13 @@ class Replica:
     rank, size : int
         Number of this replica, and number of all replicas.
     sync : callable
-        Averages the gradients over the replicas.
+        ``sync()`` averages the gradients over the replicas.
     total : callable
-        Returns the sum of an array over the replicas.
+        ``total(array)`` returns the sum of the replicas' arrays.
     sync_seconds : float
         Time spent in `sync`.
     losses, accuracies : list of float
-        Mean loss and test accuracy of each epoch.
+        Mean training loss of each epoch, and test accuracy after it, over all replicas.
     """
 
     model: Any
@@ -71,7 +71,7 @@ class Replica:
     accuracies: list[float] = field(default_factory=list)
 
     def run(self, epochs: int, report: Report = lambda done, loss, accuracy: None) -> float:
-        """Train for some epochs; return the time in seconds."""
+        """Train; return the seconds.  ``report(done, loss, accuracy)`` runs after each epoch."""
         begun = perf_counter()
         optimizer = SGD(self.model.parameters(), self.learning_rate, self.momentum)
         random = np.random.default_rng(self.seed)  # the same on every rank: so are the batches
@@ -88,7 +88,10 @@ class Replica:
         return (order[i : i + self.batch] for i in range(0, len(order), self.batch))
 
     def _step(self, samples: np.ndarray, optimizer: SGD) -> float:
-        """Train on a global batch; return the sum of the losses of this rank's part."""
+        """Train on this rank's part of a global batch; return the sum of the losses of its samples.
+
+        `samples` are the indices of the global batch.
+        """
         part = samples[blocks(len(samples), self.size)[self.rank]]
         criterion = CrossEntropy("sum")
         scores = self.model(self.digits.train_images[part])
@@ -104,7 +107,7 @@ class Replica:
         return loss
 
     def _recognised(self) -> int:
-        """Return the number of recognised test samples in this rank's part."""
+        """Return how many test samples of this rank's part the model classifies correctly."""
         part = blocks(len(self.digits.test_labels), self.size)[self.rank]
         guesses = self.model(self.digits.test_images[part]).argmax(axis=1)
         return int((guesses == self.digits.test_labels[part]).sum())
@@ -121,7 +124,7 @@ def make_model(hidden: tuple[int, ...], seed: int, dtype: Any) -> Module:
 
 
 def fingerprint(model: Any) -> str:
-    """Return the SHA-256 of all parameters, equal only for identical models."""
+    """Return the SHA-256 of the bits of all parameters, as hexadecimal text."""
     digest = hashlib.sha256()
     for p in model.parameters():
         digest.update(np.ascontiguousarray(p.data).tobytes())
@@ -141,7 +144,7 @@ def progress(rank: int, epochs: int, console: Console | None = None) -> Iterator
     rank, epochs : int
         This rank, and the number of epochs.
     console : rich.console.Console, optional
-        Where to draw; by default standard error, if that is a terminal.
+        Where to draw; by default standard error.
 
     Yields
     ------
@@ -183,7 +186,7 @@ def train(
 
     Every rank starts with different weights and takes those of rank 0.  Each global batch is cut
     into one part per rank, as evenly as possible; gradients are averaged over the batch.
-    Afterwards rank 0 alone repeats the training on the same global batches.
+    Then, unless `reference` is False, rank 0 alone repeats the training on the same global batches.
 
     Parameters
     ----------
@@ -196,7 +199,7 @@ def train(
     learning_rate, momentum : float
         Hyperparameters of SGD.
     dtype : {"float32", "float64"}
-        Dtype of all arrays; with float64 one process gives nearly the same losses.
+        Dtype of all arrays; in float64 the losses are those of one process but for rounding.
     algorithm : str
         Algorithm of the allreduce of gradients.
     seed : int
@@ -204,7 +207,8 @@ def train(
     reference : bool
         Whether to repeat the training in one process.
     console : rich.console.Console, optional
-        Where rank 0 draws progress; by default standard error if it is a terminal, else the log.
+        Where rank 0 draws a progress bar; by default standard error.  If that is no terminal,
+        the logger ``mpidist.demo`` gets a line for each epoch.
 
     Returns
     -------
@@ -214,7 +218,7 @@ def train(
     Raises
     ------
     InvalidArgument
-        If an argument has a wrong value.
+        If epochs, batch, hidden or dtype has a wrong value.
     Unsupported
         If scikit-learn is not installed.
     """
@@ -254,9 +258,9 @@ def train(
 
 
 def _shared_digits(comm: Communicator, dtype: str) -> Digits:
-    """Load the data on rank 0, and broadcast them or the error.
+    """Return the data on every rank, loaded on rank 0 only; raise its error on every rank.
 
-    Importing scikit-learn takes seconds if ranks share cores.
+    Importing scikit-learn takes seconds if many ranks do it on shared cores.
     """
     loaded: Digits | str = ""
     if comm.rank == 0:
@@ -287,9 +291,9 @@ def _parallel_replica(
 
 
 def _one_process(comm: Communicator, alone: Replica, epochs: int) -> float:
-    """Train on rank 0 alone, as the reference; return its seconds.
+    """Train on rank 0 alone, as the reference; return the seconds, on other ranks 0; collective.
 
-    The other ranks wait at a barrier after each epoch, so their deadline is for one epoch only.
+    All ranks meet at a barrier after each epoch, so that the deadline is for one epoch only.
     """
     if comm.rank == 0:
         return alone.run(epochs, lambda done, loss, accuracy: comm.barrier())
@@ -299,7 +303,7 @@ def _one_process(comm: Communicator, alone: Replica, epochs: int) -> float:
 
 
 def _check(rank: int, **values: Any) -> None:
-    """Raise InvalidArgument if an argument of :func:`train` has a wrong value."""
+    """Raise InvalidArgument if epochs, batch, hidden or dtype of :func:`train` is wrong."""
 
     def refuse(name: str, expected: str) -> None:
         raise InvalidArgument(f"rank {rank}: {name}={values[name]!r}: expected {expected}")
@@ -314,7 +318,10 @@ def _check(rank: int, **values: Any) -> None:
 
 
 def _one_thread() -> Any:
-    """Limit numpy's linear algebra on this rank to one thread; ranks share the machine."""
+    """Return a context that limits numpy's linear algebra to one thread: ranks share the cores.
+
+    Without threadpoolctl, it does nothing.
+    """
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:  # which scikit-learn installs

@@ -111,7 +111,7 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
     Parameters
     ----------
     default : str
-        The algorithms that are measured by default, as text.
+        The algorithms that are measured by default, as words for the help.
     """
     named = click.option(
         "--algorithms",
@@ -175,7 +175,7 @@ def collectives_command(
 
 
 def on_step(advance: Callable[[str], None]) -> Callable[[str, int], None]:
-    """Return a benchmark's callback: it advances a progress bar by a collective and size."""
+    """Return a benchmark's `on_step` callback: it advances a bar, naming collective and size."""
     return lambda collective, nbytes: advance(f"{collective} {format_size(nbytes)}")
 
 
@@ -196,7 +196,10 @@ def report_results(
     plot: str | None = None,
     report: str | None = None,
 ) -> None:
-    """Print the results, and write the named files; for ``-``, print JSON or CSV instead."""
+    """Print the results, and write the files given; for ``-``, print JSON or CSV instead.
+
+    It is for rank 0.
+    """
     texts = (json_file, results.to_json), (csv_file, results.to_csv)
     if STDOUT not in (json_file, csv_file):
         print_results(results)
@@ -216,7 +219,7 @@ def report_results(
 
 
 def warn_if_busy(comm: Communicator) -> None:
-    """Print a warning if other processes use the cores that the ranks need; collective."""
+    """Print a warning for each node where other processes use over 15 % of cores; collective."""
     from ...bench.results import busy_cores
 
     for host, cores, used in busy_cores(comm):

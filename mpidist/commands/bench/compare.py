@@ -26,7 +26,7 @@ from .collectives import plot_option, report_option
 def compare_command(
     first: str, others: tuple[str, ...], plot: str | None, report: str | None
 ) -> int:
-    """Compare files of `mpidist bench … --json`, row by row; several with the first one.
+    """Compare files of `mpidist bench … --json`, row by row: each other file with the first.
 
     The ratio is the time of the first run divided by the time of the second: above 1 the second
     is faster.  Nothing is measured, and MPI is not needed.  The plot has these ratios over the
