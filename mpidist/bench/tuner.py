@@ -288,7 +288,7 @@ class Race(Contest):
             if self.over and k + 1 >= LEAST or len(alive[0].times) >= MOST:
                 break
         self.until = end
-        self._time([])
+        self.cycle([])  # sets `over` anew, on all ranks alike
         return alive
 
     def _time(self, order: list[Entrant]) -> None:

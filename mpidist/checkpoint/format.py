@@ -183,7 +183,9 @@ def convert(flat: np.ndarray, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[int]], None]) -> Any:
-    """Return one tree for the trees of all ranks; the keys of divided dicts are joined.
+    """Return one tree for the trees of all ranks, which must be equal except in a `Divided`.
+
+    The keys of a :class:`Divided` are joined; entries under the same key must be equal.
 
     Parameters
     ----------
@@ -192,7 +194,8 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
     path : str
         Path of the trees in the state.
     unlike : callable
-        ``unlike(path, ranks)`` is called for a path at which `ranks` differ from the lowest rank.
+        ``unlike(path, ranks)`` is called for a path at which `ranks` differ from the lowest rank,
+        or lack a key of an ordinary dict.
     """
     lowest = min(trees)
     first = trees[lowest]

@@ -41,7 +41,10 @@ def random_states(module: Any = None) -> States:
 
 @contextmanager
 def restored(states: States) -> Iterator[None]:
-    """Restore earlier states of random number generators within the context, not after it."""
+    """Set random number generators to `states` within the context.
+
+    After it they have the states that they had before it, even after an exception.
+    """
     now = [(source, source.get_state()) for source, _ in states]
     for source, state in states:
         source.set_state(state)

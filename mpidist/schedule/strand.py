@@ -41,7 +41,8 @@ class Strand:
     received : dict
         Blocks and values of each received message, by index of the step in the round.
     waiting : dict
-        Strands outside of the window, by the number of the strand whose end they wait for.
+        Strands of this strand's ``parallel`` that have not begun, as at most `window` run at a
+        time; each by the number of the strand whose end it waits for.
     """
 
     rank: int

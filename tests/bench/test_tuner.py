@@ -2,6 +2,7 @@
 
 import json
 import signal
+from time import perf_counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from mpidist import CollectiveConfig, run_simulated
 from mpidist.bench import Row, tuner
+from mpidist.bench.cases import Workload
 from mpidist.bench.regret import between, score, summarise, verify
 from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune
 from mpidist.commands.options import Duration
@@ -91,6 +93,19 @@ def test_history():
     past.learn(race(2 * small, 3.0, **seconds))
     assert past.order(names, "c") == ["c", "b"] and past.order(names, "d") == ["d", "b", "c"]
     assert past.cost(8 * small) == 12.0 and past.cost(8) == 3.0
+
+
+def test_time_of_a_cycle():
+    """A size is skipped if a cycle of calls does not fit: a race must say how long one took."""
+
+    def run(comm):
+        works = {tuner.PRIVATE: Workload("allreduce", comm.rank, comm.size, 0, 4 << 20, "float32")}
+        race = tuner.Race(comm, works, 4 << 20, tuner.PRIVATE, perf_counter() + 0.2)
+        found = race.run(["ring", "recursive_doubling"], tuner.faster_half("ring"))
+        return race.cycle_seconds, sum(each[-1] for each in found.values())
+
+    for cycle, calls in run_simulated(2, run):
+        assert cycle >= calls > 0
 
 
 def test_stop_listens_to_the_first_signal():
