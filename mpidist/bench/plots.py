@@ -200,9 +200,10 @@ def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
 
 
 def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str]) -> None:
-    """Draw one panel: a time ratio for each of the bytes or, for work without a size, contenders.
+    """Draw one panel: of each pair, the first run's time over the other's, at the pair's size.
 
-    `part` has the pairs of one kind of work, each with the name of its other run.
+    Work without a size has its contenders on the x axis.  `part` has the pairs of one kind of work,
+    each with the name of the run that is compared with the first.
     """
     sized = part[0][1].first.bytes is not None
     styles = _styles([pair.first for _, pair in part])

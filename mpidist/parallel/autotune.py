@@ -121,9 +121,10 @@ OBSERVED_SYNCS = 3  # syncs without any callback after which no order of gradien
 
 
 class Autotune:
-    """Observes the gradients' order and times transports in the first steps, then keeps the best.
+    """Finds the order of gradients and the fastest transport of a DDP, in its first steps.
 
-    Buckets are then regrouped by that order.
+    First it observes the order in which gradients are made, and regroups the buckets by it.  Then
+    it times the transports with these buckets, and keeps the fastest.
 
     Parameters
     ----------

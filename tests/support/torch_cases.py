@@ -361,7 +361,7 @@ def sparse_gradients_that_are_unused_or_dense(comm):
     model.sync_gradients()  # nothing has changed
     torch.testing.assert_close(words.grad.to_dense(), expected)
 
-    other = DDP(nn.Embedding(4, 2, sparse=True), comm)  # no bucket at all
+    other = DDP(nn.Embedding(9, 2, sparse=True), comm)  # no bucket at all
     other(torch.tensor([comm.rank])).sum().backward()
     assert other.module.weight.grad._nnz() == comm.size and not other.buckets
     with pytest.raises(Unsupported, match=f"rank {comm.rank}: ZeroOptimizer: .*weight are sparse"):

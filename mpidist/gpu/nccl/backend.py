@@ -310,7 +310,7 @@ class NcclBackend:
             if end is not None and time.monotonic() > end:
                 self.abort()
                 raise CollectiveTimeout(
-                    f"rank {self.rank}: NCCL has not finished within {timeout} s; aborted",
+                    f"rank {self.rank}: NCCL has not finished within {timeout} s; NCCL was aborted",
                     collective="nccl",
                 )
         self.check()
@@ -324,7 +324,9 @@ class NcclBackend:
                 raise
         except self._library.NcclError as error:
             self.abort()
-            raise CommunicationError(f"rank {self.rank}: NCCL reports: {error}; aborted") from error
+            raise CommunicationError(
+                f"rank {self.rank}: NCCL reports: {error}; NCCL was aborted"
+            ) from error
 
     def _communicator(self) -> Any:
         if self._nccl is None:

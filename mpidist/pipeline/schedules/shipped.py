@@ -128,11 +128,12 @@ def zb_h1(rank: int, size: int, microbatches: int) -> Iterator[Action]:
 
 @pipeline_schedule("zb-h2", splits=True)
 def zb_h2(rank: int, size: int, microbatches: int) -> Iterator[Action]:
-    """Run ZB-H1 with twice the forwards ahead: more memory, and no bubble within a rank.
+    """Run ZB-H1 with twice the forwards ahead: more memory, and no bubble where F = I = W.
 
     With p ranks, m microbatches, and F, I, W the times of these actions.
-    Bubble: (p-1) max(0, F+I-2W) on rank 0, where m >= 2p-1 and W <= F, I; the makespan is longer
-    than the work of one rank by (p-1)F at least.  Peak live activations: min(m, 2p-1).
+    Bubble: (p-1)(F+I-2W) between rank 0's first and last action, where m >= 2p-1 and W <= F, I; the
+    makespan is longer than the work of one rank by (p-1)F at least.
+    Peak live activations: min(m, 2p-1).
     Source: Qi et al., "Zero bubble pipeline parallelism", arXiv:2401.10241.
 
     3 ranks, 5 microbatches::
