@@ -62,26 +62,35 @@ def average(comm: Communicator, parameters: Sequence[Any], zeros: bool) -> None:
     None, or becomes an empty sparse tensor if `zeros`.  One that is dense on a rank, where a layer
     that is not sparse has used the parameter too, becomes dense on all.
     """
-    kinds = np.array([_rows(p.grad) for p in parameters])
-    for p, column in zip(parameters, comm.allgather(kinds[None]).T.tolist(), strict=True):
+    found = [_coalesced(p.grad) for p in parameters]
+    kinds = np.array([_rows(gradient) for gradient in found])
+    every = comm.allgather(kinds[None]).T.tolist()
+    for p, own, column in zip(parameters, found, every, strict=True):
         if max(column) == min(column) == NONE and not zeros:
             continue
-        own = p.grad
         if DENSE in column:
-            mean = torch.zeros_like(p) if own is None else own.detach().to_dense().contiguous()
+            mean = torch.zeros_like(p) if own is None else own.to_dense().contiguous()
             flat = tensors.as_array(mean) if not mean.is_cuda else mean
             comm.allreduce(flat, op="mean", out=flat)
         else:
             if own is None:
                 nowhere = torch.empty(1, 0, dtype=torch.int64, device=p.device)
-                own = _sparse(nowhere, p.new_empty(0, *p.shape[1:]), p.shape)
-            mean = add_up(comm, own.detach().coalesce(), [max(rows, 0) for rows in column])
+                own = _sparse(nowhere, p.new_empty(0, *p.shape[1:]), p.shape).coalesce()
+            mean = add_up(comm, own, [max(rows, 0) for rows in column])
             mean.div_(comm.size)
         p.grad = mean
 
 
+def _coalesced(gradient: Any) -> Any:
+    """Return a gradient detached, a sparse one with each index once; None for None."""
+    if gradient is None:
+        return None
+    own = gradient.detach()
+    return own.coalesce() if own.is_sparse else own
+
+
 def _rows(gradient: Any) -> int:
-    """Return the number of rows that a gradient stores; NONE for None, DENSE for other forms.
+    """Return the number of rows that a coalesced gradient stores; NONE for None, else DENSE.
 
     Rows are stored by a sparse tensor with one sparse dimension.
     """
@@ -89,4 +98,4 @@ def _rows(gradient: Any) -> int:
         return NONE
     if not gradient.is_sparse or gradient.sparse_dim() != 1:
         return DENSE
-    return len(gradient.detach().coalesce().values())
+    return len(gradient.values())

@@ -176,7 +176,9 @@ def cut(model: nn.Module, split: list[str], example: Any, where: str) -> list[Tr
 
     named = example if type(example) is dict else {}
     values = () if named else example if type(example) is tuple else (example,)
-    marked = [model.get_submodule(name) for name in split]
+    marks = ("forward", "_orig_forward")  # by which PyTorch marks the submodules
+    marked = [vars(model.get_submodule(name)) for name in split]
+    before = [{name: own[name] for name in marks if name in own} for own in marked]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -190,9 +192,10 @@ def cut(model: nn.Module, split: list[str], example: Any, where: str) -> list[Tr
             f"{type(reason).__name__}: {text}; write its stages as modules of your own"
         ) from error
     finally:
-        for module in marked:  # PyTorch marks them by a forward of their own
-            for name in ("forward", "_orig_forward"):
-                module.__dict__.pop(name, None)
+        for own, kept in zip(marked, before):
+            for name in marks:
+                own.pop(name, None)
+            own.update(kept)
     stages = len(split) + 1
     if pipe.num_stages != stages:
         raise Unsupported(

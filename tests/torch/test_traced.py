@@ -43,9 +43,10 @@ def test_stages_have_the_parameters_and_names_of_the_model(whole):
 def test_the_model_is_as_before(whole):
     model, example, parts = whole
     assert all("forward" not in vars(module) for module in model.modules())
-    torch.testing.assert_close(
-        partition(model, 2, example=example, split=["head"])[0].training, True
-    )
+    head = model.get_submodule("head")
+    own = head.forward = head.forward  # an attribute of this module, as some libraries set it
+    assert partition(model, 2, example=example, split=["head"], verbose=False)[0].training
+    assert vars(head).pop("forward") is own and "_orig_forward" not in vars(head)
 
 
 def test_parts_of_a_model():
