@@ -9,9 +9,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def run_limited(
     on_line : callable
         Called with each line of output, as it comes.
     """
+    with session_folder(os.environ if env is None else env) as environ:
+        return _run_limited(command, limit, environ, cwd, on_line)
+
+
+def _run_limited(
+    command: Sequence[str],
+    limit: float,
+    env: Mapping[str, str],
+    cwd: str | os.PathLike | None,
+    on_line: Callable[[str], object],
+) -> Finished:
     begin, lines = time.monotonic(), []
     process = subprocess.Popen(
         command,
@@ -93,6 +105,26 @@ def run_limited(
         raise
     reader.join(5)
     return Finished(status, "".join(lines), time.monotonic() - begin)
+
+
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's launcher makes its session folder
+
+
+@contextlib.contextmanager
+def session_folder(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Yield `environ` with a new folder for the session files of Open MPI's launcher; remove it.
+
+    The launcher names them by its process number and leaves them behind when it is killed.  A later
+    launcher with the same number would find them and end ("The PMIx server's listener thread failed
+    to start").  If `environ` names a folder for them, the new one is in it.
+    """
+    base = environ.get(SESSIONS) or environ.get("PRTE_MCA_prte_tmpdir_base") or None
+    if base is not None:
+        os.makedirs(base, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix="mpidist-", dir=base, ignore_cleanup_errors=True
+    ) as folder:
+        yield {**environ, SESSIONS: folder}
 
 
 def end_processes(process: subprocess.Popen, patience: float = PATIENCE) -> None:

@@ -265,6 +265,27 @@ def test_a_rank_that_ends_ends_the_job(python, how, tmp_path):
     assert done.status and done.seconds < LIMIT / 2, done.output
 
 
+KILLS = (
+    "import os, signal\n"
+    "folder = os.environ['PMIX_SERVER_TMPDIR']\n"
+    "assert os.listdir(folder)\n"
+    "open(__file__ + '.folder', 'w').write(folder)\n"
+    "os.kill(int(folder.rpartition('.')[2]), signal.SIGKILL)\n"
+)
+
+
+@pytest.mark.parametrize("how", ["plain", "--label"])
+def test_a_killed_launcher_leaves_no_files(how, tmp_path):
+    """Open MPI's next launcher with the same process number would find them and end."""
+    script = tmp_path / "kills.py"
+    script.write_text(KILLS)
+    options = [how] * (how != "plain")
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "1", *options, str(script)]
+    done = run(command, LIMIT, env=plain())
+    folder = Path(f"{script}.folder").read_text()
+    assert done.status and not Path(folder).exists(), done.output
+
+
 def test_tune_explain_and_verify(tmp_path):
     """A second run keeps what the first has found for another collective."""
     for collective in ("reduce", "barrier"):
@@ -279,11 +300,16 @@ def test_tune_explain_and_verify(tmp_path):
     assert keys == [("barrier", "private"), ("reduce", "private"), ("reduce", "symmetric")]
     text = mpidist("explain", "reduce", "--bytes", "8", "--tuning", "t.json", cwd=tmp_path)
     assert "tuning table t.json: " in text and "measured, from the tuning table" in text
-    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "2s", "--verify", "t.json")
+    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "3s", "--verify", "t.json")
     text = mpidist(*verify, "--json", "v.json", cwd=tmp_path)
     assert "noise floor" in text
-    sizes = json.loads((tmp_path / "v.json").read_text())["rows"]
-    assert {size["bytes"] for size in sizes} == {8, 92, 1024}
+    rows = json.loads((tmp_path / "v.json").read_text())["rows"]
+    found = {(row["memory"], row["bytes"]) for row in rows}
+    wanted = {(memory, size) for memory in ("private", "symmetric") for size in (8, 92, 1024)}
+    # A machine that stops for a second leaves sizes out, and says how many.
+    left_out = re.search(r"(\d+) sizes? left out, as the budget was too short", text)
+    assert found <= wanted
+    assert len(wanted - found) == (int(left_out[1]) if left_out else 0), text
     text = mpidist("tune", "--budget", "4s", "--verify", "t.json", cwd=tmp_path)
     assert set(re.findall(r"^(\w+) +(?:private|symmetric) ", text, re.MULTILINE)) <= {
         "reduce",
