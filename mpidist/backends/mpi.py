@@ -61,10 +61,10 @@ _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and i
 class DisseminationArrival:
     """A barrier between nodes in which the ranks compare the fingerprints of their operations.
 
-    By dissemination: in round k each rank sends the extremes of the fingerprints it knows to the
-    rank 2^k further, so that after ⌈log₂ size⌉ rounds each knows those of all ranks.  That takes as
-    long as ``Ibarrier``; ``Iallreduce`` takes twice as long (Open MPI 5.0.11: 343 µs instead of 187
-    between two nodes that are 100 µs apart).
+    By dissemination: in round k = 0, 1, … each rank sends the least and the greatest fingerprint
+    that it knows to rank + 2^k (cyclic), so that after ⌈log₂ size⌉ rounds each rank knows those of
+    all ranks.  That takes as long as ``Ibarrier``; ``Iallreduce`` takes twice as long (Open MPI
+    5.0.11: 343 µs instead of 187 between two nodes that are 100 µs apart).
 
     Parameters
     ----------
@@ -239,7 +239,10 @@ class MpiBackend(Backend):
         return MpiAnyShortRequest(request, buffer, free)
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
-        """Return the sender of a message that has arrived and was not received, or None."""
+        """Return the sender of a message that has arrived and was not received, or None.
+
+        `peer` is the rank whose messages count, None for any rank.
+        """
         status = MPI.Status()
         source = MPI.ANY_SOURCE if peer is None else peer
         return status.Get_source() if self.comm.Iprobe(source, tag, status) else None
@@ -254,7 +257,11 @@ class MpiBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until ``test()`` is true; return False if the deadline passed first."""
+        """Wait until ``test()`` is true; return False if `deadline` passed first.
+
+        `deadline` is a time of ``time.monotonic``; None waits for ever.  `progress` is called now
+        and then, and so is MPI.
+        """
         return poll(test, deadline, self._meanwhile(progress), self._looks, self._nudge)
 
     def _nudge(self) -> None:
@@ -281,7 +288,7 @@ class MpiBackend(Backend):
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Return the ranks of all nodes not known to have reached operation `sequence`, sorted.
 
-        Ranks of other nodes are asked; one that does not answer in time counts as missing.
+        Ranks of other nodes are asked; one that does not answer within 300 ms counts as missing.
         """
         here = self.board.missing(sequence)
         elsewhere = self.roll_call.missing(sequence) if self.roll_call is not None else ()
@@ -311,7 +318,13 @@ class MpiBackend(Backend):
         return True
 
     def begin_arrival(self, sequence: int) -> DisseminationArrival:
-        """Begin a non-blocking wait for the ranks of all nodes to announce operation `sequence`."""
+        """Begin a non-blocking wait for the ranks of all nodes to announce operation `sequence`.
+
+        Raises
+        ------
+        Unsupported
+            If `_ARRIVALS` (2048) such waits are pending already.
+        """
         self._begun += 1
         number = 1 + self._begun % _ARRIVALS  # equal on all ranks
         if self._arrival(number).busy:
@@ -322,7 +335,10 @@ class MpiBackend(Backend):
         return self._arrival(number).start(self.board.fingerprint(sequence))
 
     def _arrival(self, number: int) -> DisseminationArrival:
-        """Return the barrier `number`: 0 for blocking calls, 1 … for pending ones."""
+        """Return barrier `number`, made at its first use: 0 for blocking waits, others for pending.
+
+        Each barrier has a message tag of its own.
+        """
         if number not in self._arrivals:
             tag = min(self.tag_limit, 2**30) // 4 * 3 + 1 + number  # above that of the rendezvous
             self._arrivals[number] = DisseminationArrival(self.comm, tag)
@@ -340,7 +356,10 @@ class MpiBackend(Backend):
         return sub
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> MpiBackend:
-        """Return a backend over `ranks`, in that order; only these call it, with the same tag."""
+        """Return a backend over `ranks`, in that order; only these call it, with the same tag.
+
+        `tag` keeps this call apart from others at the same time.
+        """
         group = self.comm.Get_group()
         part = group.Incl(ranks)
         made = MPI.Intracomm(self.comm).Create_group(part, tag % _GROUP_TAGS)
@@ -375,8 +394,9 @@ class MpiBackend(Backend):
     def abort(self, code: int) -> None:
         """End the job on all ranks.
 
-        MPICH's own launcher (5.0.2) misses about one in fifty ranks that end by an exit code, as
-        with MPI_Abort, and leaves the others running; it notices every death by a signal.
+        Under MPICH's own launcher this rank ends by a signal, and `code` is lost.  The launcher
+        (5.0.2) notices every death by a signal, but misses about one in fifty ranks that end by an
+        exit code, as with MPI_Abort, and leaves the others running.
         """
         if self.vendor == "MPICH" and _HYDRA in os.environ:
             sys.stdout.flush()
@@ -388,9 +408,10 @@ class MpiBackend(Backend):
 
 
 def describe_library() -> dict[str, Any]:
-    """Return a dict on the MPI library: vendor, version, standard, library, thread_level.
+    """Return texts on the MPI library: vendor, version, standard, library, thread_level.
 
-    "standard" is the version of the MPI standard, "library" the library's own description.
+    "standard" is the version of the MPI standard, "library" the library's own description, and
+    "thread_level" is single, funneled, serialized or multiple.
     """
     levels = {
         MPI.THREAD_SINGLE: "single",
