@@ -140,7 +140,7 @@ class Halves:
         self._early = list(early.values())
 
     def inputs(self) -> None:
-        """Run the first half: add the gradients of the inputs, and of this half's parameters."""
+        """Run the first half: add to ``.grad`` of the inputs, and of this half's parameters."""
         if not self.divisible:
             torch.autograd.backward(self._roots, self._grads)
             self._roots, self._grads, self._inputs = [], [], []
@@ -165,7 +165,7 @@ class Halves:
         self._arrived[node] = grads
 
     def weights(self) -> None:
-        """Run the second half: add the gradients of the parameters that the first left out."""
+        """Run the second half: add to ``.grad`` of the parameters that the first half left out."""
         if not self._inputs:
             if self._roots:
                 torch.autograd.backward(self._roots, self._grads)

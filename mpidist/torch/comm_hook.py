@@ -38,11 +38,11 @@ class GradBucket:
             self._buffer.copy_(buffer.reshape(-1))
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients, views of the flat tensor."""
+        """Return the gradients, views of the flat tensor, in the order of :meth:`parameters`."""
         return list(self._bucket.views)
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters whose gradients the bucket holds."""
+        """Return the parameters whose gradients the bucket holds, in the flat tensor's order."""
         return list(self._bucket.parameters)
 
 
@@ -53,7 +53,7 @@ class CommHook:
     ----------
     state, hook
         ``hook(state, bucket)`` takes a :class:`GradBucket` and returns a ``torch.futures.Future``
-        of the flat mean.
+        of one flat tensor, the mean of the bucket over the ranks.
     count : callable
         ``count()`` returns the number of buckets.
     rank : int

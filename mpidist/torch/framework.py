@@ -40,7 +40,7 @@ def is_there(x: Any) -> bool:
 
 
 def stream_of(x: Any) -> int:
-    """Return the CUDA stream on which PyTorch queues this thread's work on the device of `x`."""
+    """Return the handle of the CUDA stream on which this thread's work on the GPU of `x` runs."""
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
@@ -64,7 +64,10 @@ def as_array(x: torch.Tensor) -> np.ndarray:
 
 
 def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor on the memory of a flat numpy array, which it keeps alive."""
+    """Return a tensor on the memory of a flat numpy array; the tensor keeps the array alive.
+
+    The array has the same dtype; for bfloat16, which numpy lacks, any dtype of two bytes.
+    """
     if dtype == torch.bfloat16:
         return torch.from_numpy(flat.view(np.int16)).view(dtype)
     return torch.from_numpy(flat)
@@ -112,7 +115,10 @@ class Torch:
         return [name for name, p in self.parameters(module) if id(p) in made]
 
     def average_sparse(self, comm: Communicator, parameters: Sequence[Any], zeros: bool) -> None:
-        """Replace gradients by their means over the ranks: :func:`mpidist.torch.sparse.average`."""
+        """Replace sparse gradients by their means over the ranks; collective.
+
+        With `zeros` a gradient that is None on all ranks becomes an empty sparse tensor.
+        """
         sparse.average(comm, parameters, zeros)
 
     def without_shape(self, module: Any) -> list[str]:
@@ -155,7 +161,10 @@ class Torch:
         return _tensor(flat, p.dtype)[start : start + p.numel()].view(p.shape)
 
     def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Return a Parameter with the elements `start` to `stop` of `flat`, and of `gradient`."""
+        """Return a Parameter of the elements `start` to `stop` of `flat`, without a copy.
+
+        The same elements of `gradient` are the Parameter's ``.grad``.
+        """
         if isinstance(flat, torch.Tensor):
             dtype = flat.dtype
         elif flat.dtype.name == "bfloat16":
@@ -167,7 +176,7 @@ class Torch:
         return parameter
 
     def stream(self, p: Any) -> int | None:
-        """Return PyTorch's current stream; None in host memory."""
+        """Return PyTorch's current CUDA stream on the GPU of `p`; None if `p` is in host memory."""
         return stream_of(p) if is_there(p) else None
 
     def from_device(self, array: Any, p: Any) -> Any:
@@ -205,7 +214,10 @@ class Torch:
         return register_optimizer_step_pre_hook(partial(_with_parameters, act)).remove
 
     def is_elementwise(self, optimizer: Any) -> bool:
-        """Return whether an optimizer class is one of PyTorch's in :data:`ELEMENTWISE`."""
+        """Return whether an optimizer class is one of :data:`ELEMENTWISE`.
+
+        Those classes of PyTorch update each element from the history of that element alone.
+        """
         return optimizer in [getattr(torch.optim, name) for name in ELEMENTWISE]
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class _Work(dist.Work):
         return list(self._outputs)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the operation has ended; raise its error."""
+        """Wait until the operation has ended; raise its error, or return True."""
         self._raise()
         return True
 
@@ -275,7 +275,7 @@ class _Work(dist.Work):
 
 
 class _Done(_Work):
-    """The Work of an operation that ran in the caller's thread: it ended before it was returned."""
+    """The Work of an operation that has run in the caller's thread, and has ended."""
 
     def __init__(self, outputs: Sequence[Tensor]):
         super().__init__(outputs)
@@ -298,9 +298,10 @@ class _Queued(_Work):
 
     @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end of the operation; messages of this thread make progress meanwhile.
+        """Wait until the operation has ended; raise its error, or return True.
 
-        A `timeout` of 0 waits as long as the operation's own deadline allows.
+        Sends and receives of this group make progress meanwhile.  A `timeout` of 0 waits as long as
+        the operation's own deadline allows.
         """
         seconds = timeout.total_seconds()
         if not self._group.await_event(self._event, seconds if seconds > 0 else None):
@@ -320,7 +321,10 @@ class _Message(_Work):
 
     @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the message has been sent or received; a `timeout` of 0 is the group's."""
+        """Wait until the message has been sent or received; raise its error, or return True.
+
+        A `timeout` of 0 means the group's.
+        """
         if not self._ended:
             seconds = timeout.total_seconds()
             seconds = seconds if seconds > 0 else UNSET
@@ -359,7 +363,7 @@ class _Message(_Work):
         return super().get_future()
 
     def _source_rank(self) -> int:
-        """Return the rank of the sender."""
+        """Wait for the message, and return the sender's rank in the group."""
         self.wait()
         return self._work.source
 
@@ -396,6 +400,9 @@ def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
 
 class ProcessGroup(dist.ProcessGroup):
     """A process group whose collectives are those of a communicator.
+
+    The `opts` of a collective are c10d's options; as in c10d, the operation of a reduction or the
+    rank of the root may be given instead.
 
     Parameters
     ----------
@@ -605,8 +612,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _check_alone(self) -> None:
         """Raise InvalidArgument if the group was made with other backends too, "cpu:mpidist,…".
 
-        PyTorch would ignore these.  Their names are known only when the group is complete, so this
-        is called at the first operation.
+        PyTorch would not use the other ones.  The names of a group's backends are known only when
+        the group is complete, so this is called at the first operation.
         """
         named = c10d._world.pg_backend_config.get(self, ALONE)
         if named != ALONE:
@@ -644,9 +651,9 @@ class ProcessGroup(dist.ProcessGroup):
             del work, act, item
 
     def await_event(self, event: threading.Event, seconds: float | None) -> bool:
-        """Wait for an event of the group's thread; this thread's messages make progress meanwhile.
+        """Wait for an event of the group's thread; return False if `seconds` pass before it.
 
-        Return False if `seconds` pass.
+        Sends and receives of the group make progress meanwhile.
         """
         if not self._pending:
             return event.wait(seconds)
@@ -710,7 +717,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
-        """Combine a tensor of all ranks elementwise, in place."""
+        """Combine a tensor of all ranks elementwise, in place on every rank."""
         (x,) = _list(tensors)
         opts = _options(c10d.AllreduceOptions, timeout, opts, reduceOp=opts)
         if x.layout is torch.sparse_coo:
@@ -733,8 +740,9 @@ class ProcessGroup(dist.ProcessGroup):
     def _allreduce_sparse(self, x: Tensor, opts: Any) -> None:
         """Sum a sparse tensor over all ranks, in place; equal indices are added up."""
         if getattr(opts.reduceOp, "op", opts.reduceOp) != _Kind.SUM:
+            kind = getattr(opts.reduceOp, "op", opts.reduceOp)
             raise InvalidArgument(
-                f"rank {self._rank}: all_reduce of a sparse tensor: expected the operation SUM"
+                f"rank {self._rank}: op={kind.name} of a sparse tensor in all_reduce: expected SUM"
             )
         x.copy_(add_up(self.comm, x.detach().coalesce()))
 
@@ -762,7 +770,10 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
-        """Combine a tensor of all ranks, in place on the root."""
+        """Combine a tensor of all ranks elementwise, in place on the root.
+
+        `op` is the operation if `opts` is the root's rank.
+        """
         (x,) = _list(tensors)
         opts = _options(c10d.ReduceOptions, timeout, opts, rootRank=opts, reduceOp=op)
         (out, back), root = _writable(x), opts.rootRank
@@ -817,7 +828,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
-        """Send each rank's tensor to all, into one tensor."""
+        """Send each rank's tensor to all, into one tensor, in rank order."""
         opts = _options(c10d.AllgatherOptions, None, opts)
         return self._run("all_gather_single", self._gathering(output, input), [output], opts)
 
@@ -871,7 +882,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        """Send each rank's tensor to the root, into a list of tensors there."""
+        """Send each rank's tensor to the root, into a list of tensors there, in rank order."""
         (x,) = _list(inputs)
         opts = _options(c10d.GatherOptions, timeout, opts, rootRank=opts)
         root, x = opts.rootRank, _readable(x)
@@ -978,7 +989,10 @@ class ProcessGroup(dist.ProcessGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> Any:
-        """Send a part of one tensor to each rank; the splits are the parts' numbers of rows."""
+        """Send a part of one tensor to each rank; the splits are the parts' numbers of rows.
+
+        Empty splits mean equal parts.
+        """
         opts = _options(c10d.AllToAllOptions, None, opts)
         many = None if input_splits or output_splits else 1
         self._check("all_to_all_single: output", output, "input", input, many)
@@ -1006,7 +1020,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _elements(self, x: Tensor, splits: Sequence[int], which: str) -> list[int]:
         """Return the number of elements for each rank, given the rows for each in `splits`.
 
-        Without splits all ranks get equally many.
+        Empty splits mean equally many for all ranks.  `which`, "input" or "output", is the name of
+        `x` in the message of an error.
         """
         if not splits:
             if x.dim() and x.shape[0] % self._size:
@@ -1198,7 +1213,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
-        """Send a tensor to a member."""
+        """Send a tensor to the member with rank `peer` in the group."""
         (x,) = _list(tensors)
         what = f"rank {self._rank}: send to rank {peer} of group {self._name!r}, tag {tag}"
         given = _readable(x)
@@ -1206,7 +1221,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def recv(self, tensors: Any, peer: int | None, tag: int = 0) -> Any:
-        """Receive a tensor from a member."""
+        """Receive a tensor from the member with rank `peer` in the group; from any if None."""
         (x,) = _list(tensors)
         who = "any rank" if peer is None else f"rank {peer}"
         what = f"rank {self._rank}: recv from {who} of group {self._name!r}, tag {tag}"
@@ -1217,7 +1232,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_uncompiled
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Receive a tensor from any member; the returned Work has the sender's rank."""
+        """Receive a tensor from any member; ``source_rank()`` of the Work returns the sender."""
         return self.recv(tensors, None, tag)
 
     def _post(self, what: str, outputs: Sequence[Tensor], begin: Callable[[], Any]) -> _Message:

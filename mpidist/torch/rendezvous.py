@@ -74,8 +74,8 @@ def root(timeout: float | None = None) -> Communicator:
 def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield once: the store, and MPI's rank and size, of a new process group; collective.
 
-    It is torch.distributed's rendezvous handler of ``mpidist://``; `url` may have rank and
-    world_size.
+    This is the rendezvous handler of ``mpidist://`` in torch.distributed; `url` may have rank and
+    world_size in the query.
 
     Raises
     ------
@@ -126,7 +126,10 @@ def _tell_address(comm: Communicator) -> None:
 
 
 def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler of ``env://``: MPI's if the user has not set MASTER_ADDR, else `before`."""
+    """Return a handler of ``env://`` that calls `before` if the user has set MASTER_ADDR.
+
+    Otherwise it calls :func:`meet`, where rank and size are those of MPI.
+    """
 
     def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         given = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")

@@ -90,9 +90,9 @@ def _coalesced(gradient: Any) -> Any:
 
 
 def _rows(gradient: Any) -> int:
-    """Return the number of rows that a coalesced gradient stores; NONE for None, else DENSE.
+    """Return the number of rows that a coalesced gradient with one sparse dimension stores.
 
-    Rows are stored by a sparse tensor with one sparse dimension.
+    NONE (-1) for None; DENSE (-2) for any other tensor, which is averaged as a dense one.
     """
     if gradient is None:
         return NONE

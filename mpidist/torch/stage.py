@@ -60,7 +60,10 @@ class TorchTensors(DevicePlace):
     """Conversion of PyTorch's tensors to and from messages; see :class:`~.values.Tensors`."""
 
     def form(self, x: Any) -> TensorForm:
-        """Return what the receiver of a tensor needs: dtype and place, shape, ``requires_grad``."""
+        """Return what the receiver of a tensor needs: name of the dtype, shape, ``requires_grad``.
+
+        The name ends with "@gpu" if the tensor is on a GPU.
+        """
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
@@ -176,7 +179,11 @@ class TorchStage:
         keep: bool,
         loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, TorchSaved | None]:
-        """Return the module's output, or the loss; and the saved activations if `keep`, or None."""
+        """Return the module's output, or the loss; and the saved activations if `keep`, or None.
+
+        `tree` and `tensors` are the input's structure and tensors; `first` is whether this is the
+        first stage, whose input needs no gradient.
+        """
         if not keep:
             with torch.no_grad():
                 return self._call(unflatten(tree, tensors)), None
@@ -194,9 +201,10 @@ class TorchStage:
     def _run(
         self, call: Call, tree: Tree, tensors: list[Any], first: bool, loss: MicrobatchLoss | None
     ) -> Any:
-        """Return the module's output, or with `loss` the loss, a tensor.
+        """Return the output of `call`, or with `loss` the loss, a tensor.
 
-        The module gets other tensors on the memory of `tensors`, which layers may change in place.
+        The arguments are those of :meth:`forward`, but `call` gets other tensors on the memory of
+        `tensors`, which layers may change in place.
         """
         own = separate(tensors) if first else [_opened(x) for x in tensors]
         try:
@@ -219,7 +227,7 @@ class TorchStage:
     ) -> Any:
         """Return the output, or the loss, of a forward of which autograd keeps only the input.
 
-        Backward computes that forward again.
+        The arguments are those of :meth:`forward`.  Backward computes that forward again.
         """
         buffers, states, runs = self._buffers_now(), random_states(self.module), 0
 
@@ -264,14 +272,18 @@ class TorchStage:
         saved.roots = [self._root_of(x) if x.requires_grad else None for x in outputs]
 
     def backward(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of inputs and parameters (B); return those of the inputs."""
+        """Compute the gradients of inputs and parameters (action B); return those of the inputs.
+
+        `grads` are the gradients of the outputs; None to begin at the loss.  The returned list has
+        None for an input without a gradient, and is empty on the first stage.
+        """
         roots, given = self._pairs(saved, grads)
         if roots:
             torch.autograd.backward(roots, given)
         return self._of_inputs(saved)
 
     def backward_input(self, saved: TorchSaved, grads: list[Any] | None) -> list[Any]:
-        """Compute and return the gradients of the inputs (I).
+        """Compute the gradients of the inputs (action I); arguments and result as in `backward`.
 
         A backward that cannot be split in halves computes those of the parameters at the same time.
         """
@@ -289,7 +301,10 @@ class TorchStage:
         return found
 
     def backward_weight(self, saved: TorchSaved) -> None:
-        """Compute the gradients of the parameters (W), the second half of backward."""
+        """Compute the gradients of the parameters (action W), the second half of backward.
+
+        Do nothing if :meth:`backward_input` has computed them already.
+        """
         if saved.halves is not None:
             saved.halves.weights()
             saved.halves = None
@@ -319,7 +334,10 @@ def _opened(x: Any) -> Any:
 
 
 def stage(module: Any, caller: Any, where: str, checkpoint: bool = False) -> TorchStage:
-    """Return the :class:`TorchStage` of a module; raise InvalidArgument if it is not of PyTorch."""
+    """Return the :class:`TorchStage` of a module; raise InvalidArgument if it is not of PyTorch.
+
+    `where`, rank and chunk, begins the error message.  For the rest see :class:`TorchStage`.
+    """
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument(
             f"{where} has type {type(module).__name__}: expected a module of PyTorch or "

@@ -20,12 +20,15 @@ Value = tuple[int, int]
 class Wiring(NamedTuple):
     """The values that a stage receives, computes and passes on.
 
+    A Value is a pair: the stage that computes it (-1 for an input of the model), and the index
+    among the outputs of that stage.
+
     Attributes
     ----------
     receives : list of Value
         What arrives: values that this or a later stage needs.
     takes : list of int
-        The arguments of the stage's graph, as places in `receives`.
+        The arguments of the stage's graph, as indices into `receives`.
     gives : list of Value
         What the next stage receives; on the last stage, the output of the model.
     """
@@ -74,7 +77,10 @@ class TracedStage(nn.Module):
         return given if len(given) != 1 else given[0]
 
     def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the model's inputs in order; raise InvalidArgument if they differ in shape."""
+        """Return the model's inputs in order, given by position (`values`) and name (`named`).
+
+        Raise InvalidArgument unless they have the names and shapes of the traced example.
+        """
         names = [name for name, _ in self._inputs]
         given = values + tuple([named[name] for name in names[len(values) :] if name in named])
         if len(given) != len(names) or len(values) + len(named) != len(names):
@@ -92,7 +98,10 @@ class TracedStage(nn.Module):
         return given
 
     def train(self, mode: bool = True) -> TracedStage:
-        """Raise InvalidArgument for the mode in which the model was not traced."""
+        """Return this stage, which keeps the mode (training or evaluation) of the traced model.
+
+        Raise InvalidArgument if `mode` is the other one.
+        """
         if mode != self.training:
             modes = ("evaluation", "training")
             raise InvalidArgument(
@@ -104,7 +113,11 @@ class TracedStage(nn.Module):
 
 
 def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield the parts of a module in order: names, modules, and whether a list contains them."""
+    """Yield (name, module, inside) for each part of a module, in order.
+
+    Parts are the items of each ModuleList and Sequential, for which `inside` is true, and the
+    submodules without such lists.
+    """
     for name, child in module.named_children():
         if isinstance(child, _LISTS):
             for k, item in child.named_children():
@@ -116,9 +129,11 @@ def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 
 
 def parts_of(model: nn.Module) -> list[tuple[str, float]]:
-    """Return where a model can be cut: names of submodules, and parameters up to the next one.
+    """Return where a model can be cut, in order: (name of a submodule, number of elements) pairs.
 
-    These are the items of its ModuleLists and Sequentials, or without such its children.
+    The model begins with the first one; the others are the items of its ModuleLists and
+    Sequentials, or without such lists its children.  The number is that of the parameters' elements
+    up to the next submodule.
     """
     units, seen = list(_units(model)), set()
     lists = any(inside for _, _, inside in units)
@@ -136,7 +151,11 @@ def parts_of(model: nn.Module) -> list[tuple[str, float]]:
 
 
 def check_split(model: nn.Module, split: Any, stages: int, where: str) -> list[str]:
-    """Return the names at which stages begin; raise InvalidArgument for a wrong one."""
+    """Return `split` as a list: the names of the submodules at which stages 1, 2, … begin.
+
+    Raise InvalidArgument unless these are ``stages - 1`` names of submodules.  `where`, such as
+    "rank 0: ", begins error messages.
+    """
     names = [name for name, _ in model.named_modules() if name]
     if isinstance(split, str) or not isinstance(split, Sequence) or len(split) != stages - 1:
         raise InvalidArgument(
@@ -148,7 +167,7 @@ def check_split(model: nn.Module, split: Any, stages: int, where: str) -> list[s
             near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
             raise InvalidArgument(
                 f"{where}split={list(split)!r}: {type(model).__name__} has no submodule {name!r}; "
-                f"near are {', '.join(map(repr, near))}"
+                f"similar are {', '.join(map(repr, near))}"
             )
     return list(split)
 
@@ -165,12 +184,13 @@ def cut(model: nn.Module, split: list[str], example: Any, where: str) -> list[Tr
     example : tensor, or tuple or dict of tensors
         A microbatch: the argument of the model, its arguments, or its keyword arguments.
     where : str
-        Rank, which begins error messages.
+        Rank, as in "rank 0: ", which begins error messages.
 
     Raises
     ------
     Unsupported
-        If PyTorch cannot trace the model, or a part begins elsewhere than once.
+        If PyTorch cannot trace the model, or forward does not call each submodule of `split` once,
+        in this order.
     """
     from torch.distributed.pipelining import SplitPoint, pipeline
 
@@ -236,7 +256,10 @@ def _share(graph: nn.Module, model: nn.Module) -> None:
 
 
 def _wire(graph: Any, stages: int, where: str) -> tuple[list[str], list[Wiring]]:
-    """Return the names of a traced model's inputs, and the wiring of its stages."""
+    """Return the names of a traced model's inputs, and the wiring of its stages.
+
+    `where`, such as "rank 0: ", begins the error message if the graph computes between stages.
+    """
     inputs: list[str] = []
     values: dict[Any, Value] = {}
     needed: list[list[Value]] = []

@@ -68,7 +68,7 @@ class Wrapper(torch.nn.Module):
     def watch(self) -> Remove:
         """Register hooks that average gradients after each backward pass, unless sync="manual".
 
-        Return a function that removes the hook on the module.
+        Return a function that removes the hook on the forward of ``module``.
         """
         self.reducer.on_backward = WeakHook(self._begin_backward)
         hook = partial(_with_output, WeakHook(self._watch_output))
@@ -197,7 +197,7 @@ class Wrapper(torch.nn.Module):
                 options[own] = means
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
-        """Send gradients by a communication hook of PyTorch, from the first step on.
+        """Average gradients by a communication hook of PyTorch, from the first step on.
 
         Parameters
         ----------
@@ -205,8 +205,8 @@ class Wrapper(torch.nn.Module):
             First argument of the hook.
         hook : callable
             ``hook(state, bucket)`` takes a ``torch.distributed.GradBucket`` and returns a
-            ``torch.futures.Future`` of the bucket's flat mean.  Hooks of
-            ``torch.distributed.algorithms`` communicate over ``torch.distributed``.
+            ``torch.futures.Future`` of one flat tensor, the mean of the bucket over the ranks.
+            Hooks of ``torch.distributed.algorithms`` communicate over ``torch.distributed``.
         """
         if not callable(hook):
             raise InvalidArgument(f"rank {self._rank}: hook={hook!r}: expected a function")

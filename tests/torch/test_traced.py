@@ -60,7 +60,7 @@ def test_parts_of_a_model():
     "arguments, said",
     [
         ({}, "Model: expected a Sequential, or example="),
-        ({"split": ["block.1"]}, "no submodule 'block.1'; near are 'blocks.1'"),
+        ({"split": ["block.1"]}, "no submodule 'block.1'; similar are 'blocks.1'"),
         ({"split": "blocks.1"}, "expected a list of 1 names"),
         ({"split": ["blocks.1", "blocks.2"]}, "expected a list of 1 names"),
         ({"by": "time"}, "by='time' is for a Sequential"),
