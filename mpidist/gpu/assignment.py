@@ -35,13 +35,13 @@ def ranks_by_gpu(places: Sequence[GpuPlace | None]) -> dict[GpuPlace, list[int]]
 
 
 def describe_shared(place: GpuPlace, ranks: Sequence[int]) -> str:
-    """Return the text that says which ranks share the GPU `place`."""
+    """Return the text that says which ranks share a GPU, given as `place`: (host, UUID)."""
     host, gpu = place
     return f"ranks {', '.join(map(str, ranks))} are all on GPU {gpu} of {host}"
 
 
 def shared_gpus(places: Sequence[GpuPlace | None]) -> str | None:
-    """Return a description of the first GPU shared by several ranks, or None."""
+    """Return a text with the first GPU that several ranks share, and these ranks; None if none."""
     for place, ranks in ranks_by_gpu(places).items():
         if len(ranks) > 1:
             return describe_shared(place, ranks)

@@ -62,7 +62,10 @@ def _elementwise_chunks(call: Call, max_elements: int) -> Iterator[Chunk]:
 
 
 def _counts_within(counts: Sequence[int], first: int, length: int) -> tuple[int, ...]:
-    """Return how many elements each rank's part has from its index `first` on, at most `length`."""
+    """Return how many elements of each part are in the chunk from index `first` of the part on.
+
+    `counts` are the lengths of the parts, `length` is the most elements of a part in a chunk.
+    """
     return tuple(min(max(n - first, 0), length) for n in counts)
 
 
@@ -74,10 +77,11 @@ def _extents(counts: Sequence[int], here: Sequence[int], first: int) -> tuple[Ex
 def _own_extents(
     call: Call, sent: tuple[Extent, ...], received: tuple[Extent, ...]
 ) -> tuple[tuple[Extent, ...], tuple[Extent, ...]]:
-    """Return a chunk's extents in this rank's input, and its extents in this rank's result.
+    """Return a chunk's ranges of this rank's input, and its ranges of this rank's result.
 
-    `sent` and `received` have an extent for each rank, in an array of all parts.  An input or a
-    result that is this rank's part alone has one extent, counted from the start of the part.
+    Ranges are (start, stop).  `sent` and `received` have one for each rank's part, in an array of
+    all parts.  An input or a result that is this rank's part alone has one range, counted from the
+    start of the part.
     """
     start = sum(call.counts[: call.rank])
     low, high = sent[call.rank]
@@ -88,5 +92,5 @@ def _own_extents(
 
 
 def elements(extents: Sequence[Extent]) -> int:
-    """Return the total number of elements in extents, which are ranges of a flat array."""
+    """Return the total number of elements in extents, (start, stop) ranges of a flat array."""
     return sum(stop - start for start, stop in extents)

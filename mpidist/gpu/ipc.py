@@ -118,7 +118,10 @@ class DeviceHeap:
         return None
 
     def key(self, x: DeviceArray) -> str:
-        """Return the location of `x` as text; InvalidArgument if `x` is in private memory."""
+        """Return the location of `x` as text, such as "@2+512", which ranks compare.
+
+        Raises InvalidArgument if `x` is in private memory.
+        """
         location = self.find(x)
         if location is None:
             raise InvalidArgument(
@@ -232,7 +235,10 @@ def why_not(call: Call, heap: DeviceHeap | None) -> str | None:
 
 
 def location_of(call: Call, heap: DeviceHeap) -> DeviceLocation | None:
-    """Return the location of the array that :data:`NEEDS` names, or None if it is private."""
+    """Return the location of the array that must be symmetric, or None if it is private.
+
+    :data:`NEEDS` names the argument for each collective, ``x`` or ``out``.
+    """
     return heap.find(call.out if NEEDS[call.collective] == "out" else call.x)
 
 
@@ -252,7 +258,10 @@ class IpcKernels(GpuExecutor):
         self._event = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call is blocking, has algorithm "auto", and is one of :data:`NEEDS`."""
+        """Return whether a call takes this path: blocking, "auto", and in :data:`NEEDS`.
+
+        :data:`NEEDS` has the collectives that run in symmetric memory.
+        """
         return algorithm == "auto" and call.collective in NEEDS and not background
 
     def why_not(self, call: Call, background: bool) -> str | None:

@@ -129,7 +129,10 @@ class GpuMessages:
         self._landing = InFlight()
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
-        """Begin a send; the host waits first for the work queued on the array's stream."""
+        """Begin a send and return its Work.
+
+        The host first waits until all that is queued on the array's stream is complete.
+        """
         messages, data = self._messages, describe(x, self._rank)
         peer = messages.peer(peer)
         if self.direct:
@@ -142,7 +145,10 @@ class GpuMessages:
         return messages.begin_send(memory, form, peer, tag, end, readable=not self.direct)
 
     def irecv(self, out: Any, peer: Any, tag: Any) -> Work:
-        """Begin a receive; when its work is complete, the array's stream waits for the contents."""
+        """Begin a receive and return its Work, whose result is `out`.
+
+        Once the Work is complete, what is queued on the array's stream sees the contents.
+        """
         messages, data = self._messages, describe(out, self._rank, "out")
         peer = messages.peer(peer)
         if data.readonly:

@@ -61,7 +61,10 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the most bytes of an array in a chunk of the staged path, by default 4 MiB."""
+    """Return the most bytes of an array in a chunk of the staged path.
+
+    It is the value of ``MPIDIST_GPU_CHUNK_BYTES``, by default 4 MiB.
+    """
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
@@ -128,9 +131,9 @@ class Path:
     Attributes
     ----------
     operations : str
-        A class of :data:`CLASSES`.
+        Name of the class, a key of :data:`CLASSES`: "reductions", "movement" or "messages".
     name : str
-        A path of :data:`ORDER`.
+        Name of the path, a key of :data:`ORDER`: "nccl", "ipc", "mpi" or "staged".
     taken : bool
         Whether the class takes this path.
     why : str

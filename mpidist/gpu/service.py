@@ -88,7 +88,9 @@ class GpuService:
         return ranks
 
     def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
-        """Return the first executor that can serve a call, made ready, and why; collective.
+        """Return the first executor that can serve a call, made ready, and its Way; collective.
+
+        The Way has the executor's name, the algorithm if the call names one, and the reason.
 
         A background call is served by NCCL or staged: MPI libraries that take addresses on a GPU do
         not take them in non-blocking collectives, and a kernel in symmetric memory can only be

@@ -71,7 +71,9 @@ class NcclPath:
         timeout: float | None,
         queue: Callable[[Call, int], list[Any]] | None = None,
     ) -> None:
-        """Queue a blocking call on a stream of its arrays, with a deadline in `timeout` seconds.
+        """Queue a blocking call on a stream of its arrays; return at once.
+
+        NCCL is aborted if the call takes longer than `timeout` seconds (None: no limit).
 
         ``queue(call, stream)`` queues it and returns the memory that must stay alive until it is
         complete.  By default NCCL's call for the collective is queued, or a group of messages.
@@ -88,8 +90,8 @@ class NcclPath:
     def begin(self, call: Call, give: Callable[[], Any], timeout: float | None) -> Work:
         """Queue a background call on a separate stream; return its Work, with result ``give()``.
 
-        The Work's ``wait()`` makes the arrays' streams wait for the call, not the host.  After
-        `timeout` seconds NCCL is aborted.
+        The Work's ``wait()`` makes the arrays' streams wait for the call, not the host.  NCCL is
+        aborted if the call takes longer than `timeout` seconds (None: no limit).
         """
         arrays = _arrays(call)
         if self._side_stream is None:
