@@ -52,7 +52,7 @@ class Contract:
     origin: Callable[[int, int, int, int, int], Datum] | None = None
 
     def default_blocks(self, size: int) -> int:
-        """Return the number of blocks for an algorithm that declares none: `size` or 1."""
+        """Return the block count if an algorithm declares none: `size` if `per_rank`, else 1."""
         return size if self.per_rank else 1
 
     def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:

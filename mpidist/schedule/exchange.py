@@ -20,6 +20,8 @@ class Posted:
 
     Attributes
     ----------
+    index : int
+        Index of `step` in the strand's round.
     content : list
         The values of the blocks of a send, or the (buffer, block) pairs of a receive.
     clock : int
@@ -28,7 +30,7 @@ class Posted:
 
     strand: Strand
     step: Send | Recv | Reduce
-    index: int  # of the step in the round
+    index: int
     content: list[Any]
     clock: int
 
@@ -53,7 +55,10 @@ class Exchange:
         self._receives: dict[MessageKey, deque[Posted]] = {}
 
     def post(self, strand: Strand) -> None:
-        """Post each send and receive of a strand's round; `move` is called for those that match."""
+        """Post each send and receive of a strand's round.
+
+        ``move(send, receive)`` is called for each that matches one posted before.
+        """
         rank, path, clock = strand.rank, strand.path, strand.clock
         posted = [
             Posted(strand, step, index, self._places(strand, step), clock)

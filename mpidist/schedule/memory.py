@@ -13,6 +13,15 @@ class SymbolicMemory:
     """The value of every block of every rank, from the contract's start state on.
 
     Values are the numbers of symbolic expressions; see :class:`~mpidist.schedule.terms.Terms`.
+
+    Parameters
+    ----------
+    contract : Contract
+        The contract of the collective.
+    size, root, count : int
+        Number of ranks, the root, and the number of blocks that the data are cut into.
+    equal_blocks : bool
+        Whether all blocks have one length, so that a block may be put into another block's place.
     """
 
     def __init__(self, contract: Contract, size: int, root: int, count: int, equal_blocks: bool):
@@ -40,7 +49,9 @@ class SymbolicMemory:
         return [(buffer, b) for b in block_tuple(spec)]
 
     def read(self, strand: Strand, places: list[BlockPlace]) -> list[int]:
-        """Return the values of blocks on the strand's rank.
+        """Return the values of blocks on the strand's rank, in the order of `places`.
+
+        A place is (buffer, block); a value is the number of a symbolic expression.
 
         Raises ScheduleError if a block was never written, or a concurrent strand writes it.
         """
@@ -59,6 +70,8 @@ class SymbolicMemory:
     def write(self, strand: Strand, place: BlockPlace, value: int) -> None:
         """Set the value of a block on the strand's rank.
 
+        `place` is (buffer, block), `value` the number of a symbolic expression.
+
         Raises ScheduleError if the block is of the input or does not exist, if the value could be
         of another length, or if a concurrent strand uses the block.
         """
@@ -67,7 +80,8 @@ class SymbolicMemory:
         if buffer == "in":
             raise strand.error("writes to the input, 'in'; expected 'out' or 'tmp'", block)
         if buffer == "out" and not 0 <= block < self.count:
-            raise strand.error(f"out has blocks 0 … {self.count - 1}", block)
+            message = f"does not exist: out has blocks 0 … {self.count - 1}"
+            raise strand.error(message, block)
         if not self._equal:
             self._check_length(strand, place, value)
         if strand.siblings is not None:
@@ -76,7 +90,11 @@ class SymbolicMemory:
         self.written[rank][place] = strand.number
 
     def reduce(self, strand: Strand, peer: int, place: BlockPlace, value: int) -> None:
-        """Combine `value`, received from `peer`, into a block; the lower rank's operand is left."""
+        """Combine `value`, received from `peer`, into the block `place`: (buffer, block).
+
+        The value of the lower rank is the left operand.  Raises ScheduleError as :meth:`read` and
+        :meth:`write` do, and if blocks are mixed or a contribution is counted twice.
+        """
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
         self.reductions += 1

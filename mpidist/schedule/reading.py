@@ -71,7 +71,7 @@ class Reading:
 
     @cached_property
     def strands(self) -> list[tuple[int, ...]]:
-        """Paths of the strands that have messages or copies (as in `Move.strand`)."""
+        """Sorted paths of the strands that have messages or copies (as in `Move.strand`)."""
         return sorted({move.strand for move in self.moves})
 
     def _repr_svg_(self) -> str:

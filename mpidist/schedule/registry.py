@@ -213,8 +213,8 @@ def algorithm(
     ordered : bool
         Whether operands are combined in rank order (the prover checks it).
     requires : callable, optional
-        Function with the same parameters that returns why the algorithm cannot serve them, as
-        "…: expected …", or None if it can.
+        Function with parameters as for `blocks`, which returns why the algorithm cannot serve this
+        size or these groups, as "…: expected …", or None if it can.
     equal_blocks : bool
         Whether all blocks must have one length, because a block may move to another's place.
 
@@ -261,7 +261,8 @@ def find(collective: str, name: str) -> Choice:
         If the name is not registered; the message has the most similar names.
     InvalidArgument
         If the part after the colon is not an arity ≥ 2 or the algorithm has no arity; if the
-        algorithm has no levels, or the name does not have two; if the name is that of an executor.
+        algorithm has no levels, or the name does not have two; if the name is "auto" or that of an
+        executor.
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
@@ -291,7 +292,10 @@ def find(collective: str, name: str) -> Choice:
 
 
 def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
-    """Return a hierarchical algorithm with the algorithms of `levels` ("LOCAL/ACROSS")."""
+    """Return a hierarchical algorithm with the algorithms of `levels` ("LOCAL/ACROSS").
+
+    `name` is the whole name, such as ``"hierarchical/direct/ring"``.
+    """
     if not found.local:
         raise InvalidArgument(
             f"{found.collective} algorithm {name!r}: {found.name} has no levels; only hierarchical "

@@ -234,8 +234,9 @@ def text(
     Returns
     -------
     str
-        Lines without a newline at the end.  Row t has the messages that arrive after a chain of t
-        messages: the number of rows is the depth of the schedule.
+        Lines without a newline at the end.  Row t has the messages that end a chain of t messages,
+        and the copies that follow these; the largest t is the depth of the schedule.  Copies before
+        any message are in the row ``start``.
 
     Raises
     ------

@@ -73,6 +73,6 @@ class Strand:
             level = level.parent
 
     def error(self, message: str, block: int | None = None) -> ScheduleError:
-        """Return an error with `message`, which names rank, round and strand, and the block."""
+        """Return a ScheduleError: rank, round and, if given, `block`, then `message` and strand."""
         path = f" (strand {'.'.join(map(str, self.path))})" if self.path else ""
         return ScheduleError(message + path, rank=self.rank, round=max(self.number, 1), block=block)

@@ -27,6 +27,7 @@ class ProofTask:
     """A unit of work of the sweep: the proofs of one algorithm for one size and some roots.
 
     Each root is proved with all arities and with groupings of ranks by node; see :func:`_pairs`.
+    `module` is the Python module that defines the algorithm.
     """
 
     collective: str

@@ -1,4 +1,4 @@
-"""The prover's symbolic values: terms of contributions; equal terms are one object."""
+"""The prover's symbolic values: terms of contributions; equal terms have one number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ class Terms:
         return self._leaves[key]
 
     def combine(self, left: int, right: int) -> int:
-        """Return the value ``op(left, right)``; ValueError if it mixes blocks or repeats a rank."""
+        """Return the value ``op(left, right)``.
+
+        Raises ValueError if it mixes blocks, or has a rank's contribution twice and the operation
+        is not idempotent.
+        """
         known = self._pairs.get((left, right))
         if known is not None:
             return known
