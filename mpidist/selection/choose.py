@@ -50,12 +50,13 @@ class TwoLevelCandidates:
     Attributes
     ----------
     two : Choice
-        The hierarchical algorithm that the rules name for these bytes, or else another of theirs.
+        The hierarchical algorithm that the shipped rules name for the call's bytes, or else another
+        one of the rules.
     flat : list of Choice
-        Algorithms on a single level, first the one that the rules name for these bytes; native is
-        assumed to take as long as the best of them.
+        Algorithms of the rules on a single level, first the one for the call's bytes; native is
+        assumed to take as long as the fastest of them.
     prior : bool
-        Whether the rules, which were measured over a slow link, choose `two` for these bytes.
+        Whether the rules, which were measured over a slow link, choose `two` for the call's bytes.
     """
 
     two: Choice
@@ -383,7 +384,9 @@ class Ways:
             yield Way(algorithm.name, choice, reason or algorithm.summary, reason is None)
 
     def first(self, why: str) -> Way:
-        """Return the first implementation that can serve the call, with `why` as its reason.
+        """Return the first implementation, in the order of ``explain``, that can serve the call.
+
+        Its reason is `why`.
 
         Raises Unsupported if there is none.
         """
@@ -491,7 +494,8 @@ def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
 def _untuned(ways: Ways, estimates: Estimates | None) -> Way:
     """Return the implementation to use without a tuning table's entry.
 
-    The measured links or the cost model decide, else the shipped rules, first for shared memory.
+    The measured links or the cost model decide, else the shipped rules, those for shared memory
+    first.
     """
     shared = _by_shared_memory(ways)
     fastest, missing = (

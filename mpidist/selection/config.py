@@ -113,7 +113,7 @@ class Steering:
             ``"ring"``, ``"tree:k"`` or ``"linear"``; None if the settings leave the choice open.
             A strategy other than auto decides.  Otherwise, if a threshold or an arity is set,
             allreduce follows :meth:`select_allreduce`; if an arity is set, reduce and broadcast
-            of fewer bytes than the threshold use that tree; else the result is None.
+            of fewer bytes than the threshold use a tree of `tree_arity`; else the result is None.
         """
         if collective not in ALLOWED:
             return None

@@ -178,7 +178,10 @@ class Estimates:
         return self.calibrates and self.calibration is None
 
     def tell(self, rank: int) -> None:
-        """Log a warning on rank 0, once per table, if the table is not for this communicator."""
+        """Log a warning on rank 0 if the tuning table is not for this communicator.
+
+        Only the first communicator with a table does so; sub-communicators share the table.
+        """
         if self.table is None or self.table.told:
             return
         self.table.told = True  # sub-communicators share the table, which need not apply to them
@@ -187,7 +190,7 @@ class Estimates:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The constants of :class:`Calibration` that have not been measured yet."""
+        """Names of the constants of :class:`Calibration` still to be measured; empty if none is."""
         if not self.uncalibrated:
             return ()
         far = ("far_alpha", "far_beta") if len(self.groups) > 1 else ()
@@ -255,7 +258,10 @@ class Estimates:
 
     @property
     def scaled_down(self) -> str:
-        """The simulated ranks, if fewer than all, as "of 16 ranks on 4 nodes"; else empty."""
+        """Text of the ranks simulated in place of all, such as "of 16 ranks on 4 nodes".
+
+        Empty if all ranks are simulated, or the cost model's constants are unknown.
+        """
         if self.model is None or self.model.small == self.groups:
             return ""
         small = self.model.small

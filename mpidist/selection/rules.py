@@ -111,7 +111,7 @@ ranks have arrived, which costs a round trip that our algorithms do not need.
 
 
 def levels_for(collective: str) -> list[str]:
-    """Return the names of the hierarchical algorithms that the rules choose for a collective."""
+    """Return the hierarchical algorithms of a collective's rules: names, in the rules' order."""
     rules = WITH_NATIVE.get(collective, ())
     return [r.name for r in rules if r.between_nodes]
 

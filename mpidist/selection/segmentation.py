@@ -21,7 +21,7 @@ class Segmentation:
     segment_bytes : int
         Largest length of a segment in bytes; a longer block is cut into segments.
     window : int
-        Number of segments in flight at a time.
+        Number of segments in flight at a time; :meth:`of` changes it for hierarchical algorithms.
     library : str
         Name and version of the MPI library, which affects the number of segments in flight.
     """
@@ -38,11 +38,13 @@ class Segmentation:
         Algorithms with a block per rank are not segmented, except for blocks too long for one
         message: their rounds overlap already (ring, 4 MB, 2 ranks: whole 0.60 ms, in segments
         0.84).  Hierarchical algorithms have shorter segments and more of them, so that the nodes
-        work while the links are busy (allreduce, 4 MB, 2 nodes of 2 at 1 Gbit/s, speed relative to
-        the ring: segments of 1 MiB 1.23, of 256 KiB with a window of 8 1.48).  On all lanes MPICH
-        is faster with fewer segments in flight (1, 4, 16 MB: three 10.9, 38.8, 148 ms, eight 11.3,
-        40.2, 159), Open MPI with more (15.3, 53.6, 249 against 13.9, 45.0, 168); the other
-        collectives, and leaders, are not faster or even slower.
+        work while the links are busy (allreduce, 4 MB, 2 nodes of 2 ranks at 1 Gbit/s, speed
+        relative to the ring: 1.23 with segments of 1 MiB, 1.48 with 256 KiB and 8 in flight).
+
+        In the allreduce ``hierarchical``, in which every local rank sends between the nodes, MPICH
+        is faster with 3 segments in flight than with 8 (1, 4, 16 MB: 10.9, 38.8, 148 ms against
+        11.3, 40.2, 159), Open MPI with 8 (13.9, 45.0, 168 ms against 15.3, 53.6, 249).  The other
+        collectives, and ``hierarchical_leaders``, do not gain from fewer with MPICH.
 
         Parameters
         ----------

@@ -81,8 +81,9 @@ class TuningEntry:
     def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
         """Return an entry; ``chosen[nbytes]`` names the implementation for a measured size.
 
-        Between two sizes with different choices the bound is where their times, interpolated on
-        logarithmic axes, cross, or their geometric mean if one was not measured at both.
+        Between two sizes with different implementations, the bound is where the two times,
+        interpolated on logarithmic axes, cross; it is the geometric mean of the sizes if the times
+        do not cross, or if an implementation was not measured at both.
         """
         sizes = sorted(chosen)
         choose = [(0, chosen[sizes[0]])]
