@@ -66,7 +66,10 @@ class AllOf:
 
 
 def pieces(data: np.ndarray, most: int = MAX_MESSAGE_BYTES) -> Iterator[np.ndarray]:
-    """Yield a flat array; one of more than `most` bytes in uint8 views of at most `most` bytes."""
+    """Yield a flat array as it is, or, if it has more than `most` bytes, views of its parts.
+
+    Each view is of dtype uint8 and has at most `most` bytes.
+    """
     if data.nbytes <= most:
         yield data
         return
@@ -160,7 +163,10 @@ class AbsentRanks(Protocol):
         """Answer the questions that have arrived, and record the arrived answers and notices."""
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Ask all absent ranks; return those not known in time to have reached `sequence`."""
+        """Ask all absent ranks; return those that do not report operation `sequence` in time.
+
+        The time is up to the class; :class:`~mpidist.backends.roll_call.RollCall` waits 300 ms.
+        """
 
     def close(self) -> None:
         """Free the communicator that carries the questions; collective."""

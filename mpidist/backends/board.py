@@ -28,8 +28,9 @@ _LOCK = Lock()
 def fence() -> None:
     """Keep loads and stores from being reordered across this point: a full memory barrier.
 
-    One critical section is not enough: accesses from both sides may move into it and swap there.
-    With two, none moves up across the first release nor down across the second acquire.
+    A lock is taken and released twice.  Once is not enough: accesses from before and after may both
+    move in between its acquire and release, and swap there.  With two, no access moves up across
+    the first release nor down across the second acquire.
     """
     with _LOCK:
         pass
@@ -128,7 +129,7 @@ class Board:
         return tuple(r for r in self.ranks if self.words[r * _WIDTH] < sequence)
 
     def reached(self, rank: int) -> int:
-        """Return the number of the last operation that `rank` reached."""
+        """Return the number of the last operation that `rank` reached; 0 before the first."""
         return self.words[rank * _WIDTH]
 
     def different(self, sequence: int, fingerprint: int) -> tuple[int, ...]:
@@ -165,7 +166,7 @@ class Board:
         return bool(self.words[rank * _WIDTH + _LEFT])
 
     def unwell(self) -> tuple[str, ...]:
-        """Return a description of each rank whose process is stopped, dead or not found."""
+        """Return a text on each rank of the board whose process is stopped, dead or not found."""
         pids = [(r, self.words[r * _WIDTH + _PID]) for r in self.ranks]
         states = [(r, pid, _process_state(pid)) for r, pid in pids]
         return tuple(f"rank {r} is{state} (pid {pid})" for r, pid, state in states if state)

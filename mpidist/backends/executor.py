@@ -55,25 +55,26 @@ class Executor:
         """Return a key of further properties of a call on which :meth:`why_not` depends.
 
         The choice of an executor is cached by this key and by collective, size, dtype and
-        operation, which need not be in the key.
+        operation, which need not be in the key.  By default None: there are no further properties.
         """
         return None
 
     def make_ready(self) -> None:
         """Set the executor up, before the first call that it serves; collective.
 
-        If that fails, :meth:`why_not` has a reason from then on.
+        If that fails, :meth:`why_not` has a reason from then on.  By default nothing is done.
         """
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return text on how a call is served, which the ranks compare before it; "" for none."""
+        """Return text on how the call is served, which the ranks compare first; by default ""."""
         return ""
 
     def kind(self, call: Call) -> Hashable:
         """Return a key: calls with equal keys share one program; None if this call needs its own.
 
         A shared program has arrays of its own, to and from which each call's arrays are copied.
-        That pays for a call whose arrays are copied in less time than a program is bound.
+        That pays for a call whose arrays are copied in less time than a program is bound.  By
+        default None.
         """
         return None
 

@@ -29,7 +29,7 @@ Bind = Callable[[Sequence[RoundMessage]], Transfer]
 
 
 class _Header:
-    """Buffer of one greeting: the call's fingerprint, its bytes to the receiver, its text."""
+    """Buffer of one greeting: the call's fingerprint, number of bytes to the receiver, and text."""
 
     __slots__ = ("data", "words")
 
@@ -89,7 +89,7 @@ class Answers:
         self._pending.append((request, header, peer, named))
 
     def look(self) -> bool:
-        """Compare the arrived greetings; return whether at most `_MOST_ANSWERS` are still pending.
+        """Compare the arrived greetings; return whether at most `_MOST_ANSWERS` (64) are pending.
 
         Raises
         ------
@@ -128,7 +128,7 @@ def _cancel() -> None:
 
 
 class _Peer:
-    """A program's greeting from one rank of another node, and the bytes sent and expected."""
+    """One rank of another node: its greeting, and the bytes sent to it and expected from it."""
 
     __slots__ = ("rank", "sent", "expected", "header", "transfer", "heard")
 
@@ -196,7 +196,7 @@ class Greeting:
         return bool(self._peers)
 
     def name(self, sequence: int, call: str, fingerprint: int) -> None:
-        """Set the call that the next run serves."""
+        """Set the call that the next run serves: its sequence number, text and fingerprint."""
         if self._named.fingerprint != fingerprint:
             for rank, head in self._heads.items():
                 head.write(fingerprint, self._peers[rank].sent, call)
@@ -217,7 +217,7 @@ class Greeting:
     def test(self) -> bool:
         """Return whether this rank's greetings are sent and not too many others are awaited.
 
-        At most `_MOST_ANSWERS` greetings of peers that only receive may be pending.
+        At most `_MOST_ANSWERS` (64) greetings of peers that only receive may be pending.
         """
         return self._sends.test() and self._answers.look()
 

@@ -53,7 +53,10 @@ def cgroup_free(
 
 
 def _left(root: Path, group: Path, version: int) -> float:
-    """Return the bytes left in one control group; infinity if it has no limit or is not visible."""
+    """Return the bytes left in one control group; infinity if it has no limit or is not visible.
+
+    `root` is the folder of all groups, `group` a path below it, `version` that of cgroups: 1 or 2.
+    """
     limit, use, spare = _FILES[version]
     folder = (root / limit).parent / group
     try:

@@ -369,7 +369,7 @@ class MpiBackend(Backend):
         return sub
 
     def translate(self, error: BaseException) -> BaseException:
-        """Convert an exception of MPI to one of :mod:`mpidist.errors`."""
+        """Convert an exception of MPI to one of :mod:`mpidist.errors`; return others as is."""
         if not isinstance(error, MPI.Exception):
             return error
         if error.Get_error_class() == MPI.ERR_TRUNCATE:

@@ -170,7 +170,10 @@ class NativeCollectives:
         return [MPI.buffer.fromaddress(start, data.nbytes), data.size, datatype]
 
     def _split(self, data: np.ndarray | None, size: int, dtype: np.dtype) -> list:
-        """Return an mpi4py buffer of equal parts, one per rank; its count is that of one part."""
+        """Return an mpi4py buffer of `size` equal parts, whose count is that of one part.
+
+        `data` is None for a buffer without elements.
+        """
         memory, count, element = self._moved(data, dtype)
         return [memory, count // size, element]
 
@@ -186,7 +189,10 @@ class NativeCollectives:
         return self._elements[dtype]
 
     def _parts(self, data: np.ndarray | None, counts: tuple[int, ...], dtype: np.dtype) -> list:
-        """Return an mpi4py buffer with counts and displacements, as for ``Allgatherv``."""
+        """Return an mpi4py buffer with counts and displacements, as for ``Allgatherv``.
+
+        `counts` are the elements of each rank's part; `data` is None for a buffer without elements.
+        """
         if data is None:
             return [None, 0, self._element(dtype)]
         starts = [0, *accumulate(counts)][:-1]
@@ -323,7 +329,8 @@ def _allows_weakref(function: object) -> bool:
 def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], None]:
     """Return the function by which MPI combines two buffers with a user's operation.
 
-    The returned function does not keep the user's function alive.
+    `holder` is the user's function, or `op` if the function allows no weak reference: the returned
+    function finds it by a weak reference, and so does not keep it alive.
     """
     held = weakref.ref(holder)
     commute, name, builtin = op.commute, op.name, op.builtin
@@ -338,7 +345,10 @@ def _elementwise(op: Op, holder: Any, dtype: np.dtype) -> Callable[[Any, Any], N
 
 
 def _forget(made: dict, key: tuple[int, np.dtype]) -> None:
-    """Free the MPI datatype made for a user's function, once the function was garbage-collected."""
+    """Free the MPI datatype made for a user's function, once the function was garbage-collected.
+
+    `made` has the datatypes by `key`: the ``id`` of the function (or its Op), and the dtype.
+    """
     element = made.pop(key, None)
     if element is not None and not MPI.Is_finalized():
         _FUNCTIONS.pop(element.handle, None)

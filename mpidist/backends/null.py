@@ -91,7 +91,10 @@ class NullBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until ``test()`` is true; return False if the deadline passed first."""
+        """Wait until ``test()`` is true; return False if `deadline` passed first.
+
+        `deadline` is a time of ``time.monotonic``; None waits for ever.
+        """
         return poll(test, deadline, progress)
 
     def split(self, color: int | None, key: int) -> NullBackend | None:

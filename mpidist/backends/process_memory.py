@@ -97,7 +97,10 @@ def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
 
 
 def _try_all(memory: ProcessMemory, rank: int, words: list[tuple[int, int, int]]) -> str:
-    """Read a random word of each other rank; return the first problem as text, or ""."""
+    """Read a random word of each other rank; return the first problem as text, or "".
+
+    `words` has, by rank, the process id, the address of the word, and its value.
+    """
     found = ctypes.c_uint64()
     try:
         for peer, (process, address, word) in enumerate(words):

@@ -44,7 +44,7 @@ class OperationCheck(Protocol):
     """A part of a program that checks that the ranks run the same operation."""
 
     def name(self, sequence: int, operation: str, fingerprint: int) -> None:
-        """Record the operation that the next run serves."""
+        """Record the operation that the next run serves: its number, text and fingerprint."""
 
 
 @dataclass(slots=True)

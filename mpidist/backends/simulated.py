@@ -78,7 +78,10 @@ class _Group:
         self.condition.notify_all()
 
     def arrive(self, key: tuple[int, int, int], message: _Pending) -> None:
-        """End a message's delay; put it into the mailbox `key` unless an earlier one is late."""
+        """End a message's delay: put it into the mailbox `key`, or behind an earlier late one.
+
+        `key` is (source, target, tag).  Messages that waited only for this one follow it.
+        """
         with self.condition:
             message.late = False
             self.late -= 1
@@ -116,6 +119,11 @@ class SimulatedRequest:
         """Receive the message if it has arrived; return whether it has.
 
         Receives are served in the order in which they were posted.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If the message has not the length of the array.
         """
         while not self._done and self._queue:
             with self._group.condition:
@@ -218,7 +226,7 @@ class SimulatedBackend(Backend):
     def create_group(
         cls, size: int, faults: Faults | None = None, nodes: Sequence[object] | None = None
     ) -> list[SimulatedBackend]:
-        """Create the backends of `size` ranks.
+        """Create a group of `size` ranks; return its backends, by rank.
 
         Parameters
         ----------
@@ -279,7 +287,10 @@ class SimulatedBackend(Backend):
         return SimulatedAnyShortRequest(self, tag)
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
-        """Return the sender of a message that no posted receive waits for, or None."""
+        """Return the sender of a message that no posted receive waits for, or None.
+
+        `peer` is the rank whose messages count, None for any rank.
+        """
         peers = range(self.size) if peer is None else (peer,)
         with self._group.condition:
             for source in peers:
@@ -301,7 +312,7 @@ class SimulatedBackend(Backend):
             return source, self._group.boxes[key].popleft()
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> SimulatedBackend:
-        """Return a backend over `ranks`, in that order; only these call it."""
+        """Return a backend over `ranks`, in that order; only these call it.  `tag` is not used."""
         group, members = self._group, tuple(ranks)
         self._groups[members] += 1
         key = (self._groups[members], members)
@@ -319,7 +330,9 @@ class SimulatedBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until ``test()`` is true; return False if the deadline passed first.
+        """Wait until ``test()`` is true; return False if `deadline` passed first.
+
+        `deadline` is a time of ``time.monotonic``; None waits for ever.
 
         Raises
         ------
@@ -385,7 +398,10 @@ class SimulatedBackend(Backend):
         return self._parts[-1]
 
     def unreceived(self) -> list[tuple[int, int, int]]:
-        """Return sorted (source, target, count), one per tag, of messages that nobody received."""
+        """Return sorted (source, target, count), one per tag, of messages that nobody received.
+
+        Late and lost messages do not count.
+        """
         left = [(s, t, len(box)) for (s, t, _), box in self._group.boxes.items() if box]
         return sorted(left)
 
@@ -408,7 +424,10 @@ class SimulatedBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until every rank has announced `sequence`; return False past the deadline."""
+        """Wait until every rank has announced operation `sequence`; return False past `deadline`.
+
+        The waiting ranks are woken first, as an announcement on the board is not a message.
+        """
         with self._group.condition:
             self._group.wake_all()
         return super().arrive(sequence, deadline, progress)
