@@ -36,7 +36,7 @@ class Event(Protocol):
         """Wait on the host until the event is complete; an event never recorded is complete."""
 
     def block(self, stream: int) -> None:
-        """Make later work of a stream wait for the most recently recorded mark."""
+        """Make later work of a stream wait for the most recently recorded mark of this event."""
 
     def done(self) -> bool:
         """Return whether the event is complete, without waiting."""
@@ -149,13 +149,17 @@ class Device(Protocol):
     ) -> None:
         """Queue a kernel that combines arrays in order and stores the result in all targets.
 
-        `sources` and `targets` are addresses of `count` elements each.  The result is divided by
-        `divisor`, if that is more than 1.
+        `op` is the name of an operation, such as "sum"; `sources` and `targets` are addresses of
+        `count` elements each.  The result is divided by `divisor`, if that is more than 1; "mean"
+        alone does not divide.
         """
 
 
 class DeviceClass(Protocol):
-    """A class of devices, such as CUDA's: see :func:`~mpidist.device.find.install_device`."""
+    """A class of devices, such as CUDA's: see :func:`~mpidist.device.find.install_device`.
+
+    Its attributes are those of :class:`Device`.
+    """
 
     name: str
     emulated: bool

@@ -217,7 +217,10 @@ class CudaDevice:
         divisor: int,
         stream: int,
     ) -> None:
-        """Queue an elementwise kernel, built once per operation, divisor and number of arrays."""
+        """Queue a kernel that combines arrays in order and stores the result in all targets.
+
+        It is built once for each operation, divisor and number of arrays.
+        """
         kernel = fold(op, len(sources), len(targets), divisor)
         arrays = [self.wrap(pointer, (count,), dtype) for pointer in (*sources, *targets)]
         with cupy.cuda.ExternalStream(stream, self.number):

@@ -104,7 +104,10 @@ def wait_word(pointer: int, value: int, stream: int, flush: bool) -> None:
 
 @lru_cache(maxsize=64)
 def fold(op: str, sources: int, targets: int, divisor: int) -> Any:
-    """Return cupy's kernel that combines arrays s0, s1, … in this order into t0, t1, …; cached."""
+    """Return cupy's kernel that combines arrays s0, s1, … in this order into t0, t1, …; cached.
+
+    `sources` and `targets` are the numbers of arrays; the result is divided by a `divisor` above 1.
+    """
     return cupy.ElementwiseKernel(
         ", ".join(f"T s{k}" for k in range(sources)),
         ", ".join(f"T t{k}" for k in range(targets)),

@@ -46,8 +46,9 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     Unsupported
         If there is no device, or cupy is not installed.
     InvalidArgument
-        If `x` is not an array on a device, not C-contiguous, or has a mask; if its address is null
-        or in memory that the device cannot access; if another device is the current one.
+        If `x` is not a plain array on a device (but, for example, sparse), is not C-contiguous, has
+        a mask, or is conjugated or negated only on reading; if its address is null or in memory
+        that the device cannot access; if another device is the current one.
     UnsupportedDtype
         If numpy does not have the dtype, or it is of Python objects.
     """
@@ -110,7 +111,10 @@ def on_host(x: Any) -> Any:
 
 
 def make_like(x: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-    """Return a new array of the library and on the device of `x`, with undefined contents."""
+    """Return a new array of the library and on the device of `x`, with undefined contents.
+
+    A tensor of PyTorch has the dtype of `x`, not `dtype`.
+    """
     return describe(x.make(shape, dtype), 0, "out")
 
 
@@ -143,10 +147,10 @@ def _check_pointer(array: DeviceArray, rank: int, argument: str) -> None:
 
 
 def _dtype(given: Any, typestr: str, rank: int, argument: str) -> np.dtype:
-    """Return numpy's dtype of an array, from `given`, its dtype, else from `typestr`.
+    """Return numpy's dtype of an array: `given`, its own dtype, if numpy has that; else `typestr`.
 
-    The `typestr` of the CUDA Array Interface describes a dtype that it lacks, such as bfloat16, as
-    bytes.
+    `typestr` is that of the CUDA Array Interface, which has no code for some dtypes, such as
+    bfloat16, and describes their elements as bytes.
     """
     try:
         found = np.dtype(given)
