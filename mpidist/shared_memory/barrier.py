@@ -130,7 +130,7 @@ class Barrier:
     def awaited_words(self, slot: int) -> tuple[int, ...]:
         """Return the indices in ``lines.words`` of the awaited ranks' counters, in `slot`.
 
-        There are none without `awaits`, although all ranks are awaited then.
+        Empty without `awaits`: then all ranks are awaited, and `start` does not call this method.
         """
         size = self.lines.size
         return tuple((slot * size + peer) * WORDS for peer in (self.awaits or tuple)())

@@ -40,7 +40,10 @@ class PendingWaiter(Protocol):
     """The part of the engine that polls pending operations while it waits."""
 
     def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until ``test()`` is true; return False if the deadline passed first."""
+        """Wait until ``test()`` is true; return False if `deadline` passed first.
+
+        `deadline` is a time of ``time.monotonic``; None waits for ever.
+        """
 
 
 class KernelService(Protocol):
@@ -78,7 +81,10 @@ class KernelService(Protocol):
         """
 
     def timed_out(self, what: str, sequence: int | None, how: str) -> Exception:
-        """Return the error for an operation `what` past its deadline; `how` names its algorithm."""
+        """Return the error for an operation `what` past its deadline; `how` names its algorithm.
+
+        `sequence` is the operation's number, None if it has none.
+        """
 
 
 def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
@@ -232,7 +238,10 @@ def _split_phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Action
 
 
 def _barrier_wait(service: KernelService, what: str, how: str, barrier: Barrier) -> Serve:
-    """Return ``wait(sequence)``, which waits in a barrier that this rank has already reached."""
+    """Return ``wait(sequence)``, which waits in a barrier that this rank has already reached.
+
+    It raises at the deadline; the error names the operation `what` and its algorithm `how`.
+    """
     lines = barrier.lines
     words, mine, all_others = lines.words, lines.mine[0], lines.others[0]
     patience, awaits = lines.patience, barrier.awaits
@@ -255,7 +264,7 @@ def _barrier_wait(service: KernelService, what: str, how: str, barrier: Barrier)
 
 
 def _python_kernel(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
-    """Return ``run(sequence)``, which runs a kernel in Python, without compiled code."""
+    """Return ``run(sequence)`` of :func:`kernel_runner`, in Python without compiled code."""
     arrive, (first, phases) = arrival_runner(service, what), _split_phases(kernel)
     before = kernel.before
     later = [
@@ -279,7 +288,7 @@ def _python_kernel(service: KernelService, what: str, how: str, kernel: Program)
 
 
 def _compiled_kernel(service: KernelService, what: str, how: str, kernel: Program) -> Serve:
-    """Return ``run(sequence)``, which runs a kernel as steps of compiled code."""
+    """Return ``run(sequence)`` of :func:`kernel_runner`, as steps of compiled code."""
     steps, (first, phases) = Steps(), _split_phases(kernel)
     steps.act(kernel.before)
     steps.arrive(

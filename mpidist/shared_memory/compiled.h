@@ -33,7 +33,7 @@ struct meeting {
     int64_t mark;
 };
 
-/* `count` words and the values with which the next step of the kernel is skipped. */
+/* `count` words and the values with which the Python call of this step is skipped. */
 struct check {
     const int64_t *const *words;
     const int64_t *expected;

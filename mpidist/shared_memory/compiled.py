@@ -65,7 +65,7 @@ class Meeting(ctypes.Structure):
 
 
 class Check(ctypes.Structure):
-    """The C type ``struct check``: words, and the values with which the next step is skipped."""
+    """The C type ``struct check``: words, and the values with which a Python call is skipped."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
@@ -225,7 +225,8 @@ result, gains from 64 KiB on.
 def least_bytes(environ: Mapping[str, str] = os.environ) -> int:
     """Return the bytes of the smallest result that is written with streaming stores.
 
-    ``MPIDIST_STREAM_BYTES`` sets it; the largest integer for ``none``.
+    It is `LEAST_BYTES` (4 MiB) unless ``MPIDIST_STREAM_BYTES`` sets it; ``none`` sets it to the
+    largest integer, so that no result is.
 
     Raises
     ------

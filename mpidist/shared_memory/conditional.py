@@ -25,8 +25,8 @@ class ConditionalAction:
     words : writable memoryview of int64
         The shared memory.
     indices : sequence of int
-        Indices of the words that are compared: notes of ranks in slot 0, that of blocking calls,
-        of :class:`~mpidist.shared_memory.barrier.BarrierLines`.
+        Indices of the compared words.  They are notes, words that a rank writes for the others, of
+        :class:`~mpidist.shared_memory.barrier.BarrierLines` in slot 0, which is for blocking calls.
     expected : sequence of int
         Values of these words with which the action is not needed.
     action : callable

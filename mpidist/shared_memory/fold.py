@@ -119,8 +119,8 @@ def _combine_in_dtype(
 ) -> list[Action]:
     """Return actions that combine the ranks' pieces in their own dtype, with the result in `first`.
 
-    `rank` is the owner, as in :func:`fold`.  `apart` means that `first` shares no memory with
-    another rank's input, so that `first` can hold intermediate results.
+    `pieces` are the inputs, by rank; `rank` is the owner, as in :func:`fold`.  `apart` means that
+    `first` shares no memory with another rank's input, so that it can hold intermediate results.
     """
     function: Callable[..., Any] = op.function if op.builtin else op.combine
     value, order = pieces[rank], outward(rank, len(pieces))
@@ -151,7 +151,8 @@ def _combine_in_float32(
 ) -> list[Action]:
     """Return actions that combine half-precision pieces in float32, rounded at the end to `first`.
 
-    A mean divides each input first, as all algorithms do in half precision.
+    `pieces` are the inputs, by rank; `rank` is the owner, as in :func:`fold`.  A mean divides each
+    input first, as all algorithms do in half precision.
     """
     value = _scratch_array(scratch, "value", first.size, np.float32)
     other = _scratch_array(scratch, "other", first.size, np.float32)

@@ -39,7 +39,10 @@ _SKEW = 5 * 64  # a rank's part begins at another place in its page than the par
 
 @dataclass(frozen=True)
 class Location:
-    """The location of a flat array in an Allocation of symmetric memory, the same on every rank."""
+    """The location of a flat array in an Allocation of symmetric memory, the same on every rank.
+
+    `offset` is in bytes, from the beginning of a rank's part of the allocation.
+    """
 
     allocation: Allocation
     offset: int
@@ -75,7 +78,7 @@ class Allocation:
     address : int
         Address of the mapping in this process.
     stride : int
-        Bytes of each rank's part; its second half is the shadow.
+        Bytes of each rank's part; its second half is the shadow, scratch memory of the kernels.
     size, rank : int
         Number of ranks, and this rank.
     owner_ref : weakref
@@ -158,7 +161,9 @@ class Heap:
         return own.view(dtype).reshape(shape)
 
     def make_staging(self) -> None:
-        """Allocate two staging slots per rank, for copies of private arrays, once; collective.
+        """Allocate two staging slots of 2 MiB per rank, for copies of private arrays; collective.
+
+        Nothing is done if they exist.
 
         Raises
         ------
@@ -176,7 +181,10 @@ class Heap:
         return Location(self._staging[0], index * STAGING_BYTES)
 
     def _allocate(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
-        """Map `nbytes` and as long a shadow for each rank; return the bytes and the Allocation."""
+        """Map `nbytes` and as long a shadow (scratch memory) for each rank.
+
+        Return the whole mapping, an array of bytes with all ranks' parts, and its Allocation.
+        """
         stride = 2 * (-(-nbytes // PAGE) * PAGE) + 2 * _SKEW
         flat = self._map(stride * self.size)
         self._last_number += 1
@@ -230,7 +238,7 @@ class Heap:
         return Location(found, offset) if inside else None
 
     def _containing(self, start: int) -> tuple[Allocation | None, object]:
-        """Return the allocation with `start` in this rank's part, and the owner of the mapping.
+        """Return the allocation with address `start` in this rank's array, and its mapping's owner.
 
         Both are None if there is no such allocation.
         """
@@ -240,7 +248,10 @@ class Heap:
         return None, None
 
     def location(self, number: int, offset: int) -> Location | None:
-        """Return the location at `offset` in allocation `number`, or None if unmapped here."""
+        """Return the location at `offset` in allocation `number`, or None if unmapped here.
+
+        `offset` is in bytes, from the beginning of a rank's part.
+        """
         known = self._by_number.get(number)
         return None if known is None or known.owner_ref() is None else Location(known, offset)
 

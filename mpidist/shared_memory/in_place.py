@@ -65,9 +65,9 @@ def location_of(call: Call, heap: Heap) -> Location | None:
 def memory_key(call: Call, location: Location, heap: Heap) -> str:
     """Return the text that identifies the symmetric memory of a call; equal on all ranks.
 
-    `location` is that of the array in `NEEDS`.  For an allreduce the text includes the input, if
-    that is another symmetric array: the other ranks read it there.  A private input is copied into
-    the result first.
+    `location` is that of :func:`location_of`.  For gather and scatter the text names only the
+    allocation.  For an allreduce it includes the input, if that is another symmetric array: the
+    other ranks read it there.  A private input is copied into the result first.
     """
     if call.collective in BY_PARTS:
         return f"@{location.allocation.number}"
@@ -176,7 +176,10 @@ class Symmetric(Executor):
 
 
 def kernel(call: Call, location: Location, heap: Heap) -> Program:
-    """Return the program that performs a call in symmetric memory: its kernel, bound."""
+    """Return the program that performs a call in symmetric memory: its kernel, bound.
+
+    `location` is that of :func:`location_of`.
+    """
     tags = [0]
     return assemble(_KERNELS[call.collective](call, location, heap, tags), heap, tags)
 

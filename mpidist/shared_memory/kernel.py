@@ -89,8 +89,9 @@ def combine(
 def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Action]:
     """Return the actions that combine the whole inputs into `out`, slice by slice.
 
-    Each rank owns one slice, and :func:`combine` combines it in the order of its owner.  With two
-    ranks both orders give the same bits, so the whole is one slice.
+    Each rank owns one slice, whose inputs are combined in the order of its owner: that of
+    :func:`~mpidist.shared_memory.fold.fold`.  With two ranks both orders give the same bits, so the
+    whole is one slice.
     """
     parts = [slice(0, out.size)] if call.size <= 2 else blocks(out.size, call.size)
     actions: list[Action] = []

@@ -77,7 +77,10 @@ class RootArray:
         ]
 
     def _words(self, rank: int, *notes: int) -> list[int]:
-        """Return the indices in ``lines.words`` of some notes of a rank, for blocking calls."""
+        """Return the indices in ``lines.words`` of some notes of a rank, for blocking calls.
+
+        `notes` are their numbers: `_NUMBER`, `_OFFSET` (the location), `_UNREACHED`.
+        """
         first = self._heap.lines.note_index([0], rank)
         return [first + note for note in notes]
 

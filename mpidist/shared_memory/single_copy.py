@@ -55,7 +55,10 @@ class Workspace:
         self._result = np.empty(0, np.uint8)
 
     def result(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for `count` elements of a result that the root will fetch."""
+        """Return memory for `count` elements of a result that the root will fetch.
+
+        All kernels share it in turn.
+        """
         if self._result.nbytes < count * dtype.itemsize:
             self._result = np.empty(count * dtype.itemsize, np.uint8)
         return self._result[: count * dtype.itemsize].view(dtype)

@@ -109,7 +109,7 @@ def why_not(call: Call) -> str | None:
     if call.uneven_alltoall:
         return "the counts of the other ranks are unknown (uneven alltoall)"
     if call.nbytes > STAGING_BYTES:
-        return f"its {call.nbytes} bytes exceed the {STAGING_BYTES >> 20} MiB of a slot"
+        return f"its {call.nbytes} bytes exceed the {STAGING_BYTES >> 20} MiB of a staging slot"
     return None
 
 
@@ -117,8 +117,8 @@ def _allreduce(call: Call, slot: Location) -> Body:
     """Return the kernel of allreduce: one shot for short arrays (see `one_shot`), else two.
 
     One shot: every rank combines everything.  Two shots: every rank combines its slice and then
-    reads the others' results.  Either way a slice is combined in the order of its owner, so the
-    bits are the same on all ranks.
+    reads the others' results.  Either way the order within a slice is that of its owner (see
+    :func:`~mpidist.shared_memory.fold.fold`), so the bits are the same on all ranks.
     """
     assert call.x is not None and call.out is not None
     if not one_shot(call):
@@ -163,8 +163,8 @@ def _copy_in(
 def _two_shot(call: Call, slot: Location, out: np.ndarray | None, others: Sequence[int]) -> Body:
     """Return a kernel in which each rank combines a slice, and then reads the slices of `others`.
 
-    The others read a rank's slice in the shadow of its slot.  `out` is None on a rank that gets no
-    result.
+    The others read a rank's slice in the shadow (scratch memory) of its slot.  `out` is None on a
+    rank that gets no result.
     """
     assert call.x is not None
     parts, mine = blocks(call.x.size, call.size), blocks(call.x.size, call.size)[call.rank]

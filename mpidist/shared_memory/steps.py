@@ -96,7 +96,10 @@ class Steps:
         self._step_array[at] = _c_step(kind, what)
 
     def conditional(self, action: ConditionalAction, python_step: PythonStep) -> None:
-        """Add a Python call, skipped while the words of `action` have their expected values."""
+        """Add the call ``python_step(sequence)``, skipped while `action` may be skipped.
+
+        Only the words of `action` and their expected values count; `action` itself is not called.
+        """
         self._add(CHECK, _check_structure(action), python_step)
 
     def call(self, python_step: PythonStep) -> None:

@@ -98,7 +98,7 @@ def test_noncommuting_user_function(comm):
 
 def test_array_larger_than_a_slot(comm):
     x = np.zeros((2 << 20) + 1, "uint8")
-    with pytest.raises(mpidist.Unsupported, match="2 MiB of a slot"):
+    with pytest.raises(mpidist.Unsupported, match="2 MiB of a staging slot"):
         comm.allreduce(x, "max", algorithm="staged")
     with pytest.raises(mpidist.Unsupported, match="background"):
         comm.iallreduce(x[:100], "max", algorithm="staged")
