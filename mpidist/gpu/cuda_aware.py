@@ -36,7 +36,7 @@ class CudaAwareMpi(GpuExecutor):
     device : Device
         Device of the arrays.
     service : Service
-        The service of the communicator, which keeps bound calls.
+        The service of the communicator, which caches the programs of calls.
     taken : dict
         The path of each collective, both by name; see :func:`~mpidist.gpu.paths.taken`.
     """

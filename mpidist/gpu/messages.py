@@ -52,8 +52,8 @@ class TensorMessages:
     def outgoing(self, x: Any) -> np.ndarray:
         """Return memory with the contents of a contiguous array `x`, to send from.
 
-        That is the memory of `x`, or a copy in host memory.  The host waits until the work queued
-        on the stream of `x` is complete.
+        That is the memory of `x` if the MPI library is CUDA-aware, else a copy in host memory.  The
+        host waits until the work queued on the stream of `x` is complete.
         """
         data = describe(x, 0)
         memory: np.ndarray
@@ -68,8 +68,8 @@ class TensorMessages:
     def receive_memory(self, nbytes: int, make: Callable[[], Any]) -> np.ndarray:
         """Return memory to receive a message of `nbytes` bytes into.
 
-        If messages are direct, it is that of an array on the GPU, which ``make()`` returns;
-        otherwise host memory.
+        If the MPI library is CUDA-aware, it is that of an array on the GPU, which ``make()``
+        returns; otherwise host memory.
         """
         if not self.direct:
             return self.device.pinned(nbytes)[:nbytes]
@@ -79,9 +79,10 @@ class TensorMessages:
         return _device_memory(data, x)
 
     def incoming(self, memory: np.ndarray, make: Callable[[], Any]) -> Any:
-        """Return the message received into `memory` of :meth:`receive_memory`, on the GPU.
+        """Return the array on the GPU with the message that was received into `memory`.
 
-        From host memory, it is copied to an array that ``make()`` returns, on the array's stream.
+        `memory` is a result of :meth:`receive_memory`.  Host memory is copied to an array that
+        ``make()`` returns, on the array's stream; else `memory` is that of the returned array.
         """
         owner = getattr(memory, "owner", None)
         if owner is not None:

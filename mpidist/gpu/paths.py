@@ -162,7 +162,7 @@ class GpuPaths(Protocol):
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL is the path of at least one class of operations."""
+        """Whether NCCL is the path of reductions, or of collectives that only move data."""
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
         """Return whether to sum gradients in symmetric memory of the GPUs.
@@ -282,6 +282,9 @@ def _why(path: Path, cannot: str | None, forced: str) -> str:
 
 
 def taken(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the path taken, for arrays in private memory, by name of the collective or message."""
+    """Return the path of each operation for arrays in private memory: ``{"allreduce": "nccl", …}``.
+
+    Operations are the collectives, "send" and "recv".
+    """
     chosen = {p.operations: p.name for p in paths if p.taken and p.name != "ipc"}
     return {name: chosen[kind] for kind, names in CLASSES.items() for name in names}

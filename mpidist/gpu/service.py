@@ -121,7 +121,7 @@ class GpuService:
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL is the path of at least one class of operations."""
+        """Whether NCCL is the path of reductions, or of collectives that only move data."""
         return "nccl" in self._taken.values()
 
     # -- symmetric memory -----------------------------------------------------------------------

@@ -88,7 +88,10 @@ class DeviceResult(Prepared):
 
     @classmethod
     def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> DeviceResult:
-        """Return `part`, a prepared host call, with callbacks that bring its result to the GPU."""
+        """Return `part`, a prepared host call, with callbacks that bring its result to the GPU.
+
+        ``end()`` queues the copies of the result, ``target()`` returns the user's array.
+        """
         return cls(
             part.call, part.result, part.staging, part.scalar, part.shown, end=end, target=target
         )

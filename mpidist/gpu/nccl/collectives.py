@@ -229,7 +229,7 @@ class NcclCollectives(GpuExecutor):
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
         """Return whether a call takes this path.
 
-        A background call of symmetric arrays with algorithm "auto" does not: it is staged.
+        A background call of symmetric arrays with "auto" does not: it goes through host memory.
         """
         if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
             return False

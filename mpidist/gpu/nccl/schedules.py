@@ -235,7 +235,10 @@ class NcclRounds(GpuExecutor):
         self._binder = CallBinder(service.groups, WholeBlocks())
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a blocking call requests a schedule; background calls are staged."""
+        """Return whether a call takes this path: blocking, with an algorithm requested by name.
+
+        NCCL must be the path of its collective.
+        """
         named = algorithm not in RESERVED
         return named and self._taken[call.collective] == self.name and not background
 
