@@ -58,7 +58,11 @@ class Strand:
     waiting: dict[int, Strand] = field(default_factory=dict)
 
     def touch(self, place: BlockPlace, write: bool) -> None:
-        """Record a read or write of a block; raise if it conflicts with a concurrent strand."""
+        """Record a read or write of a block, given as `place`: (buffer, block).
+
+        Raises ScheduleError if a concurrent strand writes the block, or this one writes what a
+        concurrent one uses.
+        """
         level: Strand | None = self
         while level is not None and level.siblings is not None:
             index = level.path[-1]

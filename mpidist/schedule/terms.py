@@ -26,14 +26,14 @@ class Terms:
         self._sorted: list[bool] = []
 
     def leaf(self, rank: int, block: int) -> int:
-        """Return the value that is the contribution of `rank` to `block`."""
+        """Return the number of the value that is `block` of the input of `rank`."""
         key = (rank, block)
         if key not in self._leaves:
             self._leaves[key] = self._new(block, 1 << rank, rank, rank, True)
         return self._leaves[key]
 
     def combine(self, left: int, right: int) -> int:
-        """Return the value ``op(left, right)``.
+        """Return the number of the value ``op(left, right)``.
 
         Raises ValueError if it mixes blocks, or has a rank's contribution twice and the operation
         is not idempotent.

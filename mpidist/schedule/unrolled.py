@@ -74,7 +74,10 @@ class Lengths:
 
     @classmethod
     def even(cls, n: int, count: int, segments: int) -> Lengths:
-        """Return the lengths of `n` elements cut into `count` blocks of `segments` pieces each."""
+        """Return the lengths of `n` elements cut into `count` blocks of `segments` pieces each.
+
+        Each piece counts as a block, in both buffers.
+        """
         parts = [s.stop - s.start for s in blocks(n, count)]
         fine = _pieces(parts, segments)
         return cls(fine, fine)
