@@ -287,5 +287,5 @@ class Estimates:
 
 
 def memory_of(symmetric: bool) -> str:
-    """Return the name of a call's memory in tuning tables, given whether it is symmetric memory."""
+    """Return the name of a kind of memory in tuning tables: "symmetric" or "private"."""
     return SYMMETRIC if symmetric else PRIVATE

@@ -210,6 +210,9 @@ of native's time, and at 2 MiB 0.7–0.8 of single copy's.
 def staged_below(collective: str, vendor: str, crowded: bool) -> float:
     """Return the bytes below which ``staged`` is chosen for private arrays; 0 if it never is.
 
+    The executor ``staged`` goes through slots of shared memory; private arrays are those that are
+    not in symmetric memory.
+
     Parameters
     ----------
     collective : str
@@ -227,7 +230,8 @@ def staged_below(collective: str, vendor: str, crowded: bool) -> float:
 def single_copy_range(collective: str, vendor: str, crowded: bool) -> Range:
     """Return (from, below): the bytes for which ``single_copy`` is chosen for private arrays.
 
-    They are (0, 0) if it never is.  Parameters are those of :func:`staged_below`.
+    They are (0, 0) if it never is.  In the executor ``single_copy`` ranks read each other's private
+    arrays, which are not in symmetric memory.  Parameters are those of :func:`staged_below`.
     """
     tables = _SINGLE_COPY_MPICH if vendor == MPICH else _SINGLE_COPY
     return tables[crowded].get(collective, (0, 0))

@@ -27,7 +27,10 @@ Times = Mapping[int, Mapping[str, float]]
 
 
 def kind_for(call: Call) -> str:
-    """Return the kind of dtype that a call's time depends on, one of :data:`KINDS`."""
+    """Return the kind of dtype that a call's time depends on, one of :data:`KINDS`.
+
+    It is "any" for a collective without a reduction.
+    """
     if call.op is None:
         return "any"
     kind = kind_of(call.dtype)
