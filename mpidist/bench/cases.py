@@ -74,8 +74,8 @@ def mantissa_bits(dtype: np.dtype) -> int:
 def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.ndarray:
     """Return `length` pseudo-random whole numbers in 0 … span - 1, or in 1 … span for products.
 
-    For a mean in half precision, which divides each operand by `size` before the sum, they are
-    multiplied by `size`.
+    Products of bool have numbers in 0 … span - 1, too.  For a mean in half precision, which divides
+    each operand by `size` before the sum, the numbers are multiplied by `size`.
     """
     steps = np.arange(_PERIOD, dtype=np.uint64)
     mixed = (steps * np.uint64(2654435761)) & np.uint64(0xFFFFFFFF)
@@ -88,7 +88,7 @@ def sequence(length: int, span: int, dtype: np.dtype, op: str, size: int) -> np.
 
 
 def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.ndarray:
-    """Return g[i] ∘ g[i+stride] ∘ … (`size` operands, ∘ is `op`) for each i below `length`.
+    """Return g[i] ∘ g[i+stride] ∘ … (`size` operands, ∘ is `op`) for each i from 0 to `length` - 1.
 
     For a mean, the sum is divided by `size`.
     """
@@ -179,7 +179,10 @@ def _scatter(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 
 
 def _own_part(case: Case, memory: np.ndarray, part: int) -> np.ndarray:
-    """Return a view of `part` elements: in place on the root its own part, else the first ones."""
+    """Return a view of the `part` elements of `memory` that this rank contributes or receives.
+
+    They are the first ones; in place on the root, the root's part of the whole buffer.
+    """
     begin = case.root * part if case.in_place and case.rank == case.root else 0
     return memory[begin : begin + part]
 
@@ -256,7 +259,7 @@ class Case:
     bounds: Bounds | None = None
 
     def fill(self, turn: int) -> None:
-        """Write the input of call number `turn` into the input memory; it selects the data."""
+        """Write the input of call number `turn`, which selects the data, into the input memory."""
         at = turn % TURNS
         for memory, numbers, begin in self.sources:
             np.copyto(memory, numbers[begin + at : begin + at + memory.size])

@@ -53,8 +53,8 @@ def contenders(
 ) -> list[Contender]:
     """Return the contenders of a collective, the bare mpi4py call first.
 
-    The bare call always has private arrays.  If symmetric memory is measured, so has a second
-    contender, "native": the baselines are the same whatever the memory of the others.
+    The bare call always has private arrays.  If symmetric memory is measured, "native" with private
+    arrays is the second contender: these baselines are the same whatever `memory` is.
 
     Parameters
     ----------
@@ -72,7 +72,9 @@ def contenders(
     Raises
     ------
     UnknownName
-        If no collective of the run has an algorithm of that name.
+        If one of the `names` is an algorithm of no collective of the run.
+    InvalidArgument
+        If `memory` has another value.
     """
     if memory not in MEMORY_CHOICES:
         raise InvalidArgument(f"memory={memory!r}: expected {', '.join(MEMORY_CHOICES)}")
@@ -180,7 +182,7 @@ def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
 
 
 def _operation(case: Case) -> Any:
-    """Return MPI's reduction operation; raise Unsupported if MPI has none for this dtype."""
+    """Return MPI's operation for the reduction `case`; raise Unsupported if the dtype has none."""
     assert case.op is not None and case.x is not None
     from mpi4py import MPI
 
@@ -194,9 +196,9 @@ def _operation(case: Case) -> Any:
 
 
 def _buffer(data: np.ndarray | None, op: Any) -> Any:
-    """Return the buffer for mpi4py: the array for a reduction, else a view of its bytes.
+    """Return the buffer for mpi4py: `data` itself for a reduction, else a view of its bytes.
 
-    `op` is MPI's reduction operation, or None.
+    `op` is MPI's operation of a reduction, else None.  Without `data` the result is None.
     """
     if data is None or op is not None:
         return data

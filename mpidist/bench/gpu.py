@@ -127,7 +127,10 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
 
 
 def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float:
-    """Call `act` on all ranks; return the slowest rank's seconds until `stream` is idle."""
+    """Call `act` on all ranks; return the slowest rank's seconds until `stream` is idle.
+
+    `stream` is the handle of the CUDA stream on which `act` starts its work.
+    """
     device = find_device()
     device.synchronize(stream)
     comm.barrier()

@@ -80,7 +80,8 @@ def array_bytes(ranks: int, cache: int, available: int) -> int:
     """Return the length in bytes of each of the two arrays that a rank copies.
 
     One array of each of the node's `ranks`, together, are four times the `cache`, and an array is
-    at least 16 MiB; but all arrays together take at most a quarter of the `available` bytes.
+    at least 16 MiB; but all arrays together take at most a quarter of the `available` bytes (if
+    that is 0, unknown, an array takes at most 64 MiB).  In any case an array is at least 1 MiB.
     """
     wanted = max(-(-CACHES * cache // ranks), _LEAST)
     affordable = available // (4 * 2 * ranks) if available else 4 * _LEAST

@@ -28,7 +28,10 @@ class Language(nn.Module):
             self.head.weight = self.words.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the next words, (n, length, words), or of the classes, (n, 2)."""
+        """Return the scores of the next words or of the two classes.
+
+        Their shape is (batch, length, words) if the model is causal, else (batch, 2).
+        """
         length = x.shape[1]
         y = self.words(x) + self.places(torch.arange(length))
         mask = nn.Transformer.generate_square_subsequent_mask(length) if self.causal else None
@@ -49,7 +52,7 @@ class Recurrent(nn.Module):
         self.head.weight = self.words.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the next words, (n, length, words)."""
+        """Return the scores of the next words, of shape (batch, length, words)."""
         return self.head(self.lstm(self.words(x))[0])
 
 
@@ -90,7 +93,7 @@ class Experts(nn.Module):
         self.steps = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return each sample's expert output, weighted; in each call 3 experts are closed."""
+        """Return each sample's expert output, weighted; in each call 3 experts get no samples."""
         closed = [(self.steps + k) % len(self.experts) for k in range(3)]
         self.steps += 1
         scores = self.gate(x)
@@ -109,19 +112,19 @@ def _words(length: int, count: int) -> torch.Tensor:
 
 
 def gpt2() -> Step:
-    """Return a causal language model (10.3 M parameters) and its loss on a batch: see `Step`."""
+    """Return a causal language model (10.3 M parameters), and a function of it: a batch's loss."""
     x = _words(64, 4)
     return Language(True), lambda model: _next_word(model, x)
 
 
 def bert() -> Step:
-    """Return a text classifier (10.3 M parameters) and its loss on a batch: see `Step`."""
+    """Return a text classifier (10.3 M parameters), and a function of it: a batch's loss."""
     x, labels = _words(64, 4), torch.randint(2, (4,))
     return Language(False), lambda model: nn.functional.cross_entropy(model(x), labels)
 
 
 def resnet18() -> Step:
-    """Return a picture classifier (11.2 M parameters) and its loss on a batch: see `Step`."""
+    """Return a picture classifier (11.2 M parameters), and a function of it: a batch's loss."""
     widths = [64, 64, 128, 128, 256, 256, 512, 512]
     strides = [1, 1, 2, 1, 2, 1, 2, 1]
     layers = [Residual(a, b, s) for a, b, s in zip([64, *widths], widths, strides)]
@@ -132,13 +135,13 @@ def resnet18() -> Step:
 
 
 def lstm() -> Step:
-    """Return an LSTM language model (8.4 M parameters) and its loss on a batch: see `Step`."""
+    """Return an LSTM language model (8.4 M parameters), and a function of it: a batch's loss."""
     x = _words(32, 4)
     return Recurrent(), lambda model: _next_word(model, x)
 
 
 def moe() -> Step:
-    """Return a mixture of experts (8.4 M parameters) and its loss on a batch: see `Step`."""
+    """Return a mixture of experts (8.4 M parameters), and a function of it: a batch's loss."""
     x, target = torch.randn(64, 256), torch.randn(64, 256)
     return Experts(), lambda model: nn.functional.mse_loss(model(x), target)
 

@@ -203,7 +203,7 @@ def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str]) -> None:
     """Draw one panel: of each pair, the first run's time over the other's, at the pair's size.
 
     Work without a size has its contenders on the x axis.  `part` has the pairs of one kind of work,
-    each with the name of the run that is compared with the first.
+    each with the name of the run that is compared with the first; `runs` has all these names.
     """
     sized = part[0][1].first.bytes is not None
     styles = _styles([pair.first for _, pair in part])
@@ -323,7 +323,7 @@ _STYLES = {"mpi4py": "--", "auto": "-"}
 def draw_scaling(results: Results) -> Figure:
     """Draw time over bytes, a panel for each collective, a colour for each number of nodes.
 
-    The line style tells the algorithm.
+    The line style tells the bare mpi4py call, "auto" and the other algorithms apart.
     """
     from matplotlib.figure import Figure
 

@@ -395,7 +395,7 @@ class Line:
     cells : list of str
         Text of each column.
     style : str
-        One of "fastest", "baseline", "wrong", "better", "worse", or nothing.
+        One of "fastest", "baseline", "wrong", "better" and "worse", or empty.
     starts_group : bool
         Whether the line is the first of a group, such as the contenders at one size.
     bar : float or None
@@ -443,7 +443,7 @@ def times(ratio: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a percentage as the text of a whole number; an empty text for None."""
+    """Return `share`, in percent, as the text of a whole number; an empty text for None."""
     return "" if share is None else f"{share:.0f}"
 
 

@@ -145,7 +145,7 @@ class Contest:
         self.over, self.checking = False, True
 
     def admit(self, contender: Contender) -> None:
-        """Call a contender once; add it to `entries`, or if that fails or is slow to `refused`."""
+        """Call a contender once; add it to `entries`, or to `refused` if unsupported or slow."""
         name, case = contender.name, self.cases[contender.memory]
         if not knows(self.comm, name, case.collective):
             self.refused.append((contender, f"{case.collective} has no {name}"))

@@ -169,9 +169,9 @@ def overlaps(
     Figures of a row are ``least_us``, its least time T in the rounds; ``share``, the median of the
     time divided by the time without overlap in the same round; and ``hidden``,
     (Tnone - T) / min(Talone, Tnone - Talone), the part that overlap hid of what it can hide, where
-    Tnone is the least time without overlap and Talone that of communication alone.  These two rows
-    have no ``hidden``, and no row has it if the divisor is at most a tenth of Tnone.  Least times
-    are compared, since other work on the machine only adds time.
+    Tnone is the least time without overlap and Talone that of communication alone.  The rows
+    "none" and "communication alone" have no ``hidden``; no row has it if the divisor is at most a
+    tenth of Tnone.  Least times are compared, since other work on the machine only adds time.
     """
     models = {name: make(comm, name) for name in candidates(comm, "auto", 2)}
     models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}

@@ -53,7 +53,8 @@ class TuningSettings:
 class Cell:
     """One race of the tuner: a collective at one size in one kind of memory, with an end time.
 
-    `works` has the test data of that kind of memory; `until` is as of ``time.perf_counter`` here.
+    `works` has the test data of that kind of memory; `until` is as of ``time.perf_counter`` on
+    this rank.
     """
 
     collective: str
@@ -325,9 +326,10 @@ class History:
         return sorted(left, key=lambda n: (n != usual, self.seconds.get(n, 0.0)))
 
     def cost(self, nbytes: int) -> float:
-        """Return a lower bound of a cycle's seconds at `nbytes`: the last one, scaled by the bytes.
+        """Return a lower bound of the seconds of a cycle at `nbytes`; 0 before the first race.
 
-        A cycle calls each remaining contender once.
+        A cycle calls each remaining contender once.  The bound is the time of the last cycle at the
+        last size, multiplied by the ratio of the sizes.
         """
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
@@ -449,8 +451,9 @@ def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> s
 def uncertainty(seconds: Sequence[float]) -> float:
     """Return the standard error of the median, divided by the median.
 
-    For normally distributed times it is 1.253 σ / √n, and σ is 1.483 times half the interquartile
-    range.  For fewer than four times, half of their range is taken in its place.
+    For n normally distributed times it is 1.253 σ / √n, and their standard deviation σ is 1.483
+    times half the interquartile range.  For fewer than four times, half of their range (largest
+    minus smallest) is taken in place of half the interquartile range.
     """
     half = spread(seconds)
     if half is None:
