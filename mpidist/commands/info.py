@@ -126,7 +126,10 @@ def info_command(links: bool, as_json: bool) -> None:
 
 
 def _surroundings(hosts: list[str]) -> dict[str, str]:
-    """Return facts as text by name: the SLURM allocation, rank 0's network to another host."""
+    """Return texts by name: "SLURM", the allocation; "network", from rank 0 to another host.
+
+    The first is missing outside of SLURM, the second if all ranks are on one host.
+    """
     from ..launcher.allocation import SlurmAllocation
     from ..launcher.connections import adapters, addresses, describe, interface_to
 
@@ -199,7 +202,10 @@ def _device(reasons: list[str | None]) -> str:
 
 
 def _tabulate(paths: list[Path], console: Console) -> Table:
-    """Return a table of the paths of GPU arrays, by class of operations: if taken, and why."""
+    """Return a table of the paths of GPU arrays: whether each is taken, and why.
+
+    It is grouped by classes of operations, such as reductions, which take the same path.
+    """
     made = make_table(console, "=operations", "=path", "=taken", "why")
     for operations, names in CLASSES.items():
         first = f"{operations}: {', '.join(names)}"

@@ -23,7 +23,8 @@ REPORT_SECONDS = 1.0
 class Main(click.Group):
     """The group of commands; prints an error of mpidist as one line and sets the exit code.
 
-    The exit code is 2 for wrong options or arguments, and 1 for other failures.
+    The exit code is 2 for wrong options or arguments and for a job that cannot be started, and 1
+    for other failures.
     """
 
     def main(self, *arguments: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]

@@ -189,11 +189,11 @@ class CollectiveName(Parsed):
         self.more = more  # names that stand beside those of the collectives
 
     def known(self) -> Iterable[str]:
-        """Return the names of all collectives, and the further allowed names."""
+        """Return the names of all collectives, and `more`."""
         return (*COLLECTIVES, *self.more)
 
     def parse(self, text: str) -> str:
-        """Return the name; raise UnknownName if it is neither a collective nor a further name."""
+        """Return the name; raise UnknownName if it is neither a collective nor one of `more`."""
         if text not in self.more:
             algorithms(text)
         return text
@@ -231,7 +231,7 @@ class AlgorithmNames(Names):
         self.collectives, self.more = tuple(collectives), more
 
     def known(self) -> Iterable[str]:
-        """Return the further allowed names, and those of all algorithms of the collectives."""
+        """Return `more`, and the names of all algorithms of the `collectives`."""
         every = (a.name for collective in self.collectives for a in algorithms(collective))
         return (*self.more, *every)
 
@@ -243,7 +243,7 @@ class AlgorithmNames(Names):
         return names
 
     def check(self, name: str) -> None:
-        """Raise InvalidArgument unless `name` is an algorithm or one of the further names."""
+        """Raise InvalidArgument unless `name` is an algorithm of `collectives`, or in `more`."""
         if name in self.more:
             return
         errors = []

@@ -105,9 +105,10 @@ def prove_command(
 ) -> int:
     """Prove the algorithms of each COLLECTIVE (by default all), for every size, root and grouping.
 
-    All ranks run symbolically.  A proof shows that no rank deadlocks, that every contribution
-    arrives exactly once, and, where the algorithm claims it, that operands combine in rank order.
-    A counter-example names rank, round and block; the exit code is then 1.
+    All ranks run symbolically; a grouping assigns them to nodes.  A proof shows that no rank
+    deadlocks, that every contribution arrives exactly once, and, where the algorithm claims it,
+    that operands combine in rank order.  A counter-example names rank, round and block; the exit
+    code is then 1.
 
     With --pipeline, a proof shows that every microbatch passes through every stage once, in an
     order that cannot deadlock, and that no message is taken for another.  A counter-example names
@@ -145,7 +146,7 @@ def prove_command(
 
 
 def _on_proof(advance: Callable[..., None]) -> Callable[[int, int, str], None]:
-    """Return a callback that advances a progress bar to `done` of `total` proofs."""
+    """Return a callback (done, total, label): it advances a bar to `done` of `total` proofs."""
     return lambda done, total, label: advance(f"proving {label}", done, total)
 
 

@@ -226,7 +226,7 @@ def _draw(
 def _read_trace(
     path: str, name: str | None, stages: int | None, microbatches: int | None, chunks: int | None
 ) -> Trace:
-    """Return the trace in a file; raise InvalidArgument if a given option differs from its run."""
+    """Return the trace in a file; raise InvalidArgument if its run had other values than given."""
     from ..pipeline.schedules.trace import read
 
     trace = read(path)

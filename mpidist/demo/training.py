@@ -281,7 +281,10 @@ def _parallel_replica(
     algorithm: str,
     settings: tuple[Digits, int, float, float, int],
 ) -> Replica:
-    """Return this rank's replica, with the weights of rank 0."""
+    """Return this rank's replica, with the weights of rank 0.
+
+    `settings` are the digits, batch, learning rate, momentum and seed, as in :class:`Replica`.
+    """
     model = make_model(hidden, settings[-1] + comm.rank, dtype)
     # "manual" for the time of the averaging alone
     ddp = DDP(model, comm, BUCKET_BYTES, FIRST_BUCKET_BYTES, algorithm, sync="manual")
