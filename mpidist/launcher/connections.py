@@ -254,7 +254,8 @@ class Connections:
         """Handle a report of a rank.
 
         The first has the rank, its host, and the job's secret, which shows that it is one of this
-        job; later ones have the state of MPI, an exception, the exit code or the status.
+        job.  A later one has the state of MPI, an exception, the exit code that a Python program
+        announces before its end ("exit"), or the status with which the program ended ("status").
         """
         if connection.rank is None:
             if report.get("secret") != self.secret:

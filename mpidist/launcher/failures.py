@@ -77,7 +77,7 @@ class Failures:
     _shown: set[str] = field(default_factory=set)  # keys
 
     def add(self, number: int, host: str, described: dict[str, str]) -> None:
-        """Add a rank's exception; raise KeyError or TypeError if `described` is not that of one."""
+        """Add a rank's exception; raise KeyError or TypeError if `described` has another form."""
         texts = [str(described[name]) for name in ("kind", "line", "text")]
         if self._printed == len(self.known):
             self._since = time.monotonic()
@@ -86,9 +86,10 @@ class Failures:
     def cause(self, states: Iterable[RankState]) -> Failure | RankState | None:
         """Return the first exception that does not follow from another rank's failure.
 
-        If all do, as :class:`RankFailed` does, it is the state of a rank that ended without an
-        exception by a signal (but SIGTERM, by which launchers end ranks) or an exit code other than
-        0, or else the first exception; None without an exception.
+        If all do, as :class:`RankFailed` does, return the first of `states` whose rank reported no
+        exception, and ended by a signal (but SIGTERM, by which launchers end ranks) or with an exit
+        code other than 0; without such a state, the first exception.  None if no rank reported an
+        exception.
         """
         first = min(self.known, key=lambda failure: failure.follows, default=None)
         if first is None or not first.follows:
@@ -99,12 +100,16 @@ class Failures:
         return next(ended, first)
 
     def print_settled(self) -> None:
-        """Print the new exceptions once the first is a second old: others alike have then come."""
+        """Print the new exceptions 1 s after the first of them, when equal ones have arrived."""
         if self._printed < len(self.known) and time.monotonic() > self._since + SETTLED:
             self.print()
 
     def print(self) -> None:
-        """Print each new traceback once, with its ranks; of those that follow others, one line."""
+        """Print each new traceback once, with the ranks that failed with it.
+
+        A traceback printed before gets one line, and so does an exception that usually follows
+        another rank's failure (:attr:`Failure.follows`), unless it is the first one printed.
+        """
         groups: list[list[Failure]] = []
         known: dict[str, list[Failure]] = {}
         for failure in sorted(self.known[self._printed :], key=lambda each: each.follows):

@@ -121,7 +121,7 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 def _follow(command: list[str], environ: dict[str, str], timeout: float | None) -> list[str]:
     """Run a command and print its output as it comes; return the last lines of the output.
 
-    Raises LaunchError after `timeout` seconds.
+    Raise LaunchError after `timeout` seconds.
     """
     lines: list[str] = []
     late = False

@@ -89,7 +89,10 @@ class PlainJob:
     # -- the ranks --------------------------------------------------------------------------------
 
     def _observe(self, pid: int, rank: RankState | None) -> None:
-        """Have :meth:`_listen` notice the end of a process (by pidfd_open, where it exists)."""
+        """Have :meth:`_listen` notice the end of a process (by pidfd_open, where it exists).
+
+        `rank` is the rank whose program it is, or None for the launcher.
+        """
         with suppress(OSError, AttributeError):
             self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, rank)
 
@@ -141,7 +144,7 @@ class PlainJob:
         if time.monotonic() < self._gone_since + within + self._steps * STEP:
             return
         if not self._steps:
-            say(f"all ranks have ended {within:g} s ago: ending the launcher, which stays")
+            say(f"all ranks ended {within:g} s ago, but the launcher still runs: ending it")
         (self._launcher.kill if self._steps else self._launcher.terminate)()
         self._steps += 1
 
@@ -164,7 +167,7 @@ class PlainJob:
         return code
 
     def _mark_silent(self, code: int) -> None:
-        """Record the job's exit code as that of the first rank to end, if that rank sent none.
+        """Record the job's exit code as that of the first rank to end, if it has sent no exit code.
 
         If exceptions are known, record only the code of a signal (above 128): any other code is
         that of the abort that follows an exception.

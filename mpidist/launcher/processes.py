@@ -141,9 +141,10 @@ def end_processes(process: subprocess.Popen, patience: float = PATIENCE) -> None
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """Return (number, start time) of the process `pid` and of every process below it.
+    """Return (process id, start time) of the process `pid` and of every process below it.
 
-    The process group is not enough: an mpiexec gives each rank a group of its own.
+    The start time is the text in /proc/PID/stat: clock ticks since boot; empty if the process has
+    ended.  The process group is not enough: an mpiexec gives each rank a group of its own.
     """
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):

@@ -178,7 +178,7 @@ class RankProcess:
             time.sleep(POLL_SECONDS)  # the kernel has no event for a new handler
 
     def run(self, program: list[str]) -> int:
-        """Run the program; return its status, negative for a signal."""
+        """Run the program; return its status: negative for a signal, 127 if it cannot start."""
         piped = subprocess.PIPE if self.label or self.logs else None
         try:
             self.child = subprocess.Popen(
@@ -233,7 +233,8 @@ class RankProcess:
     def copy_output(self, source: IO[bytes], screen: IO[bytes], file: IO[bytes] | None) -> None:
         """Copy lines to the log `file`, if there is one, and to the screen.
 
-        With logs, only rank 0's lines go to the screen; they begin with the rank if `label`.
+        On the screen each line begins with the rank if `label`; with a log, only rank 0's lines go
+        there.
         """
         shown = file is None or self.rank == 0
         prefix = f"{self.rank}: ".encode() if self.label else b""

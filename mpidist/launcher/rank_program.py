@@ -29,7 +29,9 @@ def load(name: str) -> ModuleType:
 
 
 def install_hook(notes: ModuleType) -> None:
-    """Send the exception that will end this process to ``mpidist run``; print it if that fails.
+    """Set a ``sys.excepthook`` that sends the exception ending this process to ``mpidist run``.
+
+    If that fails, the hook prints the exception.
 
     `notes` is the module launcher_notes.py.
     """

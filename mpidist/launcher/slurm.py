@@ -136,8 +136,8 @@ def _placed(
 def plugins_for(library: InstalledMpi) -> tuple[str, ...]:
     """Return the plugins of srun that this library can start with, best first.
 
-    With any other, every rank would start as a job of one.  Those of MPICH depend on how it was
-    configured.
+    With any other, each rank would start as a job of its own.  The plugins of MPICH depend on
+    how it was configured.
     """
     if library.vendor == MPICH:
         return ("pmix", "pmi2") if "pmix" in library.about.lower() else ("pmi2",)
@@ -160,7 +160,7 @@ def choose_launcher(library: InstalledMpi, launcher: str, plugin: str | None) ->
     Raises
     ------
     LaunchError
-        If `launcher` or `plugin` cannot start this MPI, or would start every rank as a job of one.
+        If `launcher` or `plugin` cannot start this MPI, or would start each rank as its own job.
     """
     vendor, wanted = library.vendor, plugins_for(library)
     if plugin is not None and launcher == "mpiexec":

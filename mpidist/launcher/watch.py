@@ -153,7 +153,11 @@ class JobWatch:
         ]
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Run the launcher; return 0 if it and every rank succeeded, otherwise the exit code."""
+        """Run the launcher; return the exit code of the job: 0 if launcher and ranks succeeded.
+
+        Otherwise it is that of the first rank that failed, or else of the launcher; 128 + N for
+        signal N.
+        """
         secret = {SECRET: self.connections.secret}
         try:
             with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
@@ -202,7 +206,7 @@ class JobWatch:
             self._step = min(STEP, self.kill_wait / 10)
 
     def _end_if_stuck(self) -> None:
-        """End the job if the launcher has not ended some time after a rank failed.
+        """End the job if the launcher still runs some time after a failure or a signal to end.
 
         The ranks get SIGTERM, then SIGKILL; then the launcher gets both.
         """
@@ -261,7 +265,10 @@ class JobWatch:
 
     @property
     def never_started(self) -> bool:
-        """Whether MPI_Init failed: no rank left it; it hung, or the first failed rank was in it."""
+        """Whether MPI_Init failed: no rank returned from it, and it hung or a rank failed in it.
+
+        That rank is the first that failed.  False if a signal, such as Ctrl-C, ended the job.
+        """
         through = any(rank.mpi == STARTED for rank in self.connections.known.values())
         failed = self._failed()
         stuck = self._stuck_at_start or bool(failed and failed[0].mpi == STARTING)
@@ -304,7 +311,8 @@ class JobWatch:
     def _verdict(self, status: int) -> int:
         """Return the exit code of the job, given the launcher's `status`.
 
-        It is that of the first rank that failed, if there is one.
+        It is that of the first rank that failed; else that of the launcher, or 1 if a rank has not
+        reported its end.
         """
         self.failures.print()
         if self._stuck_at_start:

@@ -210,7 +210,7 @@ def test_a_launcher_that_stays(tmp_path, capfd, monkeypatch, code, within):
     monkeypatch.setattr(plain, within, 0.2)
     words = rank_program(tmp_path, f"raise SystemExit({code})")
     assert PlainJob(1).run(["sh", "-c", '"$@"; exec sleep 60', "sh", *words], RANK) == code
-    assert "all ranks have ended 0.2 s ago: ending the launcher" in capfd.readouterr().err
+    assert "all ranks ended 0.2 s ago, but the launcher still runs" in capfd.readouterr().err
 
 
 KILLED = """
