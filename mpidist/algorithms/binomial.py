@@ -1,4 +1,4 @@
-"""The binomial tree, in which the number of ranks that have the data doubles with each round."""
+"""The binomial tree: with each round twice as many of the p ranks have the n bytes of data."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

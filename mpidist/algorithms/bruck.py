@@ -1,4 +1,4 @@
-"""Bruck's algorithms: ceil(lg p) rounds for any p, at the price of longer messages."""
+"""Bruck's algorithms for n bytes on p ranks: ceil(lg p) rounds for any p, but longer messages."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The chain: each rank sends to the next one; slow for one message, fast for many segments."""
+"""The chain: each of p ranks sends n bytes to the next; slow as one message, fast in segments."""
 
 from collections.abc import Iterator
 

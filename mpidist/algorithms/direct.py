@@ -1,4 +1,4 @@
-"""Direct ("two-shot"): every rank owns a slice and exchanges it with all ranks at once."""
+"""Direct ("two-shot"): each of p ranks owns 1/p of n bytes, exchanged with all ranks at once."""
 
 from collections.abc import Iterator
 

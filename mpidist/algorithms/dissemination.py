@@ -1,4 +1,4 @@
-"""Dissemination: in round k every rank notifies the rank 2^k to its right."""
+"""Dissemination: in round k each of p ranks notifies the rank 2^k to its right."""
 
 from collections.abc import Iterator
 

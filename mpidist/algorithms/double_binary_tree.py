@@ -1,4 +1,7 @@
-"""Two binary trees at once: inner ranks of one are leaves of the other, so that no link idles."""
+"""Two binary trees on p ranks, each for half of n bytes; inner ranks of one are the other's leaves.
+
+So no link idles.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -63,8 +66,8 @@ def _both(
     """Yield the schedules of both halves of the data, run concurrently, each on its own tree.
 
     ``half(node, size, block)`` is the schedule of one half, `block`, on a tree whose root is the
-    last node.  In the second tree the ranks are mirrored, or shifted by one rank, so that inner
-    ranks of one tree are leaves of the other.
+    last node: the rank `root`.  In the second tree the other ranks are mirrored (`size` odd) or
+    shifted by one (`size` even), so that inner ranks of one tree are leaves of the other.
     """
     others = [(root + 1 + i) % size for i in range(size - 1)]
     mirrored = others[::-1] if len(others) % 2 == 0 else others[1:] + others[:1]

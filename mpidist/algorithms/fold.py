@@ -16,6 +16,9 @@ from ..schedule.rounds import Blocks, Recv, Reduce, Round, Schedule, Send, on
 class Fold:
     """The folding of all ranks onto a power of two, and the role of this rank in it.
 
+    The base is the power of two of ranks that run the schedule.  Each other rank, an extra, gives
+    its data to its proxy, a rank of the base that acts for both.
+
     Attributes
     ----------
     rank : int
@@ -25,7 +28,7 @@ class Fold:
     index : int or None
         Index of this rank in `players`; None for an extra.
     proxy, extra : int or None
-        This rank's proxy if it is an extra; its extra if it is a proxy.
+        This rank's proxy if it is an extra; its extra if it is a proxy; else None.
     pairs : int
         Number of extras, whose proxies are the first players.
     """
@@ -87,7 +90,8 @@ def base(size: int) -> int:
 def fold(rank: int, size: int, keep: int = -1) -> Fold:
     """Return the folding of `size` ranks, seen by `rank`.
 
-    The proxy of a pair is its upper rank, or its lower rank if that is `keep` (a reduce's root).
+    The first ranks form pairs of an extra and its proxy.  The proxy is the upper rank of the pair,
+    or the lower one if that is `keep`: a reduce's root must not be an extra.
     """
     pairs = size - base(size)
     players = [2 * i if 2 * i == keep else 2 * i + 1 for i in range(pairs)]

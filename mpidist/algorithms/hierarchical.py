@@ -1,4 +1,4 @@
-"""Hierarchical algorithms on all lanes: each local rank sends its slice between the nodes.
+"""Hierarchical algorithms on lanes (all ranks of one local rank), with a slice of n bytes each.
 
 A *lane* is the ranks with the same local rank, one per node.  ``hierarchical/LOCAL/ACROSS`` names
 the algorithms inside the nodes and along the lanes, the arguments `local` and `across`; `groups`

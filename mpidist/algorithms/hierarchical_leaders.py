@@ -1,4 +1,4 @@
-"""Hierarchical algorithms by leaders, one rank of each node; nodes of any sizes.
+"""Hierarchical algorithms by leaders, one rank of each node; p ranks, n bytes, nodes of any sizes.
 
 ``hierarchical_leaders/LOCAL/ACROSS`` names the algorithms inside the nodes and among the leaders,
 the arguments `local` and `across`; `groups` are the ranks of each node, and `blocks` is the number

@@ -87,7 +87,7 @@ def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
     """Return the arguments `requires` and `blocks` of ``@algorithm`` for an algorithm on all lanes.
 
-    `requires` returns why some nodes cannot be served, `blocks` the number of blocks.
+    `requires` returns why the nodes cannot be served, or None; `blocks` the number of blocks.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
         lengths = sorted({len(group) for group in groups})
         if len(lengths) > 1:
             many = " and ".join(map(str, lengths))
-            return f"nodes of {many} ranks: expected equally many ranks on every node, for lanes"
+            return f"nodes of {many} ranks: expected equally many ranks on every node"
         return made["requires"](size, groups=groups, local=local, across=across)
 
     def blocks(size: int, *, groups: Groups, local: str, across: str) -> int:

@@ -1,4 +1,4 @@
-"""The star: one rank exchanges messages with all others; the baseline for other algorithms."""
+"""The star: one of p ranks exchanges n bytes with all others; the baseline for other algorithms."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Neighbor exchange: two blocks at a time, with the left and the right neighbour in turn."""
+"""Neighbor exchange of n bytes on p ranks: two blocks a round, with left and right in turn."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Pairwise exchange: one partner per round, another one in each round."""
+"""Pairwise exchange by p ranks of n bytes each: one partner per round, another in each round."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,8 @@
-"""Recursive doubling and halving and algorithms composed of them, for any p by folding."""
+"""Recursive doubling and halving of n bytes on p ranks; any p, by folding onto a power of two.
+
+Also algorithms composed of them.  Folding: each rank outside the power of two, an *extra*, gives
+its data to a *proxy*, which acts for both.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -70,7 +74,7 @@ def allreduce_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
     Rounds: lg p for a power of two, else floor(lg p) + 2.  Bytes per rank: n each round.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
 
-    5 ranks; 0 is an extra, its proxy 1 acts for it::
+    5 ranks: 1 to 4 exchange, and 1 (a proxy) acts for 0 (an extra) too::
 
         0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
                    3 <-> 4    2 <-> 4
@@ -87,7 +91,7 @@ def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
     to n more where p is no power of two.
     Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 
-    5 ranks, the share of the data that moves; 0 is an extra, 1 its proxy::
+    5 ranks, the share of the data that moves: 1 to 4 exchange, 1 (a proxy) acts for 0 (an extra)::
 
         0 -all-> 1    1 <-1/2-> 2    1 <-1/4-> 3    and back    1 -all-> 0
                       3 <-1/2-> 4    2 <-1/4-> 4
@@ -104,7 +108,7 @@ def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
     an extra.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
 
-    5 ranks; 0 is an extra, its proxy 1 acts for both and sends block 0 back::
+    5 ranks: 1 to 4 exchange; 1 (a proxy) acts for 0 (an extra) too and sends block 0 back::
 
         0 -all-> 1    1 <-> 3    1 <-> 2    1 -[0]-> 0
                       2 <-> 4    3 <-> 4
@@ -121,7 +125,7 @@ def allgather_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
     4/3 n more where p is no power of two.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005).
 
-    5 ranks; 0 is an extra, its proxy 1 acts for both::
+    5 ranks: 1 to 4 exchange, and 1 (a proxy) acts for 0 (an extra) too::
 
         0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
                    3 <-> 4    2 <-> 4
@@ -141,7 +145,7 @@ def reduce_reduce_scatter_gather(rank: int, size: int, *, root: int) -> Iterator
     Rounds: 2 lg p for a power of two, else 2 floor(lg p) + 1.  Bytes per rank: at most 3/2 n.
     Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 
-    5 ranks, root 0, which is in the base; 1 is an extra::
+    5 ranks, root 0: all but 1 exchange, and 0 (a proxy) acts for 1 (an extra) too::
 
         1 -all-> 0    0 <-> 3    0 <-> 2    2 --> 0    3 --> 0
                       2 <-> 4    3 <-> 4    4 --> 3

@@ -1,4 +1,4 @@
-"""The ring: each rank sends to its right neighbour only."""
+"""The ring: each of p ranks sends only to its right neighbour, 1/p of the n bytes at a time."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,7 @@
-"""The k-ary tree: rank r has the children ``arity * r + 1 … arity * r + arity``."""
+"""The k-ary tree on p ranks, messages of n bytes: rank r has the children k r + 1 … k r + k.
+
+k is the argument `arity`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

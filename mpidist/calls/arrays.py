@@ -133,8 +133,8 @@ def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) 
     UnsupportedDtype
         For object arrays.
     InvalidArgument
-        For arguments that cannot be filled: lists, scalars, read-only memory; for an array on a GPU
-        where `device` is not set, and for any other where it is.
+        For arguments that cannot be filled: lists, scalars, read-only memory, arrays whose elements
+        share memory; for an array on a GPU if `device` is not set, and for any other if it is.
     """
     if device:
         if not is_on_device(out):
@@ -244,7 +244,10 @@ def flat(x: np.ndarray, note: str = "x") -> np.ndarray:
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype, rank: int, device: bool = False
 ) -> Any:
-    """Check that `out` can hold a result of `shape` and `dtype`; return an array on its memory."""
+    """Check that `out` can hold a result of `shape` and `dtype`; return an array on its memory.
+
+    With `device` it must be on a GPU, else on the host.  Raises InvalidArgument if it does not fit.
+    """
     out = as_output(out, rank, "out", device)
     if out.dtype != dtype:
         raise InvalidArgument(f"rank {rank}: out has dtype {out.dtype}, the result has {dtype}")

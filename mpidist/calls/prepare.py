@@ -211,8 +211,9 @@ def _rows(
 ) -> tuple[int, ...]:
     """Check `shape` against `counts`; return the number of rows of each rank's part.
 
-    `shape` is that of `out` if `received`, else of `x`.  With `joins` or `received` that array is
-    this rank's part; else it is the whole, dealt out to the ranks.
+    `shape` is that of `out` if `received`, else of `x`.  `joins` is whether the ranks' inputs are
+    parts of one result, as in gather.  With `joins` or `received` the array is this rank's part;
+    else it is the whole, dealt out to the ranks.
     """
     argument = "out" if received else "x"
     if not shape and not joins:

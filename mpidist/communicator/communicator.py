@@ -100,7 +100,7 @@ class _Beginning:
         return getattr(self._comm, name)
 
     def _find(self, *_: Any) -> None:
-        """Return None, for no bound call: the cache that it searches has blocking calls only."""
+        """Return None: the cache of bound calls is searched for blocking calls only."""
 
     def _run(self, collective: str, make: Callable[[], Prepared], algorithm: str, *_: Any) -> Work:
         return self._comm._begin(collective, make, algorithm)
@@ -196,7 +196,7 @@ class Communicator:
 
     @property
     def config(self) -> CollectiveConfig:
-        """Settings for collectives: strategies, thresholds, numbers of devices and nodes."""
+        """Settings for collectives: strategies, thresholds, numbers of nodes and ranks on each."""
         return self._service.config
 
     @property
@@ -400,7 +400,7 @@ class Communicator:
         x : array_like
             This rank's rows, shape (n, …); a scalar counts as one row.
         out : ndarray, tensor or buffer, optional
-            Memory for the result, of shape (p·n, …); `x` may be this rank's part of it.
+            Memory for the result, of shape (size·n, …); `x` may be this rank's part of it.
         counts : sequence of int, optional
             Rows of each rank, where they differ; the same on every rank.
         algorithm : str
@@ -409,7 +409,7 @@ class Communicator:
         Returns
         -------
         ndarray
-            `out`, or a new array of shape (p·n, …), or (sum(counts), …).
+            `out`, or a new array of shape (size·n, …), or (sum(counts), …).
         """
         key = ("allgather", id(x), id(out), algorithm) if counts is None else None
         bound = self._find(key, x, out)
@@ -443,7 +443,7 @@ class Communicator:
         root : int
             Rank that receives the result.
         out : ndarray, tensor or buffer, optional
-            On the root, of shape (p·n, …); `x` may be the root's part of it.
+            On the root, of shape (size·n, …); `x` may be the root's part of it.
         counts : sequence of int, optional
             Rows of each rank, where they differ; the same on every rank.
         algorithm : str
@@ -485,7 +485,7 @@ class Communicator:
         Parameters
         ----------
         x : array_like
-            Shape (p·n, …); rank r gets rows r·n … (r+1)·n of the combination.
+            Shape (size·n, …); rank r gets rows r·n … (r+1)·n of the combination.
         counts : sequence of int, optional
             Rows for each rank, where they differ; the same on every rank.
         out : ndarray, tensor or buffer, optional
@@ -496,7 +496,7 @@ class Communicator:
         Returns
         -------
         ndarray
-            `out`, or a new array of shape (n, …), or (counts[r], …).
+            `out`, or a new array of shape (n, …), or (counts[rank], …).
         """
         key = None
         if counts is None:
@@ -537,7 +537,7 @@ class Communicator:
         Parameters
         ----------
         x : array_like
-            On the root, shape (p·n, …); ignored elsewhere.
+            On the root, shape (size·n, …); ignored elsewhere.
         out : ndarray, tensor or buffer, optional
             This rank's rows, given on every rank or on none: without it the root first sends the
             shape to all ranks.
@@ -551,7 +551,7 @@ class Communicator:
         Returns
         -------
         ndarray
-            `out`, or a new array of shape (n, …), or (counts[r], …).
+            `out`, or a new array of shape (n, …), or (counts[rank], …).
         """
         mine = x if self.rank == root else out
         key = None
@@ -583,12 +583,12 @@ class Communicator:
         Parameters
         ----------
         x : array_like
-            Shape (p·n, …): rows d·n … (d+1)·n go to rank d.
+            Shape (size·n, …): rows d·n … (d+1)·n go to rank d.
         out : ndarray, tensor or buffer, optional
             Memory for the result, of the result's shape; may be `x`.
         counts : sequence of int, optional
             Rows that this rank sends to each rank, where they differ; or, to save a small
-            exchange, the whole p x p table with ``counts[r][d]`` the rows from r to d.
+            exchange, the whole size x size table with ``counts[r][d]`` the rows from r to d.
         algorithm : str
             See :meth:`allreduce`, also for the exceptions.
 
@@ -1084,8 +1084,8 @@ class Communicator:
         Parameters
         ----------
         x : ndarray, optional
-            An array of :meth:`empty`, or a view: from now on it is treated like any other, and its
-            memory is released with its last view.
+            An array of :meth:`empty`, or a view of one.  On the host it is treated like any other
+            array from now on, and released with its last view; on a GPU it is released at once.
 
         Raises
         ------
@@ -1155,8 +1155,10 @@ class Communicator:
 
         Raises
         ------
+        InvalidArgument
+            If `collective`, `op`, `memory` or a name in `without` is unknown.
         Unsupported
-            If this communicator cannot have arrays in symmetric memory.
+            If `memory` is "symmetric", which this communicator cannot have.
         """
         if memory not in MEMORIES:
             raise self._place.wrong(f"memory={memory!r}: expected {' or '.join(MEMORIES)}")

@@ -61,9 +61,10 @@ def share_tuning(
 
 
 def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Read the tuning table that the user chose; return (error, JSON document, name).
+    """Read the tuning table that the user chose; return (error, JSON document, source).
 
-    All three are empty without a table; beside an error the others are.
+    `source` says where the table is from.  Without a table all three are ""; with an error, the
+    other two are.
     """
     variable = environ.get(VARIABLE, "").strip()
     argument = f"{VARIABLE}={variable}" if variable else f"tuning={given!r}"
@@ -99,7 +100,7 @@ def init(
     tuning: str | os.PathLike | TuningTable | None = None,
     calibrate: bool | None = None,
 ) -> Communicator:
-    """Start MPI and return the default communicator; a second call returns the same one.
+    """Start MPI and return the default communicator; later calls return it while it is usable.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def init(
         Thread support to request from MPI, which must provide it.
     comm : mpi4py.MPI.Comm, optional
         Communicator of the ranks; by default ``MPI.COMM_WORLD``.  It is duplicated, never used
-        itself.
+        itself.  With it, each call returns a new communicator, which is not the default one.
     segment_bytes, window, debug
         See :class:`Communicator`.
     tuning : path or TuningTable, optional
@@ -123,11 +124,15 @@ def init(
 
     Raises
     ------
+    InvalidArgument
+        If `thread_level` is unknown; if `config`, `timeout`, `tuning` or `calibrate` is given while
+        the default communicator is in use.
     ConfigError
         On every rank, if rank 0 cannot read the tuning table; MPI stays usable.
         Or if a variable of the environment has a value that is not allowed.
     LaunchError
-        If the launcher started N processes but MPI sees one, or MPI provides a lower thread level.
+        If the launcher started N processes but MPI sees one, MPI provides a lower thread level, or
+        mpi4py cannot load an MPI library.
     """
     global _default
     if _default is not None and _default.broken is None and comm is None:

@@ -325,7 +325,10 @@ def _recording_collective(name: str, method: Callable[..., Any]) -> Callable[...
 
 
 def _record(traced: Traced, name: str, begin: float, end: float, number: int) -> None:
-    """Record a blocking collective, the communicator's number `number`; called by its wrapper."""
+    """Record a blocking collective that ran from `begin` to `end`, in seconds of ``perf_counter``.
+
+    It was the communicator's collective number `number`.  Called by the collective's wrapper.
+    """
     frame = sys._getframe(2)
     code = frame.f_code
     if code.co_filename.startswith(_PACKAGE):
@@ -410,7 +413,7 @@ def _endpoints(direction: str, kind: str, at: int) -> Callable[[tuple, dict], di
 
 
 def _description(args: tuple, options: dict) -> dict[str, Any]:
-    """Return the second argument of a call, `what` of ``wait_all``, as an event's details."""
+    """Return a call's second argument, such as `what` of ``wait_all``, as an event's details."""
     what = args[1] if len(args) > 1 else options.get("what")
     return {"what": what}
 

@@ -54,7 +54,8 @@ class BackgroundService(Protocol):
     ) -> CollectiveTimeout:
         """Return the error to raise for an operation that has passed its deadline.
 
-        `how` names its executor or algorithm, or what it waits for.
+        `sequence` is its number (None for one without, such as a message); `how` names its executor
+        or algorithm, or what it waits for.
         """
 
 
@@ -160,6 +161,7 @@ class Background:
         If a pending program uses the slot, this method waits until it has ended.  It is called
         before the program's first action, because kernels in shared memory synchronise the ranks
         by words in shared memory that belong to the slot too.
+        `operation` and `how` (its executor or algorithm) are for the error of a passed deadline.
         """
         service = self._service
         self._begun += 1

@@ -301,9 +301,9 @@ class Binder:
         return Round(tuple(before), transfer, tuple(after))
 
     def _transfer(self, messages: Sequence[RoundMessage], heard: set[int]) -> Transfer:
-        """Bind the messages of a round; receives wait for the greetings of peers not in `heard`.
+        """Bind the messages of a round; receives wait for the greetings of new peers.
 
-        Those peers are added to `heard`.
+        These are the peers of other nodes that are not in `heard`, to which they are added.
         """
         greeting = self._greeting
         if greeting is None:
@@ -420,9 +420,10 @@ def _places(step: Send | Recv | Reduce) -> list[tuple[str, int]]:
 
 
 def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
-    """Cut the Piece (array, start, stop) `whole` into parts as long as `pieces`, in their order.
+    """Cut the Piece `whole` into parts as long as `pieces`, in their order.
 
-    Returns pairs of a piece and its part.
+    A Piece is (array, start, stop): elements start … stop of a flat array.  Returns pairs of a
+    piece and its part of `whole`.
     """
     array, at, _ = whole
     pairs: list[tuple[Piece, Piece]] = []

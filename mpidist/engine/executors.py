@@ -67,7 +67,10 @@ class NativeExecutor(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return a program of the library's call, bound to the arrays' addresses."""
+        """Return a program of the library's call, bound to the arrays' addresses.
+
+        `repeated` and `turn` (see :meth:`Executor.bind`) make no difference here.
+        """
         backend, native = self._backend, self._backend.native
         assert native is not None
         if not background:
@@ -169,6 +172,7 @@ class MessagesExecutor(Executor):
         """Return the program of the algorithm's messages, bound to the arrays.
 
         A repeated call has persistent requests.  In the background it has none: its tags change.
+        `turn` (see :meth:`Executor.bind`) makes no difference here.
         """
         assert choice is not None
         memory, arity = HostMemory(call.dtype), choice.arity or self._arity

@@ -57,7 +57,7 @@ class Form(NamedTuple):
     text : bytes
         Dtype and shape, or that it is an object.
     head : bytes
-        Header of a message of this form that carries its elements.
+        Header of a short message of this form: the elements follow it in the same message.
     """
 
     nbytes: int
@@ -181,7 +181,7 @@ class PointToPoint:
         return self._work(arrival.came, _RECV, peer, end, sender)
 
     def _first(self, peer: int | None, wire: int) -> Any:
-        """Post the receive of a header from `peer`, or from any rank if `peer` is None.
+        """Post the receive of a header from `peer` (None: from any rank); return the request.
 
         `wire` is the backend's tag.
         """
@@ -191,7 +191,10 @@ class PointToPoint:
     def _receive(
         self, room: Room, form: Form | None, peer: int | None, tag: int, wire: int, timeout: Any
     ) -> None:
-        """Receive a message of the given `form` (None: any form) into `room`, its destination."""
+        """Receive a message of the given `form` (None: any form) into `room`, its destination.
+
+        `tag` is the user's, `wire` the backend's.
+        """
         self.service.check_usable()
         first = self._first(peer, wire)
         self._wait(first.test, _RECV, peer, timeout)
@@ -289,7 +292,7 @@ class PointToPoint:
         """Return `peer` as an int, or raise if it is not a rank other than this one."""
         peer = self.place.check_rank(peer, "peer")
         if peer == self.place.rank:
-            raise self.place.wrong(f"peer={peer} is this rank itself")
+            raise self.place.wrong(f"peer={peer} is this rank itself: expected another rank")
         return peer
 
     def source(self, peer: Any) -> int | None:

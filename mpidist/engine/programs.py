@@ -129,7 +129,7 @@ class Bound:
     nbytes : int
         Bytes of memory that it holds: scratch memory, requests, arrays, and its own objects.
     used : int
-        Number of operations begun before its last use by :meth:`Programs.get`, by addresses.
+        Number of operations begun before :meth:`Programs.get` last found it.
     shared : bool
         Whether it has arrays of its own: a call's input is copied in, and its result copied out.
     x, out : ndarray or None
@@ -291,7 +291,7 @@ class Programs:
         return found
 
     def get(self, key: Hashable) -> Bound | None:
-        """Return the bound call of a key; None if there is none or it runs in the background."""
+        """Return the bound call of a key; None if there is none, or it is running now."""
         bound = self.entries.get(key)
         if bound is None or bound.program.busy:
             return None
@@ -371,7 +371,7 @@ class Programs:
         return before[0]
 
     def _forget_half(self) -> None:
-        """Forget recorded uses of calls: those with dead arrays, and at least the older half."""
+        """Forget the older half of the recorded uses, and of the others those with dead arrays."""
         noted = list(self._noted.items())[NOTED // 2 :]
         self._noted = {m: n for m, n in noted if all(ref() is not None for ref in n[1])}
 

@@ -88,7 +88,8 @@ class RepeatedService(Protocol):
     def timed_out(self, operation: str, sequence: int | None, how: str) -> Exception:
         """Return the error to raise for an operation that has passed its deadline.
 
-        `how` names its executor or algorithm, or what it waits for.
+        `sequence` is its number (None for one without, such as a message); `how` names its executor
+        or algorithm, or what it waits for.
         """
 
 

@@ -89,7 +89,10 @@ class Reports:
             raise self.mismatch(sequence, operation, other)
 
     def mismatch(self, sequence: int, operation: str, other: dict[int, str]) -> CollectiveMismatch:
-        """Return the error for ranks that run a different operation, described by `other`."""
+        """Return the error for ranks that run a different operation.
+
+        `other` has a description of it by rank; it is empty if the ranks are not known.
+        """
         others = ", ".join(f"{text} on rank {rank}" for rank, text in other.items())
         others = others or "a different one on another node"
         return CollectiveMismatch(
@@ -114,7 +117,7 @@ class Reports:
 
         At least one of two mismatched ranks sees the other's announcement, and sends nothing: Open
         MPI (5.0.11) writes past the end of the receiver's array if a message from the same node is
-        longer.
+        longer.  Raises CommunicatorBroken if a rank has given up the operation at its deadline.
         """
         fence()
         other = self._backend.board.different(sequence, fingerprint)
@@ -180,8 +183,9 @@ class Reports:
     ) -> CollectiveTimeout:
         """Return the error to raise for an operation not finished within `seconds`.
 
-        `how` names its executor or algorithm, or what it waits for.  With `ask`, other nodes are
-        asked for their state; else only the board is read, without MPI.
+        `sequence` is its number (None for one without, such as a message); `how` names its executor
+        or algorithm, or what it waits for.  With `ask`, other nodes are asked for their state; else
+        only the board is read, without MPI.
         """
         board, rank = self._backend.board, self._backend.rank
         missing: tuple[int, ...] = ()

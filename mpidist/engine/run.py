@@ -133,7 +133,7 @@ class Engine:
                 engine.abandon()
 
     def abandon(self) -> None:
-        """Stop polling the pending operations of this communicator, which is broken."""
+        """Stop polling for this communicator: it is broken, or has no pending operation left."""
         self.active = []
         if self in _pending.engines:
             _pending.engines.remove(self)
@@ -200,7 +200,7 @@ def _strand(items: list[Round | Side]) -> Iterator[None]:
 def _side(side: Side) -> Iterator[None]:
     """Run strands (lists of rounds) concurrently; yield None while messages are missing.
 
-    Strand k + window starts when strand k has ended.
+    At most `side.window` run at a time: strand k + window starts when strand k has ended.
     """
     window = side.window
     slots: list[tuple[int, Iterator[None]] | None] = [

@@ -416,7 +416,8 @@ class Service:
     ) -> CollectiveTimeout:
         """Return the error to raise for an operation that has passed its deadline.
 
-        `how` names its executor or algorithm, or what it waits for.
+        `sequence` is its number (None for one without, such as a message); `how` names its executor
+        or algorithm, or what it waits for.
         """
         seconds = self.timeout if timeout is UNSET else timeout
         return self.reports.timed_out(operation, sequence, how, seconds)

@@ -98,7 +98,8 @@ class HostMemory:
 class Storage:
     """The location of each block: the user's input, the user's result, or scratch memory.
 
-    `place` is (rank, size, root); `x` and `out` are None where this rank has no input or result.
+    `place` is (rank, size, root); `lengths` has the elements of each block; `x` and `out` are None
+    where this rank has no input or result.
     """
 
     def __init__(

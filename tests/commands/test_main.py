@@ -458,4 +458,4 @@ def test_completion(words, completed):
 def test_list_says_what_is_needed():
     text = call("list", "allgather")
     assert "(needs an even number of ranks)" in text
-    assert "(needs equally many ranks on every node, for lanes)" in text
+    assert "(needs equally many ranks on every node)" in text
