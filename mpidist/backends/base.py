@@ -202,7 +202,8 @@ class Backend(Protocol):
     native : Native or None
         The backend's own collectives; None if it has none.
     patience : tuple of int
-        How long a wait in shared memory spins: see :func:`~mpidist.backends.waiting.spin`.
+        How long a wait in shared memory spins: the number of reads in a row, then of reads that
+        yield the core in between; see :func:`~mpidist.backends.waiting.spin`.
     threads : bool
         Whether several threads may call the backend at the same time.
     roll_call : AbsentRanks or None
@@ -271,7 +272,10 @@ class Backend(Protocol):
 
         By default unsupported.
         """
-        raise Unsupported(f"rank {self.rank}: the {self.name} backend cannot receive from any rank")
+        raise Unsupported(
+            f"rank {self.rank}: the {self.name} backend cannot receive from any rank (peer=None): "
+            "pass the rank of the sender"
+        )
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
         """Return the sender of a message that has arrived and was not received; None without one.
@@ -295,7 +299,7 @@ class Backend(Protocol):
     ) -> bool:
         """Wait until every rank has announced operation `sequence`; return False past the deadline.
 
-        `progress` is called now and then, as in `wait`.  By default the board is polled.
+        `deadline` and `progress` are those of :meth:`wait`.  By default the board is polled.
         """
         return self.wait(lambda: self.board.all_reached(sequence), deadline, progress)
 

@@ -94,7 +94,10 @@ def _library_operation(name: str, dtype: np.dtype) -> tuple[MPI.Op, MPI.Datatype
 
 @lru_cache(maxsize=256)
 def _needs_arithmetic(name: str, dtype: np.dtype) -> bool:
-    """Return whether operation `name` on `dtype` needs arithmetic around the library's call."""
+    """Return whether operation `name` on `dtype` needs arithmetic around the library's call.
+
+    That is the division of a mean, or the conversion to a wider dtype and back.
+    """
     op = OPS[name]
     return is_mean(op) or accumulator(op, dtype) != dtype
 

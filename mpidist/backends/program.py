@@ -25,7 +25,10 @@ def store(target: np.ndarray, source: np.ndarray) -> Action:
 
 @dataclass(slots=True)
 class Round:
-    """One round: actions that pack, then messages, then actions that combine, copy and unpack."""
+    """One round: actions that pack, then messages, then actions that combine, copy and unpack.
+
+    `transfer` has the messages; it is None if there are none.
+    """
 
     before: tuple[Action, ...]
     transfer: Transfer | None

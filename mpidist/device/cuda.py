@@ -90,7 +90,7 @@ class CudaDevice:
 
     @staticmethod
     def identities() -> tuple[str, ...]:
-        """Return UUID and PCI bus id of each device that CUDA_VISIBLE_DEVICES shows, by number."""
+        """Return the identity of each device that CUDA_VISIBLE_DEVICES shows, by number."""
         return tuple(_identity(k) for k in range(runtime.getDeviceCount()))
 
     @staticmethod
@@ -103,7 +103,10 @@ class CudaDevice:
         return f"GPU {self.number} ({self._properties['name'].decode()})"
 
     def identity(self) -> str:
-        """Return UUID and PCI bus id, which do not depend on CUDA_VISIBLE_DEVICES."""
+        """Return the text ``UUID@bus``, which does not depend on CUDA_VISIBLE_DEVICES.
+
+        It has the device's UUID and its PCI bus id.
+        """
         return _identity(self.number)
 
     def enter(self) -> None:

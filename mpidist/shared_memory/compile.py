@@ -109,7 +109,10 @@ def kernel_runner(service: KernelService, what: str, how: str, kernel: Program) 
 
 
 def arrival_runner(service: KernelService, what: str) -> Serve:
-    """Return ``run(sequence)``, which announces operation `what` and waits for all ranks."""
+    """Return ``run(sequence)``, which announces operation `what` and waits for all ranks.
+
+    It raises at the deadline, and if the ranks' operations differ.
+    """
     backend, board = service.backend, service.backend.board
     announce, fingerprint = board.announce, service.reports.fingerprint(what)
 

@@ -196,7 +196,7 @@ def kernel(call: Call, workspace: Workspace) -> Program:
 
 
 def _combine(call: Call, peers: _PeerArrays, mine: slice, out: np.ndarray) -> list[Action]:
-    """Return the actions that combine slice `mine` of all inputs into `out`, which is as long."""
+    """Return the actions that combine slice `mine` of all inputs into `out`, of its length."""
     assert call.x is not None and call.op is not None
     x, size, itemsize = unowned(call.x), call.size, max(call.dtype.itemsize, 1)
     piece = max(_LEAST_PIECE, PIECE_BYTES // size) // itemsize
