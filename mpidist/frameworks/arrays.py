@@ -23,7 +23,7 @@ class Arrays:
     """
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        """Return (name, parameter) for each parameter, once; without names their numbers."""
+        """Return (name, parameter) for each parameter, once; names are "0", "1", … by default."""
         names: Callable[[], Any] | None = getattr(module, "named_parameters", None)
         once: dict[int, tuple[str, Any]] = {}
         for name, p in enumerate(module.parameters()) if names is None else names():
@@ -79,7 +79,10 @@ class Arrays:
         return flat[start : start + math.prod(p.data.shape)].reshape(p.data.shape)
 
     def flat_parameter(self, flat: Any, gradient: Any, start: int, stop: int) -> Any:
-        """Return a Parameter with the elements `start` to `stop` of `flat`, and of `gradient`."""
+        """Return a Parameter of the elements `start` to `stop` of `flat`, without a copy.
+
+        The same elements of `gradient` are the Parameter's gradient.
+        """
         return Parameter(flat[start:stop], gradient[start:stop])
 
     def stream(self, p: Any) -> int | None:
@@ -133,7 +136,10 @@ class Arrays:
         return before_steps(act)
 
     def is_elementwise(self, optimizer: Any) -> bool:
-        """Return whether an optimizer class updates each element by itself, as mpidist.nn's do."""
+        """Return whether an optimizer class is SGD or Adam of :mod:`mpidist.nn`.
+
+        They update each element from the history of that element alone.
+        """
         return optimizer in (SGD, Adam)
 
     def optimizer_state(self, optimizer: Any, p: Any) -> dict[str, Any]:

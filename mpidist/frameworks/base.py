@@ -196,7 +196,7 @@ class Framework(Protocol):
         """
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
-        """Call ``act(parameters)`` before each step of any optimizer, with the optimizer's own.
+        """Call ``act(parameters)`` before each step of any optimizer, with its parameters.
 
         Return the function that removes this callback.
         """
@@ -221,9 +221,10 @@ def library(x: Any) -> str | None:
 
 
 def adapter(name: str | None, purpose: Purpose) -> Any:
-    """Import and return the module in :data:`ADAPTERS` for a library and purpose, or None.
+    """Import and return the module in :data:`ADAPTERS` for a library and purpose.
 
-    `name` is a result of :func:`library`.  None means that this library has no such adapter.
+    `name` is a result of :func:`library`, `purpose` is "framework", "wrapper", "stage", "traced",
+    "loss" or "loader".  The result is None if the library has no module for the purpose.
     """
     module = ADAPTERS[name].get(purpose)
     return None if module is None else importlib.import_module(module)

@@ -72,8 +72,9 @@ def candidates(
 ) -> list[str]:
     """Return the names of the transports that the first steps are to time.
 
-    It is one name unless `overlap` is "auto" and there are several buckets on the host: with one
-    bucket nothing overlaps, and the host's clock cannot time transports of gradients on a GPU.
+    It is one name unless `overlap` is "auto" and there are several ranks, and several buckets on
+    the host: with one bucket nothing overlaps, and the host's clock cannot time transports of
+    gradients on a GPU.
 
     Parameters
     ----------
@@ -191,8 +192,9 @@ class Autotune:
     def _observe(self, fixed: bool) -> None:
         """Make buckets by the order of gradients that rank 0 has seen, unless `fixed`; collective.
 
-        Do nothing if rank 0 has seen none yet.  Otherwise also set how many additions each gradient
-        gets in a step, so that complete buckets are detected, and begin to time the transports.
+        Do nothing if rank 0 has seen no gradient yet.  Otherwise also set how many additions each
+        gradient gets in a step, so that complete buckets are detected, and begin to time the
+        transports.
         """
         self._left -= 1
         order = self._comm.broadcast_object(list(self._order))

@@ -172,7 +172,7 @@ class Bucket:
     # -- gradients and the buffer -----------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Allocate the buffer; copy the existing gradients into it, as its views; collective."""
+        """Allocate the buffer, and move existing gradients into it as views; collective."""
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is not None and tuple(p.grad.shape) == tuple(view.shape):
                 self.framework.copy(view, p.grad)
@@ -209,7 +209,7 @@ class Bucket:
         return k in self.lent and bool((grad != 0).any())
 
     def take_back(self, k: int) -> None:
-        """Set gradient `k`, which no rank has computed, back to None if it is a lent view."""
+        """Set gradient `k`, which no rank has computed, back to None if it was None at first."""
         if k in self.lent:
             self.parameters[k].grad = None
 
@@ -237,7 +237,7 @@ class Bucket:
             p.grad = view
 
     def settle(self) -> None:
-        """Check the shapes of the gradients where :meth:`collect` is not called: on one rank.
+        """Check the shapes of the gradients on a single rank, which does not call :meth:`collect`.
 
         Raises
         ------
@@ -285,7 +285,8 @@ class Bucket:
         Raises
         ------
         InvalidArgument
-            If a step has more additions than expected: the bucket may have been sent without it.
+            If the step has had more additions to gradient `k` than expected: the bucket may have
+            been sent without the last one.
         """
         self.added[k] += 1
         if self.expected is None:

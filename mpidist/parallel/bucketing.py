@@ -200,9 +200,10 @@ class Grouping:
     buckets : tuple of Bucket
         The buckets, in the order in which a backward pass completes them.
     layout : list of tuple of int
-        Indices of the parameters in each bucket.
+        Indices of the parameters in each bucket, in the order of the buckets.
     where : dict of int to (int, int)
-        The bucket of each parameter, and its index in it, by the parameter's index.
+        Index of each parameter's bucket, and of the parameter in that bucket, by the parameter's
+        index in `named`.  Parameters in no bucket have no entry.
     sparse : list of int
         Indices of the parameters in no bucket.
     symmetric : bool
@@ -233,7 +234,11 @@ class Grouping:
         self.layout = self.plan(None)
 
     def plan(self, order: Iterable[int] | None) -> Layout:
-        """Return the layout (parameters by bucket) for gradients that become ready in `order`."""
+        """Return the layout: the indices of the parameters in each bucket.
+
+        `order` has the indices of the parameters in the order in which their gradients become ready
+        in backward; None means the reverse of the parameters' order.
+        """
         order = reversed(range(len(self.named))) if order is None else order
         bucketed = [i for i in order if i not in self.sparse]
         return assign_buckets(self._nbytes, self._kinds, *self._limits, bucketed)
@@ -318,9 +323,9 @@ class Grouping:
         return [list(bucket.names) for bucket in self.buckets]
 
     def layout_of(self, names: Sequence[Sequence[str]]) -> Layout | None:
-        """Return the layout of buckets with these parameters, the inverse of :meth:`names`.
+        """Return the layout (indices of the parameters in each bucket) for names by bucket.
 
-        Return None if the model's parameters have other names.
+        This is the inverse of :meth:`names`.  Return None if the parameters have other names.
         """
         number = {self.named[i][0]: i for i in self.where}
         flat = [name for bucket in names for name in bucket]

@@ -94,7 +94,7 @@ class BufferSync:
 
     @property
     def algorithms(self) -> dict[str, str]:
-        """Pinned algorithms of the buffers' means, by the name of the dtype."""
+        """Algorithms of the buffers' means, the same in every step, by the name of the dtype."""
         return {str(flat.dtype): algorithm for flat, _, algorithm in self._groups if algorithm}
 
     @algorithms.setter
@@ -106,7 +106,7 @@ class BufferSync:
 
     @property
     def communicates(self) -> bool:
-        """Whether :meth:`run` has buffers to send."""
+        """Whether :meth:`run` has buffers to send, and other ranks to send them to."""
         return bool(self._groups) and self._comm.size > 1
 
     def run(self, root: int) -> None:
@@ -152,7 +152,7 @@ def _empty_like(array: Any, count: int) -> Any:
 def _algorithm(comm: Communicator, flat: Any, on_device: bool) -> str:
     """Return the algorithm for the mean of a flat array of buffers; collective.
 
-    It is pinned, so that every step has the same bits.
+    It is chosen once for all steps, so that every step has the same bits.
     """
     if on_device:
         return choose_on_device(comm, comm, flat, "auto", "allreduce")

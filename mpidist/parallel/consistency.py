@@ -225,7 +225,10 @@ class ParameterGuard:
             )
 
     def _check_replaced(self, rank: int) -> None:
-        """Raise InvalidArgument if parameters were added or removed; allow other replacements."""
+        """Raise InvalidArgument if parameters were added or removed since the module was wrapped.
+
+        Submodules may have been replaced by others that have the same parameters.
+        """
         now = self._framework.parameters(self._module)
         new = [name for name, p in now if id(p) not in self._ids]
         lost = len(self._ids) - (len(now) - len(new))

@@ -247,7 +247,8 @@ class DDP(NotCopyable):
     def check_averaged(self, parameters: Iterable[Any] | None = None) -> None:
         """Raise InvalidArgument if a gradient of these parameters has not been averaged.
 
-        Optimizers call it before a step.  None means all parameters.
+        Optimizers call it before a step.  None means all parameters.  Within :meth:`no_sync`
+        nothing is checked.
         """
         if not self.reducer.enabled:
             return

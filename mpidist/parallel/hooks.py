@@ -55,7 +55,10 @@ class Feedback:
         return self._states.setdefault(bucket, {})
 
     def residual(self, bucket: Bucket) -> np.ndarray:
-        """Return the part of the gradients that earlier steps did not send; zeros at first."""
+        """Return what earlier steps did not send of the gradients, like ``bucket.flat``.
+
+        It is zero at first, and the hook changes it in place.
+        """
         state = self.state(bucket)
         if RESIDUAL not in state:
             state[RESIDUAL] = np.zeros_like(bucket.flat)

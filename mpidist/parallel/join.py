@@ -77,7 +77,7 @@ class Join:
         return self._optimizer is not None
 
     def announce_step(self) -> None:
-        """Announce to the other ranks, as a step begins, that this rank has not finished."""
+        """Announce, as a step begins, that this rank has not finished; collective."""
         self._exchange(True)
 
     def _exchange(self, active: bool) -> bool:
@@ -104,7 +104,11 @@ class Join:
         return True
 
     def finish(self) -> None:
-        """Take part in the steps of the other ranks until all have finished."""
+        """Take part in the steps of the other ranks until all have finished; collective.
+
+        If a rank finished before others, then compare the parameters of all ranks, or without an
+        optimizer copy those of a rank that finished last to all.
+        """
         reducer, shadowed = self._model.reducer, False
         reducer.before_first_send = None  # this loop exchanges instead
         while self._exchange(False):

@@ -310,9 +310,10 @@ class Reducer:
     def regroup(
         self, layout: Layout, algorithms: Sequence[str] | None = None, observed: bool = True
     ) -> None:
-        """Replace the buckets by those of `layout`; collective.
+        """Replace the buckets by those of `layout`, the parameters' indices by bucket; collective.
 
-        If `observed`, the layout comes from an observed order of gradients, and stays as it is.
+        `algorithms` are those of the buckets' allreduces; by default they are chosen.  If
+        `observed`, the layout comes from an observed order of gradients, and stays as it is.
 
         Raises
         ------

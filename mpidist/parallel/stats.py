@@ -66,7 +66,7 @@ class Stats:
         )
 
     def scalars(self) -> dict[str, float]:
-        """Return all numbers by name, for TensorBoard, W&B or a CSV file."""
+        """Return the attributes that are numbers, by name, for TensorBoard, W&B or a CSV file."""
         return numbers_of(self)
 
 

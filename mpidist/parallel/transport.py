@@ -143,8 +143,8 @@ class Transport(Protocol):
     early : bool
         Whether a bucket is sent during backward, as soon as it is complete.
     spans : list of (float, float)
-        Start and end of the communication of each bucket, in seconds of ``perf_counter``; the
-        owner empties it.
+        Start and end of the communication of each bucket, in seconds of ``perf_counter``; emptied
+        by the caller at the end of each step.
     """
 
     early: bool
@@ -172,7 +172,7 @@ class Blocking:
         self._hook, self.spans = hook, []  # type: Hook | None, Spans
 
     def send(self, bucket: Bucket) -> Pending:
-        """Send a bucket, and wait for it."""
+        """Send a bucket, wait until it is averaged, and return a complete operation."""
         began = perf_counter()
         with profiled(f"mpidist.bucket {bucket.index}"):
             if self._hook is not None:
@@ -212,7 +212,7 @@ class Polls:
         self._pending: list[_Polled] = []
 
     def send(self, bucket: Bucket) -> Pending:
-        """Start to send a bucket."""
+        """Start to send a bucket, and return the pending operation."""
         with profiled(f"mpidist.bucket {bucket.index} begins"):
             polled = _Polled(start(self._hook, bucket), self.spans, bucket)
         self._pending.append(polled)
@@ -248,7 +248,7 @@ class _Polled:
 
 
 class Thread:
-    """Sends one bucket after another in a thread with a communicator of its own.
+    """Sends one bucket after another in a thread, by the communicator of the buckets.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ class Thread:
         self._thread: threading.Thread | None = None
 
     def send(self, bucket: Bucket) -> Pending:
-        """Queue a bucket for the thread."""
+        """Queue a bucket for the thread, and return the pending operation."""
         if self._thread is None:
             arguments = (self._queue, self._blocking)
             self._thread = threading.Thread(target=_serve, args=arguments, daemon=True)
@@ -297,7 +297,8 @@ class _Job:
         """
         while not self.complete.wait(ALIVE_SECONDS):
             if not self._thread.is_alive():
-                raise CommunicationError("the thread that sends gradients has ended")
+                rank = self.bucket.comm.rank
+                raise CommunicationError(f"rank {rank}: the thread that sends gradients has ended")
         if self.error is not None:
             raise self.error
 

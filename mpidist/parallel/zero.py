@@ -131,7 +131,9 @@ class ZeroOptimizer(NotCopyable):
                 "create a ZeroOptimizer before the first"
             )
         if not model.reducer.grouping.named:
-            raise InvalidArgument(f"rank {rank}: the model has no trainable parameters")
+            raise InvalidArgument(
+                f"rank {rank}: ZeroOptimizer: the model has no trainable parameters"
+            )
         grouping = self._reducer.grouping
         if grouping.sparse:
             names = ", ".join(grouping.named[i][0] for i in grouping.sparse)
@@ -140,7 +142,9 @@ class ZeroOptimizer(NotCopyable):
                 "ones can be divided among the ranks: expected an embedding with sparse=False"
             )
         if self._reducer.hook is not None:
-            raise Unsupported(f"rank {rank}: the model has a communication hook: expected none")
+            raise Unsupported(
+                f"rank {rank}: ZeroOptimizer: the model has a communication hook: expected none"
+            )
         inner = optimizer.func if isinstance(optimizer, partial) else optimizer
         if not elementwise and not model.framework.is_elementwise(inner):
             raise Unsupported(
@@ -276,7 +280,10 @@ class ZeroOptimizer(NotCopyable):
     # -- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of the state, by parameter; a :class:`Checkpoint` joins them."""
+        """Return this rank's part of the state, by parameter.
+
+        A :class:`Checkpoint` joins the parts of all ranks.
+        """
         state: dict[str, dict[str, Any]] = Divided()
         for piece in self._pieces:
             entries = self._model.framework.optimizer_state(self.optimizer, piece.flat)
