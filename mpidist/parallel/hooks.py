@@ -55,9 +55,9 @@ class Feedback:
         return self._states.setdefault(bucket, {})
 
     def residual(self, bucket: Bucket) -> np.ndarray:
-        """Return what earlier steps did not send of the gradients, like ``bucket.flat``.
+        """Return an array like ``bucket.flat``: what earlier steps did not send of the gradients.
 
-        It is zero at first, and the hook changes it in place.
+        It has zeros at first, and the hook changes it in place.
         """
         state = self.state(bucket)
         if RESIDUAL not in state:

@@ -297,8 +297,7 @@ class _Job:
         """
         while not self.complete.wait(ALIVE_SECONDS):
             if not self._thread.is_alive():
-                rank = self.bucket.comm.rank
-                raise CommunicationError(f"rank {rank}: the thread that sends gradients has ended")
+                raise CommunicationError("the thread that sends gradients has ended")
         if self.error is not None:
             raise self.error
 

@@ -1137,7 +1137,10 @@ class ProcessGroup(dist.ProcessGroup):
         return made[0]
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return whether :meth:`allocate_tensor` can be used: only if all ranks are on one node."""
+        """Return whether `device` is the CPU, and all ranks are on one node.
+
+        Otherwise PyTorch does not call :meth:`allocate_tensor`.
+        """
         return torch.device(device).type == "cpu" and self.comm.topology.num_nodes == 1
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""A DDP of a module of PyTorch: it is one itself, and averages gradients as backward ends."""
+"""A DDP of a module of PyTorch: itself a torch.nn.Module; averages gradients as backward ends."""
 
 from __future__ import annotations
 
