@@ -364,9 +364,9 @@ class Workload:
         return self._turn
 
     def count(self, nbytes: int) -> int:
-        """Return the elements of a whole buffer of at least `nbytes`; 0 for a barrier.
+        """Return the number of elements of a whole buffer of at least `nbytes`; 0 for a barrier.
 
-        They are a multiple of the number of ranks where each rank has a part of the buffer.
+        It is a multiple of the number of ranks where each rank has a part of the buffer.
         """
         count = -(-nbytes // self.dtype.itemsize)
         if COLLECTIVES[self.collective].per_rank:

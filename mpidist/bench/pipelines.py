@@ -94,7 +94,7 @@ def slowly(bucket: Bucket) -> Iterator[Any]:
 
 
 def replicas(comm: Communicator, rounds: int) -> list[Row]:
-    """Time steps of 2 stages with 2 replicas each, where the last stage's averaging is slow.
+    """Time `rounds` steps of 2 stages, 2 replicas each; the last stage's averaging is slow.
 
     The replicas' gradients are averaged by :class:`~mpidist.Pipeline` within the step, after the
     step, or not at all.  Averaging begins when a stage's backward has ended (``overlap="none"``),

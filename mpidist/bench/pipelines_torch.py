@@ -73,7 +73,7 @@ def theirs(
 
 
 def steps(comm: Communicator, rounds: int) -> list[Row]:
-    """Time 1F1B steps of MLPs of several sizes, by mpidist and by PyTorch; collective.
+    """Time `rounds` 1F1B steps of each of several MLPs, by mpidist and by PyTorch; collective.
 
     Each rank uses one thread.
     """

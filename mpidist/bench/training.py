@@ -99,7 +99,10 @@ class BareArrays:
 def communication(
     comm: Communicator, rounds: int, count: int = 240, elements: int = 1000
 ) -> list[Row]:
-    """Time averaging `count` gradients of `elements` float32 each: in buckets, and one by one."""
+    """Time the averaging of `count` gradients, `rounds` times each: in buckets, and one by one.
+
+    Each gradient has `elements` float32.
+    """
     ours, theirs = BareArrays([elements] * count), BareArrays([elements] * count)
     model = DDP(ours, comm, overlap="none")
 

@@ -72,7 +72,7 @@ def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
 
 
 def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], Stats]:
-    """Time SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats."""
+    """Time `rounds` SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats."""
     net, bare, each = mlp(width), mlp(width), mlp(width)
     count = sum(p.numel() for p in net.parameters())
     with threads(comm):
@@ -97,7 +97,10 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
 
 
 def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], Stats]:
-    """Time AdamW steps of model `name` with each wrapper; return rows and mpidist.DDP's stats."""
+    """Time `rounds` AdamW steps with each wrapper; return rows and mpidist.DDP's stats.
+
+    `name` is a model of :data:`mpidist.bench.models_torch.MODELS`.
+    """
 
     def step(wrap: Callable[[torch.nn.Module], Any]) -> tuple[Callable[[], None], Any]:
         torch.manual_seed(0)

@@ -104,7 +104,10 @@ def place(
 
 
 def _filled(tasks: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Return the ranks of each node used if node after node is filled up to its tasks."""
+    """Return how many ranks each node gets if node after node is filled up to its tasks.
+
+    `tasks` are the tasks of each node.  Nodes without ranks are left out.
+    """
     before = [sum(tasks[:k]) for k in range(len(tasks))]
     return tuple(min(n, ranks - first) for n, first in zip(tasks, before) if first < ranks)
 

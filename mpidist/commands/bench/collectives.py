@@ -136,7 +136,7 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
 @click.argument(
     "collectives", nargs=-1, required=True, type=CollectiveName(), metavar="COLLECTIVE..."
 )
-@settings_options("native, auto and all of the registry")
+@settings_options("native, auto and all implementations")
 @click.option(
     "--stream/--no-stream",
     default=None,
