@@ -1100,7 +1100,9 @@ class Communicator:
             return
         if x is not None:
             if heap is None:
-                raise self._place.wrong("free(x): this communicator has no symmetric memory")
+                raise self._place.wrong(
+                    "free(x): x is not from empty(): this communicator has no symmetric memory"
+                )
             if self._debug:
                 self._agreed("free", lambda: (heap.key(x),))
             self._service.programs.clear()

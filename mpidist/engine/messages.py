@@ -502,7 +502,8 @@ class PointToPoint:
 def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
     """Return the description of the posted messages that a wait is for, for its report.
 
-    It is the user's text or function `what`, if there is one.
+    It is the user's text or function `what`, if there is one; else it names the first message in
+    `left`, those that are not complete.
     """
     if what is not None:
         return what if isinstance(what, str) else what()

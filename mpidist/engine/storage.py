@@ -238,7 +238,8 @@ def merge_rows(pairs: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
 class MessageScratch:
     """Scratch memory for the messages of one strand (a list of rounds); each round reuses it.
 
-    Strands inside it that run concurrently have scratch memory of their own, in `slots`.
+    `buffers` are its arrays, `taken` of them in use in this round; `elements` counts all that were
+    allocated.  Strands inside it that run concurrently have their own scratch memory, in `slots`.
     """
 
     memory: Memory
