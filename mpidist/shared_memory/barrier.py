@@ -128,7 +128,7 @@ class Barrier:
         self._count = lines.arrive(slot)
 
     def awaited_words(self, slot: int) -> tuple[int, ...]:
-        """Return the indices in ``lines.words`` of the awaited ranks' counters, in `slot`.
+        """Return the indices in ``lines.words`` of the awaited ranks' counters in slot `slot`.
 
         Empty without `awaits`: then all ranks are awaited, and `start` does not call this method.
         """

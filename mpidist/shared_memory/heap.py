@@ -124,7 +124,7 @@ class Heap:
 
     @property
     def lines(self) -> BarrierLines:
-        """The ranks' barrier counters and notes in shared memory."""
+        """The ranks' barrier counters and notes (words that a rank writes for the others)."""
         assert self._lines is not None
         return self._lines
 
@@ -133,7 +133,7 @@ class Heap:
         return () if self._lines is None else self._lines.missing()
 
     def make_lines(self) -> None:
-        """Allocate the barrier counters and notes, unless they exist; collective."""
+        """Allocate the memory of :attr:`lines`, unless it exists; collective."""
         if self._lines is None:
             words = self._map(BarrierLines.bytes_needed(self.size, SLOTS + 1)).data.cast("q")
             self._lines = BarrierLines(words, self.rank, self.size, self._patience)
@@ -176,7 +176,7 @@ class Heap:
             self._staging = (allocation, flat)
 
     def slot(self, index: int) -> Location:
-        """Return the location of staging slot 0 or 1."""
+        """Return the location of staging slot 0 or 1, of those that `make_staging` allocated."""
         assert self._staging is not None
         return Location(self._staging[0], index * STAGING_BYTES)
 
