@@ -307,7 +307,7 @@ class Bucket:
         return self.expected is not None and self._missing == 0
 
     def reset(self) -> None:
-        """Reset the counts of additions for the next step."""
+        """Reset the counts of additions, and `lent`, for the next step."""
         self.lent.clear()
         self.seen, self.added = self.added, [0] * len(self.parameters)
         self._missing = sum(self.expected or ())

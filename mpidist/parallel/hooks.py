@@ -284,7 +284,10 @@ class PowerSGD(Feedback):
         return matrices, whole
 
     def _first(self, bucket: Bucket, matrices: list[Any]) -> list[np.ndarray]:
-        """Return random right factors Q, one for each matrix, for the first step."""
+        """Return the random right factors Q of the first step, one for each matrix.
+
+        `matrices` is the first result of :meth:`_split`; each Q has `rank` columns.
+        """
         random = np.random.default_rng((self.seed, bucket.index))
         return [random.standard_normal((columns, self.rank)) for _, _, (_, columns) in matrices]
 

@@ -45,7 +45,7 @@ def stream_of(x: Any) -> int:
 
 
 def tensor_on(array: Any, x: Any) -> Any:
-    """Return a tensor with the dtype of `x` on the memory of `array`, bytes with DLPack."""
+    """Return a tensor with the dtype of `x` on the memory of `array`, bytes of any library."""
     return torch.from_dlpack(array).view(x.dtype)
 
 

@@ -401,8 +401,8 @@ def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
 class ProcessGroup(dist.ProcessGroup):
     """A process group whose collectives are those of a communicator.
 
-    The `opts` of a collective are c10d's options; as in c10d, the operation of a reduction or the
-    rank of the root may be given instead.
+    Collectives, sends and receives return c10d's Work.  The `opts` of a collective are c10d's
+    options; as in c10d, the operation of a reduction or the rank of the root may be given instead.
 
     Parameters
     ----------

@@ -47,9 +47,9 @@ def separate(given: Sequence[Any]) -> list[Any]:
 
 
 def pass_on_changes(own: Sequence[Any], given: Sequence[Any]) -> None:
-    """Mark each of the `given` tensors as changed if its twin in `own` was changed in place.
+    """Increment the version counter of each `given` tensor that was changed in place through `own`.
 
-    `own` is the result of :func:`separate`.  The version counters of `given` are incremented.
+    `own` has the tensors that :func:`separate` returned for `given`, on the same memory.
     """
     for x, y in zip(given, own):
         if x is not y and y._version:

@@ -47,7 +47,7 @@ class MpiStore(dist.Store):
         self._ask("set", key, _as_bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Wait until a key exists, and return its value."""
+        """Wait until a key exists, and return its value; DistStoreError past the timeout."""
         found = None
         while found is None:  # another rank may delete it meanwhile
             self.wait([key])
@@ -55,7 +55,7 @@ class MpiStore(dist.Store):
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds, at first 0, and return the sum."""
+        """Add `amount` to the number that a key holds, at first 0, and return the sum."""
         return self._ask("add", key, int(amount))
 
     def append(self, key: str, value: str | bytes) -> None:
@@ -82,7 +82,7 @@ class MpiStore(dist.Store):
         return self._ask("check", list(keys))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait until several keys exist, and return their values."""
+        """Wait until all keys exist, and return their values in order; DistStoreError if late."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
@@ -95,7 +95,7 @@ class MpiStore(dist.Store):
         return True
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys exist.
+        """Wait until all keys exist, for `timeout` at most, by default that of the store.
 
         Raises
         ------

@@ -65,7 +65,11 @@ class TracedStage(nn.Module):
         self.training = training
 
     def forward(self, *values: Any, **named: Any) -> Any:
-        """Compute what the next stage receives, or the output of the model."""
+        """Return what the next stage receives, or on the last one the output of the model.
+
+        `values` are what the stage before has returned, or on the first one the model's inputs,
+        which may also be given by name (`named`).  Several values are returned as a tuple.
+        """
         if self._number == 0:
             values = self._bound(values, named)
         wiring = self._wiring
