@@ -38,7 +38,8 @@ class Order:
     epoch : int
         Number of the present epoch, from 0; between two epochs, of the next one.
     position : int
-        Number of samples that all ranks together have taken in this epoch.
+        Number of samples that all ranks together have taken in this epoch, if each has taken as
+        many as this one.
     """
 
     def __init__(self, count: int, comm: Communicator, shuffle: bool, seed: int, uneven: str):
@@ -47,9 +48,9 @@ class Order:
         self.epoch, self.position = 0, 0
 
     def _samples(self) -> np.ndarray:
-        """Return the indices of the samples that are left in this epoch, for all ranks together.
+        """Return the indices of the samples left in this epoch; rank r of p takes [r], [r + p], ….
 
-        With `uneven` "drop" or "repeat" the list is cut, or filled with repeats, to a multiple of
+        With `uneven` "drop" or "repeat" the array is cut, or filled with repeats, to a multiple of
         the number of ranks.
         """
         if self.shuffle:

@@ -107,7 +107,7 @@ class LaunchError(MpidistError):
 
 
 class CheckpointError(MpidistError):
-    """A checkpoint could not be written, or is damaged; earlier complete ones are kept."""
+    """A checkpoint could not be written or loaded; earlier complete ones are kept."""
 
 
 class ReplicasDiffer(MpidistError):

@@ -122,7 +122,10 @@ _BUS_FACTOR: dict[str, Callable[[int], float]] = {
 
 
 def algbw(nbytes: int, seconds: float) -> float:
-    """Return the algorithm bandwidth in GB/s (10⁹ bytes): the whole buffer over the time."""
+    """Return the algorithm bandwidth in GB/s (10⁹ bytes): `nbytes` over the time.
+
+    `nbytes` is the whole buffer of a collective: the larger one of input and result.
+    """
     return nbytes / seconds / 1e9 if seconds > 0 else 0.0
 
 
@@ -130,7 +133,8 @@ def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
     """Return the bus bandwidth in GB/s: :func:`algbw` times what a link carries per byte of buffer.
 
     So it is comparable between numbers of ranks.  The formulas are those of nccl-tests
-    (doc/PERFORMANCE.md); `nbytes` is the whole buffer.
+    (doc/PERFORMANCE.md).  `nbytes` is the whole buffer: the larger one of input and result (of a
+    gather or scatter, the root's).
     """
     return algbw(nbytes, seconds) * _BUS_FACTOR[collective](size)
 
@@ -172,7 +176,7 @@ def copy_rate(nbytes: int = 64 << 20) -> float:
 
 
 def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
-    """Return the seconds per byte (γ) of combining two arrays of `nbytes` by ``np.add``."""
+    """Return γ, the time of adding two arrays of `nbytes` each, in seconds per byte of one."""
     left = np.ones(max(nbytes // np.dtype(dtype).itemsize, 1), dtype)
     right = left.copy()
     return time_call(lambda: np.add(left, right, right)) / left.nbytes

@@ -42,7 +42,8 @@ class Op:
         Kinds of dtype ("bool", "int", "float", "complex") that the operation is defined for; None
         for any.
     builtin : bool
-        Whether it is one of :data:`OPS`: `function` is a ufunc, and libraries have the operation.
+        Whether it is one of :data:`OPS`: `function` is a ufunc, and MPI has the operation (for
+        "mean", the sum).
     """
 
     function: Callable[..., Any]
@@ -192,7 +193,7 @@ def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     if op.kinds is None or kind_of(dtype) in op.kinds:
         return
     able = [name for name, known in OPS.items() if known.kinds and kind_of(dtype) in known.kinds]
-    advice = f"expected one of {', '.join(able)}" if able else "no named operation is"
+    advice = f"expected one of {', '.join(able)}" if able else "no named operation serves it"
     raise UnsupportedDtype(
         f"rank {rank}: op={op.name!r} is not defined for dtype {dtype}; {advice}"
     )
@@ -259,13 +260,13 @@ def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
 
 
 def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
-    """Return the bytes of `count` values in :func:`accumulator`; 0 if that is `dtype` itself."""
+    """Return the bytes of `count` values of the dtype :func:`accumulator`; 0 if it is `dtype`."""
     wide = dtype if op is None else accumulator(op, dtype)
     return 0 if wide == dtype else count * wide.itemsize
 
 
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
-    """Return whether it is a mean of half precision, which divides each input before it adds."""
+    """Return whether `op` on `dtype` divides before it adds, as a mean of half precision does."""
     return is_mean(op) and is_half(dtype)
 
 

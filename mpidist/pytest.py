@@ -167,7 +167,7 @@ class RankReports:
     abort : callable
         ``abort(why)`` is called, on the rank that reports, before the job is aborted.
     limit : float
-        Time limit of a test for which pytest-timeout has none.
+        Time limit, in seconds, of a test for which pytest-timeout has none.
 
     Attributes
     ----------

@@ -118,7 +118,7 @@ def _data_arrive(backend: Backend) -> None:
 
 
 def _short_messages(backend: Backend) -> None:
-    """Short messages of any length up to the limit arrive, which the receiver does not know."""
+    """Short messages of 0 … `SHORT_BYTES` bytes arrive; the receiver does not know the length."""
     if backend.size == 1:
         return
     right, left = _neighbours(backend)
@@ -149,7 +149,7 @@ def _order_and_tags(backend: Backend) -> None:
 
 
 def _bound_rounds(backend: Backend) -> None:
-    """A transfer of ``bind``, if it returns one, moves the contents of the memory at each start."""
+    """A transfer of ``bind``, if it returns one, sends what the memory has at each start."""
     right, left = _neighbours(backend)
     data, got = np.empty(50), np.empty(50)
     transfer = None

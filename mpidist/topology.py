@@ -43,8 +43,8 @@ class Topology:
         ranks = sorted(r for g in groups for r in g)
         if not all(groups) or ranks != list(range(len(ranks))):
             raise InvalidArgument(
-                f"rank {self.rank}: groups={groups!r}: expected each rank 0 … p - 1 in exactly one "
-                "group"
+                f"rank {self.rank}: groups={groups!r}: expected each of the ranks 0, 1, 2, … in "
+                "exactly one group"
             )
         if self.rank not in ranks:
             raise InvalidRank(self.rank, len(ranks))

@@ -54,9 +54,9 @@ class Served(NamedTuple):
     algorithm : str or None
         Name of the algorithm that ran over messages; None for other executors.
     nbytes : int
-        Bytes of the whole buffer.
+        Bytes of the whole buffer: the larger one of input and result.
     dtype, op : object
-        Dtype of the elements, and operation or None.
+        Dtype of the elements, and operation; None for a collective that does not reduce.
     """
 
     executor: str
@@ -72,7 +72,7 @@ class Recorder:
     Attributes
     ----------
     events : deque of Event
-        The most recent events; older ones are dropped.
+        The most recent `limit` events; older ones are dropped.
     add : callable
         ``add(event)`` appends an event.
     """
@@ -167,8 +167,9 @@ def add_waits(ranks: Sequence[RankEvents]) -> None:
     """Add to the details of collectives and receives how long they waited for others (`wait_us`).
 
     A collective waits from its own begin to the last begin on any rank, a receive from its own
-    begin to that of the send.  The send and the receive of one message get the same number as their
-    detail `flow`, by which :func:`write` draws an arrow between them.
+    begin to that of the send.  A collective also gets the rank that began it last (`last_rank`).
+    The send and the receive of one message get the same number as their detail `flow`, by which
+    :func:`write` draws an arrow between them.
     """
     calls: dict[Any, list[tuple[int, Event]]] = {}
     sends: dict[Any, deque[Event]] = {}
@@ -289,7 +290,7 @@ def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """Return the "traceEvents" of a file that :func:`write` wrote.
+    """Return the "traceEvents" of a file that :func:`write` wrote: one dict for each row.
 
     Raises
     ------

@@ -47,7 +47,8 @@ class Checkpoint:
         The ranks; :meth:`save` and :meth:`load` are collective.  With a :class:`~mpidist.Grid`
         states are saved and restored per stage, and must be equal on the replicas of a stage.
     keep : int
-        Number of checkpoints to keep, > 0: those of the highest steps, and always the newest.
+        Number of checkpoints to keep, > 0: those of the highest steps.  The one saved last is kept
+        in any case.
 
     Notes
     -----
@@ -67,9 +68,9 @@ class Checkpoint:
 
     Arrays are in safetensors files, one of each rank, which other tools can open.  All files are
     on the disk before their folder gets its final name, ``step-00000100.0`` for step 100 (``.1``
-    if the step is saved again).  The manifest has a SHA-256 for at most 16 MiB of an array each,
-    which :meth:`load` checks.  Waiting for slow ranks is limited by the deadline of the
-    communicator.
+    if the step is saved again).  Its file ``manifest.json`` has a SHA-256 for each 16 MiB (or less)
+    of an array, which :meth:`load` checks.  Waiting for slow ranks is limited by the deadline of
+    the communicator.
     """
 
     def __init__(self, folder: Any, comm: Any, keep: int = 3):
@@ -249,11 +250,13 @@ class Checkpoint:
         CheckpointError
             On every rank, if the checkpoint does not exist or is damaged, has no state of a given
             name, or has a state saved per rank or stage for another number of ranks or stages.
+        InvalidArgument
+            If an argument is invalid, or the state of a ZeroOptimizer is for another object.
         """
         rank, size = self._comm.rank, self._comm.size
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise InvalidArgument(
-                f"rank {rank}: step={step!r}: expected a whole number >= 0, or None for the last"
+                f"rank {rank}: step={step!r}: expected a whole number >= 0, or None for the highest"
             )
         for name, value in objects.items():
             if not callable(getattr(value, "load_state_dict", None)) and source_of(value) is None:
@@ -339,9 +342,9 @@ class Checkpoint:
         return wanted[-1] if wanted else None
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return the step, generation and path of each complete checkpoint in the folder.
+        """Return the step, generation and path of each complete checkpoint, in any order.
 
-        Saving a step again makes a new generation.
+        Saving a step again makes a new generation, a number from 0.
         """
         try:
             entries = list(self.folder.iterdir())
@@ -366,7 +369,8 @@ class Checkpoint:
     def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
         """Call `act` on every rank and return the results of all ranks, in order; collective.
 
-        If it fails on any rank, CheckpointError is raised on every rank; `what` begins the message.
+        If it raises OSError, MpidistError or MemoryError on any rank, CheckpointError is raised on
+        every rank; `what` begins the message.
         """
         result, wrong = None, ""
         try:
@@ -390,7 +394,8 @@ def _compare(
     """Join the ranks' states; return the joined JSON trees by name, and an error message.
 
     The message is "" if all states agree.  `trees` has each rank's trees as JSON text, by name;
-    `tables` each rank's entries, by the path of the array, such as "model/0.weight".
+    `tables` each rank's arrays as :func:`_entry` describes them, by path, such as
+    "model/0.weight".
     """
     wrong: dict[str, str] = {}
 
@@ -425,18 +430,20 @@ def _compare(
 
 
 def _entry(leaf: Leaf, shared: bool) -> Entry:
-    """Return the description of an array that ranks compare: dtype, shape, and elements held.
+    """Return the description of a rank's array, or slice of one, that ranks compare.
 
-    An array that is `shared` (should be equal on all ranks) gets a checksum, too.
+    It has dtype, shape, whether the array is whole, the first element and the number of elements
+    that the rank has, and a checksum: None for a slice, and if the ranks' arrays need not be equal
+    (not `shared`, or marked as :class:`Led`).
     """
     checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.led else None
     return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, checksum
 
 
 def _unlike(path: str, entries: Mapping[int, Entry]) -> str:
-    """Return how the `entries` of one array, by rank, differ, as text; "" if they agree.
+    """Return as text how the ranks' descriptions of one array differ; "" if they agree.
 
-    Slices of an array agree if together they make up the whole array.
+    `entries` has the results of :func:`_entry` by rank.  Slices agree if they make up the array.
     """
     lowest = min(entries)
     dtype, shape, whole, *_ = first = entries[lowest]
@@ -466,7 +473,8 @@ def _join(
 ) -> dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]:
     """Return dtype, shape and all segments of each array, by path, for the manifest.
 
-    `tables` has the entries of each rank, `written` the segments that it wrote, both by path.
+    `tables` has each rank's arrays as :func:`_entry` describes them, `written` the segments that
+    each rank wrote, both by path.
     """
     joined = {}
     for path, (dtype, shape, *_) in {p: t for table in tables for p, t in table.items()}.items():

@@ -62,7 +62,7 @@ class Led:
 
 
 def is_divided(state: Any) -> bool:
-    """Return whether `state` has the keys that a :class:`~mpidist.ZeroOptimizer` saves."""
+    """Return whether a state is that of a :class:`~mpidist.ZeroOptimizer`, by its keys."""
     needed, known = {"state", "options"}, {"state", "options", "sending"}
     return isinstance(state, Mapping) and needed <= set(state) <= known
 
@@ -297,6 +297,8 @@ _DECLARED |= {"float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3", "float8_e8m0
 def header(written: Sequence[tuple[str, int, np.ndarray]], leaves: Mapping[str, Leaf]) -> bytes:
     """Return the header of a safetensors file for `written`, the results of :func:`shares`.
 
+    `leaves` has the arrays by path: their shapes go into the header.
+
     Raises
     ------
     InvalidArgument
@@ -517,7 +519,7 @@ class Manifest:
         return cls(found["step"], found["ranks"], found["trees"], arrays, divided)
 
     def segments(self) -> list[tuple[str, Segment]]:
-        """List all segments, each with the path of its array."""
+        """List (path of the array, segment) for all segments, array by array."""
         return [(path, s) for path, (_, _, segments) in self.arrays.items() for s in segments]
 
     def itemsizes(self) -> dict[str, int]:

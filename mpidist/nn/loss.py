@@ -39,7 +39,7 @@ class CrossEntropy:
         scores : ndarray, shape (n, classes)
             The model's scores; a larger score means a likelier class.
         labels : ndarray of int, shape (n,)
-            The right classes.
+            Number of the right class of each sample, from 0.
 
         Raises
         ------

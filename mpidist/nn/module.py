@@ -98,7 +98,7 @@ class Module:
 
     @property
     def splits(self) -> bool:
-        """Whether `backward` has two halves, of which ``backward_weight`` is the second."""
+        """Whether `backward` can run in two halves: the class defines ``backward_weight``."""
         return type(self).backward_weight is not Module.backward_weight
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -182,7 +182,7 @@ class Module:
 
 
 def _fill(data: Any, value: Any) -> None:
-    """Copy `value` into the array `data`, in place; only if `data` is on a GPU may `value` be."""
+    """Copy `value` into the array `data`, in place; it may be on a GPU only if `data` is, too."""
     if isinstance(data, np.ndarray) or hasattr(value, "get"):
         data[...] = value
     else:
@@ -240,5 +240,5 @@ class Sequential(Module):
 
     @property
     def splits(self) -> bool:
-        """Whether `backward` of any module of the chain has two halves."""
+        """Whether `backward` of any module of the chain can run in two halves."""
         return super().splits and any(layer.splits for layer in self.layers)

@@ -15,7 +15,9 @@ _before_steps: dict[object, Callable[[Iterable[Any]], object]] = {}
 
 
 def before_steps(act: Callable[[Iterable[Any]], object]) -> Callable[[], object]:
-    """Register ``act(parameters)``, called before each step of any optimizer of this module.
+    """Register ``act(parameters)``, called before each step of any optimizer of `mpidist.nn`.
+
+    It gets the list of the optimizer's parameters.
 
     Returns
     -------
@@ -61,7 +63,7 @@ class Optimizer:
                 self._update(index, p.data, grad)
 
     def state_of(self, parameter: Any) -> dict[str, Any]:
-        """Return the state of a parameter: the dict that steps use, so changes to it count."""
+        """Return the state of a parameter: the dict that steps use, empty before the first step."""
         index = next(i for i, p in enumerate(self.parameters) if p is parameter)
         return self.state.setdefault(index, {})
 

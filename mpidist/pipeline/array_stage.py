@@ -124,7 +124,9 @@ Saved = list[tuple[dict[str, Any], tuple[str, ...]]]
 
 
 def _declared(module: Any, where: str) -> Saved:
-    """List the layers that save activations: attributes, and the names that `saved` declares.
+    """List (attributes, names) of each layer that saves activations.
+
+    The attributes are the layer's ``__dict__``, the names those of them that its `saved` declares.
 
     Raises
     ------

@@ -131,14 +131,16 @@ class Channel:
         return Receipt(metadata, arrays, messages)
 
     def receive(self, message: Message, tag: int, tensors: Tensors) -> TensorMessage:
-        """Wait for a message, and return the value in it."""
+        """Wait for the message of the schedule that `message` describes; return the value in it."""
         receipt = self._posted.pop(tag, None)
         if receipt is None or not self._wait(receipt, message):
             metadata = self._header(message, tag)
             receipt = self._post(metadata, message.source, tag, tensors)
             self._received[tag] = metadata
             if not self._wait(receipt, message):
-                raise CollectiveMismatch(f"{describe(message)} does not have the announced size")
+                raise CollectiveMismatch(
+                    f"{describe(message)} does not have the size in its header"
+                )
         return TensorMessage(receipt.metadata, receipt.arrays)
 
     def _wait(self, receipt: Receipt, message: Message) -> bool:

@@ -145,7 +145,7 @@ class PipelineExecutor:
         self._finish(None, began)
 
     def _begin(self, predicted: int) -> float:
-        """Begin a step; return the time at which it began.
+        """Begin a step; return the time at which it began, by ``time.perf_counter``.
 
         Activations left by a forward without a backward are dropped.  `predicted` is the largest
         number of live activations that the schedule allows.
@@ -293,7 +293,8 @@ class PipelineExecutor:
     def _finish(self, batch: Batch | None, began: float) -> float:
         """Average gradients, agree on errors, record the step and return the loss; collective.
 
-        After a backward without a loss, `batch` is None and the result 0.
+        `began` is the result of :meth:`_begin`.  After a backward without a loss, `batch` is None
+        and the result 0.
         """
         loss = 0.0
         with self._guard("backward" if batch is None else "step"):

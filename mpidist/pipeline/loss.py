@@ -80,7 +80,7 @@ class MicrobatchLoss:
     Parameters
     ----------
     function : callable
-        The loss function.
+        The loss function, called as ``function(output, target)``.
     target : tensor or structure of tensors
         The target of the microbatch.
     weight : float
@@ -189,7 +189,7 @@ class BatchLoss:
         self.total = sum(self.counts)
 
     def _find_counts(self, losses: Any) -> None:
-        """Set `counts` for a loss function that the target's library is known to have.
+        """Set `counts` if the function is a known one of the target's library: cross_entropy, ….
 
         `losses` is the library's adapter for losses, None without one.
 
@@ -213,7 +213,10 @@ class BatchLoss:
             )
 
     def of(self, microbatch: int, rows: int) -> MicrobatchLoss:
-        """Return the loss of one microbatch, which has `rows` rows."""
+        """Return the weighted loss function of one microbatch, whose input has `rows` rows.
+
+        InvalidArgument if its target has another number of rows.
+        """
         own = self._rows[microbatch]
         if rows != own:
             raise InvalidArgument(

@@ -35,7 +35,8 @@ class Partition(Sequence):
     costs : tuple of float
         The cost of each stage.
     layers : tuple of (int, int)
-        For each stage, the index of its first layer, and of the layer after its last.
+        For each stage, the index of its first layer, and of the layer after its last; of a traced
+        module, (k, k + 1) for stage k.
     tied : dict of str to tuple of int
         The stages that share a parameter, by the parameter's name in the model, such as
         "0.weight".  A :class:`Pipeline` ties these parameters by itself.
@@ -280,7 +281,7 @@ def partition(
     InvalidArgument
         If an argument is invalid.
     Unsupported
-        If a module cannot be traced; with PyTorch's reason.
+        If a module cannot be traced, or for ``by="time"`` a layer not copied; with the reason.
 
     Returns
     -------

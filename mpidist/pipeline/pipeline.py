@@ -397,14 +397,23 @@ class Pipeline:
     """True: from a checkpoint it reads only the stages of this rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of this rank's stages, by stage number.
+        """Return the states of this rank's stages, for :meth:`load_state_dict`.
 
         A :class:`Checkpoint` of the pipeline saves those of all ranks.
+
+        Returns
+        -------
+        dict
+            "stages": number of stages of the pipeline; "by_stage": for each stage of this rank, by
+            its number, a dict of "state" and "layers" (number of layers of a Sequential, or None).
         """
         return self._state(resume_state)
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return the states as :meth:`state_dict` does, in the form that a Checkpoint stores."""
+        """Return what a Checkpoint saves: :meth:`state_dict`, with a DDP's buffers marked in it.
+
+        Marked buffers may differ between replicas, see ``DDP.checkpoint_state``.
+        """
         return self._state(state_of)
 
     def _state(self, of: Callable[[Any], Any]) -> dict[str, Any]:

@@ -185,7 +185,12 @@ class Task:
     completes: bool = False
 
     def explain(self, error: Exception) -> None:
-        """Add rank and stage to the text of an error, or, with the action, to its notes."""
+        """Add to an error of this task where it occurred.
+
+        The text of InvalidArgument, Unsupported and UnsupportedDtype gets rank and stage (unless it
+        begins with a rank); from Python 3.11 on, any other error gets a note with rank, stage and
+        action.
+        """
         text = str(error)
         if type(error) not in (InvalidArgument, Unsupported, UnsupportedDtype):
             if hasattr(error, "add_note"):  # Python 3.11
@@ -203,7 +208,7 @@ class Tasks:
     tasks : list of Task
         The tasks.
     opening : list of (int, int, Stage)
-        Source, tag and receiving stage of the first message from each stage on another rank.
+        Source rank, tag and receiving stage of the first message from each stage on another rank.
     """
 
     tasks: list[Task]
@@ -291,7 +296,7 @@ class Measuring:
         Largest number of live activations (of a chunk for a microbatch) on a rank: one for all, one
         for each, or None for the number of virtual stages.
     splits : bool
-        Whether backward of any stage of this rank has two halves.
+        Whether backward of any stage of this rank can run in two halves, I and W.
     placement : {"loop", "v"}
         Which rank holds which virtual stage.
 

@@ -102,7 +102,7 @@ class Tied:
     Attributes
     ----------
     names : list of str
-        The names that any rank gives.
+        The names that any rank gives, and "partition NAME" for parameters that a Partition found.
     copies : list of parameter
         Tied parameters of this rank that the norm of gradients must not count again: a lower rank
         has them, or they follow another parameter of the same name.
@@ -138,7 +138,7 @@ class Tied:
             kinds = {rank: found[name] for rank, found in enumerate(everyone) if name in found}
             every = [kind for found in kinds.values() for kind in found]
             if len(every) < 2 or len(set(every)) > 1:
-                shown = "; ".join(f"rank {r}: {', '.join(found)}" for r, found in kinds.items())
+                shown = "; ".join(f"{', '.join(found)} on rank {r}" for r, found in kinds.items())
                 raise InvalidArgument(
                     f"Pipeline: tied: {name!r} is {shown}: expected at least two parameters "
                     "under each name, on one rank or several, of the same shape and dtype"

@@ -38,11 +38,12 @@ class PipelineStats:
     messages, bytes, announced : int
         Messages and bytes sent so far, and the number of headers (dtypes and shapes) among them.
     splits : tuple of bool
-        For each chunk, whether its backward has two halves.
+        For each chunk, whether its backward can run in two halves, I and W.
     schedule : str
         Name of the schedule.
     costs : Costs or None
-        Times of all stages, as ``schedule="auto"`` measured them; None before that, and for others.
+        Times of all stages, as ``schedule="auto"`` measured them; None before that, and with other
+        schedules.
     """
 
     steps: int

@@ -23,7 +23,7 @@ ONE_TENSOR: Tree = ("tuple", (TENSOR,))
 
 
 def is_tensor(x: Any) -> bool:
-    """Return whether `x` is an array of numpy, or a tensor."""
+    """Return whether `x` is an array or a tensor of any library: it has a shape and a dtype."""
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 

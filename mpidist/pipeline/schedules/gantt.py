@@ -120,9 +120,10 @@ def _legend(made: Sheet, kinds: set[str], panels: Sequence[Panel]) -> None:
 
 
 def _panel(made: Sheet, panel: Panel, y: float, scale: float, whole: float) -> float:
-    """Add one timeline to the sheet `made`, from height `y` on; return the height at which it ends.
+    """Add one timeline to the sheet `made`, from `y` on; return the y at which it ends.
 
-    `scale` is in pixels per unit of time; `whole` is the longest time among the panels.
+    `y` is in pixels from the top, `scale` in pixels per unit of time; `whole` is the longest time
+    among the panels.
     """
     line = panel.timeline
     room = 7 * len(str(line.microbatches - 1)) + 3  # a number in every box, or in none

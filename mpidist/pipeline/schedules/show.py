@@ -34,7 +34,8 @@ def figure(timeline: Timeline, columns: int | None = None, end: float | None = N
         Largest width of a line; by default as wide as needed, but about 160 at most where times
         must be rounded to columns.
     end : float, optional
-        The time at the right end, to draw timelines on one scale; by default the makespan.
+        Time from the first action to the right end, to draw timelines on one scale; by default the
+        makespan.
 
     Returns
     -------
@@ -281,7 +282,7 @@ def notes(line: Timeline, write: Callable[[float], str]) -> tuple[str, str]:
 
 
 def _left_out(line: Timeline, drawn: Sequence[Sequence[TextPiece]]) -> list[str]:
-    """Return a list of a note on actions too short for a column of their own; empty without any.
+    """Return a note on the actions too short for a column of their own, in a list; [] if none are.
 
     `drawn` is what :func:`pieces` returned for the timeline `line`.
     """

@@ -91,7 +91,7 @@ def _time(value: object, name: str) -> float:
 
 
 class Span(NamedTuple):
-    """One action of one rank with the times of its begin and end."""
+    """One action of one rank with the times of its begin and end, in the timeline's unit."""
 
     action: Action
     begin: float
@@ -101,6 +101,8 @@ class Span(NamedTuple):
 @dataclass(frozen=True)
 class Timeline:
     """The time of each action of each rank.
+
+    All times are in the unit of the costs that were simulated; if they were measured, in seconds.
 
     Attributes
     ----------

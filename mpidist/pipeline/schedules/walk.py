@@ -202,7 +202,7 @@ def _check_order(
             raise ScheduleError(
                 f"{step.action} takes message {number} from rank {giver} for its "
                 f"{step.receive.kind}, but that is of microbatch {sent[0]}, sent by step "
-                f"{sent[1]}: messages of an edge keep their order",
+                f"{sent[1]}: messages from one stage to another keep their order",
                 rank=taker,
                 stage=target,
                 step=taken[1],

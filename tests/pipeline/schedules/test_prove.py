@@ -239,13 +239,13 @@ def test_messages_out_of_order():
         prove(one_rank_different([F(1), F(0), B(1), B(0)], rank=1), 3, 2)
     assert str(failure.value) == (
         "rank 1, stage 1, step 0: F(1) takes message 0 from rank 0 for its activation, but that is "
-        "of microbatch 0, sent by step 0: messages of an edge keep their order"
+        "of microbatch 0, sent by step 0: messages from one stage to another keep their order"
     )
     with pytest.raises(ScheduleError) as failure:
         prove(one_rank_different([F(0), F(1), B(1), B(0)], rank=1), 3, 2)
     assert str(failure.value) == (
         "rank 0, stage 0, step 2: B(0) takes message 0 from rank 1 for its gradient, but that is "
-        "of microbatch 1, sent by step 2: messages of an edge keep their order"
+        "of microbatch 1, sent by step 2: messages from one stage to another keep their order"
     )
     assert (failure.value.rank, failure.value.stage, failure.value.step) == (0, 0, 2)
 
