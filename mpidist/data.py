@@ -98,7 +98,7 @@ class Order:
 
 
 class Samples:
-    """One rank's samples of a sequence; an iteration yields those of an epoch, or of its rest."""
+    """One rank's samples of a sequence; an iteration yields those that are left in the epoch."""
 
     def __init__(self, data: Any, order: Order):
         self.data, self.order = data, order

@@ -141,7 +141,10 @@ class Verdict:
 
 
 class RankFailures(TerminalRepr):
-    """The text that pytest prints for a failed test: each different failure with its ranks."""
+    """The text that pytest prints for a failed test: each different failure with its ranks.
+
+    `failures` has (title with the ranks, message, traceback), see :func:`together_by_message`.
+    """
 
     def __init__(self, nodeid: str, failures: list[tuple[str, str, str]]):
         self.failures = failures

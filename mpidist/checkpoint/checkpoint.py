@@ -185,9 +185,10 @@ class Checkpoint:
         return objects, names
 
     def _division(self, value: Any, own: bool) -> tuple[str, int] | None:
-        """Return ("rank", ranks) for a state saved per rank, ("stage", stages) for one per stage.
+        """Return ("rank", number of ranks) if the state of `value` is to be saved per rank.
 
-        None for a state that all ranks share.  `own` is whether the user declared it as per rank.
+        ("stage", number of stages) if per stage; None if all ranks share it.  `own` is whether the
+        user declared it as per rank.
         """
         if own or source_of(value) is not None:
             return "rank", self._comm.size

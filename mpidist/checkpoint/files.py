@@ -13,7 +13,7 @@ SAVING = ".saving-"
 def make_folder(parent: Path, name: str) -> Path:
     """Create a temporary folder for a checkpoint in `parent`, and return its path.
 
-    `name` ends its name.  Temporary folders that killed jobs have left are removed.
+    The name of the folder ends with `name`.  Temporary folders left by killed jobs are removed.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{SAVING}*"):

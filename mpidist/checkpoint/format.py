@@ -223,7 +223,10 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
 
 
 def _kind(tree: Any) -> tuple[Any, ...]:
-    """Return what must be equal on all ranks at the top of a tree: type, and length or value."""
+    """Return what must be equal on all ranks at the top of a JSON tree.
+
+    ("dict",) or ("divided",); ("list", length) or ("tuple", length); else ("value", JSON text).
+    """
     if isinstance(tree, dict):
         for name in ("dict", "divided"):
             if name in tree:

@@ -103,7 +103,7 @@ class PipelineExecutor:
     ):
         self._measuring = plan if isinstance(plan, Measuring) else None
         self.plan: Plan = plan.plan if isinstance(plan, Measuring) else plan
-        check_equal(comm, actions=self.plan.digest())
+        check_equal(comm, **{"a schedule with digest": self.plan.digest()})
         self._comm, self._stages, self._microbatches = comm, stages, microbatches
         self._replicas, self._tied = replicas, tied
         self._channel = Channel(comm, microbatches, self.plan.placement.stages)

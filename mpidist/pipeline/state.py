@@ -140,7 +140,7 @@ def _shown(layers: Sequence[int | None]) -> str:
 
 
 def resume_state(module: Any) -> Any:
-    """Return the state from which a stage, possibly wrapped in a DDP, resumes its training."""
+    """Return ``state_dict()`` of a module; of a DDP ``resume_state()``: also buckets and hook."""
     return module.resume_state() if isinstance(module, DDP) else module.state_dict()
 
 

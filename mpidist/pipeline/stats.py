@@ -103,7 +103,10 @@ class LastStep(NamedTuple):
 
 
 class StepTimes:
-    """Sums of the measured times of a pipeline's steps, in seconds, and the last bubble."""
+    """Sums of the measured times of a pipeline's steps, in seconds, and the last step's bubble.
+
+    The bubble is the share of the step's span, from 0 to 1, in which the rank computed nothing.
+    """
 
     def __init__(self) -> None:
         self.steps, self.seconds, self.busy, self.span = 0, 0.0, 0.0, 0.0
