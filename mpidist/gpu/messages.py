@@ -151,7 +151,7 @@ class GpuMessages:
         Once the Work is complete, what is queued on the array's stream sees the contents.
         """
         messages, data = self._messages, describe(out, self._rank, "out")
-        peer = messages.peer(peer)
+        peer = messages.source(peer)
         if data.readonly:
             raise messages.place.wrong("out is read-only; it must be writable")
         if self.direct:

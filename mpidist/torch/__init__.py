@@ -28,7 +28,9 @@ def _register() -> None:
     rendezvous.register()
     rendezvous.set_variables()
     if not hasattr(dist.Backend, "MPIDIST"):
-        dist.Backend.register_backend("mpidist", _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(
+            "mpidist", _create, extended_api=True, devices=["cpu", "cuda"]
+        )
 
 
 def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:

@@ -44,6 +44,25 @@ def stream_of(x: Any) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
+def on_side_stream(act: Callable[[], object], x: Any) -> Callable[[], None]:
+    """Return a function that runs `act` on a new CUDA stream, for another thread to call.
+
+    `act` gets a stream on the device of `x`, ordered after what this thread has queued on its own
+    stream up to now.  The function returns when the GPU has done the work of `act`, so that every
+    stream may use the result, and the memory that `act` used may be freed.
+    """
+    ready = torch.cuda.current_stream(x.device).record_event()
+
+    def run() -> None:
+        side = torch.cuda.Stream(x.device)
+        with torch.cuda.stream(side):
+            side.wait_event(ready)
+            act()
+            side.synchronize()
+
+    return run
+
+
 def tensor_on(array: Any, x: Any) -> Any:
     """Return a tensor with the dtype of `x` on the memory of `array`, bytes of any library."""
     return torch.from_dlpack(array).view(x.dtype)

@@ -33,6 +33,7 @@ from ..device import tensors as host
 from ..engine.work import UNSET
 from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, MpidistError
 from ..measure import plural
+from . import framework
 from .rendezvous import root
 from .sparse import add_up
 
@@ -58,9 +59,9 @@ OPERATIONS = {
     _Kind.BXOR: "xor",
 }
 SCALED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # by PREMUL_SUM, as NCCL
-ALONE = "cpu:mpidist"  # PyTorch's list of the backends of a group that has only this one
-BESIDE = "; for tensors on a GPU make a group beside it, by dist.new_group(backend='nccl')"
+BESIDE = "; make a group of another backend beside it, such as dist.new_group(backend='nccl')"
 ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # equal in arithmetic of bool
+DEVICES = "cpu", "cuda"
 _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
 _ENDING_SECONDS = 1.0  # for an operation that is pending when Python ends
@@ -266,7 +267,9 @@ class _Work(dist.Work):
         """Return a future of the tensors that hold the result."""
         with self._lock:
             if self._future is None:
-                self._settles = torch.futures.Future()
+                # The future of tensors on a GPU must know their devices.
+                devices = {t.device: None for t in self._outputs if t.is_cuda}
+                self._settles = torch.futures.Future(devices=list(devices))
                 # An error set on a future crashes DDP; one that is raised in a callback does not.
                 self._future = self._settles.then(self._unwrap)
                 if self._ended:
@@ -466,13 +469,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return list(map(torch.device, DEVICES))
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in DEVICES:
             raise RuntimeError(
-                f"rank {self._rank}: the group {self._name!r} of mpidist serves tensors of the "
-                f"CPU, not of {device}"
+                f"rank {self._rank}: the group {self._name!r} of mpidist takes tensors on "
+                f"{' and '.join(DEVICES)}, not on {device}"
             )
         return self
 
@@ -585,11 +588,19 @@ class ProcessGroup(dist.ProcessGroup):
     def _what(self, name: str) -> str:
         return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
 
-    def _run(self, name: str, act: Act, outputs: Sequence[Tensor], opts: Any) -> Any:
+    def _run(
+        self,
+        name: str,
+        act: Act,
+        outputs: Sequence[Tensor],
+        opts: Any,
+        inputs: Sequence[Tensor] = (),
+    ) -> Any:
         """Run an operation, the function `act`, and return its Work.
 
         A blocking operation runs in the calling thread, one with ``async_op=True`` in the group's.
         While operations are queued for the group's thread, blocking ones are queued behind them.
+        `inputs` are needed only if there may be no `outputs`: to find the operation's GPU.
         """
         self._sequence += 1
         if self._sequence == 1:
@@ -602,6 +613,10 @@ class ProcessGroup(dist.ProcessGroup):
                 raise error
             return _BLOCKING
         work = _Queued(self, self._what(name), outputs)
+        for x in (*outputs, *inputs):
+            if framework.is_there(x):
+                act = framework.on_side_stream(act, x)
+                break
         with self._counting:
             self._queued += 1
         if self._queue is None:
@@ -610,16 +625,16 @@ class ProcessGroup(dist.ProcessGroup):
         return work
 
     def _check_alone(self) -> None:
-        """Raise InvalidArgument if the group was made with other backends too, "cpu:mpidist,…".
+        """Raise InvalidArgument if the group was made with other backends too: "cuda:nccl,…".
 
         PyTorch would not use the other ones.  The names of a group's backends are known only when
         the group is complete, so this is called at the first operation.
         """
-        named = c10d._world.pg_backend_config.get(self, ALONE)
-        if named != ALONE:
+        named = c10d._world.pg_backend_config.get(self, "")
+        if not all(part.endswith("mpidist") for part in named.split(",") if part):
             raise InvalidArgument(
                 f"rank {self._rank}: group {self._name!r} was made with backend {named!r}: "
-                f"expected 'mpidist', which serves tensors of the CPU only{BESIDE}"
+                f"expected 'mpidist', alone{BESIDE}"
             )
 
     def _attempt(self, name: str, act: Act, seconds: float | None) -> BaseException | None:
@@ -665,16 +680,19 @@ class ProcessGroup(dist.ProcessGroup):
             self._pending = [m for m in self._pending if not m.is_completed()]
         return True
 
-    def _flat(self, x: Tensor) -> np.ndarray:
-        """Return a flat numpy array on a contiguous CPU tensor's memory; raise for others."""
-        if x.device.type != "cpu" or x.layout is not torch.strided:
-            kind = f"on {x.device}" if x.device.type != "cpu" else f"with layout {x.layout}"
+    def _flat(self, x: Tensor) -> Any:
+        """Return the memory of a contiguous dense tensor, flat, as the communicator takes it.
+
+        It is a numpy array for a tensor of the CPU, and a tensor for one on a GPU.
+        """
+        if x.device.type not in DEVICES or x.layout is not torch.strided:
+            kind = f"with layout {x.layout}" if x.device.type in DEVICES else f"on {x.device}"
             raise NotImplementedError(
                 f"rank {self._rank}: a tensor {kind}: group {self._name!r} of the backend mpidist "
-                "takes dense tensors of the CPU, and sparse COO tensors in all_reduce with SUM: "
-                f"pass x.cpu() or x.to_dense(){BESIDE}"
+                f"takes dense tensors on {' and '.join(DEVICES)}, and sparse COO tensors in "
+                f"all_reduce with SUM: pass x.cpu() or x.to_dense(){BESIDE}"
             )
-        return ARRAYS.of(x)
+        return x.detach().view(-1) if framework.is_there(x) else ARRAYS.of(x)
 
     def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, Change | None, Change | None]:
         """Return mpidist's name of a reduction, and functions to apply to its input and its result.
@@ -820,7 +838,7 @@ class ProcessGroup(dist.ProcessGroup):
         outs = [out.detach() for out in outs]
 
         def act() -> None:
-            joined = torch.empty(sum(out.numel() for out in outs), dtype=x.dtype)
+            joined = x.new_empty(sum(out.numel() for out in outs))
             self.comm.allgather(self._flat(x), out=self._flat(joined), counts=counts)
             _deal(joined, outs)
 
@@ -873,7 +891,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         def act() -> None:
             for x, outs in zip(inputs, columns):
-                joined = torch.empty(sum(out.numel() for out in outs), dtype=x.dtype)
+                joined = x.new_empty(sum(out.numel() for out in outs))
                 mine = _readable(x)
                 self.comm.allgather(self._flat(mine), out=self._flat(joined), counts=_counts(outs))
                 _deal(joined, outs)
@@ -894,7 +912,7 @@ class ProcessGroup(dist.ProcessGroup):
         def act() -> None:
             joined = None
             if root == self._rank:
-                joined = torch.empty(self._size * x.numel(), dtype=x.dtype)
+                joined = x.new_empty(self._size * x.numel())
             into = None if joined is None else self._flat(joined)
             self.comm.gather(self._flat(x), root, out=into)
             if joined is not None:
@@ -902,7 +920,7 @@ class ProcessGroup(dist.ProcessGroup):
                 self._check_list("gather: gather_list", outs, "tensor", x, uneven=False)
                 _deal(joined, outs)
 
-        return self._run("gather", act, outs, opts)
+        return self._run("gather", act, outs, opts, [x])
 
     @_uncompiled
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
@@ -1003,7 +1021,7 @@ class ProcessGroup(dist.ProcessGroup):
         if input_splits or output_splits:
             sends = self._elements(x, input_splits, "input")
             gets = self._elements(out, output_splits, "output")
-            if sum(gets) != target.size or sum(sends) != data.size:
+            if sum(gets) != out.numel() or sum(sends) != x.numel():
                 raise InvalidArgument(
                     f"rank {self._rank}: all_to_all_single: input_split_sizes={list(input_splits)} "
                     f"of {tuple(x.shape)}, output_split_sizes={list(output_splits)} of "
@@ -1047,7 +1065,7 @@ class ProcessGroup(dist.ProcessGroup):
         given = _joined(inputs)
 
         def act() -> None:
-            joined = torch.empty(sum(out.numel() for out in outs), dtype=given.dtype)
+            joined = given.new_empty(sum(out.numel() for out in outs))
             self.comm.alltoall(self._flat(given), out=self._flat(joined), counts=counts)
             _deal(joined, outs)
 

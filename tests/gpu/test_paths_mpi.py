@@ -160,6 +160,10 @@ def test_messages(make, path):
         work, host = sub.isend(x, right, 5), np.empty(n, "i2")
         assert (sub.recv(host, left, 5) == left).all()
         work.wait()
+        work, got = sub.isend(x, right, 6), sub.irecv(out, None, 6)  # from any rank
+        got.wait()
+        work.wait()
+        assert got.source == left and (out.get() == left).all()
     with pytest.raises(InvalidArgument, match="null pointer"):
         sub.send(foreign_null(device), right)
 

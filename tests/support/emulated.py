@@ -8,13 +8,14 @@ by luck.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -469,3 +470,66 @@ class EmulatedDevice(Shared):
         if found is None:
             raise InvalidArgument(f"stream={stream}: not a stream of {self.describe()}")
         return found
+
+
+def take_tensors_for_a_gpus(patch: Any) -> list[str]:
+    """Take every tensor of PyTorch for one of an emulated GPU, until `patch` is undone.
+
+    PyTorch computes at once here, so the emulated streams do too; what is shown is which way the
+    data take, not that the order of streams is right.
+
+    Parameters
+    ----------
+    patch : pytest.MonkeyPatch
+        The caller ends with ``install_device(None)`` beside its undo.
+
+    Returns
+    -------
+    list of str
+        Appended to later: what the streams of :mod:`torch.cuda` were asked for.
+    """
+    import torch
+
+    from mpidist.device import find
+    from mpidist.device.tensors import interface_of
+    from mpidist.torch import framework
+
+    asked: list[str] = []
+
+    class CudaStream:
+        def __init__(self, device: Any = None):
+            asked.append("new")
+
+        def record_event(self) -> str:
+            asked.append("record")
+            return "event"
+
+        def wait_event(self, event: str) -> None:
+            asked.append(f"wait for {event}")
+
+        def synchronize(self) -> None:
+            asked.append("synchronize")
+
+    @contextlib.contextmanager
+    def entered(stream: CudaStream) -> Iterator[None]:
+        asked.append("enter")
+        yield
+        asked.append("leave")
+
+    def put(self: Stream, action: Action) -> None:
+        self.queued += 1
+        self.done += 1
+        action()
+
+    find.install_device(EmulatedDevice)
+    interface = property(interface_of)
+    patch.setattr(torch.Tensor, "__cuda_array_interface__", interface, raising=False)
+    patch.setattr(framework, "is_there", lambda x: True)
+    patch.setattr(framework, "stream_of", lambda x: find.find_device().current_stream())
+    patch.setattr(framework, "DEVICE", "cpu")
+    patch.setattr(torch.cuda, "current_stream", CudaStream)
+    patch.setattr(torch.cuda, "Stream", CudaStream)
+    patch.setattr(torch.cuda, "stream", entered)
+    patch.setattr(EmulatedDevice, "owns", lambda self, pointer: True)
+    patch.setattr(Stream, "put", put)
+    return asked

@@ -1,8 +1,4 @@
-"""Modules of PyTorch on the device paths: tensors of the host are taken for those of a GPU.
-
-PyTorch computes at once here, so the emulated streams do too; what is shown is which way the
-data take, not that the order of streams is right.
-"""
+"""Modules of PyTorch on the device paths: tensors of the host are taken for those of a GPU."""
 
 import numpy as np
 import pytest
@@ -11,7 +7,7 @@ import mpidist
 from mpidist.device import find
 from mpidist.gpu.staged import HostStaged
 from mpidist.parallel import DDP, Pipeline, ZeroOptimizer
-from tests.support.emulated import EmulatedDevice, Stream
+from tests.support.emulated import EmulatedDevice, take_tensors_for_a_gpus
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
@@ -20,27 +16,10 @@ pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 @pytest.fixture
 def on_gpu(monkeypatch):
     """Takes every tensor for one of a GPU from here on; gives the names of what was staged."""
-    from mpidist.device.tensors import interface_of
-    from mpidist.torch import framework
-
     staged = []
 
     def begin():
-        find.install_device(EmulatedDevice)
-        monkeypatch.setattr(
-            torch.Tensor, "__cuda_array_interface__", property(interface_of), raising=False
-        )
-        monkeypatch.setattr(framework, "is_there", lambda x: True)
-        monkeypatch.setattr(framework, "stream_of", lambda x: find.find_device().current_stream())
-        monkeypatch.setattr(framework, "DEVICE", "cpu")
-        monkeypatch.setattr(EmulatedDevice, "owns", lambda self, pointer: True)
-
-        def put(self, action):
-            self.queued += 1
-            self.done += 1
-            action()
-
-        monkeypatch.setattr(Stream, "put", put)
+        take_tensors_for_a_gpus(monkeypatch)
         serve, start = HostStaged.serve, HostStaged.begin
         monkeypatch.setattr(
             HostStaged, "serve", lambda s, c, a: (staged.append(c.collective), serve(s, c, a))[1]

@@ -273,7 +273,9 @@ def test_what_cannot_be(place):
     rank, _ = place
     with pytest.raises(MpidistError, match=f"rank {rank}: .*xor.*float32"):
         dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BXOR)
-    elsewhere = f"rank {rank}: a tensor on meta: group '.*' .*tensors of the CPU.*backend='nccl'"
+    elsewhere = (
+        f"rank {rank}: a tensor on meta: group '.*' .*tensors on cpu and cuda.*backend='nccl'"
+    )
     with pytest.raises(NotImplementedError, match=elsewhere):
         dist.all_reduce(torch.ones(2, device="meta"))
     for both in ("cpu:mpidist,cuda:gloo", "cuda:gloo,cpu:mpidist"):
