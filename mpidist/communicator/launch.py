@@ -125,8 +125,8 @@ def init(
     Raises
     ------
     InvalidArgument
-        If `thread_level` is unknown; if `config`, `timeout`, `tuning` or `calibrate` is given while
-        the default communicator is in use.
+        If `thread_level` is unknown; if another argument but `comm` is given while the default
+        communicator is in use.
     ConfigError
         On every rank, if rank 0 cannot read the tuning table; MPI stays usable.
         Or if a variable of the environment has a value that is not allowed.
@@ -136,8 +136,17 @@ def init(
     """
     global _default
     if _default is not None and _default.broken is None and comm is None:
-        given = (config, tuning, calibrate)
-        if timeout is not UNSET or any(value is not None for value in given):
+        start_mpi(thread_level)
+        given = (config, timeout, segment_bytes, window, debug, tuning, calibrate)
+        if given != (
+            None,
+            UNSET,
+            Segmentation.segment_bytes,
+            Segmentation.window,
+            None,
+            None,
+            None,
+        ):
             raise InvalidArgument(
                 "init: mpidist is started already: expected no arguments; set comm.timeout, or "
                 "free() the communicator before a start with other settings"

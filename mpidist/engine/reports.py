@@ -9,6 +9,7 @@ from ..backends.base import Backend
 from ..backends.board import HISTORY, fence
 from ..backends.greeting import answers_of
 from ..errors import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken, RankFailed
+from ..measure import plural
 
 _PRINTS = 4096  # kept texts; they contain offsets of arrays, so their number is unbounded
 
@@ -224,11 +225,15 @@ class Reports:
         if behind:
             late = ", ".join(map(str, behind))
             reasons.append(f"rank {late} has not reached a barrier inside the operation")
-        if given_up:
+        if not reasons:
+            reasons.append("a message was lost, or a rank hangs inside the operation")
+        if given_up:  # which does not say why
             reasons.append(_timed_out(given_up))
-        return "; ".join(reasons) or "a message was lost, or a rank hangs inside the operation"
+        return "; ".join(reasons)
 
 
 def _timed_out(ranks: Sequence[int]) -> str:
     """Return the sentence of a report that names the ranks that gave up an operation."""
-    return f"rank {', '.join(map(str, ranks))} has timed out in this operation"
+    verb = "has" if len(ranks) == 1 else "have"
+    named = ", ".join(map(str, ranks))
+    return f"{plural(len(ranks), 'rank')} {named} {verb} timed out in this operation"

@@ -13,6 +13,7 @@ from threading import Timer
 from typing import Any
 
 from ..errors import InvalidArgument, LaunchError, MpidistError, unpicklable
+from ..measure import plural
 from .allocation import SlurmAllocation, whole_job
 from .job import JobOptions, check_not_nested, make_launch, own_environment
 from .mpi import TERMINAL, find_library
@@ -175,8 +176,8 @@ def _results(folder: Path, ranks: int, output: list[str]) -> list[Any]:
     missing = [rank for rank, path in enumerate(paths) if not path.exists()]
     if missing:
         raise LaunchError(
-            f"run: ranks {', '.join(map(str, missing))} of {ranks} left no result; last lines:\n"
-            + "\n".join(output)
+            f"run: {plural(len(missing), 'rank')} {', '.join(map(str, missing))} of {ranks} "
+            "left no result; last lines:\n" + "\n".join(output)
         )
     return [pickle.loads(path.read_bytes()) for path in paths]
 

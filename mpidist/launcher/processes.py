@@ -122,7 +122,7 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     if base is not None:
         os.makedirs(base, exist_ok=True)
     with tempfile.TemporaryDirectory(
-        prefix="mpidist-", dir=base, ignore_cleanup_errors=True
+        prefix="ompi-session-", dir=base, ignore_cleanup_errors=True
     ) as folder:
         yield {**environ, SESSIONS: folder}
 

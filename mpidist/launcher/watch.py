@@ -336,8 +336,8 @@ class JobWatch:
         if not absent:
             return 0
         say(
-            f"the launcher ended with exit code 0, but rank {listed(absent)} of {self.ranks} has "
-            "not reported: it was never started, or could not reach this host"
+            f"the launcher ended with exit code 0, but of {self.ranks} ranks {listed(absent)} did "
+            "not report: never started, or unable to reach this host"
         )
         return 1
 

@@ -215,7 +215,7 @@ sys.exit(sys.argv[1] != "through")
         (1, "aborts", 1, True, "rank 0 on "),
         (1, "early", 1, False, "rank 0 on "),
         (1, "through", 0, False, ""),
-        (2, "through", 1, False, "rank 1 of 2 has not reported"),  # it never came
+        (2, "through", 1, False, "of 2 ranks 1 did not report"),  # it never came
     ],
 )
 def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, told):

@@ -111,9 +111,23 @@ def test_bad_table_raises_on_all_ranks(comm, made, tmp_path):
     assert (made().allreduce(np.ones(3)) == comm.size).all()
 
 
-def test_init_again_with_a_table_is_refused(comm):
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"config": mpidist.CollectiveConfig()},
+        {"timeout": None},
+        {"segment_bytes": 1024},
+        {"window": 3},
+        {"debug": False},
+        {"tuning": "t.json"},
+        {"calibrate": True},
+    ],
+    ids=str,
+)
+def test_init_again_with_other_settings_is_refused(comm, other):
     with pytest.raises(mpidist.InvalidArgument, match="is started already"):
-        mpidist.init(tuning="t.json")
+        mpidist.init(**other)
+    assert mpidist.init() is mpidist.get_communicator()
 
 
 def test_symmetric_memory_and_background(comm, made):

@@ -15,6 +15,7 @@ if LONG:
     SOME, LEAST = [], 90
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_two_nodes(cluster, folder):
     """Two ranks on each node: memory within it, messages to the other one."""
@@ -28,7 +29,7 @@ def test_two_nodes(cluster, folder):
         folder=folder,
         **user_environment("this"),
     )
-    done = cluster.wait(job, 300 if LONG else 60)
+    done = cluster.wait(job, 300 if LONG else 150)
     assert done.completed, f"{done.state} {done.exit_code}\n{done.output}"
     passed = re.search(r"(\d+) passed", done.output)
     assert passed and int(passed[1]) >= LEAST, done.output

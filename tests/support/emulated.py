@@ -91,7 +91,7 @@ class Shared:
 
     def shared_extents(self) -> list[tuple[int, int]]:
         """Return the start and length of each piece of shared memory."""
-        return [(start, length) for start, (_, length, _) in self._mapped.items()]
+        return [(start, length) for start, (_, length, _) in self._mapped.copy().items()]
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
         """Map an anonymous file, which other processes open by its descriptor here."""
@@ -384,7 +384,8 @@ class EmulatedDevice(Shared):
 
     def owns(self, pointer: int) -> bool:
         """Return whether the memory at an address was allocated here."""
-        known = (*self._extents.items(), *self.shared_extents())
+        # A copy: another thread, or a finalizer, may free memory meanwhile.
+        known = (*self._extents.copy().items(), *self.shared_extents())
         return any(start <= pointer < start + n for start, n in known)
 
     def adopt(self, memory: np.ndarray) -> None:

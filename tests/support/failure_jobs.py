@@ -459,7 +459,8 @@ def comes_too_late(algorithm):
         if comm.rank == late:
             comm.barrier()
             others = ", ".join(map(str, range(late)))
-            reason = f"cannot complete: rank {others} has timed out in this operation"
+            named = f"rank {others} has" if late == 1 else f"ranks {others} have"
+            reason = f"cannot complete: {named} timed out in this operation"
             words = (f"rank {late}: ", reason)
             expect(
                 CommunicatorBroken, call, *words, "split" if form == "split" else "allreduce op=max"
