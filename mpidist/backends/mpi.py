@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import CollectiveMismatch, CommunicationError, Unsupported
-from . import memory_file
+from . import memory_file, rendezvous
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, pieces
 from .board import Board, bytes_needed, private_words
 from .mpi_messages import (
@@ -53,7 +53,7 @@ def _mapped() -> set[str]:
     return {path for path in paths if not path.endswith(" (deleted)")}
 
 
-_GROUP_TAGS = 32000  # MPI guarantees 32767
+_GROUP_TAGS = 32000  # MPI guarantees 32767; this one itself is that of a split
 _ARRIVALS = 2048  # native operations in the background between nodes
 _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
 
@@ -127,10 +127,12 @@ class MpiBackend(Backend):
 
     Parameters
     ----------
-    comm : MPI.Comm
+    comm : MPI.Intracomm
         The communicator, which is duplicated and not used itself.
     hosts : sequence, optional
         A key per rank; ranks with equal keys share a node.  By default MPI determines the nodes.
+    own : bool
+        Whether `comm` is used itself, and freed by `close`, instead of a duplicate.
 
     Attributes
     ----------
@@ -143,20 +145,26 @@ class MpiBackend(Backend):
     name = "mpi"
     piece_bytes = MAX_MESSAGE_BYTES
 
-    def __init__(self, comm: MPI.Comm, hosts: Sequence[object] | None = None):
-        self.comm = comm.Dup()
+    def __init__(
+        self, comm: MPI.Intracomm, hosts: Sequence[object] | None = None, *, own: bool = False
+    ):
+        self.comm = comm if own else comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self._short_buffers: list[ShortBuffer] = []
         limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI sets it on no other communicator
         self.tag_limit = int(limit) if limit else 32767
-        self.hosts: Sequence[object] = tuple(hosts) if hosts is not None else self._find_hosts()
-        self.board = self._make_board()
+        self.roll_call: RollCall | None = None
+        cores_here = os.sched_getaffinity(0)
+        # Until the ranks and cores of this node are known.
+        self._looks = LOOKS_CROWDED if self.size > len(cores_here) else LOOKS
+        first = self._first_here() if hosts is None else hosts.index(hosts[self.rank])
+        self.board, firsts, cores = self._make_board(first)
+        self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
         absent = sorted(set(range(self.size)) - set(self.board.ranks))
-        # Making a roll call is collective: all must know whether any rank has absent ones.
-        anywhere = self.comm.allreduce(len(absent), MPI.MAX)
-        self.roll_call = RollCall(self.comm, absent, self.board) if anywhere else None
-        crowded = len(self.board.ranks) > self._cores_here()
+        if absent:  # on one rank, thus on all: either all boards are shared, or none
+            self.roll_call = RollCall(self.comm, absent, self.board)
+        crowded = len(self.board.ranks) > len(set().union(*(cores[r] for r in self.board.ranks)))
         self._looks = LOOKS_CROWDED if crowded else LOOKS
         self.patience = SPINS_CROWDED if crowded else SPINS
         self.crowded = crowded
@@ -168,33 +176,49 @@ class MpiBackend(Backend):
         self.vendor, version = MPI.get_vendor()
         self.library = f"{self.vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
 
-    def _find_hosts(self) -> tuple[int, ...]:
-        """Return a key per rank: the lowest rank on its node."""
+    def _first_here(self) -> int:
+        """Return the lowest rank on this node, which MPI determines; collective."""
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        lowest = node.allreduce(self.rank, MPI.MIN)
-        node.Free()
-        return tuple(self.comm.allgather(lowest))
+        here, group = node.Get_group(), self.comm.Get_group()
+        (first,) = here.Translate_ranks([0], group)
+        for used in (here, group, node):
+            used.Free()
+        return first
 
-    def _cores_here(self) -> int:
-        """Return the number of cores available to the ranks on this node's board together."""
-        allowed = self.comm.allgather(os.sched_getaffinity(0))
-        return len(set().union(*(allowed[r] for r in self.board.ranks)))
+    def everyone(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank; collective, and without a deadline.
 
-    def _make_board(self) -> Board:
-        """Create the arrival board that the ranks of this node share; collective."""
-        here = [r for r in range(self.size) if self.hosts[r] == self.hosts[self.rank]]
+        By messages: see :func:`~mpidist.backends.rendezvous.everyone`.
+        """
+        return rendezvous.everyone(self, value, lambda test: self.wait(test, None))
+
+    def _make_board(self, first: int) -> tuple[Board, tuple[int, ...], tuple[set[int], ...]]:
+        """Create the arrival board that the ranks of this node share; collective.
+
+        `first` is the lowest rank on this node.
+
+        Returns
+        -------
+        board : Board
+            The board; only this rank is on it if the ranks of any node cannot share memory.
+        firsts : tuple of int
+            The lowest rank on each rank's node.
+        cores : tuple of set of int
+            The cores available to each rank.
+        """
         length = bytes_needed(self.size)
         cannot = (MemoryError, OSError, ValueError, OverflowError)
         for kind in memory_file.KINDS:
             mine = mapping = None  # a rank that fails must still take part in what follows
-            if self.rank == here[0]:
+            if self.rank == first:
                 with suppress(*cannot):
                     mine = memory_file.create(length, "board", kind)
-            made = self.comm.allgather(mine)[here[0]]
-            if made is not None:
+            facts = self.everyone((first, os.sched_getaffinity(0), mine))
+            firsts, cores, made = zip(*facts)
+            if made[first] is not None:
                 with suppress(*cannot):
-                    mapping = memory_file.attach(made, length)
-            everywhere = self.comm.allreduce(mapping is not None, MPI.LAND)
+                    mapping = memory_file.attach(made[first], length)
+            everywhere = all(self.everyone(mapping is not None))
             if mine is not None:
                 memory_file.remove(mine)
             if everywhere:
@@ -202,8 +226,9 @@ class MpiBackend(Backend):
         if (
             mapping is None or not everywhere
         ):  # ranks that share a host name need not share a file system
-            return Board(private_words(self.size), self.rank, [self.rank])
-        return Board(mapping.data.cast("q"), self.rank, here, mapping)
+            return Board(private_words(self.size), self.rank, [self.rank]), firsts, cores
+        here = [r for r in range(self.size) if firsts[r] == first]
+        return Board(mapping.data.cast("q"), self.rank, here, mapping), firsts, cores
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to send a contiguous array."""
@@ -346,27 +371,30 @@ class MpiBackend(Backend):
 
     def split(self, color: int | None, key: int) -> MpiBackend | None:
         """Return a backend over the ranks of one color, ordered by key, or None for color None."""
-        colors = self.comm.allgather((color, key, self.rank))
-        part = self.comm.Split(MPI.UNDEFINED if color is None else color, key)
+        colors = self.everyone((color, key, self.rank))
         if color is None:
             return None
         members = [r for c, k, r in sorted(colors, key=lambda e: e[1:]) if c == color]
-        sub = MpiBackend(part, [self.hosts[r] for r in members])
-        part.Free()
-        return sub
+        return self._over(members, _GROUP_TAGS)
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> MpiBackend:
         """Return a backend over `ranks`, in that order; only these call it, with the same tag.
 
         `tag` keeps this call apart from others at the same time.
         """
+        return self._over(ranks, tag % _GROUP_TAGS)
+
+    def _over(self, ranks: Sequence[int], tag: int) -> MpiBackend:
+        """Return a backend over `ranks`, in that order; collective over these only.
+
+        `tag` is that of the MPI call.  MPI's split would be a collective of all ranks.
+        """
         group = self.comm.Get_group()
         part = group.Incl(ranks)
-        made = MPI.Intracomm(self.comm).Create_group(part, tag % _GROUP_TAGS)
-        sub = MpiBackend(made, [self.hosts[r] for r in ranks])
-        for used in (part, group, made):
+        made = self.comm.Create_group(part, tag)
+        for used in (part, group):
             used.Free()
-        return sub
+        return MpiBackend(made, [self.hosts[r] for r in ranks], own=True)
 
     def translate(self, error: BaseException) -> BaseException:
         """Convert an exception of MPI to one of :mod:`mpidist.errors`; return others as is."""

@@ -53,7 +53,7 @@ def share_tuning(
     found: tuple[str, str, str] = ("", "", "")
     if backend.rank == 0:
         found = _read(given, environ)
-    error, text, source = backend.comm.bcast(found, 0)
+    error, text, source = backend.everyone(found)[0]
     if error:
         backend.close()
         raise ConfigError(f"rank 0: {error}")
@@ -173,7 +173,7 @@ def init(
     options = {"segment_bytes": segment_bytes, "window": window, "debug": debug}
     options["calibrate"] = calibrate
     path = os.environ.get(TRACE, "").strip()
-    config, options, path = backend.comm.bcast((config, options, path), 0)
+    config, options, path = backend.everyone((config, options, path))[0]
     made = Communicator(backend, config, tuning=table, **options)
     if comm is None:
         _default = made

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ..backends import rendezvous
 from ..backends.base import Backend
 from ..backends.executor import Executor
 from ..backends.program import Program, library_call
@@ -26,7 +27,6 @@ from ..shared_memory.compile import unbound_arrival
 from ..shared_memory.heap import Heap
 from ..topology import Topology
 from ..trace import Served
-from . import rendezvous
 from .background import Background
 from .calibration import calibrate_shortly
 from .executors import EXECUTORS, NativeExecutor

@@ -6,7 +6,7 @@ import pytest
 
 from mpidist.backends import memory_file
 
-ROOM = 5000
+ROOM = 100_000
 
 
 def files(folder, texts):

@@ -3,6 +3,7 @@
 import pytest
 from mpi4py import MPI
 
+import mpidist
 from mpidist.backends.mpi import MpiBackend
 from mpidist.testing import check_backend
 from mpidist.topology import pretended_hosts
@@ -42,3 +43,39 @@ def test_tag_limit_after_split(comm):
     part = comm.split(comm.rank % 2)
     assert part.backend.tag_limit == comm.backend.tag_limit > 32767
     part.free()
+
+
+CALLED: set[str] = set()  # on a Recorded
+LOCAL = {"Get_rank", "Get_size", "Get_group", "Set_errhandler", "rank"}
+MESSAGES = {"Isend", "Irecv", "Recv", "Iprobe", "Send_init", "Recv_init"}
+NEW = {"Dup", "Create_group"}
+
+
+class Recorded(MPI.Intracomm):
+    """A communicator, and those made of it, that record the MPI functions called."""
+
+    def __getattribute__(self, name):
+        if not name.startswith("_"):
+            CALLED.add(name)
+        return super().__getattribute__(name)
+
+    def Create_group(self, *arguments):
+        return Recorded(super().Create_group(*arguments))
+
+
+@pytest.mark.parametrize("nodes", ["as they are", "one for each rank"])
+def test_set_up_calls_no_collective_of_mpi(comm, monkeypatch, nodes):
+    """Open MPI's first collective on a communicator over several nodes takes up to 0.4 s."""
+    ours = nodes != "as they are"
+    if ours:
+        monkeypatch.setenv("MPIDIST_RANKS_PER_NODE", "1")
+    CALLED.clear()
+    whole = mpidist.init(comm=Recorded(comm.backend.comm))
+    others = sorted(CALLED - LOCAL - MESSAGES)
+    assert others == (["Dup"] if ours else ["Dup", "Split_type"])
+    CALLED.clear()
+    parts = [whole.split(whole.rank % 2), whole.create_group(range(whole.size))]
+    assert "Create_group" in CALLED and CALLED <= LOCAL | MESSAGES | NEW, CALLED
+    assert [type(part.backend.comm) for part in parts] == [Recorded, Recorded]
+    for made in (*parts, whole):
+        made.free()
