@@ -9,6 +9,7 @@ communicator of their own and are waited for in the caller's thread.
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import queue
 import sys
@@ -1350,3 +1351,25 @@ def create(opts: Any, _: Any = None) -> ProcessGroup:
     _MADE[members] = _MADE.get(members, 0) + 1
     group.key = (members, _MADE[members])
     return group
+
+
+# -- torch.distributed.monitored_barrier ----------------------------------------------------------
+
+_OF_TORCH = dist.monitored_barrier
+
+
+@functools.wraps(_OF_TORCH)
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """Call :meth:`ProcessGroup.monitored_barrier`, for groups of this backend."""
+    chosen = c10d._get_default_group() if group is None else group
+    if not isinstance(chosen, ProcessGroup):
+        return _OF_TORCH(group, timeout, wait_all_ranks)
+    if isinstance(timeout, float):  # torch.distributed takes it too
+        timeout = timedelta(seconds=timeout)
+    chosen.monitored_barrier(timeout, wait_all_ranks)
+
+
+# PyTorch's own refuses every backend but gloo by its name, before it asks the group.
+dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier

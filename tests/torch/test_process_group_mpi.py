@@ -833,25 +833,24 @@ def test_monitored_barrier(place):
     """Rank 0 names who is missing, the first or all; the group is usable afterwards."""
     rank, size = place
     need(size, 2)
-    group = dist.group.WORLD
     for every in (False, True):
-        group.monitored_barrier(timedelta(seconds=20), wait_all_ranks=every)
+        dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=every)
     dist.barrier()
     missing = list(range(1, size))
     if rank == 0:
         words = f"Ranks? {', '.join(map(str, missing))} failed to pass monitoredBarrier in 200 ms"
         with pytest.raises(dist.DistBackendError, match=words):
-            group.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks=True)
+            dist.monitored_barrier(timeout=timedelta(seconds=0.2), wait_all_ranks=True)
         with pytest.raises(dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier"):
-            group.monitored_barrier(timedelta(seconds=0.2))
+            dist.monitored_barrier(timeout=timedelta(seconds=0.2))
         with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier"):
-            group.monitored_barrier(timedelta(0))
+            dist.monitored_barrier(timeout=timedelta(0))
     dist.barrier()
     if rank == size - 1:
         for _ in range(3):
             words = f"Rank {rank} successfully reached monitoredBarrier, but received errors"
             with pytest.raises(dist.DistBackendError, match=words):
-                group.monitored_barrier(timedelta(seconds=0.1))
+                dist.monitored_barrier(timeout=0.1)
     dist.barrier()
     dist.all_reduce(torch.ones(1))
 
