@@ -70,7 +70,7 @@ class Order:
         return len(self._samples()[self.rank :: self.size])
 
     def __iter__(self) -> Iterator[int]:
-        """Yield this rank's indices in the rest of the epoch, then begin the next epoch."""
+        """Yield this rank's indices in the rest of the epoch; at its end, move on to the next."""
         for index in self._samples()[self.rank :: self.size]:
             self.position = min(self.position + self.size, self.count)
             yield int(index)

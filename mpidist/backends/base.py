@@ -26,7 +26,7 @@ class Request(Protocol):
 
 
 class ShortRequest(Request, Protocol):
-    """The pending receive of a short message."""
+    """The pending receive of a short message, one that ``isend_short`` sends."""
 
     @property
     def content(self) -> bytes | bytearray:

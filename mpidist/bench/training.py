@@ -150,7 +150,10 @@ class Waiting(Module):
 
 
 def waiting(comm: Communicator, overlap: str) -> tuple[Callable[[], object], DDP]:
-    """Return a function that runs one step of a :class:`Waiting` model, and the model's DDP."""
+    """Return a function that runs one step of a model whose backward sleeps, and the model's DDP.
+
+    The model is :class:`Waiting`; `overlap` is that of the DDP.
+    """
     nbytes = 4 * ELEMENTS
     model = DDP(Waiting(), comm, nbytes, nbytes, overlap=overlap)
 

@@ -93,7 +93,7 @@ class Stop:
 
 
 def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
-    """Return the kinds of memory to tune in: symmetric too if all ranks are on one node."""
+    """Return the kinds of memory to tune in: symmetric too, but for a barrier, if `comm` has it."""
     possible = comm.topology.num_nodes == 1 and comm.backend.native is not None
     return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
 

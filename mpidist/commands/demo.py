@@ -88,7 +88,8 @@ def demo_command(
     """Train a classifier of handwritten digits on all ranks, then compare every allreduce.
 
     The exit code is 1 if the replicas are not bit-identical, if loss and accuracy are not those of
-    one process, or if the result of an allreduce of the model's gradients is wrong.
+    one process, or if an allreduce of the model's gradients has a wrong result, or different bits
+    on different ranks (which the MPI library's own may have).
     """
     import mpidist
 

@@ -225,9 +225,9 @@ def start_mpi(thread_level: str) -> Any:
 
 
 def check_launch(size: int, environ: Mapping[str, str]) -> None:
-    """Raise LaunchError if the launcher started N processes, but MPI has one rank in each.
+    """Raise LaunchError if the launcher started several processes, each an MPI job of its own.
 
-    `size` is MPI's number of ranks; the launcher's variables are in `environ`.
+    `size` is the number of ranks that MPI sees; the launcher's variables are in `environ`.
     """
     if size > 1:
         return

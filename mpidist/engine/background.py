@@ -41,7 +41,11 @@ class BackgroundService(Protocol):
         """Return the text that ranks compare for a call."""
 
     def broke(self, error: BaseException, operation: str, sequence: int) -> BaseException:
-        """Mark the communicator broken by an unfinished operation; return the error to raise."""
+        """Mark the communicator broken by an unfinished operation; return the error to raise.
+
+        That is `error`, or the backend's translation of it.  A harmless error, after which nothing
+        of the operation is pending, leaves the communicator usable.
+        """
 
     def check_usable(self) -> None:
         """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed."""

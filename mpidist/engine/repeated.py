@@ -145,7 +145,10 @@ def served_by(call: Call, executor: Executor, way: Way) -> Served:
 
 
 def with_own_arrays(call: Call) -> Call:
-    """Return a copy of a call with new arrays: one for a broadcast, two for other collectives."""
+    """Return a copy of a call with new, uninitialised arrays in place of those that it has.
+
+    A broadcast gets one array, its result, which on the root is its input too.
+    """
     out = None if call.out is None else np.empty(call.out.size, call.dtype)
     x = None if call.x is None else np.empty(call.x.size, call.dtype)
     if call.collective == "broadcast":

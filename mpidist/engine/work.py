@@ -55,9 +55,11 @@ class Work:
         _pending.add(self)
 
     def observe(self, ended: Callable[[], object], waited: Callable[[float], object]) -> None:
-        """Register callbacks: ``ended()`` at the end, ``waited(begin)`` after each wait.
+        """Register callbacks: ``ended()`` on completion, ``waited(begin)`` after each wait.
 
-        `begin` is the start of the wait, in seconds of ``time.perf_counter``.
+        The ``test()`` or ``wait()`` that finds the operation complete calls ``ended``; nothing does
+        if it fails.  `begin` is the start of the wait, in seconds of ``time.perf_counter``; a wait
+        that fails counts too.
         """
         give, wait = self._give, self._wait
 

@@ -510,8 +510,10 @@ def _predicted(
 ) -> tuple[Way | None, tuple[str, ...]]:
     """Return the fastest implementation by the cost model, and the constants to be measured first.
 
-    The implementation is None if the model does not decide; the constants are empty if they could
-    not change that.  Links are compared only if no shared memory serves the call (`by_messages`).
+    The implementation is None if the model does not decide.  The constants are those that are not
+    measured yet; empty if the model would not decide with them either.  Two-level algorithms are
+    compared with the others by the measured links between nodes, only if no shared memory serves
+    the call (`by_messages`).
     """
     call, means, missing = ways.call, ways.means, estimates.missing
     if estimates.model is None and not missing:

@@ -194,7 +194,8 @@ def assemble(body: Body, heap: Heap, tags: list[int], slot: int | None = None) -
     heap : Heap
         The heap whose barrier counters are used.
     tags : list of int
-        ``Program.tags``: one number, the slot of the barrier lines; the kernel's actions read it.
+        ``Program.tags``: one number, the set of barrier counters and notes in ``heap.lines`` that
+        a run uses; 0 in blocking calls.  The kernel's actions read it at each run.
     slot : int, optional
         Index of the staging slot that the kernel uses.
     """

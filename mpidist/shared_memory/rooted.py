@@ -33,16 +33,17 @@ _NUMBER, _OFFSET, _UNREACHED = range(3)
 class RootArray:
     """The root's array in one kernel, which the other ranks find by its location in shared memory.
 
-    The root writes the location to its notes, words in shared memory.  In gather and scatter the
-    other ranks note those of their parts, so that the root can copy the parts of ranks that cannot
-    reach the root's array.
+    The root writes the location to its notes, words in shared memory.  A rank cannot reach the
+    array if it is private memory, or if the rank has unmapped it.  In gather and scatter the other
+    ranks note the locations of their parts, so that the root can copy the parts of such ranks.
 
     Parameters
     ----------
     heap : Heap
         The symmetric memory.
     tags : list of int
-        ``Program.tags`` of the kernel: one number, the slot of the barrier lines.
+        ``Program.tags`` of the kernel: one number, the set of barrier counters and notes in
+        ``heap.lines`` that a run uses; 0 in blocking calls.
     root : int
         The root.
     count : int
@@ -77,9 +78,11 @@ class RootArray:
         ]
 
     def _words(self, rank: int, *notes: int) -> list[int]:
-        """Return the indices in ``lines.words`` of some notes of a rank, for blocking calls.
+        """Return the indices in ``lines.words`` of some notes of a rank, those of blocking calls.
 
-        `notes` are their numbers: `_NUMBER`, `_OFFSET` (the location), `_UNREACHED`.
+        Each pending operation has notes of its own, see :class:`BarrierLines`; an action's target
+        depends on those of blocking calls only.  `notes` are numbers: `_NUMBER`, `_OFFSET` (the
+        location), `_UNREACHED`.
         """
         first = self._heap.lines.note_index([0], rank)
         return [first + note for note in notes]
