@@ -100,7 +100,7 @@ purpose    contents of the module
 framework  ``FRAMEWORK``, a :class:`Framework`
 wrapper    ``Wrapper``, the base class that makes a DDP a module of the library
 stage      ``stage(module, caller, where, checkpoint)``, a pipeline's stage
-traced     ``cut(model, split, …)``, the stages of a module that is no Sequential
+traced     ``cut(model, choose, …)``, the stages of a module that is no Sequential
 loss       ``known(function)``, what the mean of a loss divides by
 loader     ``shard_loader(data, comm, …)``
 =========  =============================================================

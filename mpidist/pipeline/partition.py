@@ -349,21 +349,23 @@ def _traced(model: Any, stages: Any, example: Any, split: Any, where: str) -> Pa
         raise InvalidArgument(f"{where}stages={stages!r}: expected a whole number > 1")
     stages = int(stages)
     tracing = adapter("torch", "traced")
-    if split is None:
-        parts = tracing.parts_of(model)
+    if split is not None:
+        split = tracing.check_split(model, split, stages, where)
+
+    def choose(parts: list[tuple[str, float]]) -> list[str]:
+        if split is not None:
+            return list(split)
         if stages > len(parts):
             raise InvalidArgument(
                 f"{where}stages={stages!r}: expected 2 … {len(parts)}, the number of submodules at "
                 f"which {type(model).__name__} can be cut, or their names in split="
             )
-        ends = divide([cost for _, cost in parts], stages)
-        split = [parts[end][0] for end in ends[:-1]]
-    else:
-        split = tracing.check_split(model, split, stages, where)
-    made = tracing.cut(model, split, example, where)
+        return [parts[end][0] for end in divide([cost for _, cost in parts], stages)[:-1]]
+
+    made, begins = tracing.cut(model, choose, example, where)
     costs = [float(sum(math.prod(p.shape) for p in stage.parameters())) for stage in made]
     ranges = [(k, k + 1) for k in range(len(made))]
-    return Partition(made, "parameters", costs, ranges, _tie(made, made, ranges, False), split)
+    return Partition(made, "parameters", costs, ranges, _tie(made, made, ranges, False), begins)
 
 
 def _starts(layers: Sequence[Any], stages: Any, where: str) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -132,22 +133,26 @@ def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
             yield f"{prefix}{name}", child, False
 
 
-def parts_of(model: nn.Module) -> list[tuple[str, float]]:
+def parts_of(model: nn.Module, calls: Sequence[str] | None = None) -> list[tuple[str, float]]:
     """Return where a model can be cut, in order: (name of a submodule, number of elements) pairs.
 
     The model begins with the first one; the others are the items of its ModuleLists and
     Sequentials, or without such lists its children.  The number is that of the parameters' elements
-    up to the next submodule.
+    up to the next submodule.  The order is that of definition; with `calls`, names of submodules,
+    it is theirs, and submodules that are not in it are left out.
     """
-    units, seen = list(_units(model)), set()
-    lists = any(inside for _, _, inside in units)
+    units = {name: (module, inside) for name, module, inside in _units(model)}
+    if calls is not None:
+        units = {name: units[name] for name in calls if name in units}
+    lists = any(inside for _, inside in units.values())
     parts: list[tuple[str, float]] = []
-    for k, (name, module, inside) in enumerate(units):
+    seen: set[int] = set()
+    for name, (module, inside) in units.items():
         count = 0.0
         for p in module.parameters():
             count += p.numel() if id(p) not in seen else 0
             seen.add(id(p))
-        if k and not inside and lists:
+        if parts and not inside and lists:
             parts[-1] = (parts[-1][0], parts[-1][1] + count)
         else:
             parts.append((name, count))
@@ -176,38 +181,64 @@ def check_split(model: nn.Module, split: Any, stages: int, where: str) -> list[s
     return list(split)
 
 
-def cut(model: nn.Module, split: list[str], example: Any, where: str) -> list[TracedStage]:
-    """Trace a model and cut it before each of the submodules named in `split`.
+def cut(
+    model: nn.Module,
+    choose: Callable[[list[tuple[str, float]]], list[str]],
+    example: Any,
+    where: str,
+) -> tuple[list[TracedStage], list[str]]:
+    """Trace a model and cut it before the first calls of submodules.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model, which does not change: the stages have its parameters and buffers.
-    split : list of str
-        Names of the submodules at which stages begin, but the first.
+    choose : callable
+        Returns the names of the submodules at which stages begin, but the first, from what
+        :func:`parts_of` returns for the calls of the model's forward.
     example : tensor, or tuple or dict of tensors
         A microbatch: the argument of the model, its arguments, or its keyword arguments.
     where : str
         Rank, as in "rank 0: ", which begins error messages.
 
+    Returns
+    -------
+    list of TracedStage, list of str
+        The stages, and the chosen names.
+
     Raises
     ------
     Unsupported
-        If PyTorch cannot trace the model, or forward does not call each submodule of `split` once,
-        in this order.
+        If PyTorch cannot trace the model, or forward does not first call the chosen submodules in
+        the order of their names.
     """
-    from torch.distributed.pipelining import SplitPoint, pipeline
+    from torch.distributed.pipelining import pipeline
 
     named = example if type(example) is dict else {}
     values = () if named else example if type(example) is tuple else (example,)
-    marks = ("forward", "_orig_forward")  # by which PyTorch marks the submodules
-    marked = [vars(model.get_submodule(name)) for name in split]
-    before = [{name: own[name] for name in marks if name in own} for own in marked]
+    split: list[str] = []
+
+    def policy(traced: Any) -> Any:
+        _inline_no_grad(traced)
+        calls = _first_calls(traced.graph)
+        split.extend(choose(parts_of(model, list(calls))))
+        if split != [name for name in calls if name in split]:
+            called = [name for name in calls if name in split]
+            raise Unsupported(
+                f"{where}split={split!r}: the forward of {type(model).__name__} first calls of "
+                f"these {called}: expected submodules that it calls, in this order"
+            )
+        for name in split:
+            with traced.graph.inserting_before(calls[name]):
+                traced.graph.call_function(torch.ops.pippy._pipe_split.default)
+        return traced
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            spec = dict.fromkeys(split, SplitPoint.BEGINNING)
-            pipe = pipeline(model, values, named, split_spec=spec)
+            pipe = pipeline(model, values, named, split_policy=policy)
+    except (InvalidArgument, Unsupported):
+        raise
     except Exception as error:  # whatever the model's forward raises
         reason = error.__cause__ or error
         text = (str(reason).strip() or type(reason).__name__).splitlines()[0]
@@ -215,16 +246,11 @@ def cut(model: nn.Module, split: list[str], example: Any, where: str) -> list[Tr
             f"{where}{type(model).__name__} cannot be traced by torch.export: "
             f"{type(reason).__name__}: {text}; write its stages as modules of your own"
         ) from error
-    finally:
-        for own, kept in zip(marked, before):
-            for name in marks:
-                own.pop(name, None)
-            own.update(kept)
     stages = len(split) + 1
     if pipe.num_stages != stages:
         raise Unsupported(
             f"{where}split={split!r} gives {pipe.num_stages} stages of {type(model).__name__}, not "
-            f"{stages}: expected submodules that forward calls once, in this order"
+            f"{stages}: expected a stage to compute something before each of these submodules"
         )
     inputs, wirings = _wire(pipe.split_gm.graph, stages, where)
     shapes = [*values, *named.values()]
@@ -237,26 +263,108 @@ def cut(model: nn.Module, split: list[str], example: Any, where: str) -> list[Tr
         (name, tuple(x.shape) if isinstance(x, torch.Tensor) else None)
         for name, x in zip([*inputs[: len(values)], *named], shapes)
     ]
-    made = []
-    for k, wiring in enumerate(wirings):
-        graph = pipe.get_stage_module(k)
-        _share(graph, model)
-        made.append(TracedStage(graph, k, wiring, forms if k == 0 else (), model.training))
-    return made
+    graphs = [pipe.get_stage_module(k) for k in range(stages)]
+    _share(graphs, model)
+    return [
+        TracedStage(graph, k, wiring, forms if k == 0 else (), model.training)
+        for k, (graph, wiring) in enumerate(zip(graphs, wirings))
+    ], split
 
 
-def _share(graph: nn.Module, model: nn.Module) -> None:
-    """Put the model's own parameters and buffers into a traced part: tracing copies tied ones."""
-    for kind in ("_parameters", "_buffers"):
+def _inline_no_grad(traced: Any) -> None:
+    """Replace the functions into which tracing puts what is computed within no_grad().
+
+    PyTorch cannot cut a graph that calls them.  Of detached arguments no graph is recorded either.
+    """
+    graph, region = traced.graph, torch.ops.higher_order.wrap_with_set_grad_enabled
+    for node in graph.find_nodes(op="call_function", target=region):
+        enabled, function, *given = node.args
+        if enabled:
+            continue
+        inner = traced.get_submodule(function.target).graph
+        with graph.inserting_before(node):
+            detached = [graph.call_function(torch.ops.aten.detach.default, (x,)) for x in given]
+            for x in detached:
+                x.meta.update(node.meta)
+            values = dict(zip(inner.find_nodes(op="placeholder"), detached))
+            made = graph.graph_copy(inner, values)
+        for item in list(node.users):
+            item.replace_all_uses_with(made[item.args[1]])
+            graph.erase_node(item)
+        graph.erase_node(node)
+        if not function.users:
+            graph.erase_node(function)
+
+
+def _first_calls(graph: Any) -> dict[str, Any]:
+    """Return the first node of each submodule that a traced forward calls, by name, in order."""
+    calls: dict[str, Any] = {}
+    for node in graph.nodes:
+        for name, _ in node.meta.get("nn_module_stack", {}).values():
+            calls.setdefault(name, node)
+    return calls
+
+
+def _share(graphs: Sequence[nn.Module], model: nn.Module) -> None:
+    """Put the model's own parameters and buffers into its traced parts, under all their names.
+
+    Tracing copies tied ones, keeps one of their names, and makes all buffers persistent.  What no
+    stage uses comes into the last one.
+    """
+    kinds = ("_parameters", "_buffers")
+    owners = dict(model.named_modules(remove_duplicate=False))
+    held: set[str] = set()
+    for graph in graphs:
+        _join_calls(graph, kinds)
         for prefix, part in graph.named_modules():
-            held = getattr(part, kind)
-            for name in held:
-                owner = model
-                for atom in prefix.split(".") if prefix else ():
-                    owner = getattr(owner, atom, None)  # type: ignore[assignment]
-                own = getattr(owner, kind, {}).get(name)
-                if own is not None:
-                    held[name] = own
+            for kind in kinds:
+                own, here = getattr(owners.get(prefix), kind, {}), getattr(part, kind)
+                here.update((name, own[name]) for name in here if own.get(name) is not None)
+                held.update(f"{prefix}.{name}" for name in here)
+    ids = [{id(x) for x in (*graph.parameters(), *graph.buffers())} for graph in graphs]
+    for prefix, owner in owners.items():
+        for kind in kinds:
+            for name, x in getattr(owner, kind).items():
+                if x is not None and f"{prefix}.{name}" not in held:
+                    users = [graph for graph, has in zip(graphs, ids) if id(x) in has]
+                    for graph in users or graphs[-1:]:
+                        getattr(_part(graph, prefix), kind)[name] = x
+    for graph in graphs:
+        for prefix, part in graph.named_modules():
+            own = getattr(owners.get(prefix), "_buffers", {})
+            fleeting = getattr(owners.get(prefix), "_non_persistent_buffers_set", ())
+            part._non_persistent_buffers_set.update(
+                name for name in part._buffers if name not in own or name in fleeting
+            )
+
+
+def _join_calls(graph: nn.Module, kinds: tuple[str, ...]) -> None:
+    """Give the parts of a traced part that are the same submodule, called again, one state.
+
+    Tracing names them ``block``, ``block@1``, …: they get the parameters and buffers of ``block``,
+    and only this one is a submodule, so that names are those of the model.
+    """
+    for prefix, part in list(graph.named_modules()):
+        if "@" not in prefix:
+            continue
+        first = _part(graph, re.sub(r"@\d+", "", prefix))
+        for kind in kinds:
+            shared = getattr(first, kind)
+            shared.update(getattr(part, kind))
+            part.__dict__[kind] = shared
+        above, _, name = prefix.rpartition(".")
+        if "@" in name:
+            caller = graph.get_submodule(above)
+            caller.__dict__[name] = caller._modules.pop(name)
+
+
+def _part(module: nn.Module, name: str) -> nn.Module:
+    """Return the submodule of a name, made where there is none."""
+    for atom in name.split(".") if name else ():
+        if atom not in module._modules:
+            module.add_module(atom, nn.Module())
+        module = module._modules[atom]  # type: ignore[assignment]
+    return module
 
 
 def _wire(graph: Any, stages: int, where: str) -> tuple[list[str], list[Wiring]]:
@@ -277,7 +385,9 @@ def _wire(graph: Any, stages: int, where: str) -> tuple[list[str], list[Wiring]]
         elif node.op == "call_function" and len(node.args) == 2 and node.args[0] in values:
             values[node] = (values[node.args[0]][0], node.args[1])
         elif node.op == "output":
-            needed.append([values[each] for each in node.all_input_nodes])
+            returned: list[Any] = []  # a value may be there twice
+            torch.fx.map_arg(node.args, returned.append)
+            needed.append([values[each] for each in returned])
         else:
             raise Unsupported(
                 f"{where}the traced model computes {node.format_node()} between its stages: "

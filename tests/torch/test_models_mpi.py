@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 
+from mpidist import Pipeline, partition
 from mpidist.parallel import DDP
 from tests.support.training_kits import NEEDS_TORCH, torch
 
@@ -210,3 +211,67 @@ def test_batch_norm_over_all_ranks(comm, gloo):
     ended = in_parallel(comm, gloo, synced, loss, data)
     as_over_gloo(comm, ended)
     as_one_process(comm, ended, train(net, loss, data))
+
+
+# -- stages ---------------------------------------------------------------------------------------
+
+
+def masked_bert(samples):
+    """BERT with the head that is tied to its words, and a mask for each sample."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    drop = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    size = {**SMALL, "num_hidden_layers": RANKS - 1, "hidden_size": 8, "vocab_size": WORDS}
+    ids = words(samples)[0]
+    mask = (torch.arange(LENGTH + 1) < torch.arange(samples).unsqueeze(1) % 3 + LENGTH - 1).long()
+    batch = {"attention_mask": mask, "input_ids": ids}
+    return BertForMaskedLM(BertConfig(**size, **drop)), batch, ids.roll(1, 1)
+
+
+def deep_vit(samples):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    drop = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    size = {**SMALL, "num_hidden_layers": RANKS - 1, "hidden_size": 8}
+    config = ViTConfig(**size, **drop, image_size=8, patch_size=4)
+    batch = {"pixel_values": pictures(samples, 8)[0]}
+    return ViTForImageClassification(config), batch, torch.arange(samples) % 2
+
+
+def part_of(batch, k):
+    return {name: x[EACH * k : EACH * (k + 1)] for name, x in batch.items()}
+
+
+@pytest.mark.parametrize("model", [masked_bert, deep_vit], ids=lambda m: m.__name__)
+def test_stages(comm, model):
+    """Traced and cut, trained with GPipe and on with 1F1B, as by one process."""
+    if comm.size != RANKS:
+        pytest.skip(f"needs exactly {RANKS} ranks")
+    pytest.importorskip("transformers", reason=NEEDS_TRANSFORMERS)
+    net, batch, labels = made(model, EACH * RANKS)
+    alone = copy.deepcopy(net)
+    parts = partition(net, RANKS, example=part_of(batch, 0), verbose=False)
+    stage, last = parts[comm.rank], comm.rank == RANKS - 1
+    if model is masked_bert:
+        assert parts.tied == {"bert.embeddings.word_embeddings.weight": (0, RANKS - 1)}
+    assert set().union(*[part.state_dict() for part in parts]) == set(net.state_dict())
+
+    def loss_of(output, target):
+        return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
+
+    loss_of.reduction = "mean"
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (stage, alone)]
+    for schedule in ("gpipe", "1f1b"):
+        pipe = Pipeline(stage, comm, RANKS, schedule)
+        for _ in range(2):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = pipe.step(batch, labels, loss_of if last else None)
+            wanted = loss_of(alone(**batch).logits, labels)
+            wanted.backward()
+            assert loss == pytest.approx(wanted.item(), rel=1e-10)
+            for optimizer in optimizers:
+                optimizer.step()
+        pipe.close()
+    state = alone.state_dict()
+    same(stage.state_dict(), {name: state[name] for name in stage.state_dict()}, 1e-10)

@@ -103,3 +103,104 @@ def test_a_model_that_cannot_be_traced():
     with pytest.raises(Unsupported, match="Choosing cannot be traced by torch.export: Guard") as e:
         partition(Choosing(), 2, example=torch.ones(2, 2), verbose=False)
     assert "\n" not in str(e.value)
+
+
+class Repeated(torch.nn.Module):
+    """Lists defined in another order than called, one layer called twice, and an unused layer.
+
+    A parameter and a buffer under two names, and a buffer that is not saved.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+        self.unused = torch.nn.Linear(4, 2)
+        self.bias = self.up[0].bias
+        self.register_buffer("one", torch.full((4,), 2.0))
+        self.register_buffer("two", self.one)
+        self.register_buffer("scale", torch.full((4,), 3.0), persistent=False)
+
+    def forward(self, x):
+        for block in (*self.blocks, self.blocks[0]):
+            x = torch.tanh(block(x)) * self.scale + self.two
+        return self.up[0](x * torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+
+class WithoutGradients(torch.nn.Module):
+    """Its first two layers, a cut between them, are computed within no_grad()."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.blocks[1](torch.tanh(self.blocks[0](x)))
+            z = y.exp()
+        return self.blocks[3](torch.tanh(self.blocks[2](x * y))) + z
+
+
+class Outputs(torch.nn.Module):
+    """It returns a value twice, its input, and what is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x, scale, also=True):
+        y = self.blocks[1](self.blocks[0](x)) * scale
+        last = self.blocks[2](y) + (1 if also else 0)
+        return {"last": last, "each": (y, last), "input": x, "count": 3, "none": None}
+
+
+X = torch.linspace(-1, 1, 8).view(2, 4)
+CASES = {
+    "repeated": (Repeated, (X,), ["blocks.1", "up.0"]),
+    "without gradients": (WithoutGradients, (X,), ["blocks.1", "blocks.2"]),
+    "outputs": (Outputs, {"also": False, "scale": X.flip(1), "x": X}, ["blocks.1", "blocks.2"]),
+}
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value if type(value) is tuple else ()
+    return [x for each in inside for x in tensors_in(each)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forms_of_models(case):
+    """Values, gradients and names of parameters and buffers are those of the model."""
+    kind, example, split = CASES[case]
+    torch.manual_seed(0)
+    model = kind()
+    named = example if isinstance(example, dict) else {}
+    wanted = tensors_in(model(*(() if named else example), **named))
+    sum(x.square().sum() for x in wanted).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    parts = partition(model, 3, example=example, verbose=False)
+    assert parts.split == split
+    value = parts[0](*(() if named else example), **named)
+    for stage in parts[1:]:
+        value = stage(*(value if type(value) is tuple else (value,)))
+    found = tensors_in(value)
+    torch.testing.assert_close(found, wanted)
+    sum(x.square().sum() for x in found).backward()
+    torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, gradients)
+    assert set().union(*[stage.state_dict() for stage in parts]) == set(model.state_dict())
+    own = model.state_dict(keep_vars=True)
+    for stage in parts:
+        assert all(own[name] is x for name, x in stage.state_dict(keep_vars=True).items())
+
+
+def test_a_layer_called_in_two_stages_is_tied():
+    parts = partition(Repeated(), 3, example=X, verbose=False)
+    assert parts.tied == {"blocks.0.weight": (0, 1), "blocks.0.bias": (0, 1)}
+
+
+@pytest.mark.parametrize("split", [["up.0", "blocks.1"], ["blocks.1", "unused"]])
+def test_split_in_another_order_than_called(split):
+    with pytest.raises(Unsupported, match=r"Repeated first calls of these \['blocks.1'"):
+        partition(Repeated(), 3, example=X, split=split)
