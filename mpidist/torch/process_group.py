@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import functools
 import math
+import pickle
 import queue
 import sys
 import threading
@@ -391,12 +392,24 @@ def _free_retired(comm: Communicator, members: Sequence[int]) -> None:
     broken on some rank is never freed.
     """
     mine = [key for key, both in _RETIRED.items() if not any(part.broken for part in both)]
-    every = dict(zip(members, comm.allgather_object(mine)))
+    every = dict(zip(members, _everyones(comm, mine)))
     for key in sorted({key for keys in every.values() for key in keys}):
         if all(key in every.get(rank, ()) for rank in key[0]) and key in _RETIRED:
             for old in _RETIRED.pop(key):
                 old.timeout = comm.timeout  # its own was for operations, and may be short
                 old.free()
+
+
+def _everyones(comm: Communicator, value: Any) -> list[Any]:
+    """Return all ranks' values as ``comm.allgather_object`` does, by a fixed algorithm.
+
+    "auto" would first predict times or set shared memory up, which takes longer than the exchange;
+    and it might choose native, whose first call between nodes can take longer than all else.
+    """
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    counts = comm.allgather(np.array([data.size]), algorithm="bruck").tolist()
+    joined = comm.allgather(data, counts=counts, algorithm="bruck")
+    return [pickle.loads(part.data) for part in np.split(joined, np.cumsum(counts)[:-1])]
 
 
 # -- the process group ----------------------------------------------------------------------------

@@ -16,6 +16,8 @@ if torch is not None:
     import torch.distributed as dist
 
     import mpidist.torch
+    from mpidist.backends import memory_file
+    from mpidist.backends.native import NativeCollectives
 
     FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
     INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -55,6 +57,26 @@ def test_init(place):
     assert 0 <= int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
     assert os.environ["MASTER_ADDR"] and os.environ["MASTER_PORT"].isdigit()
     assert dist.group.WORLD.name() == "mpidist" and dist.group.WORLD.size() == size
+
+
+def test_a_new_group_chooses_no_way(place, monkeypatch):
+    """It shares no memory but its boards, and calls no collective of MPI, before its first call."""
+    purposes, called = [], []
+    create, actions = memory_file.create, NativeCollectives.actions
+
+    def creating(nbytes, purpose, *kind):
+        purposes.append(purpose)
+        return create(nbytes, purpose, *kind)
+
+    def acting(native, call):
+        called.append(call.collective)
+        return actions(native, call)
+
+    monkeypatch.setattr(memory_file, "create", creating)
+    monkeypatch.setattr(NativeCollectives, "actions", acting)
+    group = dist.new_group()
+    assert set(purposes) <= {"board"} and not called
+    dist.destroy_process_group(group)
 
 
 def test_again(place):
