@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ..calls.call import Call
@@ -12,7 +13,7 @@ from ..errors import ScheduleError
 from ..measure import format_size
 from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, cost
-from ..schedule.registry import Choice, Groups
+from ..schedule.registry import GENERATION, Choice, Groups
 from .segmentation import Segmentation
 from .tuning import PRIVATE, SYMMETRIC, Key, TuningEntry, TuningTable, kind_for
 
@@ -123,6 +124,17 @@ class Calibration:
     far_beta: float | None = None
 
 
+@lru_cache(maxsize=64)
+def _model(
+    calibration: Calibration, groups: Groups, pipelining: Segmentation, generation: int
+) -> Model:
+    """Return one model for all communicators of the same shape: a prediction takes milliseconds.
+
+    `generation` is that of the registered algorithms.
+    """
+    return Model(calibration, groups, pipelining)
+
+
 log = logging.getLogger("mpidist")
 
 TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
@@ -170,7 +182,7 @@ class Estimates:
     def learn(self, calibration: Calibration) -> None:
         """Set the constants of the cost model."""
         self.calibration = calibration
-        self.model = Model(calibration, self.groups, self._pipelining)
+        self.model = _model(calibration, self.groups, self._pipelining, GENERATION[0])
 
     @property
     def uncalibrated(self) -> bool:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -309,6 +310,16 @@ def test_predicted_times():
     assert many.seconds("allreduce", ring, 8) is None
     apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), Segmentation())
     assert apart.seconds("allreduce", ring, 8) > 1e-3
+
+
+def test_communicators_of_one_shape_share_their_predictions():
+    """Each takes milliseconds, and many groups of a program have the same shape."""
+    two, three = ((0, 1), (2, 3)), ((0, 1), (2, 3), (4, 5))
+    first, second, other = (
+        Estimates("a library", groups, True, KNOWN) for groups in (two, two, three)
+    )
+    assert first.model is second.model is not other.model
+    assert Estimates("a library", two, True, replace(KNOWN, alpha=1.0)).model is not first.model
 
 
 @pytest.mark.parametrize("size", [2, 4])
