@@ -169,7 +169,7 @@ def add_waits(ranks: Sequence[RankEvents]) -> None:
     A collective waits from its own begin to the last begin on any rank, a receive from its own
     begin to that of the send.  A collective also gets the rank that began it last (`last_rank`).
     The send and the receive of one message get the same number as their detail `flow`, by which
-    :func:`write` draws an arrow between them.
+    :func:`write` draws an arrow between them; the receive also gets the begin of the send (`sent`).
     """
     calls: dict[Any, list[tuple[int, Event]]] = {}
     sends: dict[Any, deque[Event]] = {}
@@ -201,9 +201,10 @@ def add_waits(ranks: Sequence[RankEvents]) -> None:
     for key, coming in receives.items():
         for sent, event in zip(sends.get(key, ()), sorted(coming, key=lambda e: e.begin)):
             _wait(event, sent.begin)
-            if event.end >= sent.begin:
+            if event.end > sent.begin:
                 flow += 1
                 sent.details["flow"] = event.details["flow"] = flow
+                event.details["sent"] = sent.begin
 
 
 def _wait(event: Event, until: float) -> None:
@@ -224,7 +225,7 @@ def write(path: str | Path, ranks: Sequence[RankEvents]) -> None:
         "clock_error_us": [round(part.error * 1e6, 1) for part in ranks],
         "dropped_events": [part.rank for part in ranks if part.full],
     }
-    rows = (json.dumps(row) for part in ranks for row in _rows(part, origin))
+    rows = (json.dumps(row) for part in ranks for row in _rows(part, origin, len(ranks)))
     with open(path, "w", encoding="utf-8") as file:
         file.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(about)},\n')
         file.write('"traceEvents": [\n')
@@ -233,50 +234,59 @@ def write(path: str | Path, ranks: Sequence[RankEvents]) -> None:
         file.write("\n]}\n")
 
 
-def _rows(part: RankEvents, origin: float) -> Iterator[dict[str, Any]]:
+def _rows(part: RankEvents, origin: float, size: int) -> Iterator[dict[str, Any]]:
     """Yield one rank's rows of the file: titles of the tracks, events, ends of arrows.
 
-    `origin` is the time of the first event of all ranks, which becomes 0.
+    `origin` is the time of the first event of all ranks, which becomes 0; `size` is the number of
+    ranks.
     """
-    pid, tids = part.rank, _tracks(part.events)
+    pid, tracks = part.rank, _tracks(part.events)
+    # Perfetto takes the threads 0 and `pid` of a process for one, its main thread.
+    tids = {track: size + at if at else pid for at, track in enumerate(tracks)}
     clock = f", clock ± {part.error * 1e6:.1f} µs" if part.error else ""
-    yield _about(pid, 0, "process_name", name=f"rank {pid} on {part.host}{clock}")
-    yield _about(pid, 0, "process_sort_index", sort_index=pid)
-    for track, tid in tids.items():
+    # Perfetto writes the number of the process, which is the rank again, behind its name.
+    yield _about(pid, pid, "process_name", name=f"rank {pid} ({part.host}{clock})")
+    yield _about(pid, pid, "process_sort_index", sort_index=pid)
+    for at, (track, tid) in enumerate(tids.items()):
         yield _about(pid, tid, "thread_name", name=_title(track))
-        yield _about(pid, tid, "thread_sort_index", sort_index=tid)
+        yield _about(pid, tid, "thread_sort_index", sort_index=at)
     for number, event in enumerate(part.events):
-        args = {k: v for k, v in event.details.items() if k != "flow"}
+        args = {k: v for k, v in event.details.items() if k not in ("flow", "sent")}
         if "comm" in args:
             args["comm"] = args["comm"][0]
         tid, begin = tids[event.track], _us(event.begin - origin)
         row = {"name": event.name, "cat": event.category, "pid": pid, "tid": tid}
         if event.category in OVERLAPPING:
-            row["id"] = f"{pid}.{number}"
+            row["id2"] = {"local": f"{number}"}  # with "id", Perfetto shows it outside the process
             yield {**row, "ph": "b", "ts": begin, "args": args}
             yield {**row, "ph": "e", "ts": _us(event.end - origin)}
             continue
-        dur = round(_us(event.end - origin) - begin, 3)  # equal ends stay equal
-        yield {**row, "ph": "X", "ts": begin, "dur": dur, "args": args}
-        if "flow" in event.details:
-            row |= {"name": "message", "id": event.details["flow"]}
-            if "to" in args:
-                yield {**row, "ph": "s", "ts": begin}
-            else:
-                yield {**row, "ph": "f", "bp": "e", "ts": _us(event.end - origin)}
+        end = _us(event.end - origin)
+        yield {**row, "ph": "X", "ts": begin, "dur": round(end - begin, 3), "args": args}
+        if "flow" not in event.details:
+            continue
+        arrow = {**row, "name": "message", "id": event.details["flow"]}
+        if "to" in args:
+            yield {**arrow, "ph": "s", "ts": begin}
+            continue
+        # Perfetto turns an arrow round that leads to an earlier event: it leads to this part of it.
+        sent = _us(event.details["sent"] - origin)
+        if sent > begin:
+            row |= {"name": "transfer", "cat": "transfer"}
+            yield {**row, "ph": "X", "ts": sent, "dur": round(end - sent, 3)}
+        yield {**arrow, "ph": "f", "bp": "e", "ts": end}
 
 
 def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _tracks(events: Iterable[Event]) -> dict[int | str, int]:
-    """Map each track to a number from 0: threads in ascending order, then named tracks by name."""
+def _tracks(events: Iterable[Event]) -> list[int | str]:
+    """Return the tracks: threads in ascending order, then named tracks by name."""
     found = {event.track for event in events}
     threads = sorted(track for track in found if isinstance(track, int))
     named = sorted(track for track in found if isinstance(track, str))
-    every: list[int | str] = [*threads, *named]
-    return {track: number for number, track in enumerate(every)}
+    return [*threads, *named]
 
 
 def _title(track: int | str) -> str:
