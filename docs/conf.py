@@ -20,6 +20,7 @@ extensions = [
     "numpydoc",
     "elsewhere",  # docs/_ext: the names of other projects that the pages link to
     "back_links",  # corrects the links from the sources back to the pages
+    "page_head",  # adds the description of each page
     "rooms",  # draws the layers of setup.cfg
     "catalogue",  # writes docs/generated from the registry and the commands
     "plots",  # draws the plots from the tables of the pages
@@ -31,6 +32,7 @@ html_theme = "furo"
 html_title = f"mpidist {release}"
 html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["mpidist.css"]
 # Commands are copied without their prompt, and without their output.
 copybutton_prompt_text = "$ "
