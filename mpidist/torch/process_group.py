@@ -2,8 +2,9 @@
 
 Each collective of c10d is one call of a public collective, on the memory of the tensors.  A
 blocking call runs in the caller's thread; one with ``async_op=True`` runs in a thread of the group,
-in order, so that backward goes on meanwhile and C++ can wait for its future.  Messages have a
-communicator of their own and are waited for in the caller's thread.
+so that backward goes on meanwhile and C++ can wait for its future, or in the thread that waits for
+it before it has begun; all run in order.  Messages have a communicator of their own and are waited
+for in the caller's thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 import time
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -291,7 +293,7 @@ _BLOCKING = _Done([])  # of all blocking calls: PyTorch's functions do not retur
 
 
 class _Queued(_Work):
-    """The Work of an operation that runs in the group's thread."""
+    """The Work of an operation that runs in the group's thread, or in one that waits for it."""
 
     def __init__(self, group: ProcessGroup, what: str, outputs: Sequence[Tensor]):
         super().__init__(outputs)
@@ -309,6 +311,8 @@ class _Queued(_Work):
         the operation's own deadline allows.
         """
         seconds = timeout.total_seconds()
+        if seconds <= 0:
+            self._group.take_over(self)
         if not self._group.await_event(self._event, seconds if seconds > 0 else None):
             raise dist.DistBackendError(
                 f"{self._what}: Timed out waiting {_milliseconds(seconds)}ms for its end"
@@ -450,8 +454,10 @@ class ProcessGroup(dist.ProcessGroup):
         self._name, self._description, self._store = name, "", store
         self.key: Key | None = None
         self._sequence = self._monitored = 0
-        self._queue: queue.SimpleQueue[tuple[_Queued, Act, float | None] | None] | None = None
-        self._queued = 0  # operations of the group's thread that have not ended
+        self._queue: queue.SimpleQueue[bool | None] | None = None  # True for each of _operations
+        self._operations: deque[tuple[_Queued, Act, float | None]] = deque()  # not begun
+        self._performing = threading.Lock()  # held by the thread that performs one of them
+        self._queued = 0  # operations with async_op=True that have not ended
         self._counting = threading.Lock()
         self._pending: list[_Message] = []
         self._buffers: dict[tuple[int, torch.dtype], list[np.ndarray]] = {}
@@ -612,8 +618,9 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Any:
         """Run an operation, the function `act`, and return its Work.
 
-        A blocking operation runs in the calling thread, one with ``async_op=True`` in the group's.
-        While operations are queued for the group's thread, blocking ones are queued behind them.
+        A blocking operation runs in the calling thread, one with ``async_op=True`` in the group's,
+        unless the calling thread waits for it before it begins (:meth:`take_over`).  While
+        operations are queued for the group's thread, blocking ones are queued behind them.
         `inputs` are needed only if there may be no `outputs`: to find the operation's GPU.
         """
         self._sequence += 1
@@ -635,7 +642,8 @@ class ProcessGroup(dist.ProcessGroup):
             self._queued += 1
         if self._queue is None:
             self._queue = _THREADS.serve(self._serve)
-        self._queue.put((work, act, seconds))
+        self._operations.append((work, act, seconds))
+        self._queue.put(True)
         return work
 
     def _check_alone(self) -> None:
@@ -671,13 +679,35 @@ class ProcessGroup(dist.ProcessGroup):
     def _serve(self, waiting: queue.SimpleQueue) -> None:
         """Run the queued operations in order, in the group's thread."""
         POLLING.gentle = True
-        while (item := waiting.get()) is not None:
-            work, act, seconds = item
+        while waiting.get() is not None:
+            if self._operations:  # else a waiter has performed it
+                with self._performing:
+                    self._perform_next()
+
+    def _perform_next(self) -> None:
+        """Perform the first queued operation, if there is one; `_performing` is held."""
+        if self._operations:
+            work, act, seconds = self._operations.popleft()
             error = self._attempt(work._what, act, seconds)
             with self._counting:
                 self._queued -= 1
             work._end(error)
-            del work, act, item
+
+    def take_over(self, work: _Queued) -> None:
+        """Perform an operation in the calling thread, which waits for it, if it is the next one.
+
+        Going to the group's thread and back takes longer: with 2 ranks on 2 cores 36 µs for 4 bytes
+        in place of 25, and 110 µs for 64 KB in place of 21, over the time of a blocking call.
+
+        Nothing is done if the group's thread performs an operation, or if sends and receives are
+        pending, which make progress while :meth:`await_event` waits.
+        """
+        if self._operations and not self._pending and self._performing.acquire(blocking=False):
+            try:
+                if self._operations and self._operations[0][0] is work:
+                    self._perform_next()
+            finally:
+                self._performing.release()
 
     def await_event(self, event: threading.Event, seconds: float | None) -> bool:
         """Wait for an event of the group's thread; return False if `seconds` pass before it.

@@ -1,6 +1,8 @@
 """The backend "mpidist" of torch.distributed: every call of c10d, by closed forms."""
 
 import os
+import queue
+import random
 import threading
 import time
 from datetime import timedelta
@@ -653,6 +655,35 @@ def test_work(place):
     assert done == [4.0 * size] and work.get_future().done()
     works = [dist.all_reduce(torch.full((2,), float(k)), async_op=True) for k in range(20)]
     assert [w.result()[0][0].item() for w in works] == [float(k * size) for k in range(20)]
+
+
+def test_a_waiter_performs_what_has_not_begun(place, monkeypatch):
+    """Nobody serves the group's queue here, as if its thread had not come to it yet."""
+    rank, size = place
+    group = dist.new_group()
+    monkeypatch.setattr("mpidist.torch.process_group._THREADS.serve", lambda _: queue.SimpleQueue())
+    x = torch.ones(3)
+    first, second = (dist.all_reduce(x, group=group, async_op=True) for _ in range(2))
+    with pytest.raises(dist.DistBackendError, match=f"rank {rank}: .*Timed out waiting 20ms"):
+        second.wait(timedelta(milliseconds=20))  # it is not the next one
+    with pytest.raises(dist.DistBackendError, match=f"rank {rank}: .*Timed out waiting 20ms"):
+        first.wait(timedelta(milliseconds=20))  # an operation has its own deadline
+    assert not first.is_completed() and (x == 1).all()
+    assert first.wait() and not second.is_completed() and (x == size).all()
+    assert second.wait() and second.result()[0] is x and (x == size * size).all()
+    dist.all_reduce(x.fill_(1), group=group)  # nothing is queued: it is performed at once
+    assert (x == size).all()
+
+
+def test_works_are_performed_in_order(place):
+    """The ranks wait in orders of their own; operations out of order would differ in length."""
+    rank, size = place
+    chosen = random.Random(rank)
+    for _ in range(30):
+        tensors = [torch.full((k % 5 + 1,), float(k)) for k in range(8)]
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        for k in chosen.sample(range(8), 8):
+            assert works[k].wait() and (tensors[k] == k * size).all()
 
 
 def test_collective_in_a_callback(place):
