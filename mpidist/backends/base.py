@@ -168,9 +168,6 @@ class AbsentRanks(Protocol):
         The time is up to the class; :class:`~mpidist.backends.roll_call.RollCall` waits 300 ms.
         """
 
-    def close(self) -> None:
-        """Free the communicator that carries the questions; collective."""
-
 
 class Backend(Protocol):
     """The transport between `size` ranks: a backend inherits from this class.

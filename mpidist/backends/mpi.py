@@ -163,7 +163,8 @@ class MpiBackend(Backend):
         self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
         absent = sorted(set(range(self.size)) - set(self.board.ranks))
         if absent:  # on one rank, thus on all: either all boards are shared, or none
-            self.roll_call = RollCall(self.comm, absent, self.board)
+            tag = rendezvous.first_tag(self) + 1
+            self.roll_call = RollCall(self.comm, tag, absent, self.board)
         crowded = len(self.board.ranks) > len(set().union(*(cores[r] for r in self.board.ranks)))
         self._looks = LOOKS_CROWDED if crowded else LOOKS
         self.patience = SPINS_CROWDED if crowded else SPINS
@@ -365,7 +366,7 @@ class MpiBackend(Backend):
         Each barrier has a message tag of its own.
         """
         if number not in self._arrivals:
-            tag = min(self.tag_limit, 2**30) // 4 * 3 + 1 + number  # above that of the rendezvous
+            tag = rendezvous.first_tag(self) + 2 + number
             self._arrivals[number] = DisseminationArrival(self.comm, tag)
         return self._arrivals[number]
 
@@ -414,8 +415,6 @@ class MpiBackend(Backend):
         """Free the communicator; collective."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
             self._arrivals.clear()
-            if self.roll_call is not None:
-                self.roll_call.close()
             drain(self.comm, self.tag_limit)  # messages have smaller tags
             self.comm.Free()
 

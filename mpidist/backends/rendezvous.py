@@ -13,6 +13,11 @@ from .base import SHORT_BYTES, Backend, Request
 Wait = Callable[[Callable[[], bool]], object]
 
 
+def first_tag(backend: Backend) -> int:
+    """Return the tag of the exchange; it and those above are not those of the users' messages."""
+    return min(backend.tag_limit, 2**30) // 4 * 3
+
+
 def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
     """Send this rank's value to all ranks; return the values of all, by rank; collective.
 
@@ -34,7 +39,7 @@ def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
         ``wait(test)`` waits until ``test()`` is true, and raises past the deadline.
     """
     rank, size = backend.rank, backend.size
-    tag = min(backend.tag_limit, 2**30) // 4 * 3  # above those of messages
+    tag = first_tag(backend)
     known = [_pickled(value)]  # of this rank and those above it
     pending: list[Request] = []
     while (distance := len(known)) < size:

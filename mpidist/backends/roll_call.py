@@ -10,13 +10,11 @@ import numpy as np
 from mpi4py import MPI
 
 from .board import HISTORY, Board
-from .mpi_messages import drain
 
-# Tags: a question to be answered once its operation is reached, or at once; an answer; a failure;
-# the last message of a rank.
-_LATER, _NOW, _ANSWER, _NOTICE, _LAST = 1, 2, 3, 4, 5
+# A question to be answered once its operation is reached, or at once; an answer; a failure.
+_LATER, _NOW, _ANSWER, _NOTICE = 1, 2, 3, 4
 NBYTES = 512
-_WORDS = 2  # an operation's number and its fingerprint
+_WORDS = 3  # which of these; an operation's number and its fingerprint
 SECONDS = 0.3
 _PAUSE = 0.005
 
@@ -33,12 +31,14 @@ class Word(NamedTuple):
 
 
 class RollCall:
-    """Asks ranks of other nodes, on its own communicator, which operations they have reached.
+    """Asks ranks of other nodes, by messages, which operations they have reached.
 
     Parameters
     ----------
     comm : MPI.Comm
-        The communicator, which is duplicated.
+        The communicator.
+    tag : int
+        The tag of its messages, which nothing else uses.
     absent : sequence of int
         Ranks that are not on this rank's board.
     board : Board
@@ -50,8 +50,8 @@ class RollCall:
         Ranks that are not on this rank's board.
     """
 
-    def __init__(self, comm: MPI.Comm, absent: Sequence[int], board: Board):
-        self.comm, self.absent, self._board = comm.Dup(), tuple(absent), board
+    def __init__(self, comm: MPI.Comm, tag: int, absent: Sequence[int], board: Board):
+        self.comm, self._tag, self.absent, self._board = comm, tag, tuple(absent), board
         self._rank = comm.Get_rank()
         right = (self._rank + 1) % comm.Get_size()
         self._neighbour = right if right in self.absent else None
@@ -72,18 +72,17 @@ class RollCall:
             return
         self._next = now + _PAUSE
         status, mine = MPI.Status(), self._board.reached(self._rank)
-        while self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-            source, tag = status.Get_source(), status.Get_tag()
-            record = np.empty(NBYTES, np.uint8)
-            self.comm.Recv(record, source, tag)
-            word = _read(record)
-            if tag == _NOTICE:
+        while self.comm.Iprobe(MPI.ANY_SOURCE, self._tag, status):
+            source, record = status.Get_source(), np.empty(NBYTES, np.uint8)
+            self.comm.Recv(record, source, self._tag)
+            kind, word = _read(record)
+            if kind == _NOTICE:
                 self._notices[source] = word
-            elif tag == _ANSWER:
+            elif kind == _ANSWER:
                 self._words[source] = word
                 if reached is not None:
                     reached[source] = word.sequence
-            elif tag == _NOW:
+            elif kind == _NOW:
                 self._send(source, _ANSWER, self._mine(mine))
             else:
                 self._open.append((source, word))
@@ -150,20 +149,15 @@ class RollCall:
         fingerprint = self._board.fingerprint(sequence)
         return Word(sequence, fingerprint, self._board.texts.get(fingerprint, "another operation"))
 
-    def _send(self, rank: int, tag: int, word: Word) -> None:
+    def _send(self, rank: int, kind: int, word: Word) -> None:
         record = np.zeros(NBYTES, np.uint8)
-        record[: 8 * _WORDS].view(np.int64)[:] = word[:_WORDS]
+        record[: 8 * _WORDS].view(np.int64)[:] = kind, word.sequence, word.fingerprint
         text = word.text.encode()[: NBYTES - 8 * _WORDS]
         record[8 * _WORDS : 8 * _WORDS + len(text)] = np.frombuffer(text, np.uint8)
-        self._sent.append((self.comm.Isend(record, rank, tag), record))
-
-    def close(self) -> None:
-        """Free the communicator; collective."""
-        drain(self.comm, _LAST)
-        self.comm.Free()
+        self._sent.append((self.comm.Isend(record, rank, self._tag), record))
 
 
-def _read(record: np.ndarray) -> Word:
+def _read(record: np.ndarray) -> tuple[int, Word]:
     text = record[8 * _WORDS :].tobytes().rstrip(b"\0").decode(errors="ignore")
-    sequence, fingerprint = record[: 8 * _WORDS].view(np.int64).tolist()
-    return Word(sequence, fingerprint, text)
+    kind, sequence, fingerprint = record[: 8 * _WORDS].view(np.int64).tolist()
+    return kind, Word(sequence, fingerprint, text)
