@@ -233,8 +233,9 @@ class _Work(dist.Work):
             _THREADS.complete(settles)
 
     def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+        error = self.exception()
+        if error is not None:
+            raise error
 
     def _unwrap(self, _: Any) -> list[Tensor]:
         self._raise()
@@ -255,7 +256,7 @@ class _Work(dist.Work):
 
     def is_success(self) -> bool:
         """Return whether the operation has ended without an error."""
-        return self.is_completed() and self._error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return the operation's error, or None."""
@@ -379,6 +380,47 @@ class _Message(_Work):
     source_rank = _source_rank
 
 
+class _Coalesced(_Work):
+    """The Work of all operations of a coalesced block."""
+
+    def __init__(self, works: Sequence[_Work]):
+        super().__init__([x for work in works for x in work._outputs])
+        self._works = works
+
+    @_uncompiled
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until all operations have ended; raise their first error, or return True.
+
+        A `timeout` of 0 waits as long as the operations' own deadlines allow.
+        """
+        until, first = time.monotonic() + timeout.total_seconds(), None
+        for work in self._works:
+            left = timedelta(seconds=max(until - time.monotonic(), 1e-3)) if timeout else timeout
+            try:
+                work.wait(left)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether all operations have ended, with or without an error."""
+        return all(work.is_completed() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """Return the first error of the operations that have ended, or None."""
+        return next((e for work in self._works if (e := work.exception()) is not None), None)
+
+    @_uncompiled
+    def get_future(self) -> Any:
+        """Return a future of the tensors that hold the results of all operations."""
+        if self._future is None:
+            every = torch.futures.collect_all([work.get_future() for work in self._works])
+            self._future = every.then(self._unwrap)
+        return self._future
+
+
 def _milliseconds(seconds: float | None) -> str:
     return "forever" if seconds is None else f"{seconds * 1000:.0f}"
 
@@ -460,6 +502,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._queued = 0  # operations with async_op=True that have not ended
         self._counting = threading.Lock()
         self._pending: list[_Message] = []
+        self._coalesced: list[_Work] | None = None  # of the block that has begun, if one has
         self._buffers: dict[tuple[int, torch.dtype], list[np.ndarray]] = {}
         self.bound_device_id = None
         self.options = torch._C._distributed_c10d.Backend.Options("mpidist", timeout)
@@ -644,6 +687,8 @@ class ProcessGroup(dist.ProcessGroup):
             self._queue = _THREADS.serve(self._serve)
         self._operations.append((work, act, seconds))
         self._queue.put(True)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
         return work
 
     def _check_alone(self) -> None:
@@ -1223,10 +1268,13 @@ class ProcessGroup(dist.ProcessGroup):
         return torch.from_numpy(pool[which]).view(dtype)[:size]
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Do nothing: the calls of a coalesced block remain separate operations."""
+        """Begin a coalesced block, whose calls remain separate operations."""
+        self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        return _Done([])
+        """End the block; return the Work of all its operations, which PyTorch waits for instead."""
+        works, self._coalesced = self._coalesced or [], None
+        return _Coalesced(works)
 
     # older names of the same
     _allgather_base = all_gather_single
@@ -1310,6 +1358,8 @@ class ProcessGroup(dist.ProcessGroup):
         if len(self._pending) > _MOST_PENDING:  # nobody waits for them
             self._pending = [m for m in self._pending if not m.is_completed()]
         self._pending.append(message)
+        if self._coalesced is not None:
+            self._coalesced.append(message)
         return message
 
 

@@ -523,6 +523,46 @@ def test_coalesced(place):
     assert all((a == r).all() and (b == 10 + r).all() for r, (a, b) in enumerate(lists))
 
 
+@pytest.mark.parametrize("async_ops", (False, True))
+def test_coalesced_with_a_device(place, async_ops):
+    """PyTorch then keeps no Work but the one of the block's end, which stands for all."""
+    rank, size = place
+    before = dist.all_reduce(torch.ones(300_000), async_op=True)  # blocking ones are queued behind
+    x, y = torch.full((300_000,), float(rank)), torch.full((3,), float(rank))
+    out, peers = torch.zeros(2), ((rank + 1) % size, (rank - 1) % size)
+    cpu = torch.device("cpu")
+    with dist._coalescing_manager(device=cpu, async_ops=async_ops) as block:
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+        dist.broadcast(last := torch.full((2,), rank), size - 1, async_op=True)
+        if size > 1:
+            dist.isend(torch.full((2,), float(rank)), peers[0])
+            dist.irecv(out, peers[1])
+    block.wait()
+    assert all((t == size * (size - 1) // 2).all() for t in (x, y)) and (last == size - 1).all()
+    assert (out == (peers[1] if size > 1 else 0)).all() and before.wait()
+    assert [work.is_success() for work in block.works] == [True] * async_ops
+    for work in block.works:
+        assert len(work.get_future().wait()) == (5 if size > 1 else 3) and not work.exception()
+
+
+def test_the_first_error_of_a_coalesced_block(place):
+    rank, size = place
+    x = torch.ones(3)
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as block:
+        dist.reduce(torch.ones(2), 0, op=dist.ReduceOp.BXOR, async_op=True)  # of floats
+        dist.reduce(torch.ones(2), 0, op=dist.ReduceOp.BAND, async_op=True)
+        dist.all_reduce(x)
+    with pytest.raises(MpidistError, match=f"rank {rank}: .*xor"):
+        block.wait()
+    assert (x == size).all()  # it has waited for all
+    (work,) = block.works
+    assert work.is_completed() and not work.is_success() and "xor" in str(work.exception())
+    with pytest.raises(Exception, match="xor"):
+        work.get_future().wait()
+    dist.barrier()
+
+
 def test_all_to_all_splits(place):
     """Rank r sends d + 1 rows to rank d."""
     rank, size = place
