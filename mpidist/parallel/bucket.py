@@ -178,17 +178,17 @@ class Bucket:
                 self.framework.copy(view, p.grad)
                 p.grad = view
 
-    def attach(self) -> bool:
+    def attach(self) -> int:
         """Give parameters without a gradient their zeroed views, so that backward adds in place.
 
         Returns
         -------
-        bool
-            Whether a parameter had no gradient.
+        int
+            The number of parameters without a gradient.
         """
         bare = [k for k, p in enumerate(self.parameters) if p.grad is None]
         if not bare:
-            return False
+            return 0
         views = self.views
         if len(bare) == len(views):
             self.flat[...] = 0
@@ -197,7 +197,7 @@ class Bucket:
                 views[k][...] = 0
             self.parameters[k].grad = views[k]
         self.lent.update(bare)
-        return True
+        return len(bare)
 
     def was_set(self, k: int) -> bool:
         """Return whether the user set gradient `k`: assigned it, or changed its zeroed view."""

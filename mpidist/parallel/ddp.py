@@ -250,6 +250,9 @@ class DDP(NotCopyable):
         Optimizers call it before a step.  None means all parameters.  Within :meth:`no_sync`
         nothing is checked.
         """
+        given = None if parameters is None else {id(p) for p in parameters}
+        if not self.in_backward():
+            self.reducer.before_step(given)
         if not self.reducer.enabled:
             return
         every, within = self.reducer.grouping.named, self.in_backward()
@@ -261,7 +264,6 @@ class DDP(NotCopyable):
         )
         if not mine:
             return
-        given = None if parameters is None else {id(p) for p in parameters}
         names = [name for name, p in mine if given is None or id(p) in given]
         if not names:
             return
@@ -456,7 +458,7 @@ class DDP(NotCopyable):
             state["buffers"] = Divided({self.comm.rank: {k: module[k] for k in names}})
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """Load a state of a module, or of :meth:`resume_state`, in place; the latter is collective.
 
         For a module's state return what the module's ``load_state_dict`` returns, otherwise None.
@@ -470,6 +472,7 @@ class DDP(NotCopyable):
         InvalidArgument
             If it is another kind of state, or has the state of a hook on another number of ranks.
         """
+        state = state_dict  # the name of PyTorch's argument
         if not is_state(state):
             if not isinstance(state, Mapping) or isinstance(state.get("sending"), Mapping):
                 raise InvalidArgument(

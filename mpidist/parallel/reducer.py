@@ -90,6 +90,8 @@ class Reducer:
         self._sparse: dict[int, Any] = dict.fromkeys(grouping.sparse)  # gradients of the last sync
         self.pending: list[Pending] = []
         self._opened, self._failed = False, ""
+        # Whether no sync has followed the last forward before which no parameter had a gradient.
+        self._began = False
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
         # Buckets sent during backward must not meet the user's calls, whose order relative to them
         # may differ between ranks.
@@ -138,6 +140,7 @@ class Reducer:
         self.queued = False  # also if the last backward has failed
         if self.active and not self.pending:
             bare = [bucket.attach() for bucket in self.grouping.buckets]
+            self._began = self._began or sum(bare) == len(self.grouping.where)
             for i in self._sparse:
                 if self.grouping.named[i][1].grad is None:
                     self._sparse[i] = None  # free its memory
@@ -244,6 +247,27 @@ class Reducer:
             any_grad = i in self._silent and bucket.parameters[k].grad is not None
             self.touched[i] = any_grad or bucket.was_set(k)
 
+    def before_step(self, parameters: set[int] | None) -> None:
+        """Settle what a forward has prepared and no sync has followed, before an optimizer's step.
+
+        Gradients that were assigned are marked in `touched`.  Zeroed views to which nothing was
+        added become None again: a forward without a backward, as of a model that is only evaluated,
+        must not make an optimizer move its parameters.
+
+        `parameters` are the ids of the optimizer's; None for all.
+        """
+        if self._began:
+            self._note_set()
+        buckets = self.grouping.buckets
+        if self.pending or not any(bucket.lent for bucket in buckets):
+            return
+        for i, (b, k) in self.grouping.where.items():
+            if k not in buckets[b].lent or self.touched[i] or i in self._silent:
+                continue
+            asked = parameters is None or id(buckets[b].parameters[k]) in parameters
+            if asked and not buckets[b].was_set(k):
+                buckets[b].take_back(k)
+
     def _take_back_unused(self) -> None:
         """Set gradients that no rank has computed in this step to None again; collective.
 
@@ -280,7 +304,7 @@ class Reducer:
     def _end_step(self, transport: Transport) -> None:
         """Reset the buckets after a step; in the first steps, change buckets or transport."""
         buckets = self.grouping.buckets
-        self.pending, self._opened = [], False
+        self.pending, self._opened, self._began = [], False, False
         for bucket in buckets:
             bucket.reset()
         traced = self.comm.traced

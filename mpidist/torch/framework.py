@@ -222,8 +222,11 @@ class Torch:
         return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove
 
     def on_forward(self, module: Any, act: Callable[[], object]) -> Remove | None:
-        """Call `act` before each forward of `module`; return a function to stop that."""
-        return module.register_forward_pre_hook(partial(_ignoring, act)).remove
+        """Call `act` before each forward of `module` that a backward may follow.
+
+        Return a function to stop that.
+        """
+        return module.register_forward_pre_hook(partial(_with_gradients, act)).remove
 
     def on_step(self, act: Callable[[Iterable[Any]], object]) -> Remove:
         """Call ``act(parameters)`` before each step of any optimizer of PyTorch.
@@ -252,6 +255,12 @@ class Torch:
 
 def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _with_gradients(act: Callable[[], object], *_: Any) -> None:
+    """Call `act` unless this thread records no graph, as in ``torch.no_grad()``; return None."""
+    if torch.is_grad_enabled():
+        act()
 
 
 def _ignoring(act: Callable[[], object], *_: Any) -> None:

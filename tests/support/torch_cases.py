@@ -13,6 +13,8 @@ from mpidist.parallel import DDP, ZeroOptimizer
 from tests.support.training_kits import torch
 
 if torch:
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
     from mpidist.torch import SyncBatchNorm
 nn = torch.nn if torch else None
 SMALL = {"bucket_bytes": 64, "first_bucket_bytes": 64}
@@ -580,6 +582,36 @@ def a_failed_backward_leaves_the_next_one_whole(comm):
     torch.testing.assert_close(net.weight.grad, torch.full((2, 2), (comm.size + 1) / 2))
 
 
+def no_forward_without_a_graph_makes_gradients(comm):
+    model = DDP(nn.Linear(2, 1), comm)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            model(torch.ones(1, 2))
+        assert all(p.grad is None for p in model.parameters())
+
+
+def assigned_gradients_stop_an_optimizer(comm):
+    """Those of torch.autograd.grad; what was averaged may be replaced."""
+    model = DDP(nn.Linear(2, 1), comm)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.full((1, 2), comm.rank + 1.0)
+    for _ in range(2):
+        grads = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        for p, grad in zip(model.parameters(), grads):
+            p.grad = grad
+        if comm.size > 1:
+            with pytest.raises(InvalidArgument, match="gradients of weight and 1 more were not"):
+                optimizer.step()
+        model.sync_gradients()
+        optimizer.step()
+        assert len(set(comm.allgather_object(model.module.weight.sum().item()))) == 1
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        model.module.weight.grad = model.module.weight.grad * 0.5
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def a_wrapper_is_a_module(comm):
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model = DDP(net, comm)
@@ -639,9 +671,10 @@ def states_load_both_ways(comm):
         (dict(plain), 2.0),
     ):
         before = next(model.parameters())
-        model.load_state_dict(state)
+        model.load_state_dict(state_dict=state)
         assert next(model.parameters()) is before
         assert all((p == value).all() for p in model.parameters())
+    set_model_state_dict(model, get_model_state_dict(other))
     nn.ModuleDict({"module": make(0.0)}).load_state_dict(model.state_dict())
     make(0.0).load_state_dict(model.module.state_dict())
     found = model.load_state_dict({"module.0.weight": torch.zeros(2, 2)}, strict=False)
@@ -827,6 +860,8 @@ CASES = [
     checkpointed_layers_are_averaged_once,
     a_failed_backward_leaves_the_next_one_whole,
     a_wrapper_is_a_module,
+    no_forward_without_a_graph_makes_gradients,
+    assigned_gradients_stop_an_optimizer,
     states_load_both_ways,
     what_torchscript_made_is_refused,
     frozen_parameters_start_equal,

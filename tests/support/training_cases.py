@@ -633,7 +633,29 @@ def copied_ddp_is_refused(comm, kit):
                 act(whole)
 
 
+def a_forward_alone_moves_nothing(comm, kit):
+    """A model that is only evaluated in a step has no gradient: zeros would move its momentum."""
+    nets = [kit.mlp(1), kit.mlp(2)]
+    trained, evaluated = (DDP(net, comm, overlap="none", **SMALL) for net in nets)
+    make, settings = kit.optimizers()["adam"]
+    both = make([*nets[0].parameters(), *nets[1].parameters()], **settings)
+    x, labels = batch()
+    for step in range(4):
+        before = fingerprint(kit, nets[1])
+        if step % 2:  # a target, and a validation between backward and step()
+            evaluated(kit.inputs(x))
+        else:
+            kit.step(evaluated, x, labels, 1.0)
+        kit.step(trained, x, labels, 1.0)
+        evaluated(kit.inputs(x))
+        both.step()
+        assert (fingerprint(kit, nets[1]) == before) == bool(step % 2)
+        assert all((grad is None) == bool(step % 2) for grad in kit.gradients(nets[1]))
+        both.zero_grad()
+
+
 CASES = [
+    a_forward_alone_moves_nothing,
     automatic_overlap_ends_with_a_choice,
     nothing_is_copied,
     a_second_backward_is_refused,
