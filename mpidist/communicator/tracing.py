@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from itertools import accumulate
-from pathlib import Path
 from time import perf_counter
-from types import CodeType, FrameType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import trace
+from ..engine.agreement import WITHIN, users_frame
 from ..engine.work import Work
 from ..errors import InvalidArgument, MpidistError
 from ..schedule.contract import COLLECTIVES
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 log = logging.getLogger("mpidist")
-_PACKAGE = str(Path(__file__).parents[1]) + "/"
 _PROFILER = "torch.autograd.profiler"
 _DETAILS = ("call", "comm", "served", "code", "instruction")  # of a collective
 TRIPS = 20  # round trips to a node, of which the shortest counts
@@ -330,10 +329,9 @@ def _record(traced: Traced, name: str, begin: float, end: float, number: int) ->
     It was the communicator's collective number `number`.  Called by the collective's wrapper.
     """
     frame = sys._getframe(2)
+    if WITHIN[frame.f_code.co_filename]:
+        frame = users_frame(frame)
     code = frame.f_code
-    if code.co_filename.startswith(_PACKAGE):
-        frame = _outside(frame)
-        code = frame.f_code
     # The _DETAILS are part of the event: a dict, or a tuple of their own, would cost 0.4 µs more.
     thread, place, served = threading.get_ident(), traced.place, traced.served
     traced.add((name, "collective", begin, end, thread, number, place, served, code, frame.f_lasti))
@@ -359,7 +357,7 @@ def _recording(
             with profiled(f"mpidist.{name}"):
                 result = method(self, *args, **options)
         finally:
-            frame = _outside(sys._getframe(1))
+            frame = users_frame(sys._getframe(1))
             details |= {"comm": traced.place, "code": frame.f_code, "instruction": frame.f_lasti}
             if category == "begin":
                 details["served"] = traced.served
@@ -384,13 +382,6 @@ def _watch(traced: Traced, work: Work, name: str, begin: float, details: dict[st
         add((f"wait for {name}", "wait", since, perf_counter(), threading.get_ident(), known))
 
     work.observe(ended, waited)
-
-
-def _outside(frame: FrameType) -> FrameType:
-    """Return the innermost frame, from `frame` outwards, that is not of this package."""
-    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
 
 
 def _endpoints(direction: str, kind: str, at: int) -> Callable[[tuple, dict], dict[str, Any]]:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from types import FrameType
 
 from ..errors import CollectiveMismatch, MpidistError
 from .service import Service
@@ -15,11 +16,36 @@ _WARNED: set[tuple[str, ...]] = set()  # call sites for which the warning has be
 _HERE = str(Path(__file__).parents[1]) + os.sep
 
 
-def call_site() -> str:
-    """Return "FILE:LINE" of the innermost frame outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+_WRAPPERS = ("contextlib", "functools", "typing_extensions", "warnings")
+
+
+class _Within(dict[str, bool]):
+    """Whether a source file, the key, belongs to this package, to PyTorch, or to `_WRAPPERS`.
+
+    Those are the modules whose functions stand between PyTorch's and the user's in a call.
+    """
+
+    def __missing__(self, filename: str) -> bool:
+        torch = getattr(sys.modules.get("torch"), "__file__", None)  # loaded if a file of it runs
+        packages = _HERE if torch is None else (_HERE, str(Path(torch).parent) + os.sep)
+        wrappers = [getattr(sys.modules.get(name), "__file__", None) for name in _WRAPPERS]
+        self[filename] = filename.startswith(packages) or filename in wrappers
+        return self[filename]
+
+
+WITHIN = _Within()
+
+
+def users_frame(frame: FrameType) -> FrameType:
+    """Return the innermost frame, from `frame` outwards, of neither this package nor PyTorch."""
+    while WITHIN[frame.f_code.co_filename] and frame.f_back is not None:
         frame = frame.f_back
+    return frame
+
+
+def call_site() -> str:
+    """Return "FILE:LINE" of the innermost frame outside this package and PyTorch."""
+    frame = users_frame(sys._getframe(1))
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

@@ -856,6 +856,8 @@ def test_detail(place):
             dist.all_reduce(torch.ones(5), group=group)
     assert "allreduce op=sum 3 x float32" in str(caught.value)
     assert "allreduce op=sum 5 x float32" in str(caught.value)
+    rows = str(caught.value).splitlines()[1:]  # their call sites are the user's, not torch's
+    assert len(rows) == size and all(f"  at {__file__}:" in row for row in rows)
     dist.all_reduce(torch.ones(2), group=group)
     dist.barrier()
 
