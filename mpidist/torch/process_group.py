@@ -130,17 +130,6 @@ def _readable(x: Tensor) -> Tensor:
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _writable(x: Tensor) -> tuple[Tensor, Act | None]:
-    """Return a contiguous tensor for a result, and a function that copies it into `x`.
-
-    If `x` is contiguous, it is `x` itself, with None in place of the function.
-    """
-    if x.is_contiguous() and not x.is_conj() and not x.is_neg():
-        return x, None
-    given, made = x.detach(), _readable(x)
-    return made, lambda: given.copy_(made)
-
-
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([_readable(t.detach()).reshape(-1) for t in tensors])
 
@@ -820,6 +809,42 @@ class ProcessGroup(dist.ProcessGroup):
         """Divide a sum of integers by the number of members, towards zero as NCCL does."""
         x.div_(self._size, rounding_mode="trunc")
 
+    def _writable(self, what: str, x: Tensor, late: bool = False) -> tuple[Tensor, Act | None]:
+        """Return a contiguous tensor for a result, and a function that copies it into `x`.
+
+        If `x` is contiguous, it is `x` itself, with None in place of the function.  `what` names
+        `x`, which must pass :meth:`_check_separate`: at once, or if `late`, when the function is
+        called.  That is for tensors that not all members write: the others have sent by then.
+        """
+        if x.is_contiguous() and not x.is_conj() and not x.is_neg():
+            return x, None
+        if not late:
+            self._check_separate(what, x)
+        given, made = x.detach(), _readable(x)
+
+        def back() -> None:
+            self._check_separate(what, x)
+            given.copy_(made)
+
+        return made, back
+
+    def _check_separate(self, what: str, *tensors: Tensor) -> None:
+        """Raise InvalidArgument if elements of a tensor, which is to be written, share memory.
+
+        `what` names the tensors in the message, with {} in place of the index.
+        """
+        for k, x in enumerate(tensors):
+            if x.layout is not torch.strided or x.is_contiguous():
+                continue
+            axes = [(step, n) for step, n in zip(x.stride(), x.shape) if n > 1]
+            span = 1 + sum(step * (n - 1) for step, n in axes)
+            if x.numel() > span or any(step == 0 for step, _ in axes):
+                raise InvalidArgument(
+                    f"rank {self._rank}: {what.format(k)} has shape {tuple(x.shape)} and strides "
+                    f"{x.stride()}, with which elements share memory, as after expand(): expected "
+                    "memory for each element, as clone() and contiguous() give"
+                )
+
     # -- collectives ------------------------------------------------------------------------------
 
     @_uncompiled
@@ -829,7 +854,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts = _options(c10d.AllreduceOptions, timeout, opts, reduceOp=opts)
         if x.layout is torch.sparse_coo:
             return self._run("all_reduce", lambda: self._allreduce_sparse(x, opts), [x], opts)
-        out, back = _writable(x)
+        out, back = self._writable("all_reduce: tensor", x)
         data, allreduce = self._flat(out), self.comm.allreduce
         op, before, after = self._operation(opts.reduceOp, x.dtype)
 
@@ -857,6 +882,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
         """Combine several tensors of all ranks in place, by one allreduce for each dtype."""
         opts = _options(c10d.AllreduceCoalescedOptions, None, opts)
+        self._check_separate("all_reduce_coalesced: tensors[{}]", *tensors)
         kinds: dict[torch.dtype, list[Tensor]] = {}
         for x in tensors:
             kinds.setdefault(x.dtype, []).append(x.detach())
@@ -883,7 +909,7 @@ class ProcessGroup(dist.ProcessGroup):
         """
         (x,) = _list(tensors)
         opts = _options(c10d.ReduceOptions, timeout, opts, rootRank=opts, reduceOp=op)
-        (out, back), root = _writable(x), opts.rootRank
+        (out, back), root = self._writable("reduce: tensor", x, late=True), opts.rootRank
         name, before, after = self._operation(opts.reduceOp, x.dtype)
         mine = root == self._rank
         if before is not None and not mine:
@@ -906,7 +932,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Send the root's tensor to all."""
         (x,) = _list(tensors)
         opts = _options(c10d.BroadcastOptions, timeout, opts, rootRank=opts)
-        out, back = _writable(x)
+        out, back = self._writable("broadcast: tensor", x, late=True)
         data, root = self._flat(out), opts.rootRank
 
         def act() -> None:
@@ -923,6 +949,7 @@ class ProcessGroup(dist.ProcessGroup):
         (outs,) = [outputs] if outputs and isinstance(outputs[0], Tensor) else outputs
         opts = _options(c10d.AllgatherOptions, timeout, opts)
         self._check_list("all_gather: tensor_list", outs, "tensor", x)
+        self._check_separate("all_gather: tensor_list[{}]", *outs)
         x, counts = _readable(x), _counts(outs)
         outs = [out.detach() for out in outs]
 
@@ -941,7 +968,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _gathering(self, output: Tensor, given: Tensor) -> Act:
         self._check("all_gather_into_tensor: output", output, "input", given, self._size)
-        out, back = _writable(output)
+        out, back = self._writable("all_gather_into_tensor: output", output)
         own = out.data_ptr() + self._rank * given.numel() * given.element_size()
         if not given.is_contiguous() or given.data_ptr() != own:
             given = _readable(_apart(given, out))
@@ -977,6 +1004,8 @@ class ProcessGroup(dist.ProcessGroup):
                 f"all_gather_coalesced: output[{self._rank}][{k}]", own[k], f"input[{k}]", x
             )
         columns = [[given[k].detach() for given in outputs] for k in range(len(inputs))]
+        for k, column in enumerate(columns):
+            self._check_separate(f"all_gather_coalesced: output[{{}}][{k}]", *column)
 
         def act() -> None:
             for x, outs in zip(inputs, columns):
@@ -1007,6 +1036,7 @@ class ProcessGroup(dist.ProcessGroup):
             if joined is not None:
                 # The list is the root's alone: checked before, it would leave the others waiting.
                 self._check_list("gather: gather_list", outs, "tensor", x, uneven=False)
+                self._check_separate("gather: gather_list[{}]", *outs)
                 _deal(joined, outs)
 
         return self._run("gather", act, outs, opts, [x])
@@ -1017,7 +1047,7 @@ class ProcessGroup(dist.ProcessGroup):
         (x,) = _list(outputs)
         opts = _options(c10d.ScatterOptions, timeout, opts, rootRank=opts)
         root = opts.rootRank
-        (out, back), joined = _writable(x), None
+        (out, back), joined = self._writable("scatter: tensor", x), None
         if root == self._rank:
             given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
             self._check_list("scatter: scatter_list", given, "tensor", x, uneven=False)
@@ -1044,7 +1074,7 @@ class ProcessGroup(dist.ProcessGroup):
         given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
         opts = _options(c10d.ReduceScatterOptions, timeout, opts, reduceOp=opts)
         self._check_list("reduce_scatter: input_list", given, "output", x)
-        act = self._reducing(x, _joined(given), opts, _counts(given))
+        act = self._reducing("reduce_scatter", x, _joined(given), opts, _counts(given))
         return self._run("reduce_scatter", act, [x], opts)
 
     @_uncompiled
@@ -1052,13 +1082,18 @@ class ProcessGroup(dist.ProcessGroup):
         """Combine one tensor of each rank elementwise; rank r gets the r-th of equal parts."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
         self._check("reduce_scatter_tensor: input", input, "output", output, self._size)
-        act = self._reducing(output, input, opts)
+        act = self._reducing("reduce_scatter_tensor", output, input, opts)
         return self._run("reduce_scatter_single", act, [output], opts)
 
     def _reducing(
-        self, output: Tensor, given: Tensor, opts: Any, counts: Sequence[int] | None = None
+        self,
+        call: str,
+        output: Tensor,
+        given: Tensor,
+        opts: Any,
+        counts: Sequence[int] | None = None,
     ) -> Act:
-        out, back = _writable(output)
+        out, back = self._writable(f"{call}: output", output)
         given = _readable(_apart(given, out))
         name, before, after = self._operation(opts.reduceOp, given.dtype)
         if before is not None:
@@ -1084,7 +1119,8 @@ class ProcessGroup(dist.ProcessGroup):
         opts = _options(c10d.ReduceScatterOptions, None, opts)
         for out, x in zip(outputs, inputs):
             self._check("reduce_scatter_tensor: input", x, "output", out, self._size)
-        acts = [self._reducing(out, x, opts) for out, x in zip(outputs, inputs)]
+        call = "reduce_scatter_tensor"
+        acts = [self._reducing(call, out, x, opts) for out, x in zip(outputs, inputs)]
         return self._run("reduce_scatter_coalesced", _each(acts), outputs, opts)
 
     @_uncompiled
@@ -1103,7 +1139,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts = _options(c10d.AllToAllOptions, None, opts)
         many = None if input_splits or output_splits else 1
         self._check("all_to_all_single: output", output, "input", input, many)
-        out, back = _writable(output)
+        out, back = self._writable("all_to_all_single: output", output)
         x = _readable(_apart(input, out))
         data, target = self._flat(x), self._flat(out)
         sends = None
@@ -1150,6 +1186,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._check_length("all_to_all: input_tensor_list", inputs)
         own, what = inputs[self._rank], f"input_tensor_list[{self._rank}]"
         self._check_list("all_to_all: output_tensor_list", outputs, what, own)
+        self._check_separate("all_to_all: output_tensor_list[{}]", *outputs)
         outs, counts = [out.detach() for out in outputs], [t.numel() for t in inputs]
         given = _joined(inputs)
 
@@ -1338,7 +1375,7 @@ class ProcessGroup(dist.ProcessGroup):
         (x,) = _list(tensors)
         who = "any rank" if peer is None else f"rank {peer}"
         what = f"rank {self._rank}: recv from {who} of group {self._name!r}, tag {tag}"
-        out, back = _writable(x)
+        out, back = self._writable("recv: tensor", x)
         message = self._post(what, [x], lambda: self.messages.irecv(self._flat(out), peer, tag))
         message._back = back
         return message

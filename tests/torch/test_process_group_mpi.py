@@ -971,3 +971,55 @@ def test_broadcast_of_an_expanded_tensor(place):
     x = torch.ones(1).expand(4) if rank == 0 else torch.zeros(4)
     dist.broadcast(x, 0)
     assert x.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("how", ("expand", "unfold"))
+def test_outputs_whose_elements_share_memory(place, how):
+    """They are refused by name, on the ranks that write them; the group stays usable."""
+    rank, size = place
+
+    def shared(count):
+        base = torch.ones(count)
+        return base[:1].expand(count) if how == "expand" else base.unfold(0, count // 2 + 1, 1)
+
+    x, every = shared(4), shared(4 * size)
+    own, mine = torch.ones(x.shape), torch.ones(every.numel() // size)
+    list_, owns, root = [x] * size, [own] * size, rank == 0
+    calls = {
+        "all_reduce: tensor": lambda: dist.all_reduce(x),
+        "all_reduce: tensor ": lambda: dist.all_reduce(x, async_op=True),
+        "reduce: tensor": lambda: dist.reduce(x, 0),
+        "broadcast: tensor": lambda: dist.broadcast(x, 0),
+        "all_gather: tensor_list[0]": lambda: dist.all_gather(list_, own),
+        "gather: gather_list[0]": lambda: dist.gather(own, list_ if root else None),
+        "scatter: tensor": lambda: dist.scatter(x, owns if root else None),
+        "reduce_scatter: output": lambda: dist.reduce_scatter(x, owns),
+        "reduce_scatter_tensor: output": lambda: dist.reduce_scatter_tensor(
+            x, torch.ones(size * x.numel())
+        ),
+        "all_to_all: output_tensor_list[0]": lambda: dist.all_to_all(list_, owns),
+        "recv: tensor": lambda: dist.recv(x, (rank + 1) % size),
+    }
+    if every.numel() % size == 0:
+        calls |= {
+            "all_gather_into_tensor: output": lambda: dist.all_gather_into_tensor(every, mine),
+            "all_to_all_single: output": lambda: dist.all_to_all_single(
+                every, torch.ones(every.shape)
+            ),
+        }
+    writers = {
+        "reduce: tensor": root,
+        "gather: gather_list[0]": root,
+        "broadcast: tensor": not root,
+    }
+    for what, call in calls.items():
+        if writers.get(what, True):
+            with pytest.raises(InvalidArgument) as caught:
+                call()
+            wrong = every if "_single" in what or "_into" in what else x
+            words = f"{tuple(wrong.shape)} and strides {wrong.stride()}, with which elements share"
+            assert f"rank {rank}: {what.strip()} has shape {words}" in str(caught.value)
+        else:
+            call()
+        dist.all_reduce(sum_ := torch.ones(1))
+        assert sum_ == size and (x == 1).all(), what
