@@ -10,6 +10,7 @@ for in the caller's thread.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import math
 import pickle
@@ -20,7 +21,7 @@ import time
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -592,12 +593,13 @@ class ProcessGroup(dist.ProcessGroup):
         if self._rank not in new_ranks:
             return None
         name = group_name or f"{self._name}:{','.join(map(str, new_ranks))}"
-        made = ProcessGroup(
-            self.comm.create_group(list(new_ranks), _tag(name)),
-            name,
-            timeout or self.options._timeout,
-            dist.PrefixStore(f"{name}/", self._store),
-        )
+        with self._translating("split_group"):
+            made = ProcessGroup(
+                self.comm.create_group(list(new_ranks), _tag(name)),
+                name,
+                timeout or self.options._timeout,
+                dist.PrefixStore(f"{name}/", self._store),
+            )
         made._set_group_name(name)
         made._set_group_desc(group_desc or f"{self._description}:split")
         return made
@@ -636,6 +638,15 @@ class ProcessGroup(dist.ProcessGroup):
         made = dist.DistBackendError(f"{what}:{late} {error}")
         made.__cause__ = error
         return made
+
+    @contextlib.contextmanager
+    def _translating(self, name: str) -> Iterator[None]:
+        """Raise torch.distributed's exception for a communication error; `name` is the call's."""
+        try:
+            yield
+        except CommunicationError as error:
+            what = f"rank {self._rank}: {name} of group {self._name!r}"
+            raise self.translated(error, what) from error
 
     def _what(self, name: str) -> str:
         return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
@@ -1223,8 +1234,13 @@ class ProcessGroup(dist.ProcessGroup):
         Raises
         ------
         DistBackendError
-            Past the timeout; on rank 0 with the missing ranks.
+            Past the timeout; on rank 0 with the missing ranks.  Also if a send or receive of the
+            group has timed out before, after which none works.
         """
+        with self._translating("monitored_barrier"):
+            self._monitor(timeout, wait_all_ranks)
+
+    def _monitor(self, timeout: timedelta | None, wait_all_ranks: bool) -> None:
         self._monitored += 1
         tag, comm = self._monitored % (self.messages.max_tag + 1), self.messages
         seconds = self._seconds if timeout is None else timeout.total_seconds()
@@ -1296,7 +1312,8 @@ class ProcessGroup(dist.ProcessGroup):
         pool = self._buffers.setdefault((size, dtype), [])
         idle = [k for k in range(len(pool)) if sys.getrefcount(pool[k]) == _UNUSED]
         mine = np.array([sum(1 << k for k in idle)])
-        common = int(self.messages.allreduce(mine, "and")[0])
+        with self._translating("allocate_tensor"):
+            common = int(self.messages.allreduce(mine, "and")[0])
         if not common and len(pool) == _MOST_BUFFERS:
             return torch.empty(size, dtype=dtype)
         if not common:
