@@ -24,6 +24,9 @@ _POLL_SECONDS = (2e-4, 2e-2)  # between polls: at first, and after a long time w
 class MpiStore(dist.Store):
     """A key-value store of torch.distributed whose keys are on rank 0 of a communicator.
 
+    It has no queues.  Through a PrefixStore around it, as process groups get, `list_keys` raises
+    NotImplementedError, too: PyTorch does not pass it on to a store written in Python.
+
     Parameters
     ----------
     comm : Communicator
@@ -37,6 +40,7 @@ class MpiStore(dist.Store):
         self._comm, self._seconds = comm, timeout.total_seconds()
         self._keys: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._clones: list[MpiStore] = []
         if comm.rank == 0 and comm.size > 1:
             threading.Thread(target=self._serve, name="mpidist-store", daemon=True).start()
 
@@ -77,6 +81,10 @@ class MpiStore(dist.Store):
         """Return the number of keys."""
         return self._ask("num_keys")
 
+    def list_keys(self) -> list[str]:
+        """Return all keys, in the order in which they were set first."""
+        return self._ask("list_keys")
+
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys exist."""
         return self._ask("check", list(keys))
@@ -114,6 +122,17 @@ class MpiStore(dist.Store):
             time.sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS[1])
 
+    def clone(self) -> MpiStore:
+        """Return another store with the same keys, and a timeout of its own.
+
+        A clone is for another thread, by PyTorch's rule; of this store, threads may also share one.
+        """
+        made = MpiStore.__new__(MpiStore)
+        dist.Store.__init__(made)
+        made.__dict__.update(self.__dict__)
+        self._clones.append(made)  # C++, such as PrefixStore.clone(), would not keep it alive
+        return made
+
     @property
     def timeout(self) -> timedelta:
         """Longest time for which `get` and `wait` wait for keys."""
@@ -132,14 +151,24 @@ class MpiStore(dist.Store):
     def _ask(self, operation: str, *arguments: Any) -> Any:
         """Perform an operation on the keys, by a message unless on rank 0; return its result."""
         if self._comm.rank == 0:
-            return self._perform(operation, *arguments)
-        with self._lock:
-            self._comm.send_object((operation, arguments), 0, _REQUEST)
-            return self._comm.recv_object(0, _ANSWER)
+            answer = self._perform(operation, *arguments)
+        else:
+            with self._lock:
+                self._comm.send_object((operation, arguments), 0, _REQUEST)
+                answer = self._comm.recv_object(0, _ANSWER)
+        if isinstance(answer, Exception):
+            raise dist.DistStoreError(
+                f"rank {self._comm.rank}: store: {operation}{arguments}: {answer}"
+            ) from answer
+        return answer
 
     def _perform(self, operation: str, *arguments: Any) -> Any:
-        with self._lock:
-            return _OPERATIONS[operation](self._keys, *arguments)
+        """Perform an operation on rank 0; return its result, or its error."""
+        try:
+            with self._lock:
+                return _OPERATIONS[operation](self._keys, *arguments)
+        except Exception as error:  # raised by the rank that asked: others are served on
+            return error
 
     def _serve(self) -> None:
         """Answer the other ranks' requests, in a thread of rank 0, for the rest of the job."""
@@ -186,5 +215,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "compare_set": _compare_set,
     "delete_key": lambda keys, key: keys.pop(key, None) is not None,
     "num_keys": len,
+    "list_keys": list,
     "check": lambda keys, wanted: all(key in keys for key in wanted),
 }

@@ -1,5 +1,6 @@
 """The backend "mpidist" of torch.distributed: every call of c10d, by closed forms."""
 
+import gc
 import os
 import queue
 import random
@@ -130,7 +131,41 @@ def test_store(place):
         assert store.delete_key("late") and not store.delete_key("late")
         assert store.compare_set("switch", "", "on") == b"on"
         assert store.compare_set("switch", "off", "no") == b"on"
+        with pytest.raises(RuntimeError, match=rf"rank {rank}: store: add\(.*switch', 1\): .*'on'"):
+            store.add("switch", 1)  # not a number: other requests are answered on
     dist.barrier()
+    assert store.get("switch") == b"on"
+
+
+def test_clone_of_a_store(place):
+    """It has the same keys, and a timeout of its own; PyTorch's prefixes use it, too."""
+    rank, size = place
+    store = dist.distributed_c10d._get_default_store()
+    clone = store.clone()
+    gc.collect()
+    clone.set(f"cloned {rank}", "here")
+    dist.barrier()
+    assert all(store.get(f"cloned {other}") == b"here" for other in range(size))
+    own = mpidist.torch.rendezvous._store
+    twin = own.clone()
+    twin.set_timeout(timedelta(seconds=1))
+    assert twin.timeout != own.timeout and twin.num_keys() > 0
+    assert sum(key.endswith(f"cloned {rank}") for key in twin.list_keys()) == 1
+    results = queue.SimpleQueue()
+    threads = [
+        threading.Thread(target=lambda s=s: results.put([s.add("calls", 1) for _ in range(20)]))
+        for s in (twin, own)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    numbers = [*results.get(timeout=1), *results.get(timeout=1)]
+    assert len(set(numbers)) == 40
+    dist.barrier()
+    assert own.add("calls", 0) == 40 * size
+    dist.barrier()
+    own.delete_key("calls")
 
 
 # -- reductions -----------------------------------------------------------------------------------
@@ -919,6 +954,14 @@ def test_after_a_message_that_did_not_come(place):
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="recv from rank 1 .*Timed out"):
             dist.recv(torch.ones(1), 1, group=group)
+        calls = {
+            "monitored_barrier": group.monitored_barrier,
+            "allocate_tensor": lambda: group.allocate_tensor(3, dtype=torch.int, device="cpu"),
+            "send to rank 1": lambda: dist.send(torch.ones(1), 1, group=group),
+        }
+        for name, call in calls.items():
+            with pytest.raises(dist.DistBackendError, match=f"rank 0: {name} of group .* broken"):
+                call()
     dist.destroy_process_group(group)
     for _ in range(2):
         dist.barrier(dist.new_group())
