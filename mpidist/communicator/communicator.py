@@ -214,6 +214,11 @@ class Communicator:
         self._service.timeout = CollectiveConfig(timeout=seconds).timeout
 
     @property
+    def debug(self) -> bool:
+        """Whether the ranks compare every collective before it runs."""
+        return self._debug
+
+    @property
     def broken(self) -> str | None:
         """The reason why this communicator cannot be used any more; None while it can."""
         return self._service.broken

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -43,8 +45,34 @@ def users_frame(frame: FrameType) -> FrameType:
     return frame
 
 
+_BEGUN = threading.local()  # site: where the operation was begun that this thread performs
+
+
+def begun_here(act: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that calls `act`, in which :func:`call_site` is that of this call.
+
+    It may be called in another thread, or where the operation is waited for.
+    """
+    site = call_site()
+
+    def performed() -> None:
+        _BEGUN.site = site
+        try:
+            act()
+        finally:
+            _BEGUN.site = None
+
+    return performed
+
+
 def call_site() -> str:
-    """Return "FILE:LINE" of the innermost frame outside this package and PyTorch."""
+    """Return "FILE:LINE" of the innermost frame outside this package and PyTorch.
+
+    In a function of :func:`begun_here`, it is the place where that was made.
+    """
+    begun = getattr(_BEGUN, "site", None)
+    if begun is not None:
+        return begun
     frame = users_frame(sys._getframe(1))
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

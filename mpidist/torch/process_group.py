@@ -35,6 +35,7 @@ from ..backends.waiting import POLLING
 from ..calls.arrays import view_at
 from ..communicator.communicator import Communicator
 from ..device import tensors as host
+from ..engine.agreement import begun_here
 from ..engine.work import UNSET
 from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, MpidistError
 from ..measure import plural
@@ -681,6 +682,8 @@ class ProcessGroup(dist.ProcessGroup):
             if framework.is_there(x):
                 act = framework.on_side_stream(act, x)
                 break
+        if self.comm.debug:
+            act = begun_here(act)
         with self._counting:
             self._queued += 1
         if self._queue is None:

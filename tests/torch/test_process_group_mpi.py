@@ -4,6 +4,7 @@ import gc
 import os
 import queue
 import random
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -884,15 +885,15 @@ def test_detail(place):
     finally:
         dist.set_debug_level(before)
     dist.all_reduce(torch.ones(3), group=group)
-    with pytest.raises(dist.DistBackendError, match=f"rank {rank}: ") as caught:
-        if rank == 0:
-            dist.all_reduce(torch.ones(3), group=group)
-        else:
-            dist.all_reduce(torch.ones(5), group=group)
-    assert "allreduce op=sum 3 x float32" in str(caught.value)
-    assert "allreduce op=sum 5 x float32" in str(caught.value)
-    rows = str(caught.value).splitlines()[1:]  # their call sites are the user's, not torch's
-    assert len(rows) == size and all(f"  at {__file__}:" in row for row in rows)
+    for async_op in (False, True):
+        with pytest.raises(dist.DistBackendError, match=f"rank {rank}: ") as caught:
+            line = sys._getframe().f_lineno + 1
+            work = dist.all_reduce(torch.ones(5 if rank else 3), group=group, async_op=async_op)
+            work.wait()
+        assert "allreduce op=sum 3 x float32" in str(caught.value)
+        assert "allreduce op=sum 5 x float32" in str(caught.value)
+        rows = str(caught.value).splitlines()[1:]  # the call sites are the user's, not torch's
+        assert len(rows) == size and all(row.endswith(f"  at {__file__}:{line}") for row in rows)
     dist.all_reduce(torch.ones(2), group=group)
     dist.barrier()
 
