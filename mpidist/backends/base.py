@@ -151,10 +151,10 @@ class AbsentRanks(Protocol):
         """
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send the absent ranks the fingerprint and text of this rank's operation `sequence`."""
+        """Send the ranks of other nodes this rank's fingerprint and text of operation `sequence`."""
 
     def notify(self, sequence: int, text: str) -> None:
-        """Send the absent ranks the reason why operation `sequence` will not complete."""
+        """Send the ranks of other nodes the reason why operation `sequence` will not complete."""
 
     def notices(self, sequence: int) -> dict[int, str]:
         """Return, by rank, received reasons why an operation up to `sequence` cannot complete."""
@@ -163,9 +163,10 @@ class AbsentRanks(Protocol):
         """Answer the questions that have arrived, and record the arrived answers and notices."""
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Ask all absent ranks; return those that do not report operation `sequence` in time.
+        """Ask the ranks of other nodes; return those that have not reached operation `sequence`.
 
-        The time is up to the class; :class:`~mpidist.backends.roll_call.RollCall` waits 300 ms.
+        A rank that does not answer in time counts as missing.  The time is up to the class;
+        :class:`~mpidist.backends.roll_call.RollCall` waits 300 ms.
         """
 
 

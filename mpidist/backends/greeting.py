@@ -70,7 +70,7 @@ class NamedCall(NamedTuple):
 
 
 class Answers:
-    """Pending greetings of peers that send no data in the call; compared when they arrive.
+    """Receives of greetings from peers that send this rank no data; compared when they arrive.
 
     Parameters
     ----------

@@ -94,9 +94,9 @@ class RollCall:
         self._sent = [entry for entry in self._sent if not entry[0].Test()]
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Ask all absent ranks; return those that do not report operation `sequence` within 300 ms.
+        """Ask the ranks of other nodes; return those that have not reached operation `sequence`.
 
-        A rank that does not answer counts as missing.
+        A rank that does not answer within 300 ms counts as missing.
         """
         reached: dict[int, int] = {}
         for rank in self.absent:
@@ -131,7 +131,7 @@ class RollCall:
         }
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send all absent ranks the fingerprint and text of this rank's operation `sequence`."""
+        """Send the ranks of other nodes this rank's fingerprint and text of operation `sequence`."""
         for rank in self.absent:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 

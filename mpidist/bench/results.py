@@ -235,8 +235,8 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
     header, rows = content["header"], [*content["rows"], *content.get("unsupported", ())]
     if any("collective" not in row or "path" in row for row in rows):
         raise InvalidArgument(
-            "result file of version 1, not of collectives: expected version "
-            f"{VERSION}; measure again with this mpidist"
+            "result file of version 1, of which only those of collectives can be read: expected "
+            f"version {VERSION}; measure again with this mpidist"
         )
 
     def renamed(row: dict[str, Any]) -> dict[str, Any]:

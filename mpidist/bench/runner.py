@@ -185,7 +185,10 @@ class Contest:
         return figures[:-1, 0].tolist()
 
     def must_end(self) -> bool:
-        """Return whether the calls so far took longer than the limit; rank 0's answer counts."""
+        """Return whether the calls so far took longer than the limit, by this rank's clock.
+
+        Not collective: :meth:`cycle` uses the answer of rank 0.
+        """
         return self.spent > self.settings.limit
 
     def _call(self, entry: Entrant) -> tuple[float, ...]:

@@ -246,7 +246,10 @@ class Race(Contest):
         self.complete = True  # every contender was called
 
     def must_end(self) -> bool:
-        """Return whether the heat's time is up or a stop was requested; rank 0's answer counts."""
+        """Return whether the time `until` has passed, or a stop was requested, on this rank.
+
+        Not collective: :meth:`cycle` uses the answer of rank 0, which ends the heat on all ranks.
+        """
         return self.stopped() or perf_counter() > self.until
 
     def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:

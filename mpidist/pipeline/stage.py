@@ -123,7 +123,10 @@ class Stage(Protocol):
         """
 
     def finish(self, saved: Any, tree: Tree, outputs: list[Any]) -> None:
-        """Record the output (`tree` and its tensors) in `saved`: backward gets their gradients."""
+        """Record in `saved` what backward needs of the output, given as `tree` and its tensors.
+
+        The `grads` of :meth:`backward` are the gradients of `outputs`, in this order.
+        """
 
     def backward(self, saved: Any, grads: list[Any] | None) -> list[Any]:
         """Compute the gradients of inputs and parameters (action B).
