@@ -151,7 +151,7 @@ class AbsentRanks(Protocol):
         """
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send the ranks of other nodes this rank's fingerprint and text of operation `sequence`."""
+        """Send the ranks of other nodes fingerprint and text of this rank's operation."""
 
     def notify(self, sequence: int, text: str) -> None:
         """Send the ranks of other nodes the reason why operation `sequence` will not complete."""

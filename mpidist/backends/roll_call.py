@@ -131,7 +131,7 @@ class RollCall:
         }
 
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
-        """Send the ranks of other nodes this rank's fingerprint and text of operation `sequence`."""
+        """Send the ranks of other nodes fingerprint and text of this rank's operation."""
         for rank in self.absent:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 

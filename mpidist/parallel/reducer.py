@@ -92,6 +92,7 @@ class Reducer:
         self._opened, self._failed = False, ""
         # Whether no sync has followed the last forward before which no parameter had a gradient.
         self._began = False
+        self._ids = {id(p) for _, p in grouping.named}
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
         # Buckets sent during backward must not meet the user's calls, whose order relative to them
         # may differ between ranks.
@@ -256,11 +257,14 @@ class Reducer:
 
         `parameters` are the ids of the optimizer's; None for all.
         """
+        buckets = self.grouping.buckets
+        lent = any(bucket.lent for bucket in buckets)
+        if self.pending or not (self._began or lent):
+            return
+        if parameters is not None and self._ids.isdisjoint(parameters):
+            return
         if self._began:
             self._note_set()
-        buckets = self.grouping.buckets
-        if self.pending or not any(bucket.lent for bucket in buckets):
-            return
         for i, (b, k) in self.grouping.where.items():
             if k not in buckets[b].lent or self.touched[i] or i in self._silent:
                 continue

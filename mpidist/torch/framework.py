@@ -233,7 +233,9 @@ class Torch:
 
         Return a function to stop that.
         """
-        return register_optimizer_step_pre_hook(partial(_with_parameters, act)).remove
+        key = object()
+        _BEFORE_STEPS[key] = act
+        return partial(_BEFORE_STEPS.pop, key, None)
 
     def is_elementwise(self, optimizer: Any) -> bool:
         """Return whether an optimizer class is one of :data:`ELEMENTWISE`.
@@ -268,11 +270,17 @@ def _ignoring(act: Callable[[], object], *_: Any) -> None:
     act()
 
 
-def _with_parameters(
-    act: Callable[[Iterable[Any]], object], optimizer: torch.optim.Optimizer, *_: Any
-) -> None:
-    """Call `act` with all parameters of an optimizer: a hook before the optimizer's step."""
-    act(p for group in optimizer.param_groups for p in group["params"])
+_BEFORE_STEPS: dict[object, Callable[[Iterable[Any]], object]] = {}
 
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Call each function of `_BEFORE_STEPS` with the parameters of an optimizer."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for act in list(_BEFORE_STEPS.values()):
+        act(parameters)
+
+
+# Once: a step in another thread must not see PyTorch's own table change.
+register_optimizer_step_pre_hook(_before_step)
 
 FRAMEWORK = Torch()

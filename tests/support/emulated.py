@@ -217,6 +217,10 @@ class EmulatedArray(NDArrayOperatorsMixin):
             "version": 3,
         }
 
+    def any(self) -> bool:
+        """Return whether any element is not 0: the host waits, as for a scalar of cupy."""
+        return bool(self.get().any())
+
     def get(self) -> np.ndarray:
         """Wait for the current stream and return a copy on the host."""
         self.device.synchronize(self.device.current_stream())

@@ -333,7 +333,7 @@ def wrong_ties(comm, kit):
         ({"w": 3}, r"rank 0: Pipeline: tied\['w'\] .*\bint\b"),
         ({3: stage}, r"rank 0: Pipeline: tied .*\b3: "),
         ({"w": []}, r"rank 0: Pipeline: tied\['w'\] is \[\]: "),
-        ({"w": [weight, weight]}, r"tied: 'w' .*rank 0: float64\[.*\]: "),
+        ({"w": [weight, weight]}, r"tied: 'w' .*float64\[.*\] on rank 0: "),
         ({"w": weight, "v": weight}, "rank 0: Pipeline: tied .*'w'.*'v'"),
         ({"w": Unreadable()}, r"rank 0: .*tied\['w'\] .*RuntimeError: not yet"),
     ):
