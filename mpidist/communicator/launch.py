@@ -15,7 +15,6 @@ from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.work import UNSET
 from ..errors import ConfigError, InvalidArgument, LaunchError
 from ..selection.config import CollectiveConfig, misspelt
-from ..selection.segmentation import Segmentation
 from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
 from ..topology import pretended_hosts
@@ -92,10 +91,10 @@ def init(
     config: CollectiveConfig | None = None,
     *,
     timeout: float | None = UNSET,
-    thread_level: str = "multiple",
+    thread_level: str | None = None,
     comm: Any = None,
-    segment_bytes: int = Segmentation.segment_bytes,
-    window: int = Segmentation.window,
+    segment_bytes: int | None = None,
+    window: int | None = None,
     debug: bool | None = None,
     tuning: str | os.PathLike | TuningTable | None = None,
     calibrate: bool | None = None,
@@ -109,8 +108,9 @@ def init(
         used on every rank.
     timeout : float or None, optional
         Deadline of every wait in seconds, None for none: overrides the configuration's.
-    thread_level : {"multiple", "serialized", "funneled", "single"}
-        Thread support to request from MPI, which must provide it.
+    thread_level : {"multiple", "serialized", "funneled", "single"}, optional
+        Thread support to request from MPI, which must provide it; by default "multiple", or what
+        was requested before.
     comm : mpi4py.MPI.Comm, optional
         Communicator of the ranks; by default ``MPI.COMM_WORLD``.  It is duplicated, never used
         itself.  With it, each call returns a new communicator, which is not the default one.
@@ -136,17 +136,10 @@ def init(
     """
     global _default
     if _default is not None and _default.broken is None and comm is None:
-        start_mpi(thread_level)
-        given = (config, timeout, segment_bytes, window, debug, tuning, calibrate)
-        if given != (
-            None,
-            UNSET,
-            Segmentation.segment_bytes,
-            Segmentation.window,
-            None,
-            None,
-            None,
-        ):
+        if thread_level is not None:
+            start_mpi(thread_level)
+        given = (config, segment_bytes, window, debug, tuning, calibrate)
+        if timeout is not UNSET or any(value is not None for value in given):
             raise InvalidArgument(
                 "init: mpidist is started already: expected no arguments; set comm.timeout, or "
                 "free() the communicator before a start with other settings"
@@ -158,7 +151,7 @@ def init(
     asked = calibrate_from_environment(os.environ)
     calibrate = calibrate if asked is None else asked
     least_bytes(os.environ)  # an invalid value is reported here, not in the first collective
-    mpi = start_mpi(thread_level)
+    mpi = start_mpi(thread_level or "multiple")
     world = mpi.COMM_WORLD if comm is None else comm
     check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
     set_up_log(world.Get_rank())
@@ -170,7 +163,9 @@ def init(
     if comm is None and backend.library.startswith("MPICH "):
         take_name_away()
     table = share_tuning(backend, tuning, os.environ)
-    options = {"segment_bytes": segment_bytes, "window": window, "debug": debug}
+    pipelining = {"segment_bytes": segment_bytes, "window": window}
+    options: dict[str, Any] = {k: v for k, v in pipelining.items() if v is not None}
+    options["debug"] = debug
     options["calibrate"] = calibrate
     path = os.environ.get(TRACE, "").strip()
     config, options, path = backend.everyone((config, options, path))[0]

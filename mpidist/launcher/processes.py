@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,17 +63,6 @@ def run_limited(
     on_line : callable
         Called with each line of output, as it comes.
     """
-    with session_folder(os.environ if env is None else env) as environ:
-        return _run_limited(command, limit, environ, cwd, on_line)
-
-
-def _run_limited(
-    command: Sequence[str],
-    limit: float,
-    env: Mapping[str, str],
-    cwd: str | os.PathLike | None,
-    on_line: Callable[[str], object],
-) -> Finished:
     begin, lines = time.monotonic(), []
     process = subprocess.Popen(
         command,
@@ -99,36 +88,38 @@ def _run_limited(
     try:
         status = process.wait(limit)
     except subprocess.TimeoutExpired:
-        end_processes(process)
+        end_processes(process, environ=env)
     except BaseException:
-        end_processes(process)
+        end_processes(process, environ=env)
         raise
+    remove_session_files(process.pid, os.environ if env is None else env)
     reader.join(5)
     return Finished(status, "".join(lines), time.monotonic() - begin)
 
 
-SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's launcher makes its session folder
+SESSION_BASES = "PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base", "TMPDIR"
 
 
-@contextlib.contextmanager
-def session_folder(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yield `environ` with a new folder for the session files of Open MPI's launcher; remove it.
+def remove_session_files(pid: int, environ: Mapping[str, str]) -> None:
+    """Remove the files that Open MPI's launcher, process `pid`, leaves behind when it is killed.
 
-    The launcher names them by its process number and leaves them behind when it is killed.  A later
-    launcher with the same number would find them and end ("The PMIx server's listener thread failed
-    to start").  If `environ` names a folder for them, the new one is in it.
+    Their folder has its process number for a name: a later launcher with the same number would find
+    them and end ("The PMIx server's listener thread failed to start").  `environ` is the launcher's
+    environment, which may say where the folder is.
     """
-    base = environ.get(SESSIONS) or environ.get("PRTE_MCA_prte_tmpdir_base") or None
-    if base is not None:
-        os.makedirs(base, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix="ompi-session-", dir=base, ignore_cleanup_errors=True
-    ) as folder:
-        yield {**environ, SESSIONS: folder}
+    base = next((environ[name] for name in SESSION_BASES if environ.get(name)), "/tmp")
+    shutil.rmtree(Path(base, f"ompi.{pid}"), ignore_errors=True)
 
 
-def end_processes(process: subprocess.Popen, patience: float = PATIENCE) -> None:
-    """End a program by SIGTERM; after at most `patience` seconds kill it and all below it."""
+def end_processes(
+    process: subprocess.Popen,
+    patience: float = PATIENCE,
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """End a program by SIGTERM; after at most `patience` seconds kill it and all below it.
+
+    `environ` is its environment; None for this process's.
+    """
     started = descendants(process.pid)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,6 +129,8 @@ def end_processes(process: subprocess.Popen, patience: float = PATIENCE) -> None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     process.wait()
+    for pid, _ in started:
+        remove_session_files(pid, os.environ if environ is None else environ)
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:

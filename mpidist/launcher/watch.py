@@ -18,7 +18,7 @@ from ..errors import LaunchError
 from .connections import LOST, SECRET, Connections, RankState
 from .failures import Failures
 from .mpi import say
-from .processes import end_processes, session_folder
+from .processes import end_processes, remove_session_files
 
 TO_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 TO_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -76,16 +76,16 @@ def started(
     preexec: Callable[[], object] | None = None,
 ) -> Iterator[subprocess.Popen]:
     """Yield the started launcher; if it outlives the ``with`` block, end it and its ranks."""
-    with session_folder(environ) as complete:
-        try:
-            launcher = subprocess.Popen(command, env=complete, preexec_fn=preexec)
-        except OSError as error:
-            raise LaunchError(f"{command[0]} cannot be started: {error}") from error
-        try:
-            yield launcher
-        finally:
-            if launcher.poll() is None:
-                end_processes(launcher)
+    try:
+        launcher = subprocess.Popen(command, env=environ, preexec_fn=preexec)
+    except OSError as error:
+        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+    try:
+        yield launcher
+    finally:
+        if launcher.poll() is None:
+            end_processes(launcher, environ=environ)
+        remove_session_files(launcher.pid, environ)
 
 
 RANK_PROCESS = str(Path(__file__).with_name("rank_process.py"))

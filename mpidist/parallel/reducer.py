@@ -257,20 +257,23 @@ class Reducer:
 
         `parameters` are the ids of the optimizer's; None for all.
         """
-        buckets = self.grouping.buckets
-        lent = any(bucket.lent for bucket in buckets)
-        if self.pending or not (self._began or lent):
+        buckets, named = self.grouping.buckets, self.grouping.named
+        if self.pending or not (self._began or any(bucket.lent for bucket in buckets)):
             return
         if parameters is not None and self._ids.isdisjoint(parameters):
             return
-        if self._began:
-            self._note_set()
-        for i, (b, k) in self.grouping.where.items():
-            if k not in buckets[b].lent or self.touched[i] or i in self._silent:
+        for i in np.flatnonzero(self.touched == 0).tolist():
+            p = named[i][1]
+            if p.grad is None or (parameters is not None and id(p) not in parameters):
                 continue
-            asked = parameters is None or id(buckets[b].parameters[k]) in parameters
-            if asked and not buckets[b].was_set(k):
+            if i in self._sparse:
+                self.touched[i] = self._began and p.grad is not self._sparse[i]
+                continue
+            b, k = self.grouping.where[i]
+            if not buckets[b].was_set(k):
                 buckets[b].take_back(k)
+            elif self._began:
+                self.touched[i] = 1
 
     def _take_back_unused(self) -> None:
         """Set gradients that no rank has computed in this step to None again; collective.

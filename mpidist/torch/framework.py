@@ -44,21 +44,28 @@ def stream_of(x: Any) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
-def on_side_stream(act: Callable[[], object], x: Any) -> Callable[[], None]:
-    """Return a function that runs `act` on a new CUDA stream, for another thread to call.
+def on_side_stream(
+    act: Callable[[], object], x: Any, streams: dict[torch.device, Any]
+) -> Callable[[], None]:
+    """Return a function that runs `act` on a CUDA stream of `streams`, for another thread to call.
 
     `act` gets a stream on the device of `x`, ordered after what this thread has queued on its own
     stream up to now.  The function returns when the GPU has done the work of `act`, so that every
-    stream may use the result, and the memory that `act` used may be freed.
+    stream may use the result, and the memory that `act` used may be freed.  A device's stream is
+    made at its first use and kept: PyTorch caches freed memory for each stream by itself.
     """
     ready = torch.cuda.current_stream(x.device).record_event()
 
     def run() -> None:
-        side = torch.cuda.Stream(x.device)
+        side = streams.get(x.device)
+        if side is None:
+            side = streams[x.device] = torch.cuda.Stream(x.device)
         with torch.cuda.stream(side):
             side.wait_event(ready)
-            act()
-            side.synchronize()
+            try:
+                act()
+            finally:
+                side.synchronize()
 
     return run
 
