@@ -224,7 +224,7 @@ def test_version_1_is_read():
         ({"version": 3, "header": {}, "rows": []}, "version 3: expected version 1 or 2"),
         (
             {"header": {}, "rows": [{"work": "step", "name": "a", "seconds": 1, "ratio": 1}]},
-            "version 1, not of collectives: expected version 2",
+            "version 1, of which only those of collectives can be read: expected version 2",
         ),
         (
             {"header": {}, "copies": {}, "rows": [{"collective": "reduce", "path": "ipc"}]},
