@@ -37,7 +37,7 @@ def run(
     ----------
     fn : callable
         Function of the rank's :class:`Communicator`.  One that is defined in a notebook, in
-        the script itself, or in a function is sent to the ranks by cloudpickle, if installed.
+        the script itself, or in a function is sent to the ranks by cloudpickle.
     n : int, optional
         Number of ranks; by default one per core, in a SLURM allocation one per task.
     *args, **kwargs
@@ -97,16 +97,10 @@ def _shared(allocation: SlurmAllocation | None) -> str | None:
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Pickle a function and its arguments, by cloudpickle if ranks cannot import the function."""
     local = "<" in getattr(fn, "__qualname__", "<") or fn.__module__ == "__main__"
-    try:
-        if local:
-            from cloudpickle import dumps
-        else:
-            from pickle import dumps
-    except ImportError:
-        raise InvalidArgument(
-            f"fn={fn!r} is not in a module: expected a function that the ranks can import; or "
-            "pip install cloudpickle"
-        ) from None
+    if local:
+        from cloudpickle import dumps
+    else:
+        from pickle import dumps
     try:
         return dumps((fn, args, kwargs))
     except Exception as error:
