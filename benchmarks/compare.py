@@ -220,8 +220,8 @@ def write_merged(groups: Sequence[Group], folder: Path) -> None:
 
 
 def _merged_row(key: Key, cell: Cell, ranks: int) -> Row:
-    contender = key.algorithm if key.variant == MAIN else f"{key.algorithm}, {key.variant}"
-    row = Row(key.collective, contender, ranks, cell.time_us, cell.ratio, not cell.wrong)
+    candidate = key.algorithm if key.variant == MAIN else f"{key.algorithm}, {key.variant}"
+    row = Row(key.collective, candidate, ranks, cell.time_us, cell.ratio, not cell.wrong)
     row.bytes, row.in_place, row.memory = key.bytes, key.in_place, key.memory
     row.figures = {"times_us": cell.times_us, "native_ratio": cell.native_ratio}
     return row

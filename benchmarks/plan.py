@@ -92,10 +92,10 @@ class Launch:
         collectives = COLLECTIVES if self.place == "apart" else ("allreduce",)
         sizes = self.scale.sizes if main else self.scale.large
         budget = self.scale.budget if main else self.scale.variant_budget
-        contenders = ["--memory", "both", "--algorithms", "auto,symmetric"] if main else []
+        candidates = ["--memory", "both", "--algorithms", "auto,symmetric"] if main else []
         return [
             *("bench", *collectives, "--bytes", sizes, "--budget", f"{budget:g}"),
-            *(contenders or ["--algorithms", "mpi4py"]),
+            *(candidates or ["--algorithms", "mpi4py"]),
             *(["--in-place"] if self.place == "in place" else []),
         ]
 

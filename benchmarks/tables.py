@@ -78,13 +78,13 @@ def merge(runs: Iterable[tuple[str, Mapping[str, Any], Sequence[Row]]]) -> Cells
     found: dict[Key, list[tuple[float, float | None, float | None, float | None, bool]]] = {}
     for variant, header, rows in runs:
         base = {
-            (row.work, row.in_place, row.bytes, row.contender): row.time_us
+            (row.work, row.in_place, row.bytes, row.candidate): row.time_us
             for row in rows
             if row.memory == "private"
         }
         for row in rows:
             where = row.work, row.in_place, row.bytes or 0
-            key = Key(*where, row.contender, row.memory, variant)
+            key = Key(*where, row.candidate, row.memory, variant)
             ratios = [
                 base[(*where, name)] / row.time_us if (*where, name) in base else None
                 for name in (BARE, "native")
@@ -269,7 +269,7 @@ def goals(groups: Sequence[Group]) -> str:
     everything = [verdict for verdicts in judged for verdict in verdicts.values()]
     met = sum(verdict.met for verdict in everything)
     rows = [(*_target(t), *(_reached(verdicts.get(t)) for verdicts in judged)) for t in targets]
-    header = ("contender", "sizes", "measure", *(group.title for group in groups))
+    header = ("candidate", "sizes", "measure", *(group.title for group in groups))
     summary = f"Goals, and the values reached: {met} of {len(everything)} goals are met."
     return "\n".join([WRITTEN, "", summary, "", *_csv(header, rows)])
 

@@ -321,13 +321,13 @@ def stack(axes: Any, names: Sequence[str], parts: Sequence[tuple[float, ...]]) -
 
 def draw_ddp(plt: Any, colours: dict[str, str]) -> Any:
     """Draw training steps in three parts: computation, hidden and exposed communication."""
-    rows = printed("torch.rst", "work                                          contender")
+    rows = printed("torch.rst", "work                                          candidate")
     figure, panels = plt.subplots(
         1, 2, figsize=(10.4, 4.0), layout="constrained", width_ratios=(3, 2)
     )
     names, parts = [], []
     for model in dict.fromkeys(row["work"] for row in rows if row["work"].startswith("step")):
-        times = {row["contender"]: number(row["time µs"]) for row in rows if row["work"] == model}
+        times = {row["candidate"]: number(row["time µs"]) for row in rows if row["work"] == model}
         alone = times.pop("no communication")
         for name, time in times.items():
             names.append(
@@ -337,11 +337,11 @@ def draw_ddp(plt: Any, colours: dict[str, str]) -> Any:
     stack(panels[0], names, parts)
     panels[0].set_title("2 ranks on one node")
     rows = printed(
-        "ddp.rst", "work                            contender            time µs  least µs"
+        "ddp.rst", "work                            candidate            time µs  least µs"
     )
     names, parts = [], []
     for work in dict.fromkeys(row["work"] for row in rows):
-        least = {row["contender"]: number(row["least µs"]) for row in rows if row["work"] == work}
+        least = {row["candidate"]: number(row["least µs"]) for row in rows if row["work"] == work}
         alone = least["communication alone"]
         compute = least["none"] - alone
         for name in ("none", "polls", "thread"):

@@ -14,7 +14,7 @@ from typing import Any
 from plots import DOCS, number, size, tables
 
 TITLE = "Open MPI 5.0.11, 2 ranks"
-CONTENDERS = (
+CANDIDATES = (
     ("mpi4py", "mpi4py", "private"),
     ("native", "native", "private"),
     ("auto, private arrays", "auto", "private"),
@@ -29,12 +29,12 @@ def rows() -> Iterator[Any]:
     (table,) = (t for t in tables() if (t.group, t.collective) == (TITLE, "allreduce"))
     for cells in table.rows:
         bare, nbytes = number(cells["mpi4py µs"]), size(cells["bytes"])
-        for column, contender, memory in CONTENDERS:
-            ratio = 1.0 if contender == "mpi4py" else float(cells[column])
+        for column, candidate, memory in CANDIDATES:
+            ratio = 1.0 if candidate == "mpi4py" else float(cells[column])
             rate = nbytes / (bare / ratio) / 1000
             yield Row(
                 work="allreduce",
-                contender=contender,
+                candidate=candidate,
                 ranks=2,
                 time_us=bare / ratio,
                 ratio=ratio,

@@ -20,7 +20,7 @@ from ..frameworks.base import find_dtype
 from ..operations import Op, check_defined, divides_first, division, find_op, kind_of
 from ..schedule.contract import COLLECTIVES
 
-BARE = "mpi4py"  # name of the bare mpi4py call among the contenders
+BARE = "mpi4py"  # name of the bare mpi4py call among the candidates
 
 SPAN = 251  # different numbers in the sequence, where sums of them are exact
 _PERIOD = 65521  # a prime: no block's length is a multiple of it

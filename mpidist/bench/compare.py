@@ -36,7 +36,7 @@ def read(path: str) -> Results:
 
 @dataclass(frozen=True)
 class Pair:
-    """The rows of the same contender and work in the two runs.
+    """The rows of the same candidate and work in the two runs.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Comparison:
     headers : list of (str, str, str)
         Name of each entry that differs, and its values in the first and the second run.
     reference : str
-        Contender to whose time the ratios within each run refer, as named by the first run.
+        Candidate to whose time the ratios within each run refer, as named by the first run.
     """
 
     pairs: list[Pair]
@@ -88,7 +88,7 @@ class Comparison:
 def compare(first: Results, second: Results, noise: float = NOISE) -> Comparison:
     """Pair the rows of two runs that measured the same.
 
-    The rows of a pair agree in work, bytes, contender, memory, dtype, op, deadline and in being in
+    The rows of a pair agree in work, bytes, candidate, memory, dtype, op, deadline and in being in
     place, in ``bench scaling`` also in the number of ranks.  The noise of a pair is the largest of
     `noise` and the spreads of its two rows (fractions of a time).
     """
@@ -115,7 +115,7 @@ def _rows_by_key(results: Results) -> dict[tuple, Row]:
     several = results.benchmark == "scaling"
     return {
         (
-            *(row.work, row.bytes, row.contender, row.memory, row.in_place, row.dtype, row.op),
+            *(row.work, row.bytes, row.candidate, row.memory, row.in_place, row.dtype, row.op),
             *(row.ranks if several else None, row.figures.get("deadline_s")),
         ): row
         for row in results.rows
@@ -167,11 +167,11 @@ def tables(comparison: Comparison, narrow: bool = False) -> Iterable[Table]:
 _NAMES = {
     "work": "=work",
     "bytes": ">bytes",
-    "contender": "=contender",
+    "candidate": "=candidate",
     "memory": "memory",
     "place": "place",
 }
-_SHORT = {name: _NAMES[name] for name in ("bytes", "contender")}
+_SHORT = {name: _NAMES[name] for name in ("bytes", "candidate")}
 
 
 def _name(row: Row, names: Iterable[str]) -> list[str]:

@@ -12,8 +12,8 @@ import numpy as np
 from ..backends.null import NullBackend
 from ..communicator.communicator import Communicator
 from ..measure import median
+from .candidates import mpi_communicator
 from .cases import BARE
-from .contenders import mpi_communicator
 from .progress import advance
 from .results import Results, Row, make_header
 

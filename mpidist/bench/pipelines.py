@@ -19,7 +19,7 @@ from ..pipeline.schedules import as_schedule
 from ..topology import Grid
 from .progress import advance
 from .results import Results, Row, make_header
-from .training import NO_TORCH, REFERENCE, TrainingContender, race, ranks_have
+from .training import NO_TORCH, REFERENCE, TrainingCandidate, race, ranks_have
 
 MICROBATCHES = 8
 WARM_STEPS = 50
@@ -109,13 +109,13 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
     pipes = [
         Pipeline(stage, grid.pipe, REPLICA_MICROBATCHES) for stage in (models[0], after, plain)
     ]
-    contenders = [
-        TrainingContender("mpidist Pipeline of DDP", stepper(pipes[0])),
-        TrainingContender("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),
-        TrainingContender("not averaged", stepper(pipes[2])),
+    candidates = [
+        TrainingCandidate("mpidist Pipeline of DDP", stepper(pipes[0])),
+        TrainingCandidate("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),
+        TrainingCandidate("not averaged", stepper(pipes[2])),
     ]
     work = f"step of timers, 2 stages on 2 ranks each, {1e3 * AVERAGING:g} ms to average the last"
-    rows = race(comm, work, contenders, rounds)
+    rows = race(comm, work, candidates, rounds)
     for pipe in pipes:
         pipe.close()
     return rows

@@ -48,7 +48,7 @@ def endings() -> list[str]:
 def draw(results: Results) -> Figure:
     """Draw time and bus bandwidth over the bytes, two panels for each collective.
 
-    The bare call, native and auto are black; every other contender has a colour.
+    The bare call, native and auto are black; every other candidate has a colour.
     """
     from matplotlib.figure import Figure
 
@@ -94,25 +94,25 @@ def _size_axis(axes: Any, sizes: list[int]) -> None:
 def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
     """Return matplotlib's style of each curve, by the label of its rows.
 
-    The bare call and native are thick and black, "auto" is thin and black, and each other contender
+    The bare call and native are thick and black, "auto" is thin and black, and each other candidate
     has a colour.  Curves in symmetric memory are dashed, but for the executor "symmetric".
     """
-    names = list(dict.fromkeys(row.contender for row in rows))
+    names = list(dict.fromkeys(row.candidate for row in rows))
     own = [name for name in names if name not in (BARE, "native", "auto")]
     styles: dict[str, dict[str, Any]] = {}
     for row in rows:
         style: dict[str, Any] = {"linewidth": 1.3, "markersize": 5, "zorder": 2}
-        if row.contender in (BARE, "native"):
+        if row.candidate in (BARE, "native"):
             style |= {"color": "black", "linewidth": 3.2, "zorder": 1, "marker": "o"}
-            style |= {"linestyle": "-" if row.contender == BARE else ":"}
-        elif row.contender == "auto":
+            style |= {"linestyle": "-" if row.candidate == BARE else ":"}
+        elif row.candidate == "auto":
             style |= {"color": "black", "linewidth": 1, "marker": "x", "linestyle": "-."}
         else:
-            k = own.index(row.contender)
+            k = own.index(row.candidate)
             style |= {"color": _COLOURS[k % len(_COLOURS)], "marker": _MARKERS[k % len(_MARKERS)]}
         if row.memory != PRIVATE:
             style |= {"markerfacecolor": "white", "linestyle": (0, (5, 2))}
-        if row.contender == row.memory:
+        if row.candidate == row.memory:
             style |= {"linewidth": 2.6, "linestyle": "-", "zorder": 3}
         styles[row.label] = style
     return styles
@@ -175,7 +175,7 @@ WORSE = 0.05  # part of a time by which a run that is slower is marked
 def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
     """Draw the time of the first run divided by that of another, a panel for each collective.
 
-    Work without a size has a panel too, with a point for each contender.  Above 1 the other run is
+    Work without a size has a panel too, with a point for each candidate.  Above 1 the other run is
     faster; points at which it is more than 5 % slower have a red ring.
 
     Parameters
@@ -202,7 +202,7 @@ def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
 def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str]) -> None:
     """Draw one panel: of each pair, the first run's time over the other's, at the pair's size.
 
-    Work without a size has its contenders on the x axis.  `part` has the pairs of one kind of work,
+    Work without a size has its candidates on the x axis.  `part` has the pairs of one kind of work,
     each with the name of the run that is compared with the first; `runs` has all these names.
     """
     sized = part[0][1].first.bytes is not None
@@ -346,8 +346,8 @@ def draw_scaling(results: Results) -> Figure:
 def _panel(axes: Any, rows: list[Any], results: Results) -> None:
     nodes = results.header["nodes"]
     for colour, (ranks, count) in enumerate(nodes.items()):
-        for algorithm in dict.fromkeys(row.contender for row in rows):
-            line = [r for r in rows if r.ranks == int(ranks) and r.contender == algorithm]
+        for algorithm in dict.fromkeys(row.candidate for row in rows):
+            line = [r for r in rows if r.ranks == int(ranks) and r.candidate == algorithm]
             axes.plot(
                 [row.bytes for row in line],
                 [row.time_us for row in line],

@@ -1,12 +1,12 @@
-"""The regret of "auto": how much slower its choice is than the fastest implementation.
+"""The regret of "auto": how much slower its choice is than the fastest candidate.
 
-One half of the iterations selects the fastest implementation, the other half measures the regret;
+One half of the iterations selects the fastest candidate, the other half measures the regret;
 then the halves swap their parts.  If one set of iterations did both, the luckiest
-implementation would count as the fastest.  The regret is the mean of the two, and at least 0.  The
+candidate would count as the fastest.  The regret is the mean of the two, and at least 0.  The
 noise floor is how much slower the fastest of one half is on the other half than the fastest there:
 a smaller regret is noise.  The raw regret compares the medians of all iterations.
 
-A row of the results has the choice of "auto" as its contender, and the figures ``best`` (the least
+A row of the results has the choice of "auto" as its candidate, and the figures ``best`` (the least
 median of all iterations), ``regret``, ``raw`` and ``floor`` (fractions of the best time), ``auto``
 (time of ``auto`` over that of its choice called by name, or None) and ``iterations``.
 """
@@ -127,7 +127,7 @@ class Verified:
         A row, with the module's figures, for each size measured: every candidate was called, and
         the choice of "auto" at least 4 times.
     wrong : list of str
-        Collective, contender and bytes of wrong results.
+        Collective, candidate and bytes of wrong results.
     left_out : int
         Number of sizes without a row, mostly for lack of time.
     """

@@ -31,25 +31,25 @@ from ..shared_memory import compiled
 from .cases import BARE
 
 VERSION = 2  # of the JSON form; 1 had no version, and rows of collectives only in a common form
-_NAMES_BEFORE_2 = {"collective": "work", "algorithm": "contender", "vs_native": "ratio"}
+_NAMES_BEFORE_2 = {"collective": "work", "algorithm": "candidate", "vs_native": "ratio"}
 
 
 @dataclass
 class Row:
-    """The measurement of one contender at one piece of work, such as a collective of one size.
+    """The measurement of one candidate at one piece of work, such as a collective of one size.
 
     Attributes
     ----------
     work : str
         Name of the collective, or a description of other work, such as a training step.
-    contender : str
+    candidate : str
         Name of the algorithm, path or library.
     ranks : int
         Number of ranks.
     time_us : float
         Median over the iterations of the slowest rank's time, in microseconds.
     ratio : float or None
-        Time of the run's reference contender divided by this time: above 1 is faster than it.
+        Time of the run's reference candidate divided by this time: above 1 is faster than it.
     correct : bool or None
         Whether the result of every call was correct on every rank; None if it was not checked.
     bytes : int or None
@@ -69,7 +69,7 @@ class Row:
     """
 
     work: str
-    contender: str
+    candidate: str
     ranks: int
     time_us: float
     ratio: float | None = None
@@ -87,10 +87,10 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The contender's name, with its kind of memory if not private, unless that is its name."""
-        if self.memory == PRIVATE or self.contender == self.memory:
-            return self.contender
-        return f"{self.contender} in {self.memory}"
+        """The candidate's name, with its kind of memory if not private, unless that is its name."""
+        if self.memory == PRIVATE or self.candidate == self.memory:
+            return self.candidate
+        return f"{self.candidate} in {self.memory}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as a dict for JSON, without fields that are None or an empty dict."""
@@ -105,10 +105,10 @@ class Row:
 
 @dataclass
 class Refusal:
-    """A contender that was not measured at some work and bytes, and the reason."""
+    """A candidate that was not measured at some work and bytes, and the reason."""
 
     work: str
-    contender: str
+    candidate: str
     bytes: int
     reason: str
     memory: str = PRIVATE
@@ -123,13 +123,13 @@ class Results:
     header : dict
         Description of the run: versions, machine, command, environment.
     rows : list of Row
-        The measured contenders.
+        The measured candidates.
     unsupported : list of Refusal
-        Contenders that were not measured.
+        Candidates that were not measured.
     benchmark : str
         Name of the benchmark.
     reference : str
-        Contender to whose time the ratios of the rows refer.
+        Candidate to whose time the ratios of the rows refer.
     notes : list of str
         Lines below the tables.
     iterations : dict
@@ -152,12 +152,12 @@ class Results:
 
     @property
     def identical(self) -> dict[str, bool]:
-        """By contender, whether all ranks always had the same bits; without those not checked."""
+        """By candidate, whether all ranks always had the same bits; without those not checked."""
         found: dict[str, bool] = {}
         for row in self.rows:
             same = row.figures.get("same_bits")
             if same is not None:
-                found[row.contender] = found.get(row.contender, True) and same
+                found[row.candidate] = found.get(row.candidate, True) and same
         return found
 
     def to_json(self) -> str:
@@ -397,7 +397,7 @@ class Line:
     style : str
         One of "fastest", "baseline", "wrong", "better" and "worse", or empty.
     starts_group : bool
-        Whether the line is the first of a group, such as the contenders at one size.
+        Whether the line is the first of a group, such as the candidates at one size.
     bar : float or None
         Length of a bar beside the line, as a fraction of the table's longest; None for no bars.
     """
@@ -470,7 +470,7 @@ def columns(results: Results) -> list[Column]:
     return [
         Column("work", lambda row: "" if row.bytes is not None else row.work),
         Column(">bytes", lambda row: "" if row.bytes is None else round_size(row.bytes)),
-        Column("=contender", lambda row: row.contender),
+        Column("=candidate", lambda row: row.candidate),
         Column("=memory", lambda row: row.memory if memory else ""),
         _figure(">deadline\ns", "deadline_s", lambda s: f"{s:g}" if s else "none"),
         _figure(">microbatches", "microbatches", str),
@@ -493,7 +493,7 @@ def columns(results: Results) -> list[Column]:
 def tables(results: Results) -> list[Table]:
     """Return the tables of a run: one for each collective, and one of all work without a size.
 
-    A table of the contenders that were not measured follows where there are some.
+    A table of the candidates that were not measured follows where there are some.
     """
     if results.benchmark == "scaling":
         return _scaling_tables(results)
@@ -505,7 +505,7 @@ def tables(results: Results) -> list[Table]:
         if rows:
             made.append(_table(_heading(rows[0]) if work else "", rows, columns(results)))
         lines = [
-            Line([one.contender, one.memory, round_size(one.bytes), one.reason])
+            Line([one.candidate, one.memory, round_size(one.bytes), one.reason])
             for one in results.unsupported
             if one.work == work
         ]
@@ -542,21 +542,21 @@ def _style(row: Row, fastest: Row) -> str:
         return "wrong"
     if row is fastest:
         return "fastest"
-    return "baseline" if row.contender in (BARE, "native") else ""
+    return "baseline" if row.candidate in (BARE, "native") else ""
 
 
 def _scaling_tables(results: Results) -> list[Table]:
-    """Return a table for each collective: lines are sizes and contenders, columns node counts."""
+    """Return a table for each collective: lines are sizes and candidates, columns node counts."""
     nodes, made = results.header["nodes"], []
     for work in dict.fromkeys(row.work for row in results.rows):
         heads = [f">{counted(count, 'node')}\nµs" for count in nodes.values()]
         lines = []
         rows = [row for row in results.rows if row.work == work]
-        for name in dict.fromkeys(row.contender for row in rows):
+        for name in dict.fromkeys(row.candidate for row in rows):
             # Bytes are rounded up to multiples of the ranks, so sizes are matched by their order.
             each = [
                 sorted(
-                    (row for row in rows if row.ranks == int(ranks) and row.contender == name),
+                    (row for row in rows if row.ranks == int(ranks) and row.candidate == name),
                     key=lambda row: row.bytes or 0,
                 )
                 for ranks in nodes
@@ -564,7 +564,7 @@ def _scaling_tables(results: Results) -> list[Table]:
             for cells in zip_longest(*each):
                 nbytes = next(row.bytes for row in cells if row is not None)
                 lines.append(Line([round_size(nbytes or 0), name, *map(_scaling_cell, cells)]))
-        made.append(Table(work, [">bytes", "=contender", *heads], lines))
+        made.append(Table(work, [">bytes", "=candidate", *heads], lines))
     return made
 
 

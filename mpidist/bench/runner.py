@@ -1,4 +1,4 @@
-"""The measurement of collectives: contenders interleaved against drift, every result checked."""
+"""The measurement of collectives: candidates interleaved against drift, every result checked."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..communicator.communicator import Communicator
 from ..errors import Unsupported
 from ..measure import algbw, busbw, median, spread
 from ..selection.tuning import PRIVATE, SYMMETRIC
+from .candidates import MEMORY_CHOICES, Candidate, bare, candidates, knows, ours
 from .cases import BARE, Case, Workload
-from .contenders import MEMORY_CHOICES, Contender, bare, contenders, knows, ours
 from .memory import describe_stream, measure_stream
 from .results import BOUND_NOTE, Refusal, Results, Row, bound_percent, make_header
 
@@ -32,8 +32,8 @@ class Settings:
     sizes : sequence of int
         Bytes of the whole buffer.
     algorithms : sequence of str, optional
-        Names of algorithms; by default native, auto and all implementations.  The bare mpi4py call
-        is always measured.
+        Names for ``algorithm=``; by default native, auto and all others.  The bare mpi4py call is
+        always measured.
     dtype, op : str
         Dtype of the elements; operation of reductions.
     root : int
@@ -41,14 +41,14 @@ class Settings:
     in_place : bool
         Write the result over the input.
     memory : {"private", "symmetric", "both"}
-        Memory of the contenders' arrays; those of the bare call are always private.
+        Memory of the candidates' arrays; those of the bare call are always private.
     iterations : int
-        Largest number of timed calls of each contender, at each size.
+        Largest number of timed calls of each candidate, at each size.
     budget : float
         Seconds for each collective and size; fewer iterations are planned where they would take
         longer, but at least 3.
     limit : float
-        Seconds after which a collective and size is cut short; a contender whose first call takes
+        Seconds after which a collective and size is cut short; a candidate whose first call takes
         longer is not measured.
     data : ndarray, optional
         Real numbers as input of reductions, in place of pseudo-random whole ones.
@@ -71,12 +71,12 @@ class Settings:
 
 
 LEAST = 3  # iterations, however long they take
-_COLUMNS = 6  # figures that the ranks exchange for each contender
+_COLUMNS = 6  # figures that the ranks exchange for each candidate
 
 
 @dataclass
 class Entrant:
-    """One contender at one size, with its times and whether its results were correct.
+    """One candidate at one size, with its times and whether its results were correct.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Entrant:
         Whether all ranks had the same bits after every call.
     """
 
-    contender: Contender
+    candidate: Candidate
     case: Case
     work: Workload
     run: Callable[[], Any]
@@ -98,17 +98,17 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        """Name of the contender."""
-        return self.contender.name
+        """Name of the candidate."""
+        return self.candidate.name
 
 
 class Contest:
-    """Contenders of one collective at one size, which are called in turn on all ranks.
+    """Candidates of one collective at one size, which are called in turn on all ranks.
 
     Parameters
     ----------
     comm : Communicator
-        The ranks; every method that calls contenders is collective.
+        The ranks; every method that calls candidates is collective.
     works : mapping of str to Workload
         Test data by kind of memory ("private", "symmetric").
     nbytes : int
@@ -119,9 +119,9 @@ class Contest:
     Attributes
     ----------
     entries : list of Entrant
-        Contenders that are measured.
-    refused : list of (Contender, str)
-        Contenders that are not measured, with the reason.
+        Candidates that are measured.
+    refused : list of (Candidate, str)
+        Candidates that are not measured, with the reason.
     over : bool
         Whether rank 0's time was up at the end of the last cycle; the same on every rank.
     checking : bool
@@ -140,31 +140,31 @@ class Contest:
         self.case = next(iter(self.cases.values()))  # cases differ in their memory only
         self.one_clock = comm.topology.num_nodes == 1  # ranks of a node share their clock
         self.entries: list[Entrant] = []
-        self.refused: list[tuple[Contender, str]] = []
+        self.refused: list[tuple[Candidate, str]] = []
         self.spent = 0.0
         self.over, self.checking = False, True
 
-    def admit(self, contender: Contender) -> None:
-        """Call a contender once; add it to `entries`, or to `refused` if unsupported or slow."""
-        name, case = contender.name, self.cases[contender.memory]
+    def admit(self, candidate: Candidate) -> None:
+        """Call a candidate once; add it to `entries`, or to `refused` if unsupported or slow."""
+        name, case = candidate.name, self.cases[candidate.memory]
         if not knows(self.comm, name, case.collective):
-            self.refused.append((contender, f"{case.collective} has no {name}"))
+            self.refused.append((candidate, f"{case.collective} has no {name}"))
             return
         try:
             run = bare(self.comm, case) if name == BARE else ours(self.comm, case, name)
-            entry = Entrant(contender, case, self.works[contender.memory], run)
+            entry = Entrant(candidate, case, self.works[candidate.memory], run)
             seconds = self.cycle([entry])[0]
         except Unsupported as error:
-            self.refused.append((contender, str(error).removeprefix(f"rank {case.rank}: ")))
+            self.refused.append((candidate, str(error).removeprefix(f"rank {case.rank}: ")))
             return
         if seconds > self.settings.limit:
             limit = f"the limit of {self.settings.limit:g} s"
-            self.refused.append((contender, f"one call took {seconds:.1f} s, over {limit}"))
+            self.refused.append((candidate, f"one call took {seconds:.1f} s, over {limit}"))
             return
         self.entries.append(entry)
 
     def warm_up(self) -> None:
-        """Call each contender once more: the second call with an array binds its program."""
+        """Call each candidate once more: the second call with an array binds its program."""
         self.cycle(self.entries)
 
     def cycle(self, entries: list[Entrant]) -> list[float]:
@@ -192,7 +192,7 @@ class Contest:
         return self.spent > self.settings.limit
 
     def _call(self, entry: Entrant) -> tuple[float, ...]:
-        """Call one contender once with new data, after a barrier; return this rank's measurements.
+        """Call one candidate once with new data, after a barrier; return this rank's measurements.
 
         They are (seconds, wrong, begin, -end, checksum, -checksum) of the call.  The maximum over
         the ranks then gives the slowest time, whether any is wrong, the latest begin, the earliest
@@ -216,7 +216,7 @@ class Contest:
 def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
     """Return the entrants in the order of their calls in an iteration, equal on every rank.
 
-    The order is pseudo-random, not rotated: otherwise each contender would always follow the same
+    The order is pseudo-random, not rotated: otherwise each candidate would always follow the same
     other one, with what that left in the cache.
     """
     order = list(entries)
@@ -225,21 +225,21 @@ def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
 
 
 class Series(Contest):
-    """Timed iterations of the contenders of one collective at one size.
+    """Timed iterations of the candidates of one collective at one size.
 
-    The constructor warms the contenders up.
+    The constructor warms the candidates up.
 
     Parameters
     ----------
-    contenders : sequence of Contender
-        Contenders to measure.
+    candidates : sequence of Candidate
+        Candidates to measure.
     comm, works, nbytes, settings
         See :class:`Contest`; of the settings, `iterations` and `budget` are used too.
 
     Attributes
     ----------
     iterations : int
-        Planned number of timed iterations, the same on every rank; each calls every contender once.
+        Planned number of timed iterations, the same on every rank; each calls every candidate once.
     seconds : float
         Time of the constructor's last warm-up iteration, as measured on rank 0.
     """
@@ -249,13 +249,13 @@ class Series(Contest):
         comm: Communicator,
         works: Mapping[str, Workload],
         nbytes: int,
-        contenders: Sequence[Contender],
+        candidates: Sequence[Candidate],
         settings: Settings,
     ):
         super().__init__(comm, works, nbytes, settings)
         self.done = 0  # timed iterations
-        for contender in contenders:
-            self.admit(contender)
+        for candidate in candidates:
+            self.admit(candidate)
         begun = perf_counter()
         self.warm_up()
         self.seconds = self._agree(perf_counter() - begun)
@@ -325,7 +325,7 @@ def measure(
     """
     results = Results()
     every = {
-        c: contenders(comm, c, settings.algorithms, settings.memory, collectives)
+        c: candidates(comm, c, settings.algorithms, settings.memory, collectives)
         for c in collectives
     }
     for collective in collectives:
@@ -420,7 +420,7 @@ def _sizes(collective: str, settings: Settings) -> list[int]:
 def _measure_one(
     comm: Communicator,
     collective: str,
-    every: list[Contender],
+    every: list[Candidate],
     settings: Settings,
     results: Results,
     on_step: OnStep,
@@ -476,11 +476,11 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def _add(results: Results, series: Series, comm: Communicator, settings: Settings) -> None:
-    """Append to the results the rows of one collective at one size, and its refused contenders."""
+    """Append to the results the rows of one collective at one size, and its refused candidates."""
     case = series.case
     results.unsupported += [
-        Refusal(case.collective, contender.name, case.nbytes, reason, contender.memory)
-        for contender, reason in series.refused
+        Refusal(case.collective, candidate.name, case.nbytes, reason, candidate.memory)
+        for candidate, reason in series.refused
     ]
     reference = next((median(e.times) for e in series.entries if e.name == BARE and e.times), None)
     for entry in series.entries:
@@ -495,7 +495,7 @@ def _row(entry: Entrant, reference: float | None, comm: Communicator) -> Row:
     case, seconds = entry.case, median(entry.times)
     return Row(
         work=case.collective,
-        contender=entry.name,
+        candidate=entry.name,
         backend=BARE if entry.name == BARE else comm.backend.name,
         ranks=comm.size,
         bytes=case.nbytes,
@@ -507,6 +507,6 @@ def _row(entry: Entrant, reference: float | None, comm: Communicator) -> Row:
         busbw_gbs=busbw(case.collective, case.nbytes, seconds, comm.size),
         ratio=reference / seconds if reference is not None and seconds > 0 else None,
         correct=not entry.wrong,
-        memory=entry.contender.memory,
+        memory=entry.candidate.memory,
         spread=spread(entry.times),
     )

@@ -20,8 +20,8 @@ from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..measure import busbw
 from ..selection.tuning import PRIVATE, SYMMETRIC
+from .candidates import mpi_communicator
 from .cases import BARE
-from .contenders import mpi_communicator
 from .results import Results, Row, make_header
 
 COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather", "broadcast": "broadcast"}
@@ -32,7 +32,7 @@ BLOCK_SECONDS, MOST_CALLS = 4e-3, 100  # of a block of calls that is timed at on
 def measure_torch(
     comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], rounds: int
 ) -> Results:
-    """Measure collectives of float32 tensors; the contenders take turns in blocks of calls.
+    """Measure collectives of float32 tensors; the candidates take turns in blocks of calls.
 
     Each call passes a new tensor on the same memory, as PyTorch's own users do.  A time is the
     median over the blocks of the slowest rank's mean; the ratio refers to gloo.
@@ -76,13 +76,13 @@ def process_groups(comm: Communicator) -> Iterator[tuple[Any, Any]]:
 
 
 @dataclass(frozen=True)
-class _Contender:
-    """An implementation of a collective, with its own buffer.
+class _Candidate:
+    """A candidate of a collective, with its own buffer.
 
     Attributes
     ----------
     name, memory : str
-        As in :class:`~mpidist.bench.results.Row`: name of the contender, and kind of memory.
+        As in :class:`~mpidist.bench.results.Row`: name of the candidate, and kind of memory.
     data : torch.Tensor
         The whole buffer.
     call : callable
@@ -96,21 +96,21 @@ class _Contender:
 
 
 def _rows(comm: Communicator, name: str, nbytes: int, beside: Any, rounds: int) -> list[Row]:
-    contenders = _contenders(comm, name, nbytes, beside)
-    right = [_is_right(comm, name, contender) for contender in contenders]
-    seconds = [min(_block(comm, c.call, 1) for _ in range(3)) for c in contenders]
+    candidates = _candidates(comm, name, nbytes, beside)
+    right = [_is_right(comm, name, candidate) for candidate in candidates]
+    seconds = [min(_block(comm, c.call, 1) for _ in range(3)) for c in candidates]
     counts = comm.broadcast_object([_count(each) for each in seconds])
-    times = np.empty((rounds, len(contenders)))
+    times = np.empty((rounds, len(candidates)))
     draw = np.random.default_rng(0)  # the same order on every rank
     for taken in times:
-        for k in draw.permutation(len(contenders)):
-            taken[k] = _block(comm, contenders[k].call, counts[k])
+        for k in draw.permutation(len(candidates)):
+            taken[k] = _block(comm, candidates[k].call, counts[k])
     medians = [statistics.median(column) for column in comm.allreduce(times, "max").T.tolist()]
-    reference = next(m for m, c in zip(medians, contenders) if c.name == GLOO)
+    reference = next(m for m, c in zip(medians, candidates) if c.name == GLOO)
     rows = []
-    for contender, median, correct in zip(contenders, medians, right):
-        row = Row(name, contender.name, comm.size, 1e6 * median, reference / median, correct)
-        row.bytes, row.dtype, row.memory = nbytes, "float32", contender.memory
+    for candidate, median, correct in zip(candidates, medians, right):
+        row = Row(name, candidate.name, comm.size, 1e6 * median, reference / median, correct)
+        row.bytes, row.dtype, row.memory = nbytes, "float32", candidate.memory
         row.busbw_gbs = busbw(COLLECTIVES[name], nbytes, median, comm.size)
         rows.append(row)
     return rows
@@ -135,7 +135,7 @@ def _own(data: torch.Tensor, comm: Communicator) -> torch.Tensor:
     return data.chunk(comm.size)[comm.rank]
 
 
-def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list[_Contender]:
+def _candidates(comm: Communicator, name: str, nbytes: int, beside: Any) -> list[_Candidate]:
     from mpi4py import MPI
 
     mpi = mpi_communicator(comm)
@@ -143,7 +143,7 @@ def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list
     if name == "all_gather":
         count = max(1, count // comm.size) * comm.size
 
-    def made(who: str, group: Any, queued: bool = False, memory: str = PRIVATE) -> _Contender:
+    def made(who: str, group: Any, queued: bool = False, memory: str = PRIVATE) -> _Candidate:
         data = torch.zeros(count) if memory == PRIVATE else mpidist.torch.empty(count)
 
         def call() -> None:
@@ -157,7 +157,7 @@ def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list
             if queued:
                 work.wait()
 
-        return _Contender(who, memory, data, call)
+        return _Candidate(who, memory, data, call)
 
     data = torch.zeros(count)
     rows = data.numpy()
@@ -167,7 +167,7 @@ def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list
         "broadcast": lambda: mpi.Bcast(rows, 0),
     }[name]
     found = [
-        _Contender(BARE, PRIVATE, data, bare),
+        _Candidate(BARE, PRIVATE, data, bare),
         made(GLOO, beside),
         made(OURS, None),
         made(QUEUED, None, True),
@@ -177,14 +177,14 @@ def _contenders(comm: Communicator, name: str, nbytes: int, beside: Any) -> list
     return found
 
 
-def _is_right(comm: Communicator, name: str, contender: _Contender) -> bool:
+def _is_right(comm: Communicator, name: str, candidate: _Candidate) -> bool:
     """Return whether one call of the collective `name` is right on every rank; collective.
 
     The buffer is zero afterwards, so that sums over many calls stay finite.
     """
-    data, ranks = contender.data, torch.arange(1.0, comm.size + 1)
+    data, ranks = candidate.data, torch.arange(1.0, comm.size + 1)
     data.fill_(comm.rank + 1)
-    contender.call()
+    candidate.call()
     wanted = ranks[0].expand_as(data)
     if name == "all_reduce":
         wanted = ranks.sum().expand_as(data)

@@ -15,20 +15,19 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..nn import Module, Parameter
-from ..parallel import DDP, Stats
-from ..parallel.autotune import candidates
+from ..parallel import DDP, Stats, autotune
 from .progress import advance
 from .results import Results, Row, make_header
 
 WARM_ROUNDS = 3
 OURS = "mpidist DDP"
-REFERENCE = "mpidist"  # ratios of training refer to the first contender, which is ours
+REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
 NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
 
 @dataclass(frozen=True)
-class TrainingContender:
-    """One implementation of a training step, to be timed.
+class TrainingCandidate:
+    """One candidate of a training step, to be timed.
 
     `act` runs one step.  `model` is the DDP that the step uses, if :meth:`warm_up` must run steps
     until its buckets and transport are final, else None.
@@ -47,39 +46,39 @@ class TrainingContender:
 
 
 def take_turns(
-    comm: Communicator, contenders: Sequence[TrainingContender], rounds: int
+    comm: Communicator, candidates: Sequence[TrainingCandidate], rounds: int
 ) -> np.ndarray:
-    """Time one step of each contender in each round, after warm-up; collective.
+    """Time one step of each candidate in each round, after warm-up; collective.
 
-    Return the slowest rank's seconds: rows are rounds, columns are contenders.  The order of the
+    Return the slowest rank's seconds: rows are rounds, columns are candidates.  The order of the
     calls is random in each round, the same on every rank.
     """
-    times = np.empty((rounds, len(contenders)))
-    for contender in contenders:
-        contender.warm_up()
+    times = np.empty((rounds, len(candidates)))
+    for candidate in candidates:
+        candidate.warm_up()
     draw = np.random.default_rng(0)  # in a fixed order each would always follow the same one
     for done, taken in enumerate(times, 1):
-        advance(f"step {done} of {rounds}: {', '.join(c.name for c in contenders)}", done, rounds)
-        for k in draw.permutation(len(contenders)):
+        advance(f"step {done} of {rounds}: {', '.join(c.name for c in candidates)}", done, rounds)
+        for k in draw.permutation(len(candidates)):
             comm.barrier()
             began = perf_counter()
-            contenders[k].act()
+            candidates[k].act()
             taken[k] = perf_counter() - began
     return comm.allreduce(times, op="max")
 
 
 def race(
-    comm: Communicator, work: str, contenders: Sequence[TrainingContender], rounds: int
+    comm: Communicator, work: str, candidates: Sequence[TrainingCandidate], rounds: int
 ) -> list[Row]:
-    """Time contenders in turns; return a row of the median of `rounds` for each.
+    """Time candidates in turns; return a row of the median of `rounds` for each.
 
-    A ratio is the first contender's time divided by the row's.
+    A ratio is the first candidate's time divided by the row's.
     """
-    times = take_turns(comm, contenders, rounds)
+    times = take_turns(comm, candidates, rounds)
     medians = [statistics.median(column) for column in times.T.tolist()]
     return [
-        Row(work, contender.name, comm.size, 1e6 * seconds, medians[0] / seconds)
-        for contender, seconds in zip(contenders, medians, strict=True)
+        Row(work, candidate.name, comm.size, 1e6 * seconds, medians[0] / seconds)
+        for candidate, seconds in zip(candidates, medians, strict=True)
     ]
 
 
@@ -110,12 +109,12 @@ def communication(
         for p in theirs.parameters():
             comm.allreduce(p.grad, op="mean", out=p.grad)
 
-    contenders = [
-        TrainingContender(OURS, model.sync_gradients),
-        TrainingContender("one allreduce per parameter", one_by_one),
+    candidates = [
+        TrainingCandidate(OURS, model.sync_gradients),
+        TrainingCandidate("one allreduce per parameter", one_by_one),
     ]
     work = f"communication, {count} gradients of {elements} float32"
-    return race(comm, work, contenders, rounds)
+    return race(comm, work, candidates, rounds)
 
 
 ALONE = "communication alone"
@@ -179,18 +178,18 @@ def overlaps(
     "none" and "communication alone" have no ``hidden``; no row has it if the divisor is at most a
     tenth of Tnone.  Least times are compared, since other work on the machine only adds time.
     """
-    models = {name: make(comm, name) for name in candidates(comm, "auto", 2)}
+    models = {name: make(comm, name) for name in autotune.candidates(comm, "auto", 2)}
     models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}
     sizes = [bucket.starts[-1] for bucket in models["none"][1].buckets]
     alone = DDP(BareArrays(sizes), comm, 1, 1, overlap="none")
-    contenders = [TrainingContender(name, act, model) for name, (act, model) in models.items()]
-    contenders.append(TrainingContender(ALONE, alone.sync_gradients, alone))
-    times = take_turns(comm, contenders, rounds)
-    least = dict(zip((contender.name for contender in contenders), times.min(axis=0), strict=True))
+    candidates = [TrainingCandidate(name, act, model) for name, (act, model) in models.items()]
+    candidates.append(TrainingCandidate(ALONE, alone.sync_gradients, alone))
+    times = take_turns(comm, candidates, rounds)
+    least = dict(zip((candidate.name for candidate in candidates), times.min(axis=0), strict=True))
     bound = min(least[ALONE], max(least["none"] - least[ALONE], 0.0))
     rows = []
-    for contender, column in zip(contenders, times.T, strict=True):
-        name = contender.name
+    for candidate, column in zip(candidates, times.T, strict=True):
+        name = candidate.name
         seconds, share = map(float, np.median([column, column / times[:, 0]], axis=1))
         figures = {"least_us": 1e6 * float(column.min()), "share": share}
         if name not in ("none", ALONE) and bound > NOTEWORTHY * least["none"]:
@@ -234,7 +233,7 @@ def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]
 
 
 def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) -> Results:
-    """Measure training steps of real models by several implementations; collective.
+    """Measure training steps of real models by several candidates; collective.
 
     Parameters
     ----------
@@ -271,7 +270,7 @@ def measure_overlap(comm: Communicator, iterations: int) -> Results:
 
         with threads(comm):
             results.rows += overlaps(comm, iterations, "backward that computes", busy)
-    shares = [row.figures["share"] for row in results.rows if row.contender.startswith("auto")]
+    shares = [row.figures["share"] for row in results.rows if row.candidate.startswith("auto")]
     results.notes.append(f"auto: at most {max(shares):.2f} of the time without overlap")
     return results
 

@@ -16,7 +16,7 @@ from ..parallel import DDP, Stats
 from .models_torch import MODELS
 from .results import Row
 from .torch_collectives import process_groups
-from .training import OURS, TrainingContender, race
+from .training import OURS, TrainingCandidate, race
 
 SAMPLES = 32  # of each rank in a step
 BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of --overlap
@@ -77,22 +77,22 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
     count = sum(p.numel() for p in net.parameters())
     with threads(comm):
         model = DDP(net, comm)
-        contenders = [
-            TrainingContender(OURS, stepper(model, net.parameters(), width), model),
-            TrainingContender("no communication", stepper(bare, bare.parameters(), width)),
+        candidates = [
+            TrainingCandidate(OURS, stepper(model, net.parameters(), width), model),
+            TrainingCandidate("no communication", stepper(bare, bare.parameters(), width)),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
-            return race(comm, work, contenders, rounds), model.stats()
+            return race(comm, work, candidates, rounds), model.stats()
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
-        contenders.append(TrainingContender(name, stepper(each, each.parameters(), width, sync)))
+        candidates.append(TrainingCandidate(name, stepper(each, each.parameters(), width, sync)))
         with process_groups(comm) as (_, gloo):
             theirs = torch.nn.parallel.DistributedDataParallel(mlp(width), process_group=gloo)
             name = "torch DDP over gloo"
-            contenders.append(TrainingContender(name, stepper(theirs, theirs.parameters(), width)))
-            rows = race(comm, work, contenders, rounds)
-            del theirs, contenders
+            candidates.append(TrainingCandidate(name, stepper(theirs, theirs.parameters(), width)))
+            rows = race(comm, work, candidates, rounds)
+            del theirs, candidates
     return rows, model.stats()
 
 
@@ -119,12 +119,12 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
         bare, net = step(lambda net: net)
         count = sum(p.numel() for p in net.parameters())
         work = f"step, {name} of {count / 1e6:.1f} M parameters"
-        contenders = [
-            TrainingContender(OURS, ours, model),
-            TrainingContender("no communication", bare),
+        candidates = [
+            TrainingCandidate(OURS, ours, model),
+            TrainingCandidate("no communication", bare),
         ]
         if comm.size == 1:
-            return race(comm, work, contenders, rounds), model.stats()
+            return race(comm, work, candidates, rounds), model.stats()
         with process_groups(comm) as (over_mpidist, over_gloo):
             unused = {"find_unused_parameters": True} if name == "moe" else {}
             for backend, group, views in (
@@ -141,9 +141,9 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
                     )
                 )
                 label = f"torch DDP over {backend}" + ", views" * views
-                contenders.append(TrainingContender(label, theirs))
-            rows = race(comm, work, contenders, rounds)
-            del theirs, contenders
+                candidates.append(TrainingCandidate(label, theirs))
+            rows = race(comm, work, candidates, rounds)
+            del theirs, candidates
     return rows, model.stats()
 
 

@@ -1,4 +1,4 @@
-"""``mpidist tune``: races between the implementations, and the tuning table of the winners."""
+"""``mpidist tune``: races between the candidates, and the tuning table of the winners."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..errors import ConfigError
 from ..measure import median, spread
 from ..operations import find_op
 from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
+from .candidates import Candidate
 from .cases import Workload
-from .contenders import Contender
 from .runner import Contest, Entrant, OnStep, Settings, in_turn, no_garbage_collection
 
 ROOT_WEIGHT = 1 << 20  # bytes of a size that gets twice the time of an empty call
@@ -152,12 +152,12 @@ def _agree(comm: Communicator, value: bool) -> bool:
     return bool(comm.broadcast(np.array([value], np.int8), root=0)[0])
 
 
-LEAST = 2  # iterations before the first contender drops out
+LEAST = 2  # iterations before the first candidate drops out
 MOST = 200  # iterations
-CHECKED = 1 << 20  # bytes up to which every result is checked; above, the first two of a contender
-HOPELESS = 3.0  # a contender slower than the fastest by this factor, from HOPELESS_BYTES on,
+CHECKED = 1 << 20  # bytes up to which every result is checked; above, the first two of a candidate
+HOPELESS = 3.0  # a candidate slower than the fastest by this factor, from HOPELESS_BYTES on,
 HOPELESS_BYTES = 64 << 10  # is not measured at larger sizes
-CLOSE = 1.1  # a contender slower than the fastest by at most this factor stays in
+CLOSE = 1.1  # a candidate slower than the fastest by at most this factor stays in
 
 Keep = Callable[[list[tuple[float, Entrant]]], list[Entrant]]
 
@@ -165,7 +165,7 @@ Keep = Callable[[list[tuple[float, Entrant]]], list[Entrant]]
 def candidates(
     comm: Communicator, collective: str, nbytes: int, memory: str
 ) -> tuple[list[str], str]:
-    """Return the names of all implementations that can serve a call, and the choice of "auto".
+    """Return the names of all candidates that can serve a call, and the choice of "auto".
 
     Trees are in the list twice, with arity 2 and 4 (``tree:2``).  The choice of "auto" may be
     named with its parts (``hierarchical/direct/ring``), and is then one more candidate.
@@ -215,9 +215,9 @@ def all_but_the_slow(*kept: str, limit: float = 1.5) -> Keep:
 
 
 class Race(Contest):
-    """A race between the contenders of one collective, size and kind of memory.
+    """A race between the candidates of one collective, size and kind of memory.
 
-    It has several heats, after each of which the slower contenders drop out.
+    It has several heats, after each of which the slower candidates drop out.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ class Race(Contest):
         super().__init__(comm, {memory: works[memory]}, nbytes, Settings(limit=float("inf")))
         self.memory, self.until, self.stopped = memory, until, stopped
         self.cycle_seconds = 0.0  # time of the last cycle, checks included
-        self.complete = True  # every contender was called
+        self.complete = True  # every candidate was called
 
     def must_end(self) -> bool:
         """Return whether the time `until` has passed, or a stop was requested, on this rank.
@@ -256,11 +256,11 @@ class Race(Contest):
         """Run the race between `names`; return the finalists' seconds by name, one per iteration.
 
         ``keep(ranking)`` selects the entrants of the next heat from (median, entrant) pairs,
-        fastest first.  Contenders that dropped out are still in `entries`, with fewer times.
+        fastest first.  Candidates that dropped out are still in `entries`, with fewer times.
         """
         end, begun = self.until, perf_counter()
         for name in names:
-            self.admit(Contender(name, self.memory))
+            self.admit(Candidate(name, self.memory))
             if self.over and self.entries:
                 self.complete = name == names[-1]
                 break
@@ -279,9 +279,9 @@ class Race(Contest):
         return {entry.name: entry.times for entry in alive}
 
     def _heat(self, alive: list[Entrant], end: float) -> list[Entrant]:
-        """Time the contenders `alive` in turns for one heat, and return them all.
+        """Time the candidates `alive` in turns for one heat, and return them all.
 
-        The heats share the time until `end`: about half of the contenders drop out after each, and
+        The heats share the time until `end`: about half of the candidates drop out after each, and
         the last one lasts until `end` (``time.perf_counter``).
         """
         heats = max(len(alive).bit_length() - 1, 1)
@@ -303,14 +303,14 @@ class Race(Contest):
 
     @property
     def wrong(self) -> list[str]:
-        """Names of the contenders with a wrong result on any rank."""
+        """Names of the candidates with a wrong result on any rank."""
         return [entry.name for entry in self.entries if entry.wrong]
 
 
 class History:
     """Results of the races at smaller sizes, for one collective and kind of memory.
 
-    It holds the last time of each contender, and which ones are hopelessly slow: over 3 × the time
+    It holds the last time of each candidate, and which ones are hopelessly slow: over 3 × the time
     of the fastest, at 64 KiB or more.
     """
 
@@ -331,13 +331,13 @@ class History:
     def cost(self, nbytes: int) -> float:
         """Return a lower bound of the seconds of a cycle at `nbytes`; 0 before the first race.
 
-        A cycle calls each remaining contender once.  The bound is the time of the last cycle at the
+        A cycle calls each remaining candidate once.  The bound is the time of the last cycle at the
         last size, multiplied by the ratio of the sizes.
         """
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
     def learn(self, race: Race) -> dict[str, float]:
-        """Record the result of a race; return the median seconds of each contender, by name."""
+        """Record the result of a race; return the median seconds of each candidate, by name."""
         medians = {e.name: median(e.times) for e in race.entries if e.times}
         self.seconds.update(medians)
         self.nbytes, self.cycle = max(race.case.nbytes, 1), race.cycle_seconds
@@ -347,7 +347,7 @@ class History:
         return medians
 
 
-MARGIN = 1.03  # a choice changes only if another contender is faster by more than this factor
+MARGIN = 1.03  # a choice changes only if another candidate is faster by more than this factor
 
 
 @dataclass
@@ -359,7 +359,7 @@ class Tuned:
     table : TuningTable
         The tuning table; grows while sizes are measured.
     wrong : list of str
-        Collective, contender and bytes of wrong results.
+        Collective, candidate and bytes of wrong results.
     measured, left_out : int
         Numbers of sizes in the table, and not in it (mostly for lack of time), over all collectives
         and kinds of memory.
@@ -379,7 +379,7 @@ def tune(
     on_table: Callable[[TuningTable], Any] = lambda table: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Find the fastest implementation of each call; collective, with equal settings on all ranks.
+    """Find the fastest candidate of each call; collective, with equal settings on all ranks.
 
     Parameters
     ----------

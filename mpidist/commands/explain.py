@@ -15,7 +15,7 @@ from .console import examples, make_console, make_table, show
 from .options import Bytes, CollectiveName, load_option
 
 if TYPE_CHECKING:
-    from ..selection.choose import Way
+    from ..selection.choose import Candidate
     from ..selection.estimates import Calibration
 
 _SIZE = 1 << 20  # bytes, by default
@@ -59,7 +59,8 @@ def explain_command(
 
     SIZE is that of the whole buffer in bytes, such as 8, 64K or 64M; by default 1M.
 
-    The table lists every implementation, whether it can serve the call, and its expected time.
+    The table lists every executor, and every algorithm of the executor "messages", with the
+    expected time, or the reason why it cannot serve the call.
 
     Expected times are those of the tuning table if it has an entry for the call, otherwise those of
     the cost model, whose constants are measured first.  The model has no times for shared memory.
@@ -73,7 +74,7 @@ def explain_command(
     comm = mpidist.init(tuning=tuning)
     known = comm.calibrate() if comm.size > 1 else None
     chosen, every = comm.explain(collective, nbytes, op, memory)
-    if chosen.name not in [way.name for way in every]:
+    if chosen.name not in [candidate.name for candidate in every]:
         every = [replace(chosen, why="the choice, by its full name"), *every]
     if as_json:
         content = {
@@ -81,12 +82,13 @@ def explain_command(
             **{"ranks": comm.size, "nodes": comm.topology.num_nodes},
             **{"choice": chosen.name, "why": chosen.why},
             "calibration": known and asdict(known),
-            "implementations": [
+            "candidates": [
                 {
-                    **{"name": way.name, "can": way.can, "why": way.why},
-                    **{"expected_s": way.seconds, "basis": way.basis},
+                    **dict(zip(("executor", "algorithm"), _served_by(candidate))),
+                    **{"can": candidate.can, "why": candidate.why},
+                    **{"expected_s": candidate.seconds, "basis": candidate.basis},
                 }
-                for way in every
+                for candidate in every
             ],
         }
         click.echo(json.dumps(content, indent=1))
@@ -99,17 +101,17 @@ def explain_command(
         f"[bold]{chosen.name}[/]{_time(chosen)}\n"
         f"{chosen.why}"
     )
-    table = make_table(console, "=implementation", "can", ">expected µs", "why")
-    for way in every:
-        taken = way.name == chosen.name
-        style = "bold" if taken else "" if way.can else "dim"
-        seconds = "" if way.seconds is None else significant(way.seconds * 1e6, 4)
-        can = "taken" if taken else "yes" if way.can else "no"
-        table.add_row(way.name, can, seconds, way.why, style=style)
+    table = make_table(console, "=executor", "=algorithm", "can", ">expected µs", "why")
+    for candidate in every:
+        taken = candidate.name == chosen.name
+        style = "bold" if taken else "" if candidate.can else "dim"
+        seconds = "" if candidate.seconds is None else significant(candidate.seconds * 1e6, 4)
+        can = "taken" if taken else "yes" if candidate.can else "no"
+        table.add_row(*_served_by(candidate), can, seconds, candidate.why, style=style)
     show(console, table)
     if comm.size == 1:
         console.print(f"expected µs: none for 1 rank; for 4: {_example(collective, nbytes)}")
-    for basis in dict.fromkeys(way.basis for way in every if way.basis):
+    for basis in dict.fromkeys(candidate.basis for candidate in every if candidate.basis):
         console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
 
 
@@ -117,8 +119,17 @@ def _example(collective: str, nbytes: int) -> str:
     return f"mpidist run -n 4 -- mpidist explain {collective} {format_size(nbytes)}"
 
 
-def _time(way: Way) -> str:
-    return "" if way.seconds is None else f", expected {significant(way.seconds * 1e6, 4)} µs"
+def _served_by(candidate: Candidate) -> tuple[str, str]:
+    """Return the names of the executor and, over messages, of the algorithm."""
+    return (candidate.name, "") if candidate.choice is None else ("messages", candidate.name)
+
+
+def _time(candidate: Candidate) -> str:
+    return (
+        ""
+        if candidate.seconds is None
+        else f", expected {significant(candidate.seconds * 1e6, 4)} µs"
+    )
 
 
 def _constants(known: Calibration | None) -> str:

@@ -28,7 +28,7 @@ _LEGEND = (
     "print it, is that of the configured arity, 2 by default.",
     "hierarchical/LOCAL/ACROSS, and hierarchical_leaders: two levels, the algorithm LOCAL inside "
     "the nodes and ACROSS between them, for example hierarchical/direct/ring.",
-    "Implementations without a schedule, which algorithm= accepts too: native, MPI's own "
+    "Executors without a schedule, which algorithm= accepts too: native, MPI's own "
     "collective; on one node symmetric, in arrays of comm.empty(); staged, through shared memory; "
     "and single_copy, from the memory of the other processes.",
 )

@@ -1,4 +1,4 @@
-"""``mpidist tune``: measure the fastest implementations into a table, and check a table."""
+"""``mpidist tune``: measure the fastest executors into a table, and check a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "tune",
-    short_help='Measure the fastest implementation of each collective, for "auto".',
+    short_help='Measure the fastest executor of each collective, for "auto".',
     epilog=examples(
         "mpidist run -n 4 -- mpidist tune -o tuning.json",
         "mpidist run -n 4 -- mpidist tune allreduce --budget 20s --bytes 8-1M -o tuning.json",
@@ -80,13 +80,13 @@ def tune_command(
     dtype: np.dtype,
     json_file: str | None,
 ) -> int:
-    """Measure the fastest implementation of each COLLECTIVE (by default all) on these ranks.
+    """Measure the fastest executor and algorithm of each COLLECTIVE (by default all).
 
-    Every implementation that can serve a call is measured, in private and in symmetric memory; the
-    slower half is dropped, and the others get more iterations, until the budget is used up.  The
-    data change in every iteration.  A choice of the shipped rules changes only if another is faster
-    by more than the noise.  The table is written after every size, so Ctrl-C loses nothing.
-    --verify measures again what a table holds.
+    Every executor and algorithm that can serve a call is measured, in private and in symmetric
+    memory; the slower half is dropped, and the others get more iterations, until the budget is used
+    up.  The data change in every iteration.  A choice of the shipped rules changes only if another
+    is faster by more than the noise.  The table is written after every size, so Ctrl-C loses
+    nothing.  --verify measures again what a table holds.
     """
     if (output is None) == (table is None):
         raise click.UsageError("expected one of -o FILE and --verify FILE")
@@ -195,7 +195,7 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
     for row in (row for row in worst if row.figures["regret"] > 0):
         console.print(
             f"largest regret: {row.work} {row.memory} {format_size(row.bytes or 0)}: "
-            f"{row.contender} is {100 * row.figures['regret']:.1f} % slower than "
+            f"{row.candidate} is {100 * row.figures['regret']:.1f} % slower than "
             f"{row.figures['best']}"
         )
     _print_missing(console, found.left_out, stop.wanted, "these figures do not include them")

@@ -34,7 +34,7 @@ from ..gpu.paths import GpuPaths
 from ..gpu.service import GpuService
 from ..operations import Op, find_op
 from ..schedule.registry import SYMMETRIC
-from ..selection.choose import Way, Ways, choose
+from ..selection.choose import Candidate, Candidates, choose
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration, Estimates
 from ..selection.segmentation import Segmentation
@@ -1132,8 +1132,8 @@ class Communicator:
         op: str = "sum",
         memory: str = PRIVATE,
         without: Sequence[str] = (),
-    ) -> tuple[Way, list[Way]]:
-        """Return the choice of "auto" for `nbytes` of float32, and the list of implementations.
+    ) -> tuple[Candidate, list[Candidate]]:
+        """Return the choice of "auto" for `nbytes` of float32, and the list of candidates.
 
         It is no collective call: nothing is sent or measured.
 
@@ -1152,11 +1152,11 @@ class Communicator:
 
         Returns
         -------
-        chosen : Way
+        chosen : Candidate
             The choice, with its reason: the configuration, the tuning table, the measured links,
             the cost model, or the shipped rule.
-        every : list of Way
-            All implementations, the chosen one too.  Those that cannot serve have the reason, and
+        every : list of Candidate
+            All candidates, the chosen one too.  Those that cannot serve have the reason, and
             others the expected `seconds` where they are known: measured, from the tuning table if
             it has such a call, else those of the cost model once :meth:`calibrate` has run.
 
@@ -1185,15 +1185,15 @@ class Communicator:
                 raise self._place.wrong(f"without={without!r}: expected some of {allowed}")
             reasons[name] = "excluded by without="
         estimates = service.chooser.estimates
-        ways = Ways(call, replace(means, reasons=reasons))
-        chosen = choose(ways, "auto", self.config, estimates)
+        candidates = Candidates(call, replace(means, reasons=reasons))
+        chosen = choose(candidates, "auto", self.config, estimates)
         if chosen.missing:
             why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"
             chosen = replace(chosen, why=why)
-        every = ways.every()
+        every = candidates.every()
         if estimates is not None:
             where = PRIVATE if collective not in NEEDS else memory
-            every = [estimates.predicted(call, way, where) for way in every]
+            every = [estimates.predicted(call, candidate, where) for candidate in every]
             chosen = estimates.predicted(call, chosen, where)
         return chosen, every
 

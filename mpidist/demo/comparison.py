@@ -51,5 +51,5 @@ def compare(
 
 
 def same_bits(results: Results) -> bool:
-    """Return whether every contender but the MPI library gave all ranks the same bits."""
+    """Return whether every candidate but the MPI library gave all ranks the same bits."""
     return all(same for name, same in results.identical.items() if name not in NATIVE)

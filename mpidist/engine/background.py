@@ -13,7 +13,7 @@ from ..calls.call import Call
 from ..calls.prepare import Prepared
 from ..errors import CollectiveTimeout
 from ..schedule.unrolled import tags_of
-from ..selection.choose import Way
+from ..selection.choose import Candidate
 from .programs import Bound, Programs, key_of, owners_of, to_keep
 from .reports import Reports
 from .run import Engine, Run
@@ -34,10 +34,10 @@ class BackgroundService(Protocol):
     def announce(self, fingerprint: int) -> int:
         """Announce this rank's arrival at its next operation; return the operation's number."""
 
-    def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
-        """Return the executor of a call, and the chosen implementation."""
+    def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Candidate]:
+        """Return the executor of a call, and the chosen candidate."""
 
-    def describe(self, call: Call, executor: Executor, way: Way, background: bool) -> str:
+    def describe(self, call: Call, executor: Executor, chosen: Candidate, background: bool) -> str:
         """Return the text that ranks compare for a call."""
 
     def broke(self, error: BaseException, operation: str, sequence: int) -> BaseException:
@@ -83,17 +83,17 @@ class Background:
         """Begin a call in the background; return its Work."""
         service, call = self._service, prepared.call
         service.check_usable()
-        executor, way = service.choose(call, algorithm, True)
-        operation = service.describe(call, executor, way, True)
+        executor, chosen = service.choose(call, algorithm, True)
+        operation = service.describe(call, executor, chosen, True)
         sequence = service.sequence + 1
         if call.on_device:
-            program = executor.bind(call, way.choice, background=True)
+            program = executor.bind(call, chosen.choice, background=True)
             assert program.begin is not None
             return program.begin(prepared.give)
         try:
-            program = self._program(call, algorithm, executor, way)
+            program = self._program(call, algorithm, executor, chosen)
             if program.interruptible:
-                self._take_tags(program, operation, way.name)
+                self._take_tags(program, operation, chosen.name)
             for action in program.before:
                 action()
             fingerprint = service.reports.fingerprint(operation, meets=False)
@@ -107,9 +107,11 @@ class Background:
                 self._in_slot[program.tags[0]] = (run, sequence)
         except BaseException as error:
             raise service.broke(error, operation, sequence) from error.__cause__
-        return self._work(run.test, prepared.give, operation, sequence, way.name)
+        return self._work(run.test, prepared.give, operation, sequence, chosen.name)
 
-    def _program(self, call: Call, algorithm: str, executor: Executor, way: Way) -> Program:
+    def _program(
+        self, call: Call, algorithm: str, executor: Executor, chosen: Candidate
+    ) -> Program:
         """Return the program of a call: a cached one if it is not in use, else a new one."""
         programs = self._service.programs
         key = ("background", *key_of(call, algorithm))
@@ -122,8 +124,8 @@ class Background:
         except TypeError:  # no weak reference to an owner: its end would go unnoticed
             since = None
         if since is None or key in programs.entries or not programs.make_room(since):
-            return executor.bind(call, way.choice, background=True)
-        program = executor.bind(to_keep(call), way.choice, background=True)
+            return executor.bind(call, chosen.choice, background=True)
+        program = executor.bind(to_keep(call), chosen.choice, background=True)
         programs.keep(key, Bound([program], None), owners)
         return program
 

@@ -13,7 +13,7 @@ from ..backends.base import Backend
 from ..backends.executor import Executor
 from ..backends.program import Program, Round
 from ..calls.call import Call
-from ..selection.choose import Way
+from ..selection.choose import Candidate
 from ..shared_memory.compile import arrival_runner, kernel_runner
 from ..trace import Served
 from .programs import Bound, to_keep
@@ -97,7 +97,7 @@ def repeated(
     service: RepeatedService,
     call: Call,
     executor: Executor,
-    way: Way,
+    chosen: Candidate,
     operation: str,
     owners: Sequence[Any] | None = None,
 ) -> Bound:
@@ -109,15 +109,15 @@ def repeated(
         The service of the communicator.
     call : Call
         The call.
-    executor, way : Executor, Way
-        The executor and the implementation (algorithm) of the call.
+    executor, chosen : Executor, Candidate
+        The executor and the chosen candidate of the call.
     operation : str
         The operation, as the ranks compare and report it.
     owners : sequence of object, optional
         Owners of the call's memory, kept if an operation does not end.  By default the arrays of
         `call` belong to the bound call.
     """
-    bind, choice, call = executor.bind, way.choice, to_keep(call)
+    bind, choice, call = executor.bind, chosen.choice, to_keep(call)
     programs = [bind(call, choice, repeated=True)]
     for turn in range(1, executor.turns):
         programs.append(bind(call, choice, repeated=True, turn=turn))
@@ -129,17 +129,17 @@ def repeated(
         return programs, own, *(ref() for ref in watched)
 
     if not first.meets:
-        run = _run_messages(service, operation, way.name, first, held)
+        run = _run_messages(service, operation, chosen.name, first, held)
     elif first.interruptible:
-        run = _run_kernels(service, operation, way.name, programs, held)
+        run = _run_kernels(service, operation, chosen.name, programs, held)
     else:
         run = _run_library(service, operation, first, held)
-    return Bound(programs, run, own, served_by(call, executor, way))
+    return Bound(programs, run, own, served_by(call, executor, chosen))
 
 
-def served_by(call: Call, executor: Executor, way: Way) -> Served:
+def served_by(call: Call, executor: Executor, chosen: Candidate) -> Served:
     """Return the Served record of a call (executor, algorithm, size), for traces."""
-    algorithm = None if way.choice is None else way.name
+    algorithm = None if chosen.choice is None else chosen.name
     op = None if call.op is None else call.op.name
     return Served(executor.name, algorithm, call.nbytes, call.dtype, op)
 

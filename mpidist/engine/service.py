@@ -19,7 +19,7 @@ from ..errors import (
     InvalidArgument,
     MpidistError,
 )
-from ..selection.choose import Chooser, Way
+from ..selection.choose import Candidate, Chooser
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
 from ..selection.segmentation import Segmentation
@@ -37,7 +37,7 @@ from .run import Engine
 from .watchdog import WATCHDOG
 from .work import UNSET, keep
 
-Choose = Callable[[Call, str, bool], tuple[Executor, Way]]
+Choose = Callable[[Call, str, bool], tuple[Executor, Candidate]]
 
 
 class Service:
@@ -106,7 +106,9 @@ class Service:
 
     # -- choosing -------------------------------------------------------------------------------
 
-    def choose(self, call: Call, algorithm: str, background: bool = False) -> tuple[Executor, Way]:
+    def choose(
+        self, call: Call, algorithm: str, background: bool = False
+    ) -> tuple[Executor, Candidate]:
         """Choose the executor and algorithm of a call, and make the executor ready.
 
         If the choice needs it, a blocking call calibrates first.  A background call does not: its
@@ -116,34 +118,38 @@ class Service:
             assert self.on_gpu is not None
             return self._noted(call, *self.on_gpu(call, algorithm, background))
         chooser = self.chooser
-        way = chooser.way(call, algorithm, background, None if background else self.calibrate)
-        executor = chooser.executor(way)
+        chosen = chooser.choose(call, algorithm, background, None if background else self.calibrate)
+        executor = chooser.executor(chosen)
         while not executor.ready:
             self.set_up(call.fingerprint, executor.make_ready)
             chooser.forget()
-            way = chooser.way(call, algorithm, background)
-            executor = chooser.executor(way)
-        return self._noted(call, executor, way)
+            chosen = chooser.choose(call, algorithm, background)
+            executor = chooser.executor(chosen)
+        return self._noted(call, executor, chosen)
 
-    def _noted(self, call: Call, executor: Executor, way: Way) -> tuple[Executor, Way]:
+    def _noted(
+        self, call: Call, executor: Executor, chosen: Candidate
+    ) -> tuple[Executor, Candidate]:
         if self.note is not None:
-            self.note(served_by(call, executor, way))
-        return executor, way
+            self.note(served_by(call, executor, chosen))
+        return executor, chosen
 
-    def describe(self, call: Call, executor: Executor, way: Way, background: bool = False) -> str:
+    def describe(
+        self, call: Call, executor: Executor, chosen: Candidate, background: bool = False
+    ) -> str:
         """Return the text that ranks compare: the call's fingerprint, and what its executor adds.
 
         That is an algorithm, the executor's name, or the location in symmetric memory.
         """
-        operation, agreed = call.fingerprint, executor.agreed(call, way.choice)
+        operation, agreed = call.fingerprint, executor.agreed(call, chosen.choice)
         if agreed:
             operation = f"{operation} {agreed}"
         return f"{operation} in the background" if background else operation
 
     def intention(self, call: Call, algorithm: str, background: bool) -> str:
         """Return the text that :meth:`describe` would return for a call, before it is served."""
-        way = self.chooser.way(call, algorithm, background)
-        return self.describe(call, self.chooser.executor(way), way, background)
+        chosen = self.chooser.choose(call, algorithm, background)
+        return self.describe(call, self.chooser.executor(chosen), chosen, background)
 
     # -- running --------------------------------------------------------------------------------
 
@@ -178,15 +184,20 @@ class Service:
             address = key_of(call, algorithm)
             bound = programs.get(address)
         if bound is None:
-            executor, way = self.choose(call, algorithm)
+            executor, chosen = self.choose(call, algorithm)
             if address is not None:
-                bound = self._bound(address, call, executor, way)
+                bound = self._bound(address, call, executor, chosen)
             if bound is None:
-                bound = self._of_kind(call, executor, way)
+                bound = self._of_kind(call, executor, chosen)
             if bound is None:
-                operation = purpose + self.describe(call, executor, way)
+                operation = purpose + self.describe(call, executor, chosen)
                 turn = (self.sequence + 1) % executor.turns
-                self.run(executor.bind(call, way.choice, turn=turn), operation, way.name, prepared)
+                self.run(
+                    executor.bind(call, chosen.choice, turn=turn),
+                    operation,
+                    chosen.name,
+                    prepared,
+                )
                 return prepared.give()
         if self.note is not None and bound.served is not None:
             self.note(bound.served)
@@ -197,7 +208,9 @@ class Service:
             programs.repeat(key, call, bound, x, out)
         return result
 
-    def _bound(self, key: Hashable, call: Call, executor: Executor, way: Way) -> Bound | None:
+    def _bound(
+        self, key: Hashable, call: Call, executor: Executor, chosen: Candidate
+    ) -> Bound | None:
         """Bind a call for its repetition and return it; None if that does not pay yet."""
         programs, owners = self.programs, owners_of(call)
         try:
@@ -206,11 +219,13 @@ class Service:
             return None
         if since is None or not programs.make_room(since):
             return None
-        bound = repeated(self, call, executor, way, self.describe(call, executor, way), owners)
+        bound = repeated(
+            self, call, executor, chosen, self.describe(call, executor, chosen), owners
+        )
         programs.keep(key, bound, owners)
         return bound
 
-    def _of_kind(self, call: Call, executor: Executor, way: Way) -> Bound | None:
+    def _of_kind(self, call: Call, executor: Executor, chosen: Candidate) -> Bound | None:
         """Return the bound call that all calls of one :meth:`Executor.kind` share, or None.
 
         It has arrays of its own, and is bound at the second call of the kind.
@@ -225,8 +240,8 @@ class Service:
             since = programs.last_use(key)
             if since is None or not programs.make_room(since, nbytes):
                 return None
-            operation = self.describe(call, executor, way)
-            bound = repeated(self, with_own_arrays(call), executor, way, operation)
+            operation = self.describe(call, executor, chosen)
+            bound = repeated(self, with_own_arrays(call), executor, chosen, operation)
             programs.keep(key, bound)
         return bound
 

@@ -18,7 +18,7 @@ from ..device.recognise import describe
 from ..engine.service import Service
 from ..errors import ConfigError, MpidistError, Unsupported
 from ..schedule.registry import RESERVED
-from ..selection.choose import Way
+from ..selection.choose import Candidate
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
 from .executor import GpuExecutor
@@ -87,10 +87,10 @@ class GpuService:
                 raise type(entry)(f"rank {rank}: error on rank {number}: {entry}")
         return ranks
 
-    def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Way]:
-        """Return the first executor that can serve a call, made ready, and its Way; collective.
+    def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Candidate]:
+        """Return the first executor that can serve a call, made ready, and the choice; collective.
 
-        The Way has the executor's name, the algorithm if the call names one, and the reason.
+        The choice has the executor's name, the algorithm if the call names one, and the reason.
 
         A background call is served by NCCL or staged: MPI libraries that take addresses on a GPU do
         not take them in non-blocking collectives, and a kernel in symmetric memory can only be
@@ -109,13 +109,15 @@ class GpuService:
                 executor.make_ready()
                 choice = None
                 if algorithm not in RESERVED:
-                    choice = self._service.chooser.way(call, algorithm).choice
-                return executor, Way(executor.name, choice, "the first path that serves the call")
+                    choice = self._service.chooser.choose(call, algorithm).choice
+                return executor, Candidate(
+                    executor.name, choice, "the first path that serves the call"
+                )
             if algorithm == "native":
                 raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
             if self._forced == executor.name == "ipc":
                 raise Unsupported(f"rank {call.rank}: MPIDIST_GPU=ipc: {call.collective}: {reason}")
-        return self._staged.executor_for(algorithm), Way(
+        return self._staged.executor_for(algorithm), Candidate(
             "staged", None, "no other path serves the call"
         )
 

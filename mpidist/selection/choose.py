@@ -36,9 +36,9 @@ from .rules import (
 from .tuning import kind_for
 
 AHEAD = 0.9
-"""Largest predicted time of a way, relative to the way of the rules, for which it is chosen.
+"""Largest predicted time of a candidate, relative to that of the rules, for which it is chosen.
 
-The model does not include other load of the processors; and ways of similar times must not
+The model does not include other load of the processors; and candidates of similar times must not
 alternate from launch to launch, because their bits may differ.
 """
 
@@ -135,8 +135,8 @@ _ANY = float("inf")
 
 
 @dataclass(frozen=True)
-class Way:
-    """One implementation of a call: an executor, or an algorithm over messages.
+class Candidate:
+    """One candidate to serve a call: an executor, with the algorithm that it runs.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Way:
     why : str
         Why it was chosen, or cannot serve the call; in the answer of ``explain`` else how it works.
     can : bool
-        Whether the implementation can serve the call.
+        Whether the candidate can serve the call.
     seconds : float or None
         Expected time in seconds; only in the answer of ``explain``, None if unknown.
     basis : str
@@ -250,24 +250,24 @@ class Chooser:
         usual = Executor.depends_on
         self._depend = [e.depends_on for e in executors if type(e).depends_on is not usual]
         self.estimates: Estimates | None = None
-        self._ways: dict[Hashable, Way] = {}
+        self._chosen: dict[Hashable, Candidate] = {}
 
     def forget(self) -> None:
         """Drop all cached choices, after a change of the executors, algorithms or constants."""
-        self._ways.clear()
+        self._chosen.clear()
 
-    def executor(self, way: Way) -> Executor:
-        """Return the executor of an implementation; that of an algorithm is ``messages``."""
-        return self._messages if way.choice is not None else self._executors[way.name]
+    def executor(self, candidate: Candidate) -> Executor:
+        """Return the executor of a candidate; that of an algorithm is ``messages``."""
+        return self._messages if candidate.choice is not None else self._executors[candidate.name]
 
-    def way(
+    def choose(
         self,
         call: Call,
         algorithm: str,
         background: bool = False,
         calibrate: Callable[[str], object] | None = None,
-    ) -> Way:
-        """Return the implementation for a call, from the cache or by :func:`choose`.
+    ) -> Candidate:
+        """Return the candidate for a call, from the cache or by :func:`choose`.
 
         It is equal on all ranks, because it depends only on facts that they share.
         ``calibrate(what)``, if given, measures the missing constants of the cost model; `what` is
@@ -278,7 +278,7 @@ class Chooser:
             raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, *RESERVED])
         asked = self._executors.get(algorithm)
         if asked is not None and asked.why_not(call, background) is None:
-            return Way(algorithm, None, _ASKED)
+            return Candidate(algorithm, None, _ASKED)
         op = call.op
         key: tuple[Hashable, ...] = (
             call.collective,
@@ -294,17 +294,17 @@ class Chooser:
         )
         for depends_on in self._depend:
             key += (depends_on(call),)
-        way = self._ways.get(key)
-        if way is None:
-            ways = Ways(call, self.means(call, background))
-            way = choose(ways, algorithm, self.config, self.estimates)
-            if way.missing and calibrate is not None:
+        candidate = self._chosen.get(key)
+        if candidate is None:
+            candidates = Candidates(call, self.means(call, background))
+            candidate = choose(candidates, algorithm, self.config, self.estimates)
+            if candidate.missing and calibrate is not None:
                 calibrate(call.fingerprint)  # drops all choices made without the constants
-                way = choose(ways, algorithm, self.config, self.estimates)
-            if len(self._ways) > 4096:
-                self._ways.clear()
-            self._ways[key] = way
-        return way
+                candidate = choose(candidates, algorithm, self.config, self.estimates)
+            if len(self._chosen) > 4096:
+                self._chosen.clear()
+            self._chosen[key] = candidate
+        return candidate
 
     def means(self, call: Call, background: bool = False) -> Means:
         """Return the executors' reasons not to serve a call, and the facts that rules depend on."""
@@ -312,8 +312,8 @@ class Chooser:
         return Means(self.groups, reasons, *self._facts, self._summaries)
 
 
-class Ways:
-    """All implementations of one call, by name; each is looked up and checked once, when needed.
+class Candidates:
+    """All candidates of one call, by name; each is looked up and checked once, when needed.
 
     Parameters
     ----------
@@ -329,7 +329,7 @@ class Ways:
         self._choices: dict[str, Choice] = {}
 
     def why_not(self, name: str) -> str | None:
-        """Return why the implementation `name` cannot serve the call, or None if it can.
+        """Return why the candidate `name` cannot serve the call, or None if it can.
 
         Raises
         ------
@@ -348,15 +348,15 @@ class Ways:
         return reason
 
     def can(self, name: str) -> bool:
-        """Return whether the implementation `name` can serve the call."""
+        """Return whether the candidate `name` can serve the call."""
         return self.why_not(name) is None
 
     def algorithm(self, name: str) -> Choice | None:
         """Return the algorithm `name` if it can serve the call, else None."""
         return self._choices[name] if self.can(name) else None
 
-    def taken(self, name: str, why: str) -> Way:
-        """Return the implementation `name` with `why`, the reason for its choice.
+    def taken(self, name: str, why: str) -> Candidate:
+        """Return the candidate `name` with `why`, the reason for its choice.
 
         Raises
         ------
@@ -367,37 +367,37 @@ class Ways:
         if reason is not None:
             raise self.unsupported(name, reason)
         choice = self._choices.get(name)
-        return Way(name if choice is None else choice.name, choice, why)
+        return Candidate(name if choice is None else choice.name, choice, why)
 
-    def every(self) -> list[Way]:
-        """Return every implementation for ``explain``, also those that cannot serve the call."""
+    def every(self) -> list[Candidate]:
+        """Return every candidate for ``explain``, also those that cannot serve the call."""
         return list(self._each())
 
-    def _each(self) -> Iterator[Way]:
+    def _each(self) -> Iterator[Candidate]:
         for name in self.means.reasons:
             reason = self.why_not(name)
             summary = self.means.summaries.get(name, f"the executor {name}")
-            yield Way(name, None, reason or summary, reason is None)
+            yield Candidate(name, None, reason or summary, reason is None)
         for algorithm in algorithms(self.call.collective):
             reason = self.why_not(algorithm.name)
             choice = self._choices[algorithm.name]
-            yield Way(algorithm.name, choice, reason or algorithm.summary, reason is None)
+            yield Candidate(algorithm.name, choice, reason or algorithm.summary, reason is None)
 
-    def first(self, why: str) -> Way:
-        """Return the first implementation, in the order of ``explain``, that can serve the call.
+    def first(self, why: str) -> Candidate:
+        """Return the first candidate, in the order of ``explain``, that can serve the call.
 
         Its reason is `why`.
 
         Raises Unsupported if there is none.
         """
-        for way in self._each():
-            if way.can:
-                return replace(way, why=why)
+        for candidate in self._each():
+            if candidate.can:
+                return replace(candidate, why=why)
         raise self.unsupported("auto", "no registered algorithm can serve this call")
 
     def unsupported(self, name: str, reason: str) -> Unsupported:
         """Return the error that `name` cannot serve the call; it lists the names that can."""
-        able = ", ".join(way.name for way in self._each() if way.can)
+        able = ", ".join(candidate.name for candidate in self._each() if candidate.can)
         call = self.call
         return Unsupported(
             f"rank {call.rank}: {call.collective} {name!r}: {reason}; able to serve this call: "
@@ -420,9 +420,12 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
 
 
 def choose(
-    ways: Ways, algorithm: str, config: CollectiveConfig, estimates: Estimates | None = None
-) -> Way:
-    """Choose the implementation of a call.
+    candidates: Candidates,
+    algorithm: str,
+    config: CollectiveConfig,
+    estimates: Estimates | None = None,
+) -> Candidate:
+    """Choose the candidate of a call.
 
     Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
     table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
@@ -430,8 +433,8 @@ def choose(
 
     Parameters
     ----------
-    ways : Ways
-        The implementations of the call.
+    candidates : Candidates
+        The candidates of the call.
     algorithm : str
         The call's ``algorithm=``.
     config : CollectiveConfig
@@ -441,8 +444,8 @@ def choose(
 
     Returns
     -------
-    Way
-        The implementation.  If its `missing` is not empty, the shipped rules decided because
+    Candidate
+        The candidate.  If its `missing` is not empty, the shipped rules decided because
         constants of the cost model are missing: calibrate, and choose again.
 
     Raises
@@ -452,145 +455,145 @@ def choose(
     Unsupported
         If it cannot serve this call; the message names those that can.
     """
-    call = ways.call
+    call = candidates.call
     if algorithm != "auto":
-        return ways.taken(algorithm, _ASKED)
+        return candidates.taken(algorithm, _ASKED)
     commutes = call.op is None or call.op.commute
-    asked = config.asked(call.collective, ways.nbytes, call.size, commutes)
+    asked = config.asked(call.collective, candidates.nbytes, call.size, commutes)
     if asked is not None:
-        return ways.taken(asked, "the configuration asks for it")
-    tuned, without = _tuned(ways, estimates)
+        return candidates.taken(asked, "the configuration asks for it")
+    tuned, without = _tuned(candidates, estimates)
     if tuned is not None:
         return tuned
-    way = _untuned(ways, estimates)
-    return replace(way, why=f"{way.why}; {without}") if without else way
+    candidate = _untuned(candidates, estimates)
+    return replace(candidate, why=f"{candidate.why}; {without}") if without else candidate
 
 
-def _tuned(ways: Ways, estimates: Estimates | None) -> tuple[Way | None, str]:
-    """Return (implementation, "") by the tuning table, or (None, why it does not decide).
+def _tuned(candidates: Candidates, estimates: Estimates | None) -> tuple[Candidate | None, str]:
+    """Return (candidate, "") by the tuning table, or (None, why it does not decide).
 
     Without a table, the reason is "".
     """
-    call = ways.call
+    call = candidates.call
     if estimates is None or estimates.table is None:
         return None, ""
     entry, without = estimates.entry(
-        call, memory_of(call.collective != "barrier" and ways.can(SYMMETRIC))
+        call, memory_of(call.collective != "barrier" and candidates.can(SYMMETRIC))
     )
     if entry is None:
         return None, without
-    name, first, above = entry.at(ways.nbytes)
+    name, first, above = entry.at(candidates.nbytes)
     table = f"tuning table {estimates.table.source}"
     try:
-        reason = ways.why_not(name)
+        reason = candidates.why_not(name)
     except UnknownName:
         reason = "that is not registered"
     if reason is not None:
         return None, f"the {table} names {name}, but {reason}"
     upto = "on" if above == _ANY else f"to below {_size(above)}"
-    return ways.taken(name, f"{table}: {name} from {_size(first)} {upto}"), ""
+    return candidates.taken(name, f"{table}: {name} from {_size(first)} {upto}"), ""
 
 
-def _untuned(ways: Ways, estimates: Estimates | None) -> Way:
-    """Return the implementation to use without a tuning table's entry.
+def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
+    """Return the candidate to use without a tuning table's entry.
 
     The measured links or the cost model decide, else the shipped rules, those for shared memory
     first.
     """
-    shared = _by_shared_memory(ways)
+    shared = _by_shared_memory(candidates)
     fastest, missing = (
-        (None, ()) if estimates is None else _predicted(ways, estimates, shared is None)
+        (None, ()) if estimates is None else _predicted(candidates, estimates, shared is None)
     )
-    way = fastest or shared or _by_rules(ways)
-    return replace(way, missing=missing) if missing else way
+    candidate = fastest or shared or _by_rules(candidates)
+    return replace(candidate, missing=missing) if missing else candidate
 
 
 def _predicted(
-    ways: Ways, estimates: Estimates, by_messages: bool
-) -> tuple[Way | None, tuple[str, ...]]:
-    """Return the fastest implementation by the cost model, and the constants to be measured first.
+    candidates: Candidates, estimates: Estimates, by_messages: bool
+) -> tuple[Candidate | None, tuple[str, ...]]:
+    """Return the fastest candidate by the cost model, and the constants to be measured first.
 
-    The implementation is None if the model does not decide.  The constants are those that are not
+    The candidate is None if the model does not decide.  The constants are those that are not
     measured yet; empty if the model would not decide with them either.  Two-level algorithms are
     compared with the others by the measured links between nodes, only if no shared memory serves
     the call (`by_messages`).
     """
-    call, means, missing = ways.call, ways.means, estimates.missing
+    call, means, missing = candidates.call, candidates.means, estimates.missing
     if estimates.model is None and not missing:
         return None, ()
     between = None
     if by_messages and means.groups == estimates.groups:
-        between = two_level_candidates(call, means.groups, means.crowded, ways.algorithm)
-    linked = None if between is None else by_links(call, between, ways.can(NATIVE), estimates)
+        between = two_level_candidates(call, means.groups, means.crowded, candidates.algorithm)
+    linked = None if between is None else by_links(call, between, candidates.can(NATIVE), estimates)
     if linked is not None:
         choice, why = linked
-        return ways.taken(NATIVE if choice is None else choice.name, why), ()
-    rivals = _rivals(ways)
+        return candidates.taken(NATIVE if choice is None else choice.name, why), ()
+    rivals = _rivals(candidates)
     fastest = estimates.cheapest(call, rivals)
     if fastest is not None:
         choice, why = fastest
-        return ways.taken(choice.name, why), ()
+        return candidates.taken(choice.name, why), ()
     return None, missing if rivals or between is not None else ()
 
 
-def _rivals(ways: Ways) -> list[Choice]:
+def _rivals(candidates: Candidates) -> list[Choice]:
     """Return the algorithms from which the calibrated cost model chooses.
 
     These are the rules' algorithms that can serve the call; none if there are fewer than two, if
     native or symmetric memory can serve it, or if it is an uneven alltoall.
     """
-    call, means = ways.call, ways.means
-    if ways.can(NATIVE) or ways.can(SYMMETRIC) or call.uneven_alltoall:
+    call, means = candidates.call, candidates.means
+    if candidates.can(NATIVE) or candidates.can(SYMMETRIC) or call.uneven_alltoall:
         return []
     names = dict.fromkeys(rule.name for rule in WITHOUT_NATIVE[call.collective])
     if len(means.groups) > 1:
         names |= dict.fromkeys(levels_for(call.collective))
-    able = [choice for name in names if (choice := ways.algorithm(name)) is not None]
+    able = [choice for name in names if (choice := candidates.algorithm(name)) is not None]
     return able if len(able) > 1 else []
 
 
-def _by_shared_memory(ways: Ways) -> Way | None:
+def _by_shared_memory(candidates: Candidates) -> Candidate | None:
     """Return the executor in shared memory that the shipped rules choose, or None."""
-    call, means, nbytes = ways.call, ways.means, ways.nbytes
+    call, means, nbytes = candidates.call, candidates.means, candidates.nbytes
     crowd = ", with more ranks than cores" if means.crowded else ""
     least = WITH_SYMMETRIC[call.collective][means.crowded]
-    if nbytes >= least and ways.can(SYMMETRIC):
+    if nbytes >= least and candidates.can(SYMMETRIC):
         since = f"from {_size(least)} on" if least else "at every size"
-        return ways.taken(SYMMETRIC, f"shipped rule: symmetric {since}{crowd}")
+        return candidates.taken(SYMMETRIC, f"shipped rule: symmetric {since}{crowd}")
     below = staged_below(call.collective, means.vendor, means.crowded)
-    if nbytes < below and ways.can(STAGED):
+    if nbytes < below and candidates.can(STAGED):
         slot = below > STAGING_BYTES
         upto = f"up to {_size(STAGING_BYTES)}" if slot else f"below {_size(below)}"
-        return ways.taken(STAGED, f"shipped rule: staged {upto}{crowd}")
+        return candidates.taken(STAGED, f"shipped rule: staged {upto}{crowd}")
     first, below = single_copy_range(call.collective, means.vendor, means.crowded)
-    if first <= nbytes < below and ways.can(SINGLE_COPY):
+    if first <= nbytes < below and candidates.can(SINGLE_COPY):
         since = f"from {_size(first)}" + (f" to below {_size(below)}" if below < _ANY else " on")
-        return ways.taken(SINGLE_COPY, f"shipped rule: single_copy {since}{crowd}")
+        return candidates.taken(SINGLE_COPY, f"shipped rule: single_copy {since}{crowd}")
     return None
 
 
-def _by_rules(ways: Ways) -> Way:
-    """Return the implementation that the shipped rules choose, else the first that can serve.
+def _by_rules(candidates: Candidates) -> Candidate:
+    """Return the candidate that the shipped rules choose, else the first that can serve.
 
     It is used for calls that shared memory does not serve.
     """
-    call, means = ways.call, ways.means
-    native = ways.can(NATIVE)
+    call, means = candidates.call, candidates.means
+    native = candidates.can(NATIVE)
     if native and call.collective not in WITH_NATIVE:
-        return ways.taken(NATIVE, "shipped rule: native at every size")
+        return candidates.taken(NATIVE, "shipped rule: native at every size")
     rules = WITH_NATIVE[call.collective] if native else WITHOUT_NATIVE[call.collective]
-    nbytes = _ANY if call.uneven_alltoall else ways.nbytes  # the ranks must choose alike
+    nbytes = _ANY if call.uneven_alltoall else candidates.nbytes  # the ranks must choose alike
     where = call.size, len(means.groups), means.crowded
     for rule in rules:
-        if not rule.holds(nbytes, *where) or not ways.can(rule.name):
+        if not rule.holds(nbytes, *where) or not candidates.can(rule.name):
             continue
         limit = f"below {_size(rule.below)}" if rule.below < _ANY else "for large buffers"
         if rule.below == _ANY and not any(
             other.below < _ANY and other.holds(0, *where) for other in rules
         ):
             limit = "at every size"
-        return ways.taken(rule.name, f"shipped rule: {rule.name} {limit}")
-    return ways.first("nothing that the shipped rules name can serve this call")
+        return candidates.taken(rule.name, f"shipped rule: {rule.name} {limit}")
+    return candidates.first("nothing that the shipped rules name can serve this call")
 
 
 def _size(nbytes: float) -> str:

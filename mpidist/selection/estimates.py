@@ -279,23 +279,25 @@ class Estimates:
         small = self.model.small
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
 
-    def predicted(self, call: Call, way: Any, memory: str) -> Any:
-        """Return `way` (a ``Way`` of choose.py) with its measured or predicted time, if known."""
+    def predicted(self, call: Call, candidate: Any, memory: str) -> Any:
+        """Return a ``Candidate`` of choose.py with its measured or predicted time, if known."""
         entry, _ = self.entry(call, memory)
-        if not way.can:
-            return way
+        if not candidate.can:
+            return candidate
         if entry is not None:
-            names = (way.name, f"{way.name}:2")
+            names = (candidate.name, f"{candidate.name}:2")
             times = [entry.seconds(name, call.nbytes) for name in names]
             seconds = next((s for s in times if s is not None), None)
             if seconds is None and not min(entry.times) <= call.nbytes <= max(entry.times):
                 low, high = format_size(min(entry.times)), format_size(max(entry.times))
                 return replace(
-                    way, basis=f"none, as the tuning table was measured for {low} to {high}"
+                    candidate, basis=f"none, as the tuning table was measured for {low} to {high}"
                 )
-            return way if seconds is None else replace(way, seconds=seconds, basis=TABLE)
-        seconds = None if way.choice is None else self.modelled(call, way.choice)
-        return way if seconds is None else replace(way, seconds=seconds, basis=MODEL)
+            return (
+                candidate if seconds is None else replace(candidate, seconds=seconds, basis=TABLE)
+            )
+        seconds = None if candidate.choice is None else self.modelled(call, candidate.choice)
+        return candidate if seconds is None else replace(candidate, seconds=seconds, basis=MODEL)
 
 
 def memory_of(symmetric: bool) -> str:

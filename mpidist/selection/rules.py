@@ -132,7 +132,7 @@ WITH_SYMMETRIC: dict[str, tuple[int, int]] = {
 """Arrays in symmetric memory: bytes from which they were faster than native and staged.
 
 The second number is for more ranks than cores, where a deadline costs native most.  Measured with
-Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2 cores, contenders in a random order in every
+Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2 cores, candidates in a random order in every
 iteration; the bytes hold for both libraries.  To keep its deadline, native waits until all ranks
 have arrived; in symmetric memory the data are then one read away.  Gather and scatter have two
 barriers in symmetric memory, and one in slots.

@@ -1,4 +1,4 @@
-"""The tuning table: the implementation measured fastest, by call and bytes."""
+"""The tuning table: the candidate measured fastest, by call and bytes."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ class Key:
 
 @dataclass(frozen=True)
 class TuningEntry:
-    """The fastest implementations for one key by number of bytes, with measured times.
+    """The fastest candidates for one key by number of bytes, with measured times.
 
     Attributes
     ----------
     key : Key
         The communicator and the kind of call.
     choose : tuple of (int, str)
-        Pairs (bytes from which it is chosen, name of the implementation), ascending from 0 bytes.
+        Pairs (bytes from which it is chosen, name of the candidate), ascending from 0 bytes.
     times : mapping
-        ``times[nbytes][name]`` are seconds; implementations that were much slower may be missing.
+        ``times[nbytes][name]`` are seconds; candidates that were much slower may be missing.
     """
 
     key: Key
@@ -82,11 +82,11 @@ class TuningEntry:
 
     @classmethod
     def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
-        """Return an entry; ``chosen[nbytes]`` names the implementation for a measured size.
+        """Return an entry; ``chosen[nbytes]`` names the candidate for a measured size.
 
-        Between two sizes with different implementations, the bound is where the two times,
+        Between two sizes with different candidates, the bound is where the two times,
         interpolated on logarithmic axes, cross; it is the geometric mean of the sizes if the times
-        do not cross, or if an implementation was not measured at both.
+        do not cross, or if a candidate was not measured at both.
         """
         sizes = sorted(chosen)
         choose = [(0, chosen[sizes[0]])]
@@ -97,7 +97,7 @@ class TuningEntry:
         return cls(key, tuple(choose), times)
 
     def at(self, nbytes: int) -> tuple[str, int, float]:
-        """Return the implementation for `nbytes`, and from and below how many bytes it is chosen.
+        """Return the candidate for `nbytes`, and from and below how many bytes it is chosen.
 
         Beyond the smallest and largest measured size it is that of the nearest one; the last upper
         bound is infinity.
@@ -106,12 +106,14 @@ class TuningEntry:
         above = self.choose[index + 1][0] if index + 1 < len(self.choose) else math.inf
         return self.choose[index][1], self.choose[index][0], above
 
-    def seconds(self, way: str, nbytes: int) -> float | None:
-        """Return the time of the implementation `way` in seconds, interpolated on logarithmic axes.
+    def seconds(self, candidate: str, nbytes: int) -> float | None:
+        """Return the time of a candidate in seconds, interpolated on logarithmic axes.
 
         None outside of the sizes at which it was measured.
         """
-        known = sorted((size, times[way]) for size, times in self.times.items() if way in times)
+        known = sorted(
+            (size, times[candidate]) for size, times in self.times.items() if candidate in times
+        )
         for size, seconds in known:
             if size == nbytes:
                 return seconds
@@ -124,13 +126,13 @@ class TuningEntry:
 
 def _crossing(low: int, high: int, before: str, after: str, times: Times) -> int:
     part, first, second = 0.5, times.get(low, {}), times.get(high, {})
-    if all(way in at for way in (before, after) for at in (first, second)):
+    if all(candidate in at for candidate in (before, after) for at in (first, second)):
         ahead = math.log(first[after] / first[before])  # gain of `before` at the lower size
         behind = math.log(second[before] / second[after])
         if ahead >= 0 and behind >= 0 and ahead + behind > 0:
             part = ahead / (ahead + behind)
     edge = max(low, 1) * (high / max(low, 1)) ** part
-    return min(max(math.ceil(edge), low + 1), high)  # measured sizes keep their ways
+    return min(max(math.ceil(edge), low + 1), high)  # measured sizes keep their candidates
 
 
 FORMAT = 1
@@ -248,9 +250,11 @@ def _write(entry: TuningEntry) -> dict[str, Any]:
         "kind": key.kind,
         "collective": key.collective,
         "memory": key.memory,
-        "choose": [{"from": first, "way": way} for first, way in entry.choose],
+        "choose": [{"from": first, "algorithm": name} for first, name in entry.choose],
         "times_us": {
-            str(size): {way: float(f"{seconds * 1e6:.5g}") for way, seconds in times.items()}
+            str(size): {
+                candidate: float(f"{seconds * 1e6:.5g}") for candidate, seconds in times.items()
+            }
             for size, times in sorted(entry.times.items())
         },
     }
@@ -262,23 +266,23 @@ def _read(entry: Any, where: str) -> TuningEntry:
         raise ConfigError(f"{where} is {entry!r:.60}: expected an object")
     key = _read_key(entry, where)
     try:
-        choose = tuple((int(part["from"]), str(part["way"])) for part in entry["choose"])
+        choose = tuple((int(part["from"]), str(part["algorithm"])) for part in entry["choose"])
         times = {
-            int(size): {str(way): float(us) * 1e-6 for way, us in at.items()}
+            int(size): {str(candidate): float(us) * 1e-6 for candidate, us in at.items()}
             for size, at in entry["times_us"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{where}: expected 'choose' to be a list of {{from, way}}, and 'times_us' an object "
-            f"of {{way: µs}} by bytes ({type(error).__name__}: {error})"
+            f"{where}: expected 'choose' to be a list of {{from, algorithm}}, and 'times_us' an "
+            f"object of {{algorithm: µs}} by bytes ({type(error).__name__}: {error})"
         ) from None
     starts = [first for first, _ in choose]
     if not choose or starts[0] != 0 or starts != sorted(set(starts)):
         raise ConfigError(f"{where}: 'choose' has from={starts}: expected 0, then ascending sizes")
     if any(size < 0 or not us > 0 for size, at in times.items() for us in at.values()):
         raise ConfigError(f"{where}: 'times_us': expected times > 0 and sizes >= 0")
-    for _, way in choose:
-        _check_way(key.collective, way, where)
+    for _, candidate in choose:
+        _check_name(key.collective, candidate, where)
     return TuningEntry(key, choose, times)
 
 
@@ -298,11 +302,11 @@ def _read_key(entry: dict[str, Any], where: str) -> Key:
     return Key(library, tuple(nodes), entry["kind"], entry["collective"], entry["memory"])
 
 
-def _check_way(collective: str, way: str, where: str) -> None:
-    if way in RESERVED and way != "auto":
+def _check_name(collective: str, candidate: str, where: str) -> None:
+    if candidate in RESERVED and candidate != "auto":
         return
     try:
-        find(collective, way)
+        find(collective, candidate)
     except MpidistError as error:
         advice = "register your own algorithms before the table is read"
         raise ConfigError(f"{where}: {error} ({advice})") from None

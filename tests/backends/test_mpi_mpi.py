@@ -33,9 +33,9 @@ def test_rules_of_each_library(comm):
     vendor, crowded = comm.backend.vendor, comm.backend.crowded
     assert vendor == MPI.get_vendor()[0] and comm.backend.library.startswith(f"{vendor} ")
     collective, nbytes = ("alltoall", 896 << 10) if crowded else ("allreduce", 1 << 20)
-    way = comm.explain(collective, nbytes)[0]
-    assert way.name == ("staged" if vendor == "MPICH" else "native")
-    assert way.why.startswith(f"shipped rule: {way.name}")
+    candidate = comm.explain(collective, nbytes)[0]
+    assert candidate.name == ("staged" if vendor == "MPICH" else "native")
+    assert candidate.why.startswith(f"shipped rule: {candidate.name}")
 
 
 def test_tag_limit_after_split(comm):

@@ -19,7 +19,7 @@ def test_figures(comm, capsys):
     comm.use_gpu()
     copies = measure_copies(comm, 64 * MIB)
     results = measure_paths(comm, ("allreduce",), SIZES, np.dtype("float32"), 10, copies)
-    by_path = {row.contender: row for row in results.rows if row.bytes == 64 * MIB}
+    by_path = {row.candidate: row for row in results.rows if row.bytes == 64 * MIB}
     if comm.rank == 0:
         with capsys.disabled():
             print(f"\n{comm.size} ranks, {find_device().describe()}, {copies}")
@@ -31,5 +31,5 @@ def test_figures(comm, capsys):
     assert results.correct
     assert by_path["staged"].figures["of_copies"] >= STAGED
     if comm.size > 1:
-        assert "ipc" in by_path, [r.reason for r in results.unsupported if r.contender == "ipc"]
+        assert "ipc" in by_path, [r.reason for r in results.unsupported if r.candidate == "ipc"]
         assert by_path["ipc"].figures["of_copies"] >= IPC

@@ -12,7 +12,7 @@ def test_engine_cost(comm):
     if comm.size < 2:
         pytest.skip("needs at least 2 ranks")
     costs = engine_cost(comm, 2, microbatches=4)
-    assert [cost.contender for cost in costs] == ["gpipe", "1f1b", "zb-h1"]
+    assert [cost.candidate for cost in costs] == ["gpipe", "1f1b", "zb-h1"]
     assert all(cost.time_us > 0 and cost.figures["microbatches"] == 4 for cost in costs)
     told = comm.allgather_object([cost.to_json() for cost in costs])
     assert all(other == told[0] for other in told)
@@ -25,7 +25,7 @@ def test_the_engine_is_fast(comm):
     best = {}
     for _ in range(6):
         for cost in engine_cost(comm, 20):
-            best[cost.contender] = min(cost.time_us, best.get(cost.contender, 1e6))
+            best[cost.candidate] = min(cost.time_us, best.get(cost.candidate, 1e6))
         if max(best.values()) <= USUAL_US:
             break
     assert max(best.values()) <= 3 * USUAL_US, best
@@ -54,7 +54,7 @@ def test_steps(comm, monkeypatch):
     best = 2.0
     for _ in range(4 if comm.size == 2 else 1):  # with 2 ranks, it is to be no slower: 0.7 usually
         rows = pipelines_torch.steps(comm, 6 if comm.size == 2 else 2)
-        assert [row.contender for row in rows] == [pipelines_torch.OURS, THEIRS]
+        assert [row.candidate for row in rows] == [pipelines_torch.OURS, THEIRS]
         assert all(row.time_us > 0 for row in rows) and rows[0].ratio == 1
         best = min(best, rows[1].ratio)
         if best <= 1:

@@ -107,7 +107,7 @@ def runs():
 
 def test_rows_are_paired_and_judged_beyond_noise():
     found = compare(*runs())
-    assert [(p.first.contender, p.ratio, p.verdict) for p in found.pairs] == [
+    assert [(p.first.candidate, p.ratio, p.verdict) for p in found.pairs] == [
         ("a", 2.0, "better"),
         ("b", 0.5, "worse"),
         ("c", pytest.approx(10 / 10.5), ""),
@@ -195,7 +195,7 @@ def test_bad_files_are_named(tmp_path, content, words):
 
 def version_1(results):
     """Return results as the JSON of version 1, of the first mpidist: no memory and no spread."""
-    names = {"work": "collective", "contender": "algorithm", "ratio": "vs_native"}
+    names = {"work": "collective", "candidate": "algorithm", "ratio": "vs_native"}
     unknown = ("memory", "spread", "figures")
 
     def row(one):
@@ -273,7 +273,7 @@ def test_rows_are_paired_by_deadline_and_ranks():
 def test_empty_columns_are_left_out():
     overlap = Results({}, [step("s", "none", 10, share=1.0), step("s", "polls", 8, hidden=0.5)])
     (table,) = tables(overlap)
-    assert table.heads == ["work", "=contender", ">time\nµs", ">time /\nnone", ">hidden\n%"]
+    assert table.heads == ["work", "=candidate", ">time\nµs", ">time /\nnone", ">hidden\n%"]
     assert [line.cells for line in table.lines] == [
         ["s", "none", "10,000", "1.00", ""],
         ["s", "polls", "8,000", "", "50"],

@@ -8,8 +8,8 @@ import pytest
 
 from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, steps
+from mpidist.bench.candidates import Candidate, candidates
 from mpidist.bench.cases import number_dtype, rounded_total
-from mpidist.bench.contenders import Contender, contenders
 from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plots import as_svg, draw
 from mpidist.bench.report import bench_page
@@ -131,8 +131,8 @@ def bench(size, collectives, **settings):
 def test_every_algorithm_is_measured_and_right(size):
     results = bench(size, list(COLLECTIVES), root=size - 1)
     assert results.correct
-    rows = {(row.work, row.contender) for row in results.rows}
-    refused = {(r.work, r.contender) for r in results.unsupported}
+    rows = {(row.work, row.candidate) for row in results.rows}
+    refused = {(r.work, r.candidate) for r in results.unsupported}
     for known in algorithms():
         assert (known.collective, known.name) in rows | refused
     without_mpi = {"native", "mpi4py", "staged", "single_copy"}
@@ -177,7 +177,7 @@ def test_a_wrong_algorithm_is_found_out():
         results = bench(2, ["allreduce"], algorithms=names, sizes=(4, 1000), in_place=True)
     finally:
         unregister("allreduce", "forgetful")
-    assert {row.contender: row.correct for row in results.rows} == {
+    assert {row.candidate: row.correct for row in results.rows} == {
         "forgetful": False,
         "ring": True,
     }
@@ -221,7 +221,7 @@ def test_a_barrier_must_wait(monkeypatch, entered, correct):
 
 
 def test_no_garbage_collection():
-    """Neither while contenders are timed; it is enabled again after an error too."""
+    """Neither while candidates are timed; it is enabled again after an error too."""
     enabled = []
 
     def job(comm):
@@ -249,7 +249,7 @@ def test_settings_that_name_nothing_are_refused():
     with pytest.raises(InvalidArgument, match="'float17'"):
         number_dtype("float17")
     results = bench(2, ["allreduce", "broadcast"], algorithms=["ring", "chain"])
-    assert {(r.work, r.contender) for r in results.unsupported if r.reason.endswith("chain")} == {
+    assert {(r.work, r.candidate) for r in results.unsupported if r.reason.endswith("chain")} == {
         ("allreduce", "chain")
     }
 
@@ -296,22 +296,22 @@ def test_missing_symmetric_memory_is_refused():
         bench(2, ["allreduce"], memory="symmetric")
 
 
-def test_contenders():
+def test_candidates():
     def of(*args):
-        return run_simulated(1, lambda comm: contenders(comm, *args))[0]
+        return run_simulated(1, lambda comm: candidates(comm, *args))[0]
 
     every = {a.name for a in algorithms("allgather")}
     private = of("allgather", None, "private")
-    assert private[0] == Contender("mpi4py", "private")
+    assert private[0] == Candidate("mpi4py", "private")
     assert {c.name for c in private} >= every | {"native", "auto"}
     assert all(c.memory == "private" and c.name != "symmetric" for c in private)
     symmetric = of("allgather", None, "symmetric")
-    assert symmetric[:2] == [Contender("mpi4py"), Contender("native")]
+    assert symmetric[:2] == [Candidate("mpi4py"), Candidate("native")]
     assert {c.name for c in symmetric[2:]} >= every | {"native", "auto", "symmetric"}
     assert {c.memory for c in symmetric[2:]} == {"symmetric"}
     both = of("allgather", None, "both")
     assert set(both) == set(private) | set(symmetric) and len(both) == len(set(both))
-    assert of("allgather", ["ring"], "symmetric")[2:] == [Contender("ring", "symmetric")]
+    assert of("allgather", ["ring"], "symmetric")[2:] == [Candidate("ring", "symmetric")]
 
 
 def test_the_page_needs_nothing_else():

@@ -9,7 +9,7 @@ from tests.support.training_kits import NEEDS_TORCH, torch
 
 
 def check(comm, rows, names):
-    assert [row.contender for row in rows] == names
+    assert [row.candidate for row in rows] == names
     assert all(row.time_us > 0 for row in rows)
     assert rows[0].ratio == 1
     assert rows[1].ratio == pytest.approx(rows[0].time_us / rows[1].time_us)
@@ -27,9 +27,9 @@ def test_overlap(comm, monkeypatch):
         monkeypatch.setattr(training, name, value)
     rows = training.overlaps(comm, 3, "waits", training.waiting, autos=1)
     ways = ["none", "polls", "thread"] if comm.size > 1 else ["none"]
-    assert [row.contender for row in rows[:-2]] == ways
-    assert rows[-2].contender in [f"auto 1 ({way})" for way in ways]
-    assert rows[-1].contender == "communication alone"
+    assert [row.candidate for row in rows[:-2]] == ways
+    assert rows[-2].candidate in [f"auto 1 ({way})" for way in ways]
+    assert rows[-1].candidate == "communication alone"
     assert rows[0].figures["share"] == 1 and "hidden" not in rows[0].figures
     assert all(0 < row.figures["least_us"] <= row.time_us for row in rows)
     told = comm.allgather_object([row.to_json() for row in rows])
@@ -43,7 +43,7 @@ def test_what_was_hidden(comm, monkeypatch):
     chosen = [names.index(name) for name in names] + [3, 4]
     monkeypatch.setattr(training, "take_turns", lambda *_: times[:, chosen])
     rows = {
-        row.contender.partition(" (")[0]: row.figures
+        row.candidate.partition(" (")[0]: row.figures
         for row in training.overlaps(comm, 2, "waits", training.waiting, autos=1)
     }
     assert rows["auto 1"]["hidden"] == 0 and rows["auto 1"]["share"] == (11 / 10 + 10 / 12) / 2

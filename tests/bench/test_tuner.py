@@ -176,7 +176,7 @@ def test_tune_and_verify_on_simulated_ranks(tmp_path):
 
     def check(comm):
         found = verify(comm, TuningSettings(["reduce"], between([8, 1024]), "float32", 2.0))
-        return [(r.bytes, r.contender, r.figures["regret"]) for r in found.regrets], found.wrong
+        return [(r.bytes, r.candidate, r.figures["regret"]) for r in found.regrets], found.wrong
 
     (regrets, wrong), other = run_simulated(2, check, tuning=table)
     assert (regrets, wrong) == other and not wrong

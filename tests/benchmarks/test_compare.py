@@ -30,7 +30,7 @@ def row(name, nbytes, time_us, memory="private", **more):
     fields = {"backend": "mpi", "ranks": 2, "dtype": "float32", "op": "sum", "in_place": False}
     fields |= {"algbw_gbs": 1.0, "busbw_gbs": 1.0, "ratio": None, "correct": True}
     fields = {"work": "allreduce", **fields, **more}
-    return Row(contender=name, bytes=nbytes, time_us=time_us, memory=memory, **fields)
+    return Row(candidate=name, bytes=nbytes, time_us=time_us, memory=memory, **fields)
 
 
 def launch(bare, native, own, nbytes=64 * K, **more):

@@ -75,12 +75,14 @@ def test_explain_barrier():
 
 
 def test_explain_shows_what_is_taken(monkeypatch):
-    """A way made of two levels stands in the table by its full name, with its time."""
+    """An algorithm of two levels stands in the table by its full name, with its time."""
     monkeypatch.setenv("MPIDIST_RANKS_PER_NODE", "1")
     text = mpidist("explain", "allreduce", "--bytes", "1M", ranks=2)
     taken = [line.split() for line in text.splitlines() if " taken " in line]
-    assert [words[0] for words in taken] == ["hierarchical/direct/recursive_doubling"]
-    assert float(taken[0][2].replace(",", "")) > 0
+    assert [words[:2] for words in taken] == [
+        ["messages", "hierarchical/direct/recursive_doubling"]
+    ]
+    assert float(taken[0][3].replace(",", "")) > 0
     text = mpidist("explain", "barrier", ranks=2)
     assert "hierarchical_leaders, expected" in text, "chosen as for no bytes, not for 1M"
 
@@ -101,7 +103,7 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     )
     assert text.count("allreduce, 2 ranks, float32, sum") == 1
     found = json.loads((tmp_path / "a.json").read_text())
-    assert {(r["work"], r["contender"], r["bytes"]) for r in found["rows"]} == {
+    assert {(r["work"], r["candidate"], r["bytes"]) for r in found["rows"]} == {
         (collective, algorithm, nbytes)
         for collective, own in (("allreduce", "ring"), ("broadcast", "chain"))
         for algorithm in ("mpi4py", "native", own)
@@ -109,11 +111,11 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     }
     row = found["rows"][0]
     assert set(row) | {"spread"} == {
-        *("work", "contender", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
+        *("work", "candidate", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
         *("time_us", "algbw_gbs", "busbw_gbs", "ratio", "correct", "memory", "spread"),
     }
     assert all(r["correct"] and r["time_us"] > 0 and r["ratio"] > 0 for r in found["rows"])
-    assert {r["contender"]: r["ratio"] for r in found["rows"]}["mpi4py"] == 1.0
+    assert {r["candidate"]: r["ratio"] for r in found["rows"]}["mpi4py"] == 1.0
     header = found["header"]
     assert header["ranks"] == 2 and header["mpi"]["vendor"] and header["versions"]["numpy"]
     assert "bench allreduce broadcast" in header["command"]
@@ -129,7 +131,7 @@ def test_bench_in_symmetric_memory_keeps_private_baselines(tmp_path, in_place):
     text = mpidist("bench", *every, "--memory", "symmetric", *args, cwd=tmp_path)
     assert "WRONG" not in text
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    seen = {(row["work"], row["contender"], row["memory"]) for row in rows}
+    seen = {(row["work"], row["candidate"], row["memory"]) for row in rows}
     for collective in every:
         assert {(a, m) for c, a, m in seen if c == collective and a != "ring"} == {
             *(("mpi4py", "private"), ("native", "private")),
@@ -187,7 +189,7 @@ def test_demo_trains_compares_and_reports(tmp_path):
     assert "replicas bit-identical: yes" in text and "as in one process: yes" in text
     assert "WRONG" not in text
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert {"mpi4py", "native", "ring", "rabenseifner"} <= {row["contender"] for row in rows}
+    assert {"mpi4py", "native", "ring", "rabenseifner"} <= {row["candidate"] for row in rows}
     page = (tmp_path / "r.html").read_text()
     assert page.count("<svg") == 1 and "test accuracy" in page
 
@@ -320,8 +322,8 @@ def test_tune_explain_and_verify(tmp_path):
     beyond = ("explain", "reduce", "--bytes", "1M", "--tuning", "t.json", "--json")
     text = mpidist(*beyond, cwd=tmp_path)
     told, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])  # below the launch's command
-    assert {way["expected_s"] for way in told["implementations"]} == {None}
-    assert any("measured for 8 to " in way["basis"] for way in told["implementations"])
+    assert {candidate["expected_s"] for candidate in told["candidates"]} == {None}
+    assert any("measured for 8 to " in candidate["basis"] for candidate in told["candidates"])
 
 
 def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):

@@ -51,10 +51,12 @@ def test_new_executor_serves_all_calls(listed):
 
 def test_new_executor_is_listed_and_named(listed):
     def run(comm):
-        way = {way.name: way for way in comm.explain("allreduce", 8)[1]}["alone"]
+        candidate = {candidate.name: candidate for candidate in comm.explain("allreduce", 8)[1]}[
+            "alone"
+        ]
         with pytest.raises(Unsupported, match=r"'alone'.*no broadcast") as error:
             comm.broadcast(np.ones(2), algorithm="alone")
-        return way.can, way.why, str(error.value).startswith(f"rank {comm.rank}:")
+        return candidate.can, candidate.why, str(error.value).startswith(f"rank {comm.rank}:")
 
     assert run_simulated(1, run) == [(True, "copies the input", True)]
 
@@ -63,7 +65,9 @@ def test_new_executor_refuses_with_a_reason(listed):
     def run(comm):
         with pytest.raises(Unsupported, match="'alone': more than one rank; able.*ring"):
             comm.allreduce(np.ones(2), algorithm="alone")
-        return {way.name: way.why for way in comm.explain("allreduce", 8)[1]}["alone"]
+        return {candidate.name: candidate.why for candidate in comm.explain("allreduce", 8)[1]}[
+            "alone"
+        ]
 
     assert run_simulated(2, run) == ["more than one rank"] * 2
 

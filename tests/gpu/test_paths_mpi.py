@@ -221,8 +221,8 @@ def test_bench_of_every_path(comm, emulated_device):
     results = measure_paths(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
     every = [*results.rows, *results.unsupported]
     assert len(every) == 2 * len(COLLECTIVES) * len(ORDER) and results.correct
-    found = {(row.work, row.contender): row for row in results.rows if row.bytes}
-    refused = {(r.work, r.contender): r.reason for r in results.unsupported if r.bytes}
+    found = {(row.work, row.candidate): row for row in results.rows if row.bytes}
+    refused = {(r.work, r.candidate): r.reason for r in results.unsupported if r.bytes}
     for name in COLLECTIVES:
         assert found[name, "ipc"].time_us > 0 and found[name, "staged"].time_us > 0
         assert "emulated device" in refused[name, "nccl"]

@@ -38,7 +38,7 @@ def test_proofs():
 def test_results():
     rows = [Row("allreduce", name, 2, time, bytes=8) for name, time in (("a<b", 1.0), ("c", 2.0))]
     text = Results({}, rows, notes=["1 < 2"])._repr_html_()
-    assert "<th>contender</th>" in text and "a&lt;b" in text and "<p>1 &lt; 2</p>" in text
+    assert "<th>candidate</th>" in text and "a&lt;b" in text and "<p>1 &lt; 2</p>" in text
 
 
 def test_numbers_are_right_aligned():

@@ -353,8 +353,8 @@ def test_bad_environment_names_the_variable(name, text):
 )
 def test_auto_follows_the_configuration(values, collective, nbytes, name):
     def rank_main(comm):
-        way, _ = comm.explain(collective, nbytes)
-        return way.name
+        candidate, _ = comm.explain(collective, nbytes)
+        return candidate.name
 
     assert run_simulated(4, rank_main, config=CollectiveConfig(**values)) == [name] * 4
 

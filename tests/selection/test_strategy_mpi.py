@@ -20,15 +20,15 @@ def layout(comm):
 
 
 def watch(comm):
-    """Note which way is taken."""
-    taken, way = [], comm._service.chooser.way
+    """Note which candidate is taken."""
+    taken, choose = [], comm._service.chooser.choose
 
     def watching(*asked, **more):
-        found = way(*asked, **more)
+        found = choose(*asked, **more)
         taken.append(found.name)
         return found
 
-    comm._service.chooser.way = watching
+    comm._service.chooser.candidate = watching
     return taken
 
 
@@ -163,14 +163,14 @@ def test_thresholds_steer_auto(comm):
     assert explained(comm, CollectiveConfig.single_node(p), 8) == "ring"
     ring = Communicator(comm.backend.split(0, comm.rank), CollectiveConfig(tree_arity=3))
     used = []
-    way = ring._service.chooser.way
+    choose = ring._service.chooser.choose
 
     def watching(*asked, **more):
-        found = way(*asked, **more)
+        found = choose(*asked, **more)
         used.append(found.name)
         return found
 
-    ring._service.chooser.way = watching
+    ring._service.chooser.candidate = watching
     for name in ("auto", "ring", "native", "tree:4", "tree"):
         assert ring.allreduce(1, algorithm=name) == p
     assert list(dict.fromkeys(used)) == ["tree:3", "ring", "native", "tree:4", "tree"]

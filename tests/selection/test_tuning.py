@@ -16,7 +16,7 @@ from mpidist.operations import OPS
 from mpidist.schedule.cost import cost
 from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
-from mpidist.selection.choose import Means, Ways, choose, why_not
+from mpidist.selection.choose import Candidates, Means, choose, why_not
 from mpidist.selection.estimates import MOST_RANKS, Calibration, Estimates, Model
 from mpidist.selection.segmentation import Segmentation
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable, kind_for
@@ -59,8 +59,8 @@ MEANS = means_of(native="there is no native here")
 
 
 def chosen(tuning, call, algorithm="auto", config=None, means=MEANS, **more):
-    ways, config = Ways(call, means), config or CollectiveConfig()
-    return choose(ways, algorithm, config, advised(tuning, **more))
+    candidates, config = Candidates(call, means), config or CollectiveConfig()
+    return choose(candidates, algorithm, config, advised(tuning, **more))
 
 
 # -- the document ----------------------------------------------------------------------------------
@@ -93,11 +93,17 @@ def document(**changes):
         ({"mpidist_tuning": 7, "entries": []}, "t.json: version 7 of the table: .* 1"),
         ({"mpidist_tuning": 1, "entries": 3}, "'entries' is 3: .* list"),
         ({"mpidist_tuning": 1, "entries": [3]}, "entry 0 is 3: .* object"),
-        (document(choose=[{"from": 0, "way": "rign"}]), "entry 0: .*did you mean 'ring'"),
-        (document(choose=[{"from": 0, "way": "ring:4"}]), "entry 0: .*ring has no arity"),
-        (document(choose=[{"from": 0, "way": "auto"}]), "entry 0: .*'auto'"),
-        (document(choose=[{"from": 8, "way": "ring"}]), r"entry 0: 'choose' .*\[8\]: expected 0"),
-        (document(choose=[{"way": "ring"}]), "entry 0: .*'choose' .* list of {from, way}"),
+        (document(choose=[{"from": 0, "algorithm": "rign"}]), "entry 0: .*did you mean 'ring'"),
+        (document(choose=[{"from": 0, "algorithm": "ring:4"}]), "entry 0: .*ring has no arity"),
+        (document(choose=[{"from": 0, "algorithm": "auto"}]), "entry 0: .*'auto'"),
+        (
+            document(choose=[{"from": 8, "algorithm": "ring"}]),
+            r"'choose' .*\[8\]: expected 0",
+        ),
+        (
+            document(choose=[{"algorithm": "ring"}]),
+            "entry 0: .*'choose' .* list of {from, algorithm}",
+        ),
         (document(choose=[]), r"entry 0: 'choose' .*\[\]: expected 0"),
         (document(times_us={"8": {"ring": 0}}), "entry 0: 'times_us': .*> 0"),
         (document(times_us={"x": {}}), "'times_us'"),
@@ -196,14 +202,19 @@ def test_precedence():
 
 def test_unusable_entry_falls_back_to_the_rules():
     table_of_native = table({64: "native"})
-    way = chosen(table_of_native, call_for(16))
-    assert way.name == "recursive_doubling"
-    assert way.why.endswith("; the tuning table t.json names native, but there is no native here")
+    candidate = chosen(table_of_native, call_for(16))
+    assert candidate.name == "recursive_doubling"
+    assert candidate.why.endswith(
+        "; the tuning table t.json names native, but there is no native here"
+    )
     able = means_of()
     assert chosen(table_of_native, call_for(16), means=able).name == "native"
     late = Op(np.subtract, commute=False, name="late", builtin=True)
-    way = chosen(table({64: "ring"}), call_for(16, late))
-    assert way.name == "recursive_doubling" and "ring combines out of rank order" in way.why
+    candidate = chosen(table({64: "ring"}), call_for(16, late))
+    assert (
+        candidate.name == "recursive_doubling"
+        and "ring combines out of rank order" in candidate.why
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,9 +226,9 @@ def test_unusable_entry_falls_back_to_the_rules():
     ],
 )
 def test_table_of_another_setting(call, groups, told):
-    way = chosen(table(), call, groups=groups or ((0, 1, 2, 3),))
-    assert way.name == "recursive_doubling"
-    assert told in way.why
+    candidate = chosen(table(), call, groups=groups or ((0, 1, 2, 3),))
+    assert candidate.name == "recursive_doubling"
+    assert told in candidate.why
 
 
 def test_symmetric_memory_has_entries_of_its_own():
@@ -251,7 +262,7 @@ def test_table_after_split():
 
 def test_explain_shows_the_times_of_the_table():
     chosen, every = run_simulated(4, lambda c: c.explain("allreduce", 64), tuning=table())[0]
-    times = {way.name: way.seconds for way in every}
+    times = {candidate.name: candidate.seconds for candidate in every}
     assert chosen.seconds == pytest.approx(2e-6) and "tuning table" in chosen.basis
     assert times["ring"] == pytest.approx(8e-6) and times["binomial"] is None
     chosen, _ = run_simulated(4, lambda c: c.explain("allreduce", 64))[0]
@@ -268,8 +279,8 @@ def test_calibrated_cost_model_chooses():
     slow = Calibration(1e-2, 1e-9, 1e-10)
     call = call_for(1 << 18)
     assert chosen(None, call).name == "ring"
-    way = chosen(None, call, calibration=slow)
-    assert way.name == "recursive_doubling" and way.why.startswith("cost model: ")
+    candidate = chosen(None, call, calibration=slow)
+    assert candidate.name == "recursive_doubling" and candidate.why.startswith("cost model: ")
     assert chosen(None, call, calibration=KNOWN).name == "ring"
     able = means_of()
     assert chosen(None, call_for(16), means=able, calibration=slow).name == "native"
@@ -289,10 +300,12 @@ def test_measured_links_decide_between_nodes(groups):
     call, means = call_for(1 << 16, size=sum(map(len, groups))), means_of(groups)
     two = "hierarchical" if len(groups) > 2 else "hierarchical/direct/recursive_doubling"
     for known, name in ((slow, two), (alike, "native"), (None, two)):
-        way = chosen(None, call, means=means, groups=groups, calibration=known)
-        assert way.name == name, way.why
-        assert ("cost model with the measured links" in way.why) == (known is not None)
-        assert ("of 16 ranks on 4 nodes" in way.why) == (known is not None and groups is NODES)
+        candidate = chosen(None, call, means=means, groups=groups, calibration=known)
+        assert candidate.name == name, candidate.why
+        assert ("cost model with the measured links" in candidate.why) == (known is not None)
+        assert ("of 16 ranks on 4 nodes" in candidate.why) == (
+            known is not None and groups is NODES
+        )
     without = means_of(groups, "this has none")
     assert chosen(None, call, means=without, groups=groups, calibration=slow).name == two
     assert chosen(None, call, means=without, groups=groups, calibration=alike).name == "ring"
@@ -377,7 +390,7 @@ def test_the_variable():
 
 
 def test_every_way_is_still_listed():
-    names = {way.name for way in Ways(call_for(16), MEANS).every()}
+    names = {candidate.name for candidate in Candidates(call_for(16), MEANS).every()}
     assert {"native", "symmetric", "ring"} <= names
 
 
@@ -392,9 +405,9 @@ def test_unknown_executor():
         ("lanes", None, "the call asks for it"),
         ("auto", table({64: "lanes"}), "tuning table t.json: lanes from 0 B on"),
     ):
-        way = chosen(tuning, call, algorithm, means=able)
-        assert (way.name, way.choice, way.why) == ("lanes", None, why)
-    every = {way.name: way for way in Ways(call, able).every()}
+        candidate = chosen(tuning, call, algorithm, means=able)
+        assert (candidate.name, candidate.choice, candidate.why) == ("lanes", None, why)
+    every = {candidate.name: candidate for candidate in Candidates(call, able).every()}
     assert list(every)[:5] == ["native", "symmetric", "staged", "single_copy", "lanes"]
     assert every["lanes"].can and every["lanes"].why
     with pytest.raises(Unsupported, match="'native': no native here; able to .*: lanes, "):
@@ -402,9 +415,11 @@ def test_unknown_executor():
     unable = means_of(lanes="the lanes are closed")
     with pytest.raises(Unsupported, match="'lanes': the lanes are closed; able .*: native, "):
         chosen(None, call, "lanes", means=unable)
-    way = chosen(table({64: "lanes"}), call, means=unable)
-    assert way.name == "native" and way.why.endswith("names lanes, but the lanes are closed")
-    assert not {w.name: w for w in Ways(call, unable).every()}["lanes"].can
+    candidate = chosen(table({64: "lanes"}), call, means=unable)
+    assert candidate.name == "native" and candidate.why.endswith(
+        "names lanes, but the lanes are closed"
+    )
+    assert not {w.name: w for w in Candidates(call, unable).every()}["lanes"].can
 
 
 @pytest.mark.parametrize("calibration", [None, KNOWN, Calibration(1e-6, 3e-10, 1e-10, 1e-4, 8e-9)])
@@ -428,10 +443,10 @@ def test_each_algorithm_is_asked_once(collective, tuned, native, groups, calibra
     key = Key("simulated", tuple(map(len, groups)), "float", collective, "private")
     tuning = tuned and table({64: tuned}, key=key)
     estimates = advised(tuning, groups, calibrates=True, calibration=calibration)
-    ways = Ways(call_for(16, collective=collective), means_of(groups, native))
-    way = choose(ways, "auto", CollectiveConfig(), estimates)
-    assert way.can
-    every = ways.every()
+    candidates = Candidates(call_for(16, collective=collective), means_of(groups, native))
+    candidate = choose(candidates, "auto", CollectiveConfig(), estimates)
+    assert candidate.can
+    every = candidates.every()
     assert len(every) == len({w.name for w in every})
     assert sorted(asked) == sorted({*asked}) and sorted(found) == sorted({*found})
 
@@ -444,8 +459,8 @@ def test_a_choice_says_which_constants_it_lacks():
 
     def missing(means, groups=((0, 1, 2, 3),), algorithm="auto", config=None, tuning=None, **more):
         more = {"calibrates": True, **more}
-        way = chosen(tuning, call, algorithm, config, means, groups=groups, **more)
-        return way.missing
+        candidate = chosen(tuning, call, algorithm, config, means, groups=groups, **more)
+        return candidate.missing
 
     assert missing(means_of(native=without)) == near
     assert missing(means_of(two), two) == missing(means_of(two, without), two) == far
@@ -483,6 +498,6 @@ def test_impossible_levels_fall_back_to_the_rules():
     key = Key("simulated", (4,), "any", "broadcast", "private")
     tuning = table({64: "hierarchical/direct/ring"}, key=key)
     call = call_for(16, None, collective="broadcast")
-    way = chosen(tuning, call, means=means_of())
-    assert way.name == "native"
-    assert way.why.endswith("names hierarchical/direct/ring, but that is not registered")
+    candidate = chosen(tuning, call, means=means_of())
+    assert candidate.name == "native"
+    assert candidate.why.endswith("names hierarchical/direct/ring, but that is not registered")

@@ -22,11 +22,11 @@ def library():
     return f"{vendor} {'.'.join(map(str, version))}"
 
 
-def table(comm, *ways):
-    """Take one way after the other, from 8 bytes on by factors of 64."""
+def table(comm, *candidates):
+    """Take one candidate after the other, from 8 bytes on by factors of 64."""
     nodes = tuple(map(len, comm.topology.groups))
-    choose = tuple((0 if k == 0 else 8 * 64**k, way) for k, way in enumerate(ways))
-    times = {8: {way: (k + 1) * 1e-6 for k, way in enumerate(ways)}}
+    choose = tuple((0 if k == 0 else 8 * 64**k, name) for k, name in enumerate(candidates))
+    times = {8: {name: (k + 1) * 1e-6 for k, name in enumerate(candidates)}}
     keys = [
         Key(library(), nodes, "float", "allreduce", memory) for memory in ("private", "symmetric")
     ]
@@ -168,7 +168,11 @@ def test_calibration_is_short_and_the_same_everywhere(comm, made):
     assert comm.allgather_object(found) == [found] * comm.size
     if comm.size > 1:
         assert 0 < found.alpha < 1e-2 and 0 <= found.beta < 1e-6 and 0 < found.gamma < 1e-6
-        times = [way.seconds for way in tuned.explain("allreduce", 1 << 20)[1] if way.choice]
+        times = [
+            candidate.seconds
+            for candidate in tuned.explain("allreduce", 1 << 20)[1]
+            if candidate.choice
+        ]
         assert any(times)
 
 

@@ -128,12 +128,12 @@ def test_it_is_told_apart_from_other_ways(reached):
 
 
 def refuse(comm, why):
-    """The way is refused on all ranks alike, and what "auto" takes instead works."""
+    """The candidate is refused on all ranks alike, and what "auto" takes instead works."""
     with pytest.raises(mpidist.Unsupported, match=f"{REFUSED}: .*{why}"):
         comm.allreduce(np.ones(10), **WAY)
     every = comm.explain("allreduce", 4 << 20)[1]
-    way = next(way for way in every if way.name == "single_copy")
-    assert not way.can and REFUSED in way.why
+    candidate = next(candidate for candidate in every if candidate.name == "single_copy")
+    assert not candidate.can and REFUSED in candidate.why
     x = np.full(4 << 20, comm.rank + 1.0, "float32")
     assert (comm.allreduce(x) == comm.size * (comm.size + 1) / 2).all()
     assert comm.explain("allreduce", x.nbytes)[0].name != "single_copy"

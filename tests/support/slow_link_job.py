@@ -60,10 +60,12 @@ def chosen(comm):
     assert "the first call will calibrate" in comm.explain("allreduce", 16 << 20)[0].why
     x = np.full(1 << 20, comm.rank + 1.0, "float32")
     assert (comm.allreduce(x) == 10).all()
-    way = comm.explain("allreduce", 16 << 20)[0]
-    assert way.name.startswith("hierarchical/"), way
-    assert way.why.startswith("cost model with the measured links: hierarchical/"), way.why
-    assert len(set(comm.allgather_object(way.why))) == 1, "every rank has the same figures"
+    candidate = comm.explain("allreduce", 16 << 20)[0]
+    assert candidate.name.startswith("hierarchical/"), candidate
+    assert candidate.why.startswith("cost model with the measured links: hierarchical/"), (
+        candidate.why
+    )
+    assert len(set(comm.allgather_object(candidate.why))) == 1, "every rank has the same figures"
     config = mpidist.CollectiveConfig.multi_node(num_devices=2, num_nodes=2)
     from mpidist.backends.mpi import MpiBackend
 
@@ -97,7 +99,7 @@ def hidden(comm):
     In percent, what a thread hid, and what "auto" hid.
     """
     rows = overlaps(comm, 6, "training", waiting, autos=1)
-    found = {row.contender: row.figures["hidden"] for row in rows if "hidden" in row.figures}
+    found = {row.candidate: row.figures["hidden"] for row in rows if "hidden" in row.figures}
     if comm.rank == 0:
         auto = next(name for name in found if name.startswith("auto"))
         print(f"{auto}: {100 * found[auto]:.0f}, thread: {100 * found['thread']:.0f}", flush=True)

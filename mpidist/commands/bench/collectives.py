@@ -136,7 +136,7 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
 @click.argument(
     "collectives", nargs=-1, required=True, type=CollectiveName(), metavar="COLLECTIVE..."
 )
-@settings_options("native, auto and all implementations")
+@settings_options("native, auto, all executors and algorithms")
 @click.option(
     "--stream/--no-stream",
     default=None,

@@ -45,7 +45,7 @@ MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models_torch, n
     type=Count(),
     default=20,
     show_default=True,
-    help="Timed steps of each contender.",
+    help="Timed steps of each candidate.",
 )
 @files_options
 @click.pass_context
@@ -60,7 +60,7 @@ def ddp_command(
 ) -> int:
     """Measure steps of data-parallel training.
 
-    The contenders are mpidist.DDP, training without communication, one allreduce per parameter, and
+    The candidates are mpidist.DDP, training without communication, one allreduce per parameter, and
     PyTorch's DistributedDataParallel over gloo.  Without PyTorch, only the averaging of small
     gradients is measured.  With --model, PyTorch's wrapper is measured over mpidist and over gloo,
     with gradient_as_bucket_view ("views"), over gloo also without.

@@ -19,7 +19,7 @@ from .collectives import files_options, report_results, warn_if_busy
     type=Count(),
     default=40,
     show_default=True,
-    help="Timed steps of each contender.",
+    help="Timed steps of each candidate.",
 )
 @files_options
 def pipeline_command(iterations: int, json_file: str | None, csv_file: str | None) -> int:

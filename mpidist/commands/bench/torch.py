@@ -41,7 +41,7 @@ def torch_command(
 ) -> int:
     """Measure collectives of torch.distributed with the backend "mpidist", and with gloo.
 
-    COLLECTIVE is all_reduce, all_gather or broadcast; by default all three.  The contenders take
+    COLLECTIVE is all_reduce, all_gather or broadcast; by default all three.  The candidates take
     turns; "x gloo" is the time of gloo divided by this time: above 1 is faster.  The exit code is 1
     if any result was wrong.
     """

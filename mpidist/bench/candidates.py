@@ -1,4 +1,4 @@
-"""The contenders of a measurement: the bare mpi4py call, and mpidist's implementations."""
+"""The candidates of a measurement: the bare mpi4py call, and mpidist's executors and algorithms."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ MEMORY_CHOICES = {PRIVATE: (PRIVATE,), SYMMETRIC: (SYMMETRIC,), "both": (PRIVATE
 
 
 @dataclass(frozen=True)
-class Contender:
-    """An implementation of a collective, and the kind of memory of its arrays."""
+class Candidate:
+    """An executor or algorithm to measure, and the kind of memory of its arrays."""
 
     name: str
     memory: str = PRIVATE
 
 
-def implementations(comm: Communicator, collective: str) -> list[str]:
+def names_of(comm: Communicator, collective: str) -> list[str]:
     """Return the names of the executors and algorithms that serve a collective, native first."""
     return [one.name for one in comm.explain(collective, 8)[1]]
 
 
-def contenders(
+def candidates(
     comm: Communicator,
     collective: str,
     names: Sequence[str] | None,
     memory: str = PRIVATE,
     collectives: Sequence[str] = (),
-) -> list[Contender]:
-    """Return the contenders of a collective, the bare mpi4py call first.
+) -> list[Candidate]:
+    """Return the candidates of a collective, the bare mpi4py call first.
 
     The bare call always has private arrays.  If symmetric memory is measured, "native" with private
-    arrays is the second contender: these baselines are the same whatever `memory` is.
+    arrays is the second candidate: these baselines are the same whatever `memory` is.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def contenders(
     collective : str
         Name of the collective.
     names : sequence of str, optional
-        Names of algorithms; by default native, auto and all implementations.
+        Names of algorithms; by default native, auto and all executors and algorithms.
     memory : {"private", "symmetric", "both"}
         Memory of the arrays.
     collectives : sequence of str
@@ -79,15 +79,15 @@ def contenders(
     if memory not in MEMORY_CHOICES:
         raise InvalidArgument(f"memory={memory!r}: expected {', '.join(MEMORY_CHOICES)}")
     kinds = MEMORY_CHOICES[memory]
-    chosen = ["native", "auto", *implementations(comm, collective)] if names is None else names
+    chosen = ["native", "auto", *names_of(comm, collective)] if names is None else names
     for name in names or ():
         if name not in (BARE, "native", "auto"):
             _find_any(comm, name, (collective, *collectives))
-    found = [Contender(BARE)]
+    found = [Candidate(BARE)]
     if SYMMETRIC in kinds:
-        found.append(Contender("native"))
+        found.append(Candidate("native"))
     for kind in kinds:
-        found += [Contender(name, kind) for name in chosen if name != BARE]
+        found += [Candidate(name, kind) for name in chosen if name != BARE]
     if names is None or len(kinds) > 1:  # "symmetric" needs symmetric memory
         found = [c for c in found if c.name != SYMMETRIC or c.memory == SYMMETRIC]
     return list(dict.fromkeys(found))
@@ -100,12 +100,12 @@ def _find_any(comm: Communicator, name: str, collectives: Sequence[str]) -> None
 
 
 def knows(comm: Communicator, name: str, collective: str) -> bool:
-    """Return whether `name` is "auto", "mpi4py" or an implementation of `collective`."""
+    """Return whether `name` is "auto", "mpi4py" or a name that `collective` knows."""
     return name in (BARE, "auto") or _unknown(comm, name, collective) is None
 
 
 def _unknown(comm: Communicator, name: str, collective: str) -> MpidistError | None:
-    if name in implementations(comm, collective):
+    if name in names_of(comm, collective):
         return None
     try:
         find(collective, name)
