@@ -264,6 +264,13 @@ _NOT_KNOBS = (
     "MPIDIST_TERMINAL",
     "MPIDIST_RUN_NOTES",  # these two have another value in each job
     "MPIDIST_RUN_SECRET",
+    # Intel's and MPICH's launchers tell their ranks these.
+    "I_MPI_INFO_",
+    "I_MPI_PIN_INFO",
+    "I_MPI_PIN_MAPPING",
+    "I_MPI_HYDRA_",
+    "I_MPI_INTERNAL_",
+    "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
 )
 
 

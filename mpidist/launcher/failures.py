@@ -13,6 +13,7 @@ from ..measure import plural
 from .connections import LOST, RankState
 
 LINE = 160  # characters of an exception in the last line of a job
+INTERRUPT = KeyboardInterrupt.__name__
 SETTLED = 1.0  # seconds after which the first exceptions are printed, if the job goes on
 _FOLLOW = (errors.RankFailed, errors.CommunicatorBroken, errors.CollectiveTimeout)
 FOLLOW_UPS = tuple(kind.__name__ for kind in _FOLLOW)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
 from .command_line import Launch, local_launch, rank_command, reporting, slurm_launch
-from .mpi import MPICH, TERMINAL, InstalledMpi, find_library, launched_rank, read_knobs, say
+from .mpi import INTEL, MPICH, TERMINAL, InstalledMpi, find_library, launched_rank, read_knobs, say
 from .plain import PlainJob
 from .slurm import choose_launcher
 from .watch import MPI_WITHIN, TO_RANKS, JobWatch, Signals
@@ -155,8 +155,8 @@ def run_job(
     signals = Signals()
     with signals.recorded(*TO_RANKS):  # those for the ranks may come before the ranks are there
         library = find_library()
-        # MPICH's launcher does not see a rank that exits without MPI_Finalize.
-        blind = allocation is not None or library.vendor == MPICH
+        # The launcher of MPICH and Intel MPI does not see a rank that exits without MPI_Finalize.
+        blind = allocation is not None or library.vendor in (MPICH, INTEL)
         watched = options.watch or options.needs_watch or (blind and options.watch is None)
         arguments = rank_command(program, watched)
         launch = make_launch(library, allocation, options)

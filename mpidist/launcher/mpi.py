@@ -52,11 +52,24 @@ _ASK = (
     "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; print(MPI.get_vendor()[0]); print(MPI.Get_library_version())"
 )
-_LAUNCHERS = {"Open MPI": OPEN_MPI, "HYDRA": MPICH, "Intel(R) MPI": INTEL}
+_LAUNCHERS = {
+    "Open MPI": OPEN_MPI,
+    "OpenRTE": OPEN_MPI,  # mpiexec and orterun of Open MPI 4
+    "HYDRA": MPICH,
+    "Intel(R) MPI": INTEL,
+}
+# Debian has both libraries side by side, and one of them owns the plain names.
+_NAMES = {
+    OPEN_MPI: ("mpiexec.openmpi", "mpirun.openmpi", "orterun"),
+    MPICH: ("mpiexec.mpich", "mpirun.mpich", "mpiexec.hydra"),
+    INTEL: ("mpiexec.hydra",),
+}
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 OVERSUBSCRIBED = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # these two for Open MPI 4
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
     **YIELD,
 }
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -97,13 +110,17 @@ def find_library() -> InstalledMpi:
     if done.returncode or not vendor:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         reason = next((line for line in lines if line.startswith("RuntimeError: ")), lines[-1])
-        raise LaunchError(f"mpi4py cannot load an MPI library: {reason}; {INSTALL}")
+        from ..communicator.launch import missing_library  # not at each start: it loads numpy
+
+        raise missing_library(reason.removeprefix("RuntimeError: "))
     # Some versions of mpi4py take Cray's for MPICH.
     return InstalledMpi(CRAY if "CRAY MPICH" in about else vendor, about)
 
 
 def find_launcher(vendor: str) -> str:
     """Return the path of the mpiexec of an MPI vendor: beside Python, or on PATH.
+
+    Names such as ``mpiexec.openmpi``, which Debian gives to each library's, are tried last.
 
     Raises
     ------
@@ -112,7 +129,7 @@ def find_launcher(vendor: str) -> str:
     """
     beside = Path(sys.executable).parent
     found = [shutil.which(name, path=str(beside)) for name in ("mpiexec", "mpirun")]
-    found += [shutil.which(name) for name in ("mpiexec", "mpirun", "mpiexec.hydra")]
+    found += [shutil.which(name) for name in ("mpiexec", "mpirun", *_NAMES.get(vendor, ()))]
     refused = []
     for path in dict.fromkeys(filter(None, found)):
         other = launcher_vendor(path)

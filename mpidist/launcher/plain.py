@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ..communicator.launcher_notes import LONGEST, NOTES
 from .connections import RankState
-from .failures import Failures
+from .failures import Failure, Failures
 from .mpi import say
 from .rank_process import PR_SET_PDEATHSIG
 from .watch import ENDS_WITHIN, PATIENCE, STEP, TO_LAUNCHER, TO_RANKS, Signals, by_terminal, started
@@ -164,16 +164,19 @@ class PlainJob:
             # Ranks of other hosts cannot send notes: one of them may have been the first.
             known = len(self._known) == self.ranks
             say(str(cause) if known else str(cause).replace(" failed first: ", " failed: ", 1))
+            if isinstance(cause, Failure) and not self._interrupted:
+                return 1  # Intel's launcher has 255
         return code
 
     def _mark_silent(self, code: int) -> None:
         """Record the job's exit code as that of the first rank to end, if it has sent no exit code.
 
-        If exceptions are known, record only the code of a signal (above 128): any other code is
-        that of the abort that follows an exception.
+        If exceptions are known, record only the code of a signal (128 + N): any other code is that
+        of the abort that follows an exception.
         """
-        if self._gone and self._gone[0].status is None and (code > 128 or not self.failures.known):
-            self._gone[0].status = 128 - code if code > 128 else code
+        killed = 128 < code <= 128 + signal.SIGRTMAX  # Intel's launcher has 255 for every signal
+        if self._gone and self._gone[0].status is None and (killed or not self.failures.known):
+            self._gone[0].status = 128 - code if killed else code
 
 
 def _end_with_parent() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import LaunchError
 from .connections import LOST, SECRET, Connections, RankState
-from .failures import Failures
+from .failures import INTERRUPT, Failures
 from .mpi import say
 from .processes import end_processes, remove_session_files
 
@@ -304,6 +304,19 @@ class JobWatch:
         log = f"; its log: {self.logs}/rank-{number:05d}.log" if self.logs else ""
         say(f"{cause}{log}")
 
+    def _code(self, first: RankState) -> int:
+        """Return the exit code of a job whose first failed rank is `first`; 1 for an exception.
+
+        A rank of MPICH ends by SIGTERM after an exception: see ``MpiBackend.abort``.
+        """
+        cause = self.failures.cause(self.connections.known.values())
+        if self._interrupted or cause is None:
+            return first.code
+        if isinstance(cause, RankState):
+            return cause.code
+        told = any(failure.number == first.number for failure in self.failures.known)
+        return 1 if cause.kind != INTERRUPT and (told or not cause.follows) else first.code
+
     def _failed(self) -> list[RankState]:
         failed = [rank for rank in self.ended if not rank.succeeded]
         return sorted(failed, key=lambda rank: rank.status == LOST)
@@ -327,7 +340,7 @@ class JobWatch:
         if other is not None and not self._told_why:
             say(f"and {other}")  # perhaps the cause: a rank that it ended may have reported first
         if failed and (failed[0].status != LOST or status == 0):
-            return failed[0].code
+            return self._code(failed[0])
         if self._succeeded_since is not None and self._steps:
             return 0  # only the launcher did not end by itself
         if status:

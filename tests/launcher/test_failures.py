@@ -56,6 +56,33 @@ def test_equal_tracebacks_are_printed_once(python, tmp_path):
     assert f"on {socket.gethostname()} failed first: KeyError: {first!r}" in lines[-1]
 
 
+ENDS = """import os, signal, sys
+import mpidist
+comm = mpidist.init(timeout=1)
+if comm.rank == 1:
+    {}
+comm.barrier()
+"""
+
+
+@each_mpi
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("raise KeyError(1)", 1),
+        ("import time; time.sleep(30)", 1),  # rank 0 raises CollectiveTimeout
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM),
+    ],
+)
+def test_the_exit_code(python, how, status, tmp_path):
+    """That of an exception is 1 with every launcher: MPICH's ranks end by SIGTERM then."""
+    (tmp_path / "ends.py").write_text(ENDS.format(how))
+    words = [python, "-m", "mpidist", "run", "-n", "2", "ends.py"]
+    done = run(words, 90, environment(), cwd=tmp_path)
+    assert done.status == status, done.output
+
+
 def described(line, text=""):
     return {"kind": line.partition(":")[0], "line": line, "text": f"Traceback …\n{text}{line}\n"}
 
