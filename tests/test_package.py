@@ -1,6 +1,7 @@
 """The wheel that users install has what they need; dir(mpidist) has what they use."""
 
 import configparser
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -8,10 +9,14 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+import setuptools
 from click.testing import CliRunner
+from markdown_it import MarkdownIt  # of rich
 
 import mpidist
 from mpidist.cli import main
+from mpidist.shared_memory import compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "_build", "tests", "__pycache__")
@@ -29,6 +34,10 @@ def test_wheel(tmp_path):
         names = file.namelist()
         (metadata,) = (name for name in names if name.endswith("/METADATA"))
         told = file.read(metadata).decode()
+    assert links(told.partition("\n\n")[2], "") and "Requires-Python: >=3.10" in told
+    if compiled.vector_width():
+        assert "-cp310-abi3-" in wheel.name  # one wheel for every Python from 3.10 on
+        assert "mpidist/shared_memory/_functions.abi3.so" in names
     for name in ("py.typed", "bench/report.html", "launcher/shipped/examples/digits.py"):
         assert f"mpidist/{name}" in names
     scripts = {path.name for path in (ROOT / "slurm").iterdir() if path.is_file()}
@@ -67,6 +76,39 @@ def test_one_range_of_torch():
     for path, text in texts():
         for given in re.findall(r"\btorch *(>=[\d.]+, *<[\d.]+)", text):
             assert given.replace(" ", "") == asked, path
+
+
+def links(text, source):
+    """Check that every link of a rendered page is absolute, and return them; each is there too."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    inline = [child for token in tokens for child in token.children or ()]
+    html = [token.content for token in (*tokens, *inline) if token.type.startswith("html_")]
+    found = [
+        str(token.attrs[key]) for token in inline for key in ("href", "src") if key in token.attrs
+    ]
+    found += re.findall(r"""(?:href|src|srcset)=["']([^"']+)""", "".join(html))
+    for link in found:
+        assert re.match("https?://|#", link), link
+        if source and link.startswith(source):
+            assert (ROOT / link.removeprefix(source).split("/", 3)[3]).exists(), link
+    return found or True
+
+
+def test_links_of_the_long_description():
+    """README's links lead into the checkout, and a package index has none."""
+    spec = importlib.util.spec_from_file_location("setup_of_mpidist", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **given: None)
+        patch.chdir(ROOT)
+        spec.loader.exec_module(module)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(AssertionError, match="docs/"):
+        links(text, "")
+    links(module.described(text), "")
+    source = "https://example.org/mpidist"
+    absolute = links(module.described(text, source), source)
+    assert sum(link.startswith(source) for link in absolute) > 3
 
 
 def test_dir():

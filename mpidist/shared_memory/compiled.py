@@ -96,7 +96,7 @@ A compiled module with another layout is left over from an older version and is 
 def load() -> tuple[Any, str]:
     """Return the compiled module or None, and why it cannot be used ("" if it can)."""
     try:
-        found: Any = importlib.import_module(f"{__package__}._compiled")
+        found: Any = importlib.import_module(f"{__package__}._functions")
     except ModuleNotFoundError:
         return None, "none: installed without a C compiler, or without Python's headers"
     except ImportError as error:
@@ -124,7 +124,9 @@ def _bind(name: str, arguments: Any, *references: Any) -> Action:
     `arguments` is the C structure for the function.  The action keeps `references` alive.
     """
     arguments.references = references
-    return partial(function(name), arguments)
+    action = partial(function(name), ctypes.addressof(arguments))
+    action.structure = arguments  # type: ignore[attr-defined]  # for as long as the action lives
+    return action
 
 
 def function(name: str) -> Any:

@@ -147,7 +147,8 @@ class Steps:
         for targeted in self._targeted:
             self.update(targeted)
             targeted.watchers.add(self)
-        run_from = partial(compiled.function("run"), program)
+        run_from = partial(compiled.function("run"), ctypes.addressof(program))
+        run_from.program = program  # type: ignore[attr-defined]  # for as long as it may run
 
         def run(sequence: int) -> None:
             at = run_from(sequence, 0)
@@ -222,7 +223,7 @@ def _compiled_step(action: Action) -> tuple[int, Any]:
         return CALL, None
     for kind, name in ((SUM, "sum"), (COPY, "copy")):
         if action.func is compiled.function(name):
-            return kind, action.args[0]
+            return kind, action.structure  # type: ignore[attr-defined]
     if action.func is not setitem:
         return CALL, None
     target, _, source = action.args

@@ -129,7 +129,7 @@ def left_over(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(compiled, "__package__", "left_over")
     yield tmp_path / "left_over"
-    for name in ("left_over", "left_over._compiled"):
+    for name in ("left_over", "left_over._functions"):
         sys.modules.pop(name, None)
 
 
@@ -139,13 +139,13 @@ def test_nothing_was_compiled(left_over):
 
 
 def test_what_was_compiled_cannot_be_loaded(left_over):
-    (left_over / f"_compiled{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("no module")
+    (left_over / f"_functions{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("no module")
     module, why_not = compiled.load()
     assert module is None and "cannot be loaded; install again" in why_not
 
 
 @pytest.mark.parametrize("text", ["", "def layout(): return 1, 2, 3"], ids=["none", "another"])
 def test_what_was_compiled_is_of_another_version(left_over, text):
-    (left_over / "_compiled.py").write_text(f"def width(): return 64\n{text}\n")
+    (left_over / "_functions.py").write_text(f"def width(): return 64\n{text}\n")
     module, why_not = compiled.load()
     assert module is None and "is of another version; install again" in why_not

@@ -126,11 +126,11 @@ def test_resumed_barrier():
 
 
 def test_argument_checks():
-    with pytest.raises(TypeError, match="bytes, not"):
-        compiled.function("run")(bytes(3), 1, 0)
+    with pytest.raises(TypeError, match="integer"):
+        compiled.function("run")(b"program", 1, 0)
     with pytest.raises(TypeError, match="are needed"):
-        compiled.function("run")(bytes(16), 1)
-    with pytest.raises(TypeError, match="bytes-like|buffer"):
+        compiled.function("run")(0, 1)
+    with pytest.raises(TypeError, match="integer"):
         compiled.function("copy")(None)
 
 
