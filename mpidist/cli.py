@@ -11,7 +11,10 @@ from .commands.console import examples
 from .commands.main import Main
 from .errors import UnknownName
 
-COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "slurm", "tune")
+COMMANDS = (
+    *("bench", "completion", "demo", "explain", "info", "list"),
+    *("prove", "run", "show", "slurm", "tune"),
+)
 
 
 class Commands(Main):

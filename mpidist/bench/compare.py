@@ -27,7 +27,8 @@ def read(path: str) -> Results:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InvalidArgument(f"{path}: {why}") from None
     try:
         return Results.from_json(text)
     except InvalidArgument as error:

@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..bench.progress import draw_progress
 from ..launcher.mpi import TERMINAL, launched_rank
 
 if TYPE_CHECKING:
@@ -129,5 +128,7 @@ def progress_bar(doing: str, total: int | None = None) -> Iterator[Callable[...,
 
     See :func:`mpidist.bench.progress.draw_progress`.
     """
+    from ..bench.progress import draw_progress
+
     with draw_progress(make_console(stderr=True), doing, total) as advance:
         yield advance

@@ -43,7 +43,7 @@ _SIZE = 1 << 20  # bytes, by default
     show_default=True,
     help="Memory of the arrays; comm.empty() returns symmetric ones.",
 )
-@click.option("--tuning", metavar="FILE", help="Tuning table of `mpidist tune`.")
+@click.option("--tuning", type=click.Path(), metavar="FILE", help="Tuning table of `mpidist tune`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 def explain_command(

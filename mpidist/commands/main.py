@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
 
 AGREE_SECONDS = 5.0
+COMPLETE = "_MPIDIST_COMPLETE"  # set by a shell's completion script
 REPORT_SECONDS = 1.0
 
 
@@ -40,7 +41,7 @@ class Main(click.Group):
             status = self._main(arguments, extra)
         except click.ClickException as error:
             if not launched_rank():
-                error.show()
+                _print_click(error)
             status = error.exit_code
         except click.Abort:
             status = 1
@@ -58,6 +59,8 @@ class Main(click.Group):
         sys.exit(status)
 
     def _main(self, arguments: tuple[Any, ...], extra: dict[str, Any]) -> Any:
+        if COMPLETE in os.environ:
+            from . import completion  # noqa: F401  (registers its shells)
         return super().main(*arguments, standalone_mode=False, **extra)  # type: ignore[call-overload]
 
 
@@ -94,6 +97,17 @@ def _all_failed(comm: Communicator) -> bool:
     return True
 
 
-def _print_error(error: BaseException, where: str = "") -> None:
+def _print_error(error: object, where: str = "") -> None:
     line = " ".join(str(error).split())
     click.echo(f"mpidist: error{where}: {line}", err=True)
+
+
+def _print_click(error: click.ClickException) -> None:
+    """Print an error of click's as those of mpidist are, and the help that tells more."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    more = ""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        more = f" (see {error.ctx.command_path} --help)"
+    _print_error(error.format_message().rstrip(".") + more)

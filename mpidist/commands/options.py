@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from ..errors import InvalidArgument, UnknownName
 from ..measure import parse_size, parse_sizes
-from ..pipeline.schedules.schedule import PipelineSchedule, find_schedule
+from ..pipeline.schedules.schedule import PipelineSchedule, find_schedule, schedules
 from ..pipeline.schedules.simulate import Costs
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import RESERVED, algorithms, find
@@ -56,6 +56,11 @@ def complete(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     before, comma, last = incomplete.rpartition(",")
     fitting = (name for name in dict.fromkeys(names) if name.startswith(last))
     return [CompletionItem(f"{before}{comma}{name}") for name in fitting]
+
+
+def complete_file(incomplete: str) -> list[CompletionItem]:
+    """Return the request that the shell completes `incomplete` as the name of a file."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 class Parsed(click.ParamType):
@@ -194,8 +199,8 @@ class CollectiveName(Parsed):
 
     def parse(self, text: str) -> str:
         """Return the name; raise UnknownName if it is neither a collective nor one of `more`."""
-        if text not in self.more:
-            algorithms(text)
+        if text not in self.known():
+            raise UnknownName("collective", text, self.known())
         return text
 
 
@@ -272,7 +277,10 @@ class AlgorithmName(AlgorithmNames):
 
 
 class PipelineName(Parsed):
-    """Option type: a pipeline schedule by name, or a generator function ``MODULE:FUNCTION``."""
+    """Option type: a pipeline schedule by name, or a generator function ``FILE.py:NAME``.
+
+    ``MODULE:NAME`` is a function of a module.
+    """
 
     name = "schedule"
 
@@ -287,6 +295,17 @@ class PipelineName(Parsed):
         if not callable(found):
             raise InvalidArgument(f"{text}: {module} has no function {function}")
         return found
+
+
+class PipelineNames(Names):
+    """Option type: pipeline schedules, with commas between them, each as of PipelineName.
+
+    A command parses them itself, after the other options.
+    """
+
+    def known(self) -> Iterable[str]:
+        """Return the names of the pipeline schedules."""
+        return (schedule.name for schedule in schedules())
 
 
 class ActionCosts(Parsed):
@@ -356,6 +375,12 @@ class OutputFile(Parsed):
 
     def __init__(self, stdout: bool = False):
         self.stdout = stdout
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the request that the shell completes the name of a file."""
+        return complete_file(incomplete)
 
     def parse(self, text: str) -> str:
         """Return the path, or ``-``; raise InvalidArgument if it cannot be written."""
@@ -447,6 +472,7 @@ load_option = click.option(
     "--import",
     "--load",
     "imports",
+    type=click.Path(),
     multiple=True,
     metavar="FILE",
     callback=_load,

@@ -1,4 +1,4 @@
-"""``mpidist prove``: every algorithm, for every size and root; or every pipeline schedule."""
+"""``mpidist prove``: proofs of algorithms and pipeline schedules, for given numbers of ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .options import (
     CollectiveNames,
     Count,
     IntegerRanges,
-    Names,
     PipelineName,
+    PipelineNames,
     check_not_given,
     is_given,
     load_option,
@@ -37,7 +37,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 
 @click.command(
     "prove",
-    short_help="Prove algorithms, or pipeline schedules, for every size.",
+    short_help="Prove algorithms, or pipeline schedules, for 1 to 33 ranks or others.",
     epilog=examples(
         "mpidist prove",
         "mpidist prove --ranks 1-64 --jobs 2",
@@ -50,6 +50,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 @click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
 @click.option(
     "--ranks",
+    "--stages",
     type=IntegerRanges(1),
     default="1-33",
     show_default=True,
@@ -68,11 +69,12 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 )
 @click.option(
     "--pipeline",
-    type=Names(),
+    type=PipelineNames(),
     is_flag=False,
     flag_value=ALL,
     metavar="[NAMES]",
-    help="Prove pipeline schedules: all, or these.  MODULE:FUNCTION is a generator of your own.",
+    help="Prove pipeline schedules: all, or these.  FILE.py:NAME (or MODULE:NAME) is a generator "
+    "of your own.",
 )
 @click.option(
     "--microbatches",
@@ -103,16 +105,17 @@ def prove_command(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Prove the algorithms of each COLLECTIVE (by default all), for every size, root and grouping.
+    """Prove the algorithms of each COLLECTIVE (by default all), for each of the numbers of --ranks.
 
-    All ranks run symbolically; a grouping assigns them to nodes.  A proof shows that no rank
+    Each proof is for one number of ranks, one root and one grouping of the ranks into nodes; it
+    says nothing about other numbers.  All ranks run symbolically.  A proof shows that no rank
     deadlocks, that every contribution arrives exactly once, and, where the algorithm claims it,
     that operands combine in rank order.  A counter-example names rank, round and block; the exit
     code is then 1.
 
-    With --pipeline, a proof shows that every microbatch passes through every stage once, in an
-    order that cannot deadlock, and that no message is taken for another.  A counter-example names
-    rank, stage and step.
+    With --pipeline, each proof is for one number of ranks and one of microbatches.  It shows that
+    every microbatch passes through every stage once, in an order that cannot deadlock, and that no
+    message is taken for another.  A counter-example names rank, stage and step.
     """
     print_rows: Callable[..., None]
     rows: list[Any]

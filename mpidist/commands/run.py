@@ -52,13 +52,17 @@ from .options import Count, OutputFile, Seconds
 )
 @click.option(
     "--knobs",
+    type=click.Path(),
     metavar="PATH",
     help="Set the environment variables of this file, or of the file in this folder for the MPI in "
     "use, such as env.openmpi.",
 )
 @click.option("--label", is_flag=True, help="Begin each line of output with its rank.")
 @click.option(
-    "--log-dir", metavar="DIR", help="Write one file for each rank; show rank 0's output only."
+    "--log-dir",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write one file for each rank; show rank 0's output only.",
 )
 @click.option(
     "--requeue", is_flag=True, help="Have SLURM requeue the job if it ends with exit code 75."
@@ -92,7 +96,7 @@ from .options import Count, OutputFile, Seconds
     help="Show the frames inside mpidist in the traceback of a rank that fails.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the command, do not start it.")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, required=True, type=click.Path(readable=False))
 @click.pass_context
 def run_command(
     context: click.Context, program: tuple[str, ...], dry_run: bool, **options: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from ..pipeline.schedules.automatic import automatic
 from ..pipeline.schedules.schedule import schedules
 from ..pipeline.schedules.simulate import Costs
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import Groups, algorithms, find
+from ..schedule.registry import RESERVED, Groups, algorithms, find
 from .console import examples, make_console
 from .options import (
     ActionCosts,
@@ -41,9 +42,9 @@ STYLES = {
     "W": "black on yellow",
     "title": "bold",
 }
-OF_COLLECTIVES = ("ranks", "root", "arity", "nodes", "segments")
-OF_PIPELINES = ("stages", "microbatches", "chunks", "costs", "trace", "png")
-STAGES, MICROBATCHES = 4, 8  # by default
+OF_COLLECTIVES = ("root", "arity", "nodes", "segments")
+OF_PIPELINES = ("microbatches", "chunks", "costs", "trace", "png")
+RANKS, STAGES, MICROBATCHES = 5, 4, 8  # by default
 _READABLE = 200  # columns of a text picture in a file
 
 
@@ -75,7 +76,12 @@ def _complete(
 @click.argument(
     "what", nargs=-1, metavar="{COLLECTIVE ALGORITHM | SCHEDULE}", shell_complete=_complete
 )
-@click.option("--ranks", type=Count(), default=5, show_default=True, help="Number of ranks.")
+@click.option(
+    "--ranks",
+    "--stages",
+    type=Count(),
+    help=f"Number of ranks; by default {RANKS}, for pipelines (one stage on each) {STAGES}.",
+)
 @click.option(
     "--root", default=0, metavar="RANK", show_default=True, help="Root of rooted collectives."
 )
@@ -86,7 +92,6 @@ def _complete(
 @click.option(
     "--segments", type=Count(), default=1, show_default=True, help="Segments of each block."
 )
-@click.option("--stages", type=Count(), help=f"Pipelines: number of ranks; by default {STAGES}.")
 @click.option(
     "--microbatches", type=Count(), help=f"Pipelines: number of them; by default {MICROBATCHES}."
 )
@@ -98,7 +103,10 @@ def _complete(
     "each virtual stage.  With --trace in seconds; by default the measured times.",
 )
 @click.option(
-    "--trace", metavar="FILE", help="Pipelines: draw this measured run, and the predicted run."
+    "--trace",
+    type=click.Path(),
+    metavar="FILE",
+    help="Pipelines: draw this measured run, and the predicted run.",
 )
 @click.option("--svg", type=OutputFile(), metavar="FILE", help="Write an SVG instead of text.")
 @click.option(
@@ -112,12 +120,11 @@ def _complete(
 def show_command(
     context: click.Context,
     what: tuple[str, ...],
-    ranks: int,
+    ranks: int | None,
     root: int,
     arity: int | None,
     nodes: list[int] | None,
     segments: int,
-    stages: int | None,
     microbatches: int | None,
     chunks: int | None,
     costs: Costs | None,
@@ -128,11 +135,12 @@ def show_command(
     """Draw an ALGORITHM of a COLLECTIVE: which rank sends which blocks to which, round by round.
 
     Or draw a pipeline SCHEDULE: which rank computes which microbatch, and when.  A SCHEDULE is a
-    name, or MODULE:FUNCTION for a generator of your own; `auto` is computed for the --costs.
+    name, or FILE.py:NAME (MODULE:NAME) for a generator of your own; `auto` is computed for the
+    --costs.
     """
     if len(what) == 2:
         check_not_given(context, OF_PIPELINES, "pipeline schedules")
-        _show_algorithm(*what, ranks, root, arity, nodes, segments, svg)
+        _show_algorithm(*what, ranks or RANKS, root, arity, nodes, segments, svg)
         return
     if len(what) > 2 or (not what and trace is None):
         raise click.UsageError("expected a COLLECTIVE and an ALGORITHM, or a pipeline SCHEDULE")
@@ -141,10 +149,10 @@ def show_command(
     if trace is not None:
         from ..pipeline.schedules.show import comparison
 
-        drawn = comparison(_read_trace(trace, name, stages, microbatches, chunks), costs)
+        drawn = comparison(_read_trace(trace, name, ranks, microbatches, chunks), costs)
     else:
         assert name is not None
-        drawn = _draw(name, stages or STAGES, microbatches or MICROBATCHES, chunks, costs)
+        drawn = _draw(name, ranks or STAGES, microbatches or MICROBATCHES, chunks, costs)
     _show_schedule(drawn, svg, png)
 
 
@@ -162,8 +170,10 @@ def _show_algorithm(
     from ..schedule import show
 
     with naming("COLLECTIVE"):
-        algorithms(collective)
+        known = [a.name for a in algorithms(collective)]
     with naming("ALGORITHM"):
+        if re.split("[:/]", algorithm)[0] not in (*known, *RESERVED):
+            raise UnknownName(f"{collective} algorithm", algorithm, known)
         choice = find(collective, algorithm)
     if not 0 <= root < ranks:
         raise InvalidRank(root, ranks, "--root")
@@ -224,7 +234,7 @@ def _draw(
 
 
 def _read_trace(
-    path: str, name: str | None, stages: int | None, microbatches: int | None, chunks: int | None
+    path: str, name: str | None, ranks: int | None, microbatches: int | None, chunks: int | None
 ) -> Trace:
     """Return the trace in a file; raise InvalidArgument if its run had other values than given."""
     from ..pipeline.schedules.trace import read
@@ -233,7 +243,7 @@ def _read_trace(
     run = trace.measured
     for what, given, actual in (
         ("schedule", name, run.name),
-        ("--stages", stages, run.placement.ranks),
+        ("--ranks", ranks, run.placement.ranks),
         ("--microbatches", microbatches, run.microbatches),
         ("--chunks", chunks, run.placement.chunks),
     ):

@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
+from rich.console import Console
 
 from ..errors import InvalidArgument, UnknownName
-from .console import examples
+from .console import examples, make_console, make_table, show
+from .options import complete
 
 HERE = Path(__file__).resolve().parents[1]
 ROOTS = HERE / "launcher" / "shipped", HERE.parent  # of a wheel (setup.py), of a checkout
@@ -28,6 +31,13 @@ def scripts() -> dict[str, Path]:
     return {path.stem: path for path in sorted((root() / FOLDER).glob("*.sbatch"))}
 
 
+def _complete(
+    context: click.Context, argument: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return a shell's completions: the names of the scripts."""
+    return complete(scripts(), incomplete)
+
+
 @click.command(
     "slurm",
     short_help="Print or write the batch scripts for SLURM.",
@@ -37,10 +47,10 @@ def scripts() -> dict[str, Path]:
         "mpidist slurm --into .               all, with their programs, to ./slurm and ./examples",
     ),
 )
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_complete)
 @click.option(
     "--into",
-    type=click.Path(),
+    type=click.Path(file_okay=False),
     metavar="FOLDER",
     help="Write all scripts, their programs and knobs, for sbatch in this folder.",
 )
@@ -52,18 +62,26 @@ def slurm_command(name: str | None, into: str | None) -> None:
             raise click.UsageError(f"--into writes all scripts: expected no name, not {name}")
         _write(Path(into))
     elif name is None:
-        for script, path in known.items():
-            click.echo(f"{script:16} {_summary(path)}")
+        _print_names(make_console(), known)
     elif name.removesuffix(".sbatch") in known:
         click.echo(known[name.removesuffix(".sbatch")].read_text(encoding="utf-8"), nl=False)
     else:
         raise UnknownName("script", name, known)
 
 
+def _print_names(console: Console, known: dict[str, Path]) -> None:
+    """Print a table of the scripts: their names, and what they do."""
+    table = make_table(console, "=script", "what it does")
+    for script, path in known.items():
+        table.add_row(script, _summary(path))
+    show(console, table)
+
+
 def _summary(path: Path) -> str:
-    """Return the first comment line of a batch script, which says what the script is for."""
+    """Return the first sentence of a batch script's comment, which says what the script is for."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    return next(line[2:] for line in lines if line.startswith("# "))
+    comment = " ".join(line[2:] for line in lines if line.startswith("# "))
+    return comment[: comment.index(". ") + 1]
 
 
 def _write(target: Path) -> None:
@@ -77,5 +95,5 @@ def _write(target: Path) -> None:
         (target / PROGRAM).parent.mkdir(exist_ok=True)
         shutil.copy(root() / PROGRAM, target / PROGRAM)
     except OSError as error:
-        raise InvalidArgument(f"--into {target}: {error}") from None
+        raise InvalidArgument(f"--into {target}: {error.strerror or error}") from None
     click.echo(f"written: {target / FOLDER}, {target / PROGRAM}")

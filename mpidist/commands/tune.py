@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 @click.option(
     "--verify",
     "table",
+    type=click.Path(),
     metavar="FILE",
     help='Measure instead how much slower "auto" with this table is than the best.',
 )

@@ -11,8 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mpidist.cli import main
+from mpidist.cli import COMMANDS, main
 from mpidist.commands.prove import spans
+from mpidist.commands.slurm import scripts
 from mpidist.communicator import launch
 from mpidist.errors import LaunchError
 from mpidist.launcher.job import check_not_nested
@@ -23,7 +24,6 @@ from mpidist.schedule.registry import unregister
 from tests.support.processes import environment
 
 BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling", "torch")
-COMMANDS = ("bench", "demo", "explain", "info", "list", "prove", "run", "show", "slurm", "tune")
 
 MINE = '''
 from mpidist.schedule import algorithm
@@ -329,6 +329,11 @@ def test_launched_rank():
         ("bench allreduce --bytes 8,x", "--bytes … 'x' is not a size"),
         ("bench allreduce --bytes -8", "--bytes … '-8' is not a size"),
         ("bench allreduce --plot x.foo", "--plot … x.foo … ends in … .png"),
+        ("show allreduce nativ --ranks 2", "ALGORITHM … 'nativ' … known: binomial"),
+        ("show allreduce native", "native is not a schedule"),
+        ("list foo", "unknown collective 'foo' … known: … pipeline, reduce"),
+        ("completion ksh", "'ksh' is not one of 'bash', 'zsh', 'fish'"),
+        ("slurm trian_ddp", "did you mean 'train_ddp'"),
         ("bench allreduce --compare a.json b.json", "No such option … --compare"),
         ("bench compare a.json b.json --plot x.doc", "x.doc: expected a name that ends in"),
         ("bench compare no-a.json no-b.json", "no-a.json … No such file"),
@@ -377,7 +382,8 @@ def test_bad_input(arguments, told):
     pattern = ".*".join(re.escape(part) for part in told.split(" … "))
     assert re.search(pattern, text, re.DOTALL), text
     assert "Traceback" not in text
-    if "mpidist: error:" in text:
+    if "Examples:" not in text:  # the help of a group
+        assert text.count("mpidist: error:") == 1 and "Usage:" not in text
         busy = "warning: other processes"  # of a machine that runs other tests, too
         assert len([line for line in text.splitlines() if not line.startswith(busy)]) == 1
 
@@ -446,6 +452,9 @@ def test_only_rank_0_prints(monkeypatch):
         ("show zb-", "zb-h1 zb-h2 zb-v"),
         ("prove --algorithm ring,rab", "ring,rabenseifner"),
         ("explain reduce_", "reduce_scatter"),
+        ("slurm train_r", "train_requeue"),
+        ("prove --pipeline 1f1b,gp", "1f1b,gpipe"),
+        ("comp", "completion"),
     ],
 )
 def test_completion(words, completed):
@@ -459,3 +468,57 @@ def test_list_says_what_is_needed():
     text = call("list", "allgather")
     assert "(needs an even number of ranks)" in text
     assert "(needs equally many ranks on every node)" in text
+
+
+def commands(group):
+    """Yield the words and the command of each command of a group, and of its groups."""
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {words}", one) for words, one in commands(command))
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize(("words", "command"), [*commands(main)])
+def test_each_file_is_completed_as_one(words, command):
+    """A parameter whose placeholder is a file or folder asks the shell for one."""
+    context = click.Context(command)
+    for parameter in command.params:
+        shown = str(parameter.metavar).rstrip(".")
+        if shown.endswith((".json", "FILE", "FOLDER", "DIR", "PATH")):
+            found = parameter.shell_complete(context, "x")
+            assert [item.type for item in found] in (["file"], ["dir"]), (words, parameter.name)
+
+
+def test_ranks_and_stages_are_one():
+    assert call("show", "1f1b", "--ranks", "3") == call("show", "1f1b", "--stages", "3")
+    for words in (["--ranks", "2"], ["--stages", "2"]):
+        rows = json.loads(call("prove", "--pipeline", "gpipe", "--json", *words))["rows"]
+        assert [row["sizes"] for row in rows] == [[2]]
+
+
+def test_a_schedule_of_ones_own_by_file_or_module(tmp_path, monkeypatch):
+    text = "from mpidist.pipeline import B, F\n\n"
+    text += "def mine(rank, size, microbatches):\n"
+    text += "    yield from (F(k) for k in range(microbatches))\n"
+    text += "    yield from (B(k) for k in range(microbatches))\n"
+    (tmp_path / "of_mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for name in ("of_mine.py:mine", "of_mine:mine"):
+        assert "2 microbatches" in call("show", name, "--microbatches", "2")
+        assert "all proved" in call("prove", "--pipeline", name, "--ranks", "2")
+
+
+def test_slurm_cuts_no_sentence(monkeypatch):
+    for columns in ("0", "80"):
+        monkeypatch.setenv("MPIDIST_TERMINAL", columns)
+        monkeypatch.setenv("NO_COLOR", "1")
+        text = " ".join(re.sub("\x1b\\[[0-9;]*m", "", call("slurm")).split())
+        assert "the ranks save a checkpoint, and the job requeues itself" in text
+        assert len(re.findall(r"\.(?= [a-z_]+ [A-Z]|$)", text)) == len(scripts())
+
+
+def test_a_missing_file_is_named_once():
+    text = call("bench", "compare", "no-a.json", "no-b.json", status=2)
+    assert text.count("no-a.json") == 1 and "Errno" not in text
