@@ -26,7 +26,7 @@ def test_wheel(tmp_path):
     shutil.copytree(ROOT, tmp_path / "source", ignore=LEFT)
     build = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path)
     done = subprocess.run(
-        [sys.executable, *build, tmp_path / "source"], timeout=80, capture_output=True, text=True
+        [sys.executable, *build, tmp_path / "source"], timeout=200, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")

@@ -45,19 +45,20 @@ class Finished:
 
 def run_limited(
     command: Sequence[str],
-    limit: float,
+    limit: float | Callable[[], float],
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike | None = None,
     on_line: Callable[[str], object] = lambda line: None,
 ) -> Finished:
-    """Run a command for at most `limit` seconds, in a session of its own and without input.
+    """Run a command within a time limit, in a session of its own and without input.
 
     Parameters
     ----------
     command : sequence of str
         The program and its arguments.
-    limit : float
-        Seconds after which it is ended by :func:`end_processes`.
+    limit : float or callable
+        Seconds after which it is ended by :func:`end_processes`.  A callable returns the seconds
+        that are left now, and is called again when they have passed.
     env, cwd : mapping and path, optional
         Environment and folder; by default those of this process.
     on_line : callable
@@ -86,9 +87,13 @@ def run_limited(
     reader.start()
     status: int | None = None
     try:
-        status = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        end_processes(process, environ=env)
+        left = limit() if callable(limit) else limit
+        while status is None and left > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(left)
+            left = limit() if callable(limit) else 0
+        if status is None:
+            end_processes(process, environ=env)
     except BaseException:
         end_processes(process, environ=env)
         raise

@@ -35,6 +35,7 @@ from tests.support import collective_cases as cases
 from tests.support import message_cases
 
 SHORT = CollectiveConfig(timeout=0.4)
+SOON = 40.0  # seconds: before the default deadline, on a loaded machine too
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -244,18 +245,19 @@ def test_a_lost_message_meets_the_deadline(collective):
         begin = time.monotonic()
         with pytest.raises((CollectiveTimeout, CollectiveMismatch)) as caught:
             run_simulated(4, body, config=SHORT, faults=Faults(drop=drop))
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < SOON
         if isinstance(caught.value, CollectiveTimeout):
             assert "within 0.4 s" in str(caught.value)
             assert caught.value.collective == collective and caught.value.sequence
 
 
 def test_missing_ranks_break_the_communicator():
+    """Ranks 0 and 1 come within the deadline, though the process may be held up."""
     ready = threading.Barrier(3)
 
     def body(comm):
         if comm.rank == 2:
-            ready.wait(10)
+            ready.wait(SOON)
             return None
         with pytest.raises(CollectiveTimeout) as caught:
             comm.allreduce(1, algorithm="linear")
@@ -264,10 +266,10 @@ def test_missing_ranks_break_the_communicator():
         for call in (comm.barrier, lambda: comm.iallreduce(1), lambda: comm.send(1, 2)):
             with pytest.raises(CommunicatorBroken, match="broken since allreduce.*Timeout"):
                 call()
-        ready.wait(10)
+        ready.wait(SOON)
         return comm.broken
 
-    results = run_simulated(3, body, config=SHORT)
+    results = run_simulated(3, body, config=CollectiveConfig(timeout=3.0))
     assert results[2] is None and "create a new one" in results[0]
 
 
@@ -279,7 +281,7 @@ def test_a_rank_that_is_killed():
     begin = time.monotonic()
     with pytest.raises(RankFailed, match="rank 2 was killed after 5 messages"):
         run_simulated(4, body, faults=Faults(kill={2: 5}))
-    assert time.monotonic() - begin < 5  # no deadline was needed
+    assert time.monotonic() - begin < SOON  # no deadline was needed
 
 
 MESSAGES = {
@@ -390,13 +392,13 @@ def test_deadlocks_are_seen_at_once(way):
     begin = time.monotonic()
     with pytest.raises((DeadlockError, CollectiveMismatch), match=r"rank \d"):
         run_simulated(3, body)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < SOON
 
 
 def test_timeout_of_a_run():
     stop = threading.Event()
-    with pytest.raises(TimeoutError, match=r"\[1\] have not ended within 0.2 s"):
-        run_simulated(2, lambda comm: comm.rank and stop.wait(5), timeout=0.2)
+    with pytest.raises(TimeoutError, match=r"\[1\] have not ended within 3.0 s"):
+        run_simulated(2, lambda comm: comm.rank and stop.wait(SOON), timeout=3.0)
     stop.set()
 
 

@@ -55,7 +55,7 @@ def path(request, comm):
 def apart(comm):
     """The same ranks, each on a node of its own."""
     nodes = tuple(range(comm.size))
-    return Communicator(MpiBackend(comm.backend.comm, nodes), CollectiveConfig(timeout=20.0))
+    return Communicator(MpiBackend(comm.backend.comm, nodes), CollectiveConfig(timeout=90.0))
 
 
 def skip_unless_served(comm, algorithm):

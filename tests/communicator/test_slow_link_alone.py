@@ -11,7 +11,7 @@ from tests.support.jobs import each_mpi
 from tests.support.minicluster import Cluster, running
 
 TESTS = Path(__file__).resolve().parents[1]
-LIMIT = 75.0
+LIMIT = 200.0
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def read_commands(body: str) -> list[Command]:
     return commands
 
 
-LIMIT = 100.0  # seconds of a command; other tests run beside it
+LIMIT = 200.0  # seconds of a command; other work may be beside it
 PAGES = sorted(["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.rst"))])
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # What a time, or this machine, stands in is not compared with what is printed.
@@ -160,7 +160,7 @@ def catalogue():
     return catalogue
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", pages_with(1))
 def test_commands(page, tmp_path):
     """The reader's files are written, the commands typed; the output is what the page shows."""

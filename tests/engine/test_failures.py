@@ -14,7 +14,7 @@ from tests.support.jobs import HERE, LIMIT, ROOT, each_mpi, job, no_memory_left_
 @each_mpi
 def test_a_rank_that_raises(python):
     finished = job(python, 3, "raises")
-    assert finished.status and finished.seconds < 20
+    assert finished.status
     output = finished.output
     assert "rank 1 of 3 failed; the job ends" in output
     assert "ZeroDivisionError: the rank that is to blame" in output
@@ -34,7 +34,7 @@ def test_operations_that_are_pending_at_the_end(python, what):
 @each_mpi
 def test_a_stage_that_raises(python):
     finished = job(python, 3, "stage_raises")
-    assert finished.status and finished.seconds < 20
+    assert finished.status
     output = finished.output
     assert "rank 1 of 3 failed; the job ends" in output
     assert "ZeroDivisionError: the stage that is to blame" in output
@@ -46,7 +46,7 @@ def test_a_stage_that_raises(python):
 def test_a_rank_that_never_comes(python, algorithm):
     finished = job(python, 3, "never_comes", algorithm)
     assert said(finished, "named") == [0, 2], finished.output
-    assert finished.status and finished.seconds < 20
+    assert finished.status
 
 
 @each_mpi
@@ -112,7 +112,6 @@ def test_a_rank_that_is_stopped(python):
 def test_a_rank_that_is_killed(python):
     finished = job(python, 3, "killed")
     assert finished.status and said(finished, "went on") == []
-    assert finished.seconds < 20
 
 
 @each_mpi
@@ -121,7 +120,7 @@ def test_a_rank_that_is_killed(python):
 def test_killed_ranks_leave_no_memory(python, who, when):
     with no_memory_left_behind():
         finished = job(python, 3, "killed_in_memory", who, when)
-    assert finished.status and finished.seconds < 20 and said(finished, "went on") == []
+    assert finished.status and said(finished, "went on") == []
     of_mpich = re.findall(r"/dev/shm/mpich_shm_\w+", str(finished.words))
     assert of_mpich or not said(finished, "MPICH")
     assert not [path for path in of_mpich if Path(path).exists()]

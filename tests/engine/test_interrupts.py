@@ -25,7 +25,7 @@ def test_a_rank_that_is_interrupted(python, how):
     with no_memory_left_behind():
         finished = job(python, 3, "interrupted", how)
     assert said(finished, "named") == [1] and said(finished, "went on") == [], finished.output
-    assert finished.status and finished.seconds < 20
+    assert finished.status
     assert "ended with KeyboardInterrupt" in finished.output
 
 

@@ -42,7 +42,7 @@ def body(request, monkeypatch):
 @pytest.fixture
 def own(comm):
     """A communicator that a test may break."""
-    made = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=10.0))
+    made = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=90.0))
     yield made
 
 
@@ -135,7 +135,6 @@ def test_late_before_and_within(comm, body, way):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_another_operation(own, body, way):
-    own.timeout = 2.0
     x, out = make(own, 1000, way), make(own, 1000, way)
     x[:] = 1
     for _ in range(3):
@@ -157,8 +156,10 @@ def test_one_does_not_come(comm, own, body, way):
     if own.rank == 0:
         stay_away(comm, range(1, own.size))
         return
-    with pytest.raises(mpidist.CollectiveTimeout, match="rank 0 not arrived"):
+    with pytest.raises(mpidist.CollectiveTimeout, match=r"ranks? 0\b.* not arrived") as caught:
         own.allreduce(x, out=out, algorithm=way)
+    # Others that wait may have been held up for longer than the deadline.
+    assert caught.value.missing[0] == 0 and own.rank not in caught.value.missing
     done(comm, 0)
 
 

@@ -40,36 +40,39 @@ def python(program):
 def test_the_watch_tells_how_ranks_end(tmp_path, program, status, told):
     (tmp_path / "program.py").write_text(program)
     words = ["-m", "mpidist", "run", "-n", "2", "--label", str(tmp_path / "program.py")]
-    done = run([sys.executable, *words], 40, environment())
+    done = run([sys.executable, *words], 200, environment())
     assert done.status == status and told in done.output, done.output
 
 
 def test_the_watch_names_the_log_of_the_rank_that_failed(tmp_path):
     (tmp_path / "program.py").write_text("print('why'); raise SystemExit(3)")
     words = ["-m", "mpidist", "run", "-n", "1", "--log-dir", str(tmp_path)]
-    done = run([sys.executable, *words, str(tmp_path / "program.py")], 40, environment())
+    done = run([sys.executable, *words, str(tmp_path / "program.py")], 200, environment())
     (line,) = (line for line in done.output.splitlines() if "ended with exit code 3" in line)
     assert done.status == 3 and line.endswith(f"; its log: {tmp_path}/rank-00000.log")
     assert (tmp_path / "rank-00000.log").read_text() == "why\n"
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
-def test_the_watch_does_not_listen_to_strangers(said):
+def test_the_watch_does_not_listen_to_strangers(said, tmp_path):
     """A port scan must not end a job: the one rank ends well after it."""
-    watch = JobWatch(1)
+    watch, visited, shown_the_door = JobWatch(1), tmp_path / "visited", []
     port = watch.connections._listener.getsockname()[1]
 
     def visit():
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(said)
-            stranger.settimeout(20)
+            stranger.settimeout(100)
             with contextlib.suppress(ConnectionError):
-                assert stranger.recv(1) == b""  # it is shown the door
+                shown_the_door.append(stranger.recv(1) == b"")
+        visited.touch()
 
     guest = threading.Thread(target=visit)
     guest.start()
-    assert watch.run(watch.command(python("import time; time.sleep(0.5)")), RANK) == 0
+    stays = ["sh", "-c", f"while [ ! -e {visited} ]; do sleep 0.05; done"]
+    assert watch.run(watch.command(stays), RANK) == 0
     guest.join()
+    assert all(shown_the_door)
 
 
 def test_full_disk_ends_the_log_only(tmp_path):
@@ -84,7 +87,7 @@ import signal, sys, threading, time
 came = threading.Event()
 time.sleep(0.4)  # as long as it takes to import what one needs
 signal.signal(signal.SIGUSR1, lambda *_: came.set())
-sys.exit(0 if came.wait(20) else 1)
+sys.exit(0 if came.wait(100) else 1)
 """
 
 
@@ -104,12 +107,12 @@ def test_early_signal(tmp_path):
     ("left", "last", "does", "codes"),
     [
         (
-            "sleep 60",
+            "sleep 600",
             "wait",
             "while [ ! -e {} ]; do sleep 0.05; done; kill -9 $!; wait $!",
             (1, 137),
         ),
-        ("sh -c 'trap : TERM; sleep 60; sleep 60'", "exit 0", "wait $!", (0,)),
+        ("sh -c 'trap : TERM; sleep 600; sleep 600'", "exit 0", "wait $!", (0,)),
     ],
     ids=["killed", "well"],
 )
@@ -123,8 +126,8 @@ def test_children_of_a_shell_are_ended(tmp_path, monkeypatch, left, last, does, 
     watch, begun = JobWatch(1, label=True), time.monotonic()
     words = watch.command(["sh", "-c", program])
     assert watch.run(["sh", "-c", f'"$@" & {does.format(number)}', "sh", *words], RANK) in codes
-    assert time.monotonic() - begun < 40
-    until = time.monotonic() + 10
+    assert time.monotonic() - begun < 200
+    until = time.monotonic() + 60
     while processes.stat(int(number.read_text()))[:1] not in ([], ["Z"]):
         assert time.monotonic() < until, "the child of the shell is still there"
         time.sleep(0.02)
@@ -138,7 +141,7 @@ def more(*_):
     count += 1
 signal.signal(signal.SIGINT, more)
 print("ready", flush=True)
-until = time.monotonic() + 20.0
+until = time.monotonic() + 100.0
 while not count and time.monotonic() < until:
     time.sleep(0.05)
 time.sleep(0.5)  # for a second one
@@ -173,7 +176,7 @@ def test_control_c_reaches_the_launcher_once(job):
 def test_signal_is_passed_on(kind):
     """Not of a terminal: the launcher has not got it, and is sent it."""
     watch = kind(0)
-    assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 20"], environment()) == 143
+    assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 600"], environment()) == 143
 
 
 def test_a_launcher_that_does_not_end(monkeypatch, capfd):
@@ -181,17 +184,21 @@ def test_a_launcher_that_does_not_end(monkeypatch, capfd):
     monkeypatch.setattr(watching, "ENDS_WITHIN", 0.2)
     watch = JobWatch(1)
     words = watch.command(["true"])
-    assert watch.run(["sh", "-c", '"$@"; exec sleep 60', "sh", *words], RANK) == 0
+    assert watch.run(["sh", "-c", '"$@"; exec sleep 600', "sh", *words], RANK) == 0
     assert "all ranks succeeded 0.2 s ago: ending the launcher" in capfd.readouterr().err
 
 
 def test_before_slurm_kills_all(monkeypatch):
     """After SIGTERM the steps to the end fit into the time that is left."""
-    watch = JobWatch(0, kill_wait=2.0)
-    begun = time.monotonic()
-    deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 60 & wait; sleep 60"]
-    assert watch.run(deaf, environment()) == 137
-    assert time.monotonic() - begun < 10  # 8 s and three steps of 3 s otherwise
+    deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 600 & wait; sleep 600"]
+    seconds = []
+    for _ in range(4):  # on a loaded machine, one of them is in time
+        begun = time.monotonic()
+        assert JobWatch(0, kill_wait=2.0).run(deaf, environment()) == 137
+        seconds.append(time.monotonic() - begun)
+        if seconds[-1] < 10:
+            break
+    assert min(seconds) < 10, seconds  # 8 s and three steps of 3 s otherwise
 
 
 INIT = """
@@ -203,7 +210,7 @@ if sys.argv[1] == "through":
     tell_run("started")
     time.sleep(0.5)
 elif sys.argv[1] == "hangs":
-    time.sleep(60)
+    time.sleep(600)
 sys.exit(sys.argv[1] != "through")
 """
 
@@ -221,7 +228,7 @@ sys.exit(sys.argv[1] != "through")
 def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, told):
     """As MPICH under SLURM's pmi2, now and then; a rank that is late is waited for."""
     monkeypatch.setattr(watching, "LAST_REPORTS", 0.5)
-    watch = JobWatch(ranks, start_timeout=0.2)
+    watch = JobWatch(ranks, start_timeout=0.2 if how == "hangs" else 100.0)
     words = watch.command([sys.executable, "-c", INIT, how])
     assert watch.run(words, RANK) == status
     assert watch.never_started == never and told in capfd.readouterr().err

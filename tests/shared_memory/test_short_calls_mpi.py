@@ -19,7 +19,7 @@ STAGED = {"algorithm": "staged"}
 @pytest.fixture
 def own(comm):
     """A communicator that a test may break, whose slots are made."""
-    made = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=10.0))
+    made = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=90.0))
     made.allreduce(np.ones(1), **STAGED)
     yield made
 

