@@ -243,9 +243,10 @@ def _rows(part: RankEvents, origin: float, size: int) -> Iterator[dict[str, Any]
     pid, tracks = part.rank, _tracks(part.events)
     # Perfetto takes the threads 0 and `pid` of a process for one, its main thread.
     tids = {track: size + at if at else pid for at, track in enumerate(tracks)}
-    clock = f", clock ± {part.error * 1e6:.1f} µs" if part.error else ""
+    clock = f"clock ± {part.error * 1e6:.1f} µs" if part.error else ""
+    known = ", ".join(filter(None, (part.host, clock)))
     # Perfetto writes the number of the process, which is the rank again, behind its name.
-    yield _about(pid, pid, "process_name", name=f"rank {pid} ({part.host}{clock})")
+    yield _about(pid, pid, "process_name", name=f"rank {pid} ({known})" if known else f"rank {pid}")
     yield _about(pid, pid, "process_sort_index", sort_index=pid)
     for at, (track, tid) in enumerate(tids.items()):
         yield _about(pid, tid, "thread_name", name=_title(track))

@@ -19,6 +19,7 @@ from docutils.parsers.rst import Directive, directives
 DOCS = Path(__file__).resolve().parents[1]
 README_PLOT = DOCS / "_static" / "speed.svg"
 LIGHT = {"ink": "#1c2733", "faint": "#d0d7de", "background": "none"}
+PHONE = {"narrow": "yes"}  # beside the colours: panels one below the other
 DARK = {"ink": "#cfd0d0", "faint": "#40464d", "background": "none"}
 # Colours and marks that also differ without colour; readable on white and on black.
 LOOKS = [
@@ -30,6 +31,8 @@ LOOKS = [
     ("#c9423b", "P"),
     ("#6b7f8f", "X"),
 ]
+SCHEMES = {"light": LIGHT, "dark": DARK}
+VARIANTS = [(form, scheme) for form in ("wide", "narrow") for scheme in SCHEMES]
 Row = dict[str, str]
 
 
@@ -151,6 +154,29 @@ def with_colours(draw: Callable[[Any, dict], Any], colours: dict[str, str], path
     path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
 
 
+def panels_of(
+    plt: Any, colours: dict[str, str], count: int, size: tuple[float, float], **options: Any
+) -> tuple[Any, Any]:
+    """Return a figure of `size` inches and its panels: two in a row, or one for a phone."""
+    width, height = size
+    rows = -(-count // 2)
+    if colours.get("narrow"):
+        options.pop("width_ratios", None)
+        width, height, rows = 4.6, 0.8 * height / rows * count, count
+    figure, panels = plt.subplots(
+        rows, count // rows, figsize=(width, height), sharey=True, layout="constrained", **options
+    )
+    return figure, list(panels.flat)
+
+
+def legend(figure: Any, axes: Any, colours: dict[str, str], columns: int) -> None:
+    """Add the legend of a panel below all panels; on a phone in two columns at most."""
+    handles, labels = axes.get_legend_handles_labels()
+    across = min(columns, 1 if max(map(len, labels)) > 24 else 2)
+    columns = across if colours.get("narrow") else columns
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
 def size_axis(axes: Any, sizes: Sequence[int], every: int = 1) -> None:
     """Make the x axis one of sizes in bytes."""
     names = [
@@ -192,12 +218,12 @@ def groups() -> Iterator[list[Table]]:
 def draw_speed(plt: Any, colours: dict[str, str]) -> Any:
     """Draw × mpi4py over the size, one panel for each MPI library and number of ranks."""
     found = list(groups())
-    figure, panels = plt.subplots(2, 2, figsize=(9.2, 7.0), sharey=True, layout="constrained")
-    for axes, group in zip(panels.flat, found):
+    figure, panels = panels_of(plt, colours, 4, (9.2, 7.0))
+    for axes, group in zip(panels, found):
         speed_panel(axes, group, colours)
-    for axes in panels[:, 0]:
+    for axes in panels[::2]:
         axes.set_ylabel("× mpi4py, above 1 is faster")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend(figure, panels[0], colours, 4)
     return figure
 
 
@@ -213,7 +239,10 @@ def draw_readme(plt: Any, colours: dict[str, str]) -> Any:
 
 
 def draw_heat(plt: Any, colours: dict[str, str]) -> Any:
-    """Draw × mpi4py as a map of collective and size, red where slower."""
+    """Draw × mpi4py as a map of collective and size, red where slower.
+
+    On a phone there is room for every third size.
+    """
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
     shades = LinearSegmentedColormap.from_list(
@@ -222,14 +251,16 @@ def draw_heat(plt: Any, colours: dict[str, str]) -> Any:
     shade = LogNorm(0.2, 5)
     found = list(groups())
     # One panel below the other: side by side the digits are too small to be read.
-    figure, panels = plt.subplots(len(found), 1, figsize=(9.2, 4.3 * len(found)))
+    width, every = (4.6, 3) if colours.get("narrow") else (9.2, 1)
+    large = 9.5 if every > 1 else 11.5
+    figure, panels = plt.subplots(len(found), 1, figsize=(width, 4.3 * len(found)))
     figure.set_layout_engine("constrained", h_pad=0.12)
     for axes, group in zip(panels, found):
         names, rows = [], []
         for table in group:
             for kind in ("private", "symmetric"):
                 names.append(f"{table.collective}, {kind}")
-                rows.append([ratio for _, ratio in table.column(f"auto, {kind} arrays")])
+                rows.append([ratio for _, ratio in table.column(f"auto, {kind} arrays")][::every])
         axes.pcolormesh(rows, cmap=shades, norm=shade, edgecolors=colours["faint"], linewidth=0.4)
         for y, row in enumerate(rows):
             for x, ratio in enumerate(row):
@@ -241,12 +272,12 @@ def draw_heat(plt: Any, colours: dict[str, str]) -> Any:
                     f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}",
                     ha="center",
                     va="center",
-                    fontsize=11.5,
+                    fontsize=large,
                     color="#111" if pale else "#fff",
                 )
-        heads = [row["bytes"] for row in group[0].rows]
-        axes.set_xticks([k + 0.5 for k in range(len(heads))], heads, fontsize=11.5)
-        axes.set_yticks([k + 0.5 for k in range(len(names))], names, fontsize=11.5)
+        heads = [row["bytes"] for row in group[0].rows][::every]
+        axes.set_xticks([k + 0.5 for k in range(len(heads))], heads, fontsize=large)
+        axes.set_yticks([k + 0.5 for k in range(len(names))], names, fontsize=large)
         axes.tick_params(length=0)
         axes.invert_yaxis()
         axes.grid(False)
@@ -257,7 +288,7 @@ def draw_heat(plt: Any, colours: dict[str, str]) -> Any:
 
 def draw_bound(plt: Any, colours: dict[str, str]) -> Any:
     """Draw the share of the memory bound that an allreduce in symmetric memory reaches."""
-    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True, layout="constrained")
+    figure, panels = panels_of(plt, colours, 2, (9.2, 3.6))
     for axes, name in zip(panels, ("allreduce in place", "allreduce")):
         found = [table for table in tables() if table.collective == name]
         for table, (colour, mark) in zip(found, LOOKS):
@@ -268,14 +299,14 @@ def draw_bound(plt: Any, colours: dict[str, str]) -> Any:
         axes.set_title(name)
         axes.set_ylim(0, None)
     panels[0].set_ylabel("% of the memory bound")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend(figure, panels[0], colours, 4)
     return figure
 
 
 def draw_slow_link(plt: Any, colours: dict[str, str]) -> Any:
     """Draw × mpi4py of an allreduce between two nodes."""
     rows = printed("hierarchical.rst", "MPI       bytes")
-    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True, layout="constrained")
+    figure, panels = panels_of(plt, colours, 2, (9.2, 3.6))
     for axes, library in zip(panels, ("Open MPI", "MPICH")):
         mine = [row for row in rows if row["MPI"] == library]
         sizes = [size(row["bytes"]) for row in mine]
@@ -287,7 +318,7 @@ def draw_slow_link(plt: Any, colours: dict[str, str]) -> Any:
         ratio_axis(axes, 0.55, 2.3, colours)
         axes.set_title(library)
     panels[0].set_ylabel("× mpi4py, above 1 is faster")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    legend(figure, panels[0], colours, 5)
     return figure
 
 
@@ -322,9 +353,8 @@ def stack(axes: Any, names: Sequence[str], parts: Sequence[tuple[float, ...]]) -
 def draw_ddp(plt: Any, colours: dict[str, str]) -> Any:
     """Draw training steps in three parts: computation, hidden and exposed communication."""
     rows = printed("torch.rst", "work                                          candidate")
-    figure, panels = plt.subplots(
-        1, 2, figsize=(10.4, 4.0), layout="constrained", width_ratios=(3, 2)
-    )
+    size, shape = ((4.6, 6.4), (2, 1)) if colours.get("narrow") else ((10.4, 4.0), (1, 2))
+    figure, panels = plt.subplots(*shape, figsize=size, layout="constrained")
     names, parts = [], []
     for model in dict.fromkeys(row["work"] for row in rows if row["work"].startswith("step")):
         times = {row["candidate"]: number(row["time µs"]) for row in rows if row["work"] == model}
@@ -351,7 +381,7 @@ def draw_ddp(plt: Any, colours: dict[str, str]) -> Any:
             parts.append((least[name] - exposed - hidden, hidden, exposed))
     stack(panels[1], names, parts)
     panels[1].set_title("2 ranks, a link of 1 Gbit/s")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend(figure, panels[0], colours, 3)
     return figure
 
 
@@ -359,7 +389,7 @@ def draw_pipelines(plt: Any, colours: dict[str, str]) -> Any:
     """Draw bubble and peak of every shipped schedule on 4 ranks, with 8 and 16 microbatches."""
     from mpidist.pipeline import schedules, simulate
 
-    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.4), sharey=True, layout="constrained")
+    figure, panels = panels_of(plt, colours, 2, (9.2, 3.4))
     known = [s for s in schedules() if s.function.__module__.startswith("mpidist.")]
     for k, count in enumerate((8, 16)):
         lines = [simulate(schedule, 4, count) for schedule in known]
@@ -379,7 +409,7 @@ def draw_pipelines(plt: Any, colours: dict[str, str]) -> Any:
         axes.set_title(title)
         axes.grid(axis="y", visible=False)
         axes.margins(x=0.12)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    legend(figure, panels[0], colours, 2)
     return figure
 
 
@@ -401,8 +431,9 @@ def generate(folder: Path) -> None:
     sources = [Path(__file__), *DOCS.glob("*.rst"), *DOCS.glob("benchmarks_data/*")]
     newest = max(path.stat().st_mtime for path in sources)
     for name, draw in PLOTS.items():
-        for scheme, colours in (("light", LIGHT), ("dark", DARK)):
-            path = folder / f"{name}-{scheme}.svg"
+        for form, scheme in VARIANTS:
+            colours = SCHEMES[scheme] | (PHONE if form == "narrow" else {})
+            path = folder / f"{name}-{form}-{scheme}.svg"
             if not path.is_file() or path.stat().st_mtime < newest:
                 with_colours(draw, colours, path)
 
@@ -414,7 +445,7 @@ class Plot(Directive):
     option_spec = {"alt": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
-        """Return an image for light pages and one for dark pages."""
+        """Return an image for each colour scheme and width of page; style sheets choose one."""
         (name,) = self.arguments
         if name not in PLOTS:
             raise self.error(f"plot {name!r}: expected one of {', '.join(PLOTS)}")
@@ -422,11 +453,12 @@ class Plot(Directive):
             raise self.error(f"plot {name!r}: expected :alt:")
         return [
             nodes.image(
-                uri=f"/generated/plots/{name}-{scheme}.svg",
+                uri=f"/generated/plots/{name}-{form}-{scheme}.svg",
                 alt=self.options["alt"],
-                classes=[f"only-{scheme}", "plot"],
+                classes=[f"only-{scheme}", "plot", f"plot-{form}"],
+                loading="lazy",  # those that are not shown are not fetched
             )
-            for scheme in ("light", "dark")
+            for form, scheme in VARIANTS
         ]
 
 

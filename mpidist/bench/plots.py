@@ -28,6 +28,11 @@ _COLOURS = (
 )
 
 
+# Places of a legend: to the right of the panel, and below it.
+BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
+BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+
+
 def check_packages(option: str, *packages: str) -> None:
     """Raise Unsupported if a package that the command's `option` needs is not installed."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
@@ -45,10 +50,11 @@ def endings() -> list[str]:
     return sorted(FigureCanvasBase.get_supported_filetypes())
 
 
-def draw(results: Results) -> Figure:
+def draw(results: Results, narrow: bool = False) -> Figure:
     """Draw time and bus bandwidth over the bytes, two panels for each collective.
 
-    The bare call, native and auto are black; every other candidate has a colour.
+    The bare call, native and auto are black; every other candidate has a colour.  A `narrow` figure
+    has one panel below the other, for a phone.
     """
     from matplotlib.figure import Figure
 
@@ -57,8 +63,15 @@ def draw(results: Results) -> Figure:
         raise Unsupported("nothing was measured, so there is nothing to draw")
     parts = [[row for row in results.rows if row.work == name] for name in names]
     heights = [max(4.6, 0.8 + 0.19 * len({row.label for row in rows})) for rows in parts]
-    figure = Figure(figsize=(13.5, sum(heights)), layout="constrained")
-    grid = figure.subplots(len(names), 2, squeeze=False, height_ratios=heights)
+    if narrow:
+        # The legend is below its panels.
+        heights = [6.6 + 0.19 * len({row.label for row in rows}) for rows in parts]
+        figure = Figure(figsize=(4.6, sum(heights)), layout="constrained")
+        ratios = [ratio for height in heights for ratio in (3.3, height - 3.3)]
+        grid = figure.subplots(2 * len(names), 1, height_ratios=ratios).reshape(len(names), 2)
+    else:
+        figure = Figure(figsize=(13.5, sum(heights)), layout="constrained")
+        grid = figure.subplots(len(names), 2, squeeze=False, height_ratios=heights)
     for (left, right), name, rows in zip(grid, names, parts):
         ranks = counted(rows[0].ranks, "rank")
         place = ", in place" if rows[0].in_place else ""
@@ -66,7 +79,7 @@ def draw(results: Results) -> Figure:
         left.set(title=f"{name}, {ranks}, {rows[0].dtype}{place}", ylabel="time (µs)")
         _curves(right, rows, "busbw_gbs")
         right.set(title=f"{name}: bus bandwidth", ylabel="busbw (GB/s)")
-        _legend(right, rows)
+        _legend(right, rows, narrow)
     return figure
 
 
@@ -118,8 +131,8 @@ def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _legend(axes: Any, rows: list[Row]) -> None:
-    """Add the legend to the right of the panel, sorted by bandwidth at the largest size."""
+def _legend(axes: Any, rows: list[Row], below: bool) -> None:
+    """Add the legend beside or below the panel, sorted by bandwidth at the largest size."""
     last = max(row.bytes or 0 for row in rows)
     speed = {row.label: row.busbw_gbs or 0.0 for row in rows if row.bytes == last}
     handles, labels = axes.get_legend_handles_labels()
@@ -127,8 +140,7 @@ def _legend(axes: Any, rows: list[Row]) -> None:
     axes.legend(
         [handle for handle, _ in order],
         [label for _, label in order],
-        loc="center left",
-        bbox_to_anchor=(1.01, 0.5),
+        **(BELOW if below else BESIDE),
         fontsize=8,
         frameon=False,
         title=f"by speed at {format_size(last)}",
@@ -139,18 +151,20 @@ def _legend(axes: Any, rows: list[Row]) -> None:
     )
 
 
-def draw_training(result: Any) -> Figure:
+def draw_training(result: Any, narrow: bool = False) -> Figure:
     """Draw loss and accuracy of the demo over the epochs, beside those of one process.
 
     Parameters
     ----------
     result : DemoResult
         Result of ``mpidist.demo.train``.
+    narrow : bool
+        Whether the panels are one below the other, for a phone.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(4.6, 6.4) if narrow else (12, 3.8), layout="constrained")
+    left, right = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
     epochs = range(1, len(result.losses) + 1)
     together = f"{counted(result.ranks, 'rank')} together"
     left.plot(epochs, result.losses, "C0-", linewidth=2.4, label=together)
@@ -172,7 +186,7 @@ def draw_training(result: Any) -> Figure:
 WORSE = 0.05  # part of a time by which a run that is slower is marked
 
 
-def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
+def draw_comparison(comparisons: Mapping[str, Comparison], narrow: bool = False) -> Figure:
     """Draw the time of the first run divided by that of another, a panel for each collective.
 
     Work without a size has a panel too, with a point for each candidate.  Above 1 the other run is
@@ -182,6 +196,8 @@ def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
     ----------
     comparisons : dict
         The comparison with each of the other runs, by the name of that run.
+    narrow : bool
+        Whether the figure is for a phone, with the legend below each panel.
     """
     from matplotlib.figure import Figure
 
@@ -189,17 +205,18 @@ def draw_comparison(comparisons: Mapping[str, Comparison]) -> Figure:
     names = list(dict.fromkeys(pair.first.work for _, pair in pairs))
     if not names:
         raise Unsupported("no row is in both runs, so there is nothing to draw")
-    figure = Figure(figsize=(10.5, 4.2 * len(names)), layout="constrained")
+    size = (4.6, 6.0 * len(names)) if narrow else (10.5, 4.2 * len(names))
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(names), 1, squeeze=False)
     for axes, name in zip(grid[:, 0], names):
         part = [(run, pair) for run, pair in pairs if pair.first.work == name]
-        _ratios(axes, part, list(comparisons))
+        _ratios(axes, part, list(comparisons), narrow)
         ranks = counted(part[0][1].first.ranks, "rank")
         axes.set(title=f"{name}, {ranks}", ylabel="time of first / time of other")
     return figure
 
 
-def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str]) -> None:
+def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str], narrow: bool) -> None:
     """Draw one panel: of each pair, the first run's time over the other's, at the pair's size.
 
     Work without a size has its candidates on the x axis.  `part` has the pairs of one kind of work,
@@ -238,8 +255,7 @@ def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str]) -> None:
         axes.margins(x=0.1)
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(
-        loc="center left",
-        bbox_to_anchor=(1.01, 0.5),
+        **(BELOW if narrow else BESIDE),
         fontsize=9,
         frameon=False,
         title="above 1: faster than the first\nred ring: more than 5 % slower",
@@ -263,11 +279,17 @@ def save(figure: Figure, path: str) -> None:
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an SVG element for an HTML page."""
+    """Return a figure as an SVG element for an HTML page, in the page's colours.
+
+    Black is ``currentColor``, and so is what has no colour of its own; the ground is that of the
+    page.
+    """
     target = io.StringIO()
     figure.savefig(target, format="svg", metadata={"Date": None})
     text = target.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace("fill: #ffffff", "fill: none").replace("#ffffff", "var(--paper)")
+    text = text.replace("#000000", "currentColor").replace("stroke: black", "stroke: currentColor")
     return text[text.index("<svg") :]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from ..measure import counted
 from .compare import Comparison
 from .compare import tables as comparison_tables
 from .plots import as_svg, draw, draw_comparison, draw_training
-from .results import Results, Table, tables
+from .results import Results, Table, busy_text, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def bench_page(results: Results) -> str:
     """Return the HTML page of a run of ``mpidist bench``."""
     names = ", ".join(dict.fromkeys(row.work for row in results.rows))
-    title, figures = f"mpidist bench: {names}", {"": draw(results)}
+    title, figures = f"mpidist bench: {names}", {"": partial(draw, results)}
     return _page(title, _machine(results), figures, tables(results), results.header, results.notes)
 
 
@@ -51,7 +52,7 @@ def comparison_page(
     }
     title = f"mpidist bench compare: {', '.join(header)}"
     lead = f"Ratios are times of {name} over those of the other: above 1 the other is faster."
-    return _page(title, lead, {"": draw_comparison(comparisons)}, shown, header)
+    return _page(title, lead, {"": partial(draw_comparison, comparisons)}, shown, header)
 
 
 def demo_page(result: Any, results: Results) -> str:
@@ -79,20 +80,23 @@ def demo_page(result: Any, results: Results) -> str:
         f"{_machine(results)}"
     )
     title = "mpidist demo: training on handwritten digits"
-    figures = {"Training": draw_training(result)}
+    figures = {"Training": partial(draw_training, result)}
     return _page(title, lead, figures, tables(results), results.header, results.notes, facts)
 
 
 def _page(
     title: str,
     lead: str,
-    figures: Mapping[str, Figure],
+    figures: Mapping[str, Callable[..., Figure]],
     shown: Sequence[Table],
     header: Mapping[str, Any],
     notes: Sequence[str] = (),
     facts: dict[str, str] | None = None,
 ) -> str:
-    """Return the HTML page: title, lead text, facts, figures (SVG), tables, notes, run's header."""
+    """Return the HTML page: title, lead text, facts, figures (SVG), tables, notes, run's header.
+
+    Each figure is drawn twice, for wide and for narrow windows: ``draw(narrow=…)``.
+    """
     from jinja2 import Environment
 
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
@@ -103,9 +107,13 @@ def _page(
             title=title,
             lead=lead,
             facts=facts,
-            figures={heading: as_svg(figure) for heading, figure in figures.items()},
+            figures={
+                heading: [as_svg(draw_it(narrow=narrow)) for narrow in (False, True)]
+                for heading, draw_it in figures.items()
+            },
+            warnings=[busy_text(*node) for node in header.get("busy", ())],
             tables=shown,
-            header={name: _text(value) for name, value in header.items()},
+            header={name: _text(value) for name, value in header.items() if name != "busy"},
             notes=notes,
         )
     )

@@ -325,6 +325,14 @@ def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
     return [(host, cores, used) for host, cores, used in firsts if used > BUSY * cores]
 
 
+def busy_text(host: str, cores: int, used: float) -> str:
+    """Return the warning of a busy node that :func:`busy_cores` found."""
+    return (
+        f"warning: other processes use {used:.1f} of the {cores} cores of {host}: times will "
+        "scatter, compare only those of one run"
+    )
+
+
 def _ticks() -> list[int]:
     """Return the ticks of all cores since boot in /proc/stat: user, nice, system, idle, disk, …."""
     with open("/proc/stat", encoding="ascii") as file:
@@ -534,7 +542,7 @@ def _table(heading: str, rows: Sequence[Row], all_columns: Iterable[Column]) -> 
     lines = []
     for _, group in groupby(rows, lambda row: (row.work, row.bytes)):
         equals = list(group)
-        fastest = min(equals, key=lambda row: row.time_us)
+        fastest = leader(equals)
         for row in equals:
             line = Line([column.text(row) for column in shown])
             line.starts_group = row is equals[0]
@@ -544,7 +552,17 @@ def _table(heading: str, rows: Sequence[Row], all_columns: Iterable[Column]) -> 
     return Table(heading, [column.head for column in shown], lines)
 
 
-def _style(row: Row, fastest: Row) -> str:
+def leader(rows: Sequence[Row]) -> Row | None:
+    """Return the fastest row; None if its lead is not larger than the spread of the first two."""
+    fastest, *others = sorted(rows, key=lambda row: row.time_us)
+    if others:
+        lead = others[0].time_us / fastest.time_us - 1 if fastest.time_us else 0.0
+        if lead <= max(fastest.spread or 0.0, others[0].spread or 0.0):
+            return None
+    return fastest
+
+
+def _style(row: Row, fastest: Row | None) -> str:
     if row.correct is False:
         return "wrong"
     if row is fastest:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..measure import counted, format_size
 from ..schedule.registry import RESERVED
-from .bench.collectives import on_step, print_results
+from .bench.collectives import on_step, print_results, warn_if_busy
 from .console import examples, make_console, progress_bar
 from .options import (
     CALLED,
@@ -103,9 +103,12 @@ def demo_command(
     if comm.rank == 0:
         _print_training(console, result)
     gradients = result.gradients[: None if bytes_limit is None else bytes_limit // 4]
+    busy = warn_if_busy(comm)
     total = comparison_steps(gradients, algorithms, budget)
     with progress_bar("measuring", total) as advance:
         results = compare(comm, gradients, algorithms, budget, on_step(advance))
+    if busy:
+        results.header["busy"] = busy
     same = same_bits(results)
     if comm.rank == 0:
         _print_comparison(console, results, gradients, same)

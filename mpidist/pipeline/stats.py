@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,23 +136,25 @@ def record(comm: Communicator, last: LastStep, microbatches: int, path: str | Pa
 
     All times are by the clock of rank 0, from the beginning of the first action.
     """
-    everyone = comm.allgather_object((clock_offset(comm)[0], last.spans, last.peak))
-    if not all(part for _, part, _ in everyone):
+    everyone = comm.allgather_object(
+        (clock_offset(comm)[0], last.spans, last.peak, socket.gethostname())
+    )
+    if not all(part for _, part, *_ in everyone):
         raise InvalidArgument(
             f"rank {comm.rank}: trace({str(path)!r}) before the first step: expected a step(), or "
             "a forward() and a backward(), before it"
         )
     aligned = []
-    for shift, part, _ in everyone:
+    for shift, part, *_ in everyone:
         aligned.append(tuple([Span(s.action, s.begin - shift, s.end - shift) for s in part]))
     start = min(part[0].begin for part in aligned)
     moved = tuple([tuple([Span(a, b - start, e - start) for a, b, e in part]) for part in aligned])
     measured = Timeline(last.plan.name, last.plan.placement, microbatches, moved)
-    trace = Trace(measured, mean_costs(measured), tuple(peak for _, _, peak in everyone))
+    trace = Trace(measured, mean_costs(measured), tuple(peak for _, _, peak, _ in everyone))
     failure = None
     if comm.rank == 0:
         try:
-            write(path, trace, comm.name, last.step)
+            write(path, trace, comm.name, last.step, [host for *_, host in everyone])
         except OSError as error:
             failure = str(error)
     failure = comm.broadcast_object(failure)

@@ -11,20 +11,28 @@ from .registry import Algorithm, Choice, Groups
 
 _MARGIN, _TOP, _COLUMN, _LANE, _GAP = 64, 84, 130, 24, 14
 _NODES = 24  # height of the line with the numbers of the nodes
-_COLOURS = {"receive": "#1f6fb4", "reduce": "#c1440e", "copy": "#5b6770"}
 _MEANING = {"receive": "message", "reduce": "message that is combined (+)", "copy": "local copy"}
 _STYLE = (
     "text{font:12px sans-serif;fill:#222}"
     ".title{font-size:16px;font-weight:bold}"
     ".small{fill:#555}"
     ".rank{font-weight:bold;text-anchor:middle}"
-    ".label{text-anchor:middle;font-size:11px}"
-    ".left{font-size:11px}"
+    ".label,.label text{text-anchor:middle;font-size:11px}"
+    ".label .left{text-anchor:start}"
     ".life{stroke:#9aa3ab;stroke-width:1.5}"
     ".grid{stroke:#d5d9dd;stroke-dasharray:3 4}"
-    ".receive{stroke:#1f6fb4}.reduce{stroke:#c1440e}.copy{stroke:#5b6770}"
     ".arrow{stroke-width:1.6;fill:none}"
-    ".node{fill:#eef3f8}.node.odd{fill:#f8f1e6}"
+    ".receive{stroke:#1f6fb4;marker-end:url(#receive)}#receive{fill:#1f6fb4}"
+    ".reduce{stroke:#c1440e;marker-end:url(#reduce)}#reduce{fill:#c1440e}"
+    ".copy{stroke:#5b6770;marker-end:url(#copy)}#copy{fill:#5b6770}"
+    ".odd{stroke-dasharray:7 3}"
+    ".paper{fill:#fff}.node{fill:#eef3f8}.node.odd{fill:#f8f1e6}"
+    # On a page the scheme is that of the page (its color-scheme), in a viewer that of the reader.
+    "@media (prefers-color-scheme:dark){"
+    "text{fill:#e2e4e6}.small{fill:#a9b0b7}.life{stroke:#6f7880}.grid{stroke:#3d444b}"
+    ".receive{stroke:#6cb2f0}#receive{fill:#6cb2f0}.reduce{stroke:#f58a5b}#reduce{fill:#f58a5b}"
+    ".copy{stroke:#a9b4be}#copy{fill:#a9b4be}"
+    ".paper{fill:#16181b}.node{fill:#1f2a36}.node.odd{fill:#332a1c}}"
 )
 
 
@@ -42,8 +50,10 @@ def draw(reading: Reading) -> str:
         bottom = y + _GAP + _LANE * (max(lanes) + 1) + _GAP // 2
         name = "start" if time == 0 else str(time)
         body.append(_text(16, (y + bottom) / 2 + 4, name, "small"))
-        for move, lane in zip(moves, lanes):
-            body.append(_arrow(reading, move, x, y + _GAP + _LANE * lane))
+        drawn = [_arrow(reading, m, x, y + _GAP + _LANE * lane) for m, lane in zip(moves, lanes)]
+        body += [arrow for arrow, _, _ in drawn]
+        body.append(f'<path class="paper" d="{"".join(paper for _, paper, _ in drawn)}"/>')
+        body.append(f'<g class="label">{"".join(label for _, _, label in drawn)}</g>')
         y = bottom
         body.append(_line(10, y, width - 10, y, "grid"))
     head = [
@@ -61,7 +71,7 @@ def draw(reading: Reading) -> str:
             f"<title>{escape(reading.title)}</title>",
             f"<style>{_STYLE}</style>",
             _markers(),
-            '<rect width="100%" height="100%" fill="#fff"/>',
+            '<rect class="paper" width="100%" height="100%"/>',
             *_nodes(reading, x, top - 44, y + 12),
             *head,
             *body,
@@ -78,8 +88,8 @@ def _nodes(reading: Reading, x: list[int], top: float, bottom: float) -> list[st
         for first, last in _runs(sorted(ranks)):
             left, right = x[first] - half, x[last] + half
             parts.append(
-                f'<rect class="node{" odd" * (number % 2)}" x="{left:.1f}" y="{top:.1f}" '
-                f'width="{right - left:.1f}" height="{bottom - top:.1f}" rx="6"/>'
+                f'<rect class="node{" odd" * (number % 2)}" x="{_n(left)}" y="{_n(top)}" '
+                f'width="{_n(right - left)}" height="{_n(bottom - top)}" rx="6"/>'
             )
             middle = (x[first] + x[last]) / 2
             parts.append(_text(middle, top + 14, f"node {number}", "label small"))
@@ -128,30 +138,27 @@ def _label(reading: Reading, move: Move) -> str:
     return f"{reading.name(move.strand)}{'+' if move.kind == 'reduce' else ''}{blocks}"
 
 
-def _arrow(reading: Reading, move: Move, x: list[int], y: float) -> str:
+def _arrow(reading: Reading, move: Move, x: list[int], y: float) -> tuple[str, str, str]:
+    """Return the arrow of a message or copy, the outline of the ground of its label, its label."""
     label = _label(reading, move)
     if move.kind == "copy":
         at = x[move.source]
-        hook = f'<path class="arrow copy" d="M{at} {y}h14v8h-11" marker-end="url(#copy)"/>'
-        return hook + _text(at + 20, y + 8, label, "left")
+        hook = f'<path class="arrow copy" d="M{_n(at)} {_n(y)}h14v8h-11"/>'
+        return hook, "", _text(at + 20, y + 8, label, "left")
     a, b = x[move.source], x[move.target]
     inset = 3 if a < b else -3
-    dash = ' stroke-dasharray="7 3"' if move.strand and move.strand[-1] % 2 else ""
+    odd = " odd" if move.strand and move.strand[-1] % 2 else ""
     # Near the sender: in the middle a label would cover another rank's line.
     middle = a + (b - a) / (2 * abs(move.target - move.source))
     height = y + 10 * (middle - a) / (b - a)
     arrow = (
-        f'<line class="arrow {move.kind}" x1="{a}" y1="{y}" x2="{b - inset}" y2="{y + 10}"'
-        f'{dash} marker-end="url(#{move.kind})"/>'
+        f'<path class="arrow {move.kind}{odd}" d="M{_n(a)} {_n(y)}L{_n(b - inset)} {_n(y + 10)}"/>'
     )
     if not label:
-        return arrow
+        return arrow, "", ""
     room = 6.2 * len(label) + 4
-    paper = (
-        f'<rect x="{middle - room / 2:.1f}" y="{height - 7:.1f}" width="{room:.1f}" height="14" '
-        f'fill="#fff"/>'
-    )
-    return arrow + paper + _text(middle, height + 4, label, "label")
+    paper = f"M{_n(middle - room / 2)} {_n(height - 7)}h{_n(room)}v14h{_n(-room)}z"
+    return arrow, paper, _text(middle, height + 4, label)
 
 
 def _legend(reading: Reading) -> tuple[list[str], float]:
@@ -162,10 +169,7 @@ def _legend(reading: Reading) -> tuple[list[str], float]:
     parts = []
     x = 16
     for kind in (k for k in _MEANING if k in kinds):
-        parts.append(
-            f'<line class="arrow {kind}" x1="{x}" y1="44" x2="{x + 30}" y2="44" '
-            f'marker-end="url(#{kind})"/>'
-        )
+        parts.append(f'<path class="arrow {kind}" d="M{x} 44h30"/>')
         parts.append(_text(x + 38, 48, _MEANING[kind], "small"))
         x += 70 + 7 * len(_MEANING[kind])
     if cut:
@@ -181,18 +185,24 @@ def _markers() -> str:
     arrows = "".join(
         f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         f'markerHeight="7" markerUnits="userSpaceOnUse" orient="auto">'
-        f'<path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
-        for kind, colour in _COLOURS.items()
+        f'<path d="M0 0L8 4L0 8z"/></marker>'
+        for kind in _MEANING
     )
     return f"<defs>{arrows}</defs>"
 
 
-def _text(x: float, y: float, content: str, style: str) -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(content)}</text>'
+def _text(x: float, y: float, content: str, style: str = "") -> str:
+    named = f' class="{style}"' if style else ""
+    return f'<text{named} x="{_n(x)}" y="{_n(y)}">{escape(content)}</text>'
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    return f'<path class="{style}" d="M{_n(x1)} {_n(y1)}L{_n(x2)} {_n(y2)}"/>'
+
+
+def _n(pixels: float) -> str:
+    """Return a coordinate in tenths of a pixel, without a zero at its end."""
+    return f"{pixels:.1f}".removesuffix(".0")
 
 
 _Chosen = str | Algorithm | Choice

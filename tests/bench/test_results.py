@@ -12,6 +12,7 @@ from mpidist.bench import Refusal, Results, Row
 from mpidist.bench.compare import compare
 from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
 from mpidist.bench.plots import draw, draw_comparison
+from mpidist.bench.report import bench_page
 from mpidist.bench.results import bound_percent, bound_us, knobs, tables
 from mpidist.cli import main
 from mpidist.commands.bench.collectives import print_results
@@ -317,3 +318,28 @@ def test_scaling_columns():
         ["8", "auto", "1.000", "3.000"],
         ["64", "auto", "1.000", "3.000"],
     ]
+
+
+def test_a_lead_within_the_spread_is_no_win():
+    def row(candidate, time_us, share):
+        return Row(
+            **{"work": "allreduce", "candidate": candidate, "ranks": 2, "time_us": time_us},
+            **{"ratio": 1.0, "correct": True, "bytes": 8, "spread": share},
+        )
+
+    for share, styles in ((1.28, ["", ""]), (0.05, ["fastest", ""])):
+        rows = [row("ring", 10.0, share), row("tree", 12.0, 0.01)]
+        (table,) = tables(Results({}, rows))
+        assert [line.style for line in table.lines] == styles
+
+
+def test_a_report_warns_of_a_busy_machine_and_follows_the_scheme():
+    row = Row(
+        **{"work": "allreduce", "candidate": "ring", "ranks": 2, "time_us": 1.0, "ratio": 1.0},
+        **{"correct": True, "bytes": 8, "busbw_gbs": 1.0, "dtype": "float32"},
+    )
+    page = bench_page(Results({"busy": [("here", 2, 1.7)]}, [row]))
+    assert "1.7 of the 2 cores of here" in page and 'class="warning"' in page
+    assert "prefers-color-scheme: dark" in page and "currentColor" in page
+    assert page.count("<svg") == 2, "a wide one and one for phones"
+    assert "#000000" not in page and 'class="warning"' not in bench_page(Results({}, [row]))

@@ -59,3 +59,19 @@ def test_plot_of_the_readme_has_the_figures_of_the_tables(plots, tmp_path):
     ]
     assert lines[0], "no lines"
     assert lines[0] == lines[1], "run: python docs/_ext/plots.py"
+
+
+def test_plots_for_phones_are_narrow(plots, tmp_path):
+    """At 390 pixels a letter of 8 points is 9 pixels high in them, 4 in the wide ones."""
+    for name, draw in plots.PLOTS.items():
+        path = tmp_path / f"{name}.svg"
+        plots.with_colours(draw, plots.LIGHT | plots.PHONE, path)
+        width = re.search(r'<svg[^>]* width="([\d.]+)pt"', path.read_text(encoding="utf-8"))[1]
+        assert float(width) <= 340, name
+
+
+def test_panels_are_all_drawn(plots, tmp_path):
+    for colours in (plots.LIGHT, plots.LIGHT | plots.PHONE):
+        plots.with_colours(plots.draw_pipelines, colours, tmp_path / "pipelines.svg")
+        text = (tmp_path / "pipelines.svg").read_text(encoding="utf-8")
+        assert ">8 microbatches<" in text and ">16 microbatches<" in text

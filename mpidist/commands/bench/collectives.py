@@ -218,13 +218,14 @@ def report_results(
         Path(report).write_text(bench_page(results), encoding="utf-8")
 
 
-def warn_if_busy(comm: Communicator) -> None:
-    """Print a warning for each node where other processes use over 15 % of cores; collective."""
-    from ...bench.results import busy_cores
+def warn_if_busy(comm: Communicator) -> list[tuple[str, int, float]]:
+    """Print a warning for each node where other processes use over 15 % of cores; collective.
 
-    for host, cores, used in busy_cores(comm):
-        make_console(stderr=True).print(
-            f"warning: other processes use {used:.1f} of the {cores} cores of {host}: times will "
-            "scatter, compare only those of one run",
-            style="yellow",
-        )
+    Return what :func:`~mpidist.bench.results.busy_cores` found.
+    """
+    from ...bench.results import busy_cores, busy_text
+
+    busy = busy_cores(comm)
+    for node in busy:
+        make_console(stderr=True).print(busy_text(*node), style="yellow")
+    return busy

@@ -11,11 +11,16 @@ from .simulate import Timeline
 
 COLOURS = {"F": "#1f6fb4", "B": "#2a8a57", "I": "#0f9b9b", "W": "#d98a1c"}
 _LOOKS = {
-    "title": 'font-size="16" font-weight="bold" fill="#222"',
-    "bold": 'font-size="12" font-weight="bold" fill="#222"',
-    "plain": 'font-size="12" fill="#222"',
-    "right": 'font-size="12" text-anchor="end" fill="#222"',
+    "title": 'font-size="16" font-weight="bold"',
+    "bold": 'font-size="12" font-weight="bold"',
+    "plain": 'font-size="12"',
+    "right": 'font-size="12" text-anchor="end"',
 }
+# Light colours are attributes, since some viewers read no style sheets; dark ones are here.
+_DARK = (
+    "<style>@media (prefers-color-scheme:dark){"
+    ".paper{fill:#16181b}.ground{fill:#262a2f}.box{stroke:#16181b}.word{fill:#e2e4e6}}</style>"
+)
 _LEFT, _RIGHT, _TOP, _ROW, _NOTE = 70, 20, 84, 26, 18
 _NARROWEST, _WIDEST, _PAGE = 18.0, 30.0, 1500.0  # pixels: of a typical action, of the picture
 
@@ -158,26 +163,28 @@ def svg(made: Sheet) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{made.width:.0f}" '
         f'height="{made.height:.0f}" viewBox="0 0 {made.width:.0f} {made.height:.0f}" role="img">',
         f"<title>{escape(made.title)}</title>",
-        '<rect width="100%" height="100%" fill="#fff"/>',
+        _DARK,
+        '<rect class="paper" width="100%" height="100%" fill="#fff"/>',
     ]
     for x, y, width, height in made.ground:
         parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="#eef0f2"/>'
+            f'<rect class="ground" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" '
+            f'fill="#eef0f2"/>'
         )
+    parts.append('<g class="box" stroke="#fff" stroke-width="0.8">')
     for box in made.boxes:
+        border = f' stroke-width="{box.border:.2g}"' if box.border < 0.8 else ""
         parts.append(
-            f'<rect x="{box.x:.2f}" y="{box.y:.1f}" width="{box.width:.2f}" height="{box.height}" '
-            f'fill="{box.colour}" stroke="#fff" stroke-width="{box.border:.2g}"/>'
+            f'<rect x="{box.x:.6g}" y="{box.y:.6g}" width="{box.width:.4g}" '
+            f'height="{box.height:g}" fill="{box.colour}"{border}/>'
         )
-        if box.text:
-            colour = "#fff" if box.dark else "#222"
-            look = f'text-anchor="middle" font-size="11" fill="{colour}"'
-            parts.append(_text(box.x + box.width / 2, box.y + box.height / 2 + 4, box.text, look))
+    parts.append('</g><g font-family="sans-serif" font-size="11" text-anchor="middle">')
+    for box in filter(lambda box: box.text, made.boxes):
+        x, y = box.x + box.width / 2, box.y + box.height / 2 + 4
+        colour = "#fff" if box.dark else "#222"
+        parts.append(f'<text x="{x:.6g}" y="{y:.6g}" fill="{colour}">{escape(box.text)}</text>')
+    parts.append('</g><g font-family="sans-serif" fill="#222" class="word">')
     for word in made.labels:
-        parts.append(_text(word.x, word.y, word.text, _LOOKS[word.style]))
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _text(x: float, y: float, text: str, look: str) -> str:
-    # Attributes, not a style sheet: some viewers read none.
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-family="sans-serif" {look}>{escape(text)}</text>'
+        at = f'x="{word.x:.1f}" y="{word.y:.1f}"'
+        parts.append(f"<text {at} {_LOOKS[word.style]}>{escape(word.text)}</text>")
+    return "\n".join([*parts, "</g></svg>\n"])

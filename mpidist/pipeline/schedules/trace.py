@@ -84,14 +84,23 @@ def events_of(
     return events
 
 
-def write(path: str | Path, trace: Trace, name: str = "pipeline", step: int = 0) -> None:
+def write(
+    path: str | Path,
+    trace: Trace,
+    name: str = "pipeline",
+    step: int = 0,
+    hosts: Sequence[str] = (),
+) -> None:
     """Write a trace file (see :mod:`mpidist.trace`) with one step of a pipeline.
 
-    For `name` and `step` see :func:`events_of`.
+    For `name` and `step` see :func:`events_of`; `hosts` has the host of each rank, if known.
     """
     it = trace.measured
+    hosts = hosts or [""] * len(it.spans)
     ranks = [
-        RankEvents(rank, "", 0.0, False, events_of(name, it, rank, step, trace.peak[rank], part))
+        RankEvents(
+            rank, hosts[rank], 0.0, False, events_of(name, it, rank, step, trace.peak[rank], part)
+        )
         for rank, part in enumerate(it.spans)
     ]
     write_events(path, ranks)

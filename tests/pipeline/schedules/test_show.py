@@ -79,7 +79,12 @@ def test_every_schedule_has_its_pictures(schedule):
         plain = root.toxml().replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert root.tagName == "svg" and "http" not in plain
         line = drawn.panels[0].timeline
-        boxes = [node for node in root.getElementsByTagName("rect") if node.hasAttribute("stroke")]
+        boxes = [
+            node
+            for group in root.getElementsByTagName("g")
+            if group.getAttribute("class") == "box"
+            for node in group.getElementsByTagName("rect")
+        ]
         kinds = {span.action.kind for part in line.spans for span in part}
         assert len(boxes) == sum(map(len, line.spans)) + len(kinds)  # and one each in the legend
         width = float(root.getAttribute("width"))
