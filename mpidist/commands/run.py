@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from typing import Any
 
 import click
@@ -95,16 +94,22 @@ from .options import Count, OutputFile, Seconds
     is_flag=True,
     help="Show the frames inside mpidist in the traceback of a rank that fails.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the command, do not start it.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the command that is started.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the command with the environment variables it needs, do not start it.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.Path(readable=False))
 @click.pass_context
 def run_command(
-    context: click.Context, program: tuple[str, ...], dry_run: bool, **options: Any
+    context: click.Context, program: tuple[str, ...], dry_run: bool, quiet: bool, **options: Any
 ) -> int:
     """Start PROGRAM on a number of ranks, with the launcher that belongs to the installed mpi4py.
 
     In a SLURM allocation the launcher is srun, with the plugin that this MPI needs, or mpiexec. The
-    command is printed first, so that you can copy and change it.  The exit code is 0 only if every
+    command is printed first; --dry-run prints it with the environment variables that the launcher
+    needs, to copy and change.  The exit code is 0 only if every
     rank succeeded, otherwise that of the first rank that failed.  A traceback that is equal on
     several ranks is printed once, and the last line names the rank that failed first.
     """
@@ -116,4 +121,11 @@ def run_command(
         and not shutil.which(first)
     ):
         raise click.UsageError(f"{first}: no such program; did you mean: mpidist {first}?")
-    return run_job(program, JobOptions(**options), partial(click.echo, err=not dry_run), dry_run)
+    if quiet and dry_run:
+        raise click.UsageError("--quiet: not with --dry-run, which only prints the command")
+
+    def announce(command: str) -> None:
+        if not quiet:
+            click.echo(command, err=not dry_run)
+
+    return run_job(program, JobOptions(**options), announce, dry_run)

@@ -42,9 +42,9 @@ class Launch:
     settings: dict[str, str]
     allocated: bool
 
-    def line(self, program: list[str]) -> str:
-        """Return the whole command for `program` as text for a shell."""
-        words = [f"{name}={value}" for name, value in self.settings.items()]
+    def line(self, program: list[str], settings: bool = True) -> str:
+        """Return the command for `program` as text for a shell; with `settings`, after ``env``."""
+        words = [f"{name}={value}" for name, value in self.settings.items() if settings]
         return shlex.join([*["env"] * bool(words), *words, *self.launcher, *program])
 
 

@@ -145,7 +145,7 @@ def run_job(
     announce : callable
         Called with the command line before it is started.
     dry_run : bool
-        Announce the command only.
+        Announce the command only, with the environment variables that it needs.
     """
     check_not_nested(os.environ)
     allocation = SlurmAllocation.find()
@@ -160,7 +160,7 @@ def run_job(
         watched = options.watch or options.needs_watch or (blind and options.watch is None)
         arguments = rank_command(program, watched)
         launch = make_launch(library, allocation, options)
-        announce(launch.line(arguments))
+        announce(launch.line(arguments, settings=dry_run))
         if dry_run:
             return 0
         if options.log_dir is not None:

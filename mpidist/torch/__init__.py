@@ -9,7 +9,16 @@
 
 from typing import Any
 
-import torch.distributed as dist
+try:
+    import torch.distributed as dist
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "mpidist.torch needs PyTorch: pip install torch, or the extra of mpidist: "
+        "pip install '.[torch]' in a checkout",
+        name="torch",
+    ) from None
 
 from .batchnorm import SyncBatchNorm
 

@@ -254,6 +254,25 @@ def test_run_knows_scripts_modules_and_programs(given, started):
     assert words[-len(started) :] == started
 
 
+@pytest.mark.parametrize("quiet", [[], ["-q"], ["--quiet"]])
+def test_run_prints_what_it_starts(monkeypatch, quiet, capfd):
+    """The command, without the variables, which --dry-run prints; nothing with --quiet."""
+    monkeypatch.setattr("mpidist.launcher.job.start_twice", lambda *_: 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *quiet, "-n", "2", "-c", "pass"])
+    assert ended.value.code == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == (0 if quiet else 1)
+    assert not any("OMP_NUM_THREADS" in line for line in lines)
+
+
+def test_run_quiet_and_dry_run_contradict_each_other(capfd):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-q", "-n", "2", "--dry-run", "-c", "pass"])
+    assert ended.value.code == 2
+    assert "--dry-run" in capfd.readouterr().err
+
+
 def test_run_passes_options_of_the_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
