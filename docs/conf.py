@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx.ext.intersphinx",
     "sphinx_copybutton",
+    "sphinx_design",  # cards and tabs
     "numpydoc",
     "elsewhere",  # docs/_ext: the names of other projects that the pages link to
     "back_links",  # corrects the links from the sources back to the pages

@@ -106,6 +106,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self.order)
 
+    @property
+    def epoch(self) -> int:
+        """Number of the present epoch, from 0; between two epochs, of the next one."""
+        return self.order.epoch
+
     def __iter__(self) -> Iterator[Any]:
         return (self.data[index] for index in self.order)
 
@@ -169,8 +174,9 @@ def shard(
     Returns
     -------
     iterable
-        The rank's part.  That of a sequence or loader has `state_dict` and `load_state_dict`, which
-        resume in the middle of an epoch, on another number of ranks too.
+        The rank's part.  That of a sequence or loader has `epoch`, the number of the present epoch
+        (between two epochs, of the next one), and `state_dict` and `load_state_dict`, which resume
+        in the middle of an epoch, on another number of ranks too.
 
     Raises
     ------

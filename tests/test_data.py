@@ -47,6 +47,19 @@ def test_a_partition(count, size, shuffle, uneven, seed):
             assert len(set(together)) == len(together) == count // size * size
 
 
+def test_the_number_of_the_epoch():
+    one = shard(range(10), Rank(0, 2))
+    assert one.epoch == 0
+    begun = iter(one)
+    next(begun)
+    assert one.epoch == 0
+    list(begun)
+    assert one.epoch == 1
+    other = shard(range(10), Rank(0, 3))
+    other.load_state_dict(one.state_dict())
+    assert other.epoch == 1
+
+
 def test_epochs_and_seeds_differ():
     one = shard(range(50), Rank(0, 1), shuffle=True)
     first, second = list(one), list(one)

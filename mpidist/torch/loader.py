@@ -47,6 +47,11 @@ class Loader:
     def __len__(self) -> int:
         return len(self.loader)
 
+    @property
+    def epoch(self) -> int:
+        """Number of the present epoch, from 0; between two epochs, of the next one."""
+        return self.order.epoch
+
     def __iter__(self) -> Iterator[Any]:
         order = self.order
         epoch, position = order.epoch, order.position

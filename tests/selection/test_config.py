@@ -416,7 +416,7 @@ def test_the_list_of_variables_is_complete():
     assert {name for name in read if not name.startswith(of_tests)} <= known
     fields = {f"MPIDIST_{name.upper()}" for name in FIELDS}
     assert known - fields <= read
-    page = (ROOT / "docs/getting-started.rst").read_text(encoding="utf-8")
+    page = (ROOT / "docs/configuration.rst").read_text(encoding="utf-8")
     table = re.findall(r"^   \* - ``(MPIDIST_\w+)``$", page, re.MULTILINE)
     assert sorted(table) == sorted(known - fields)
     for path in (ROOT / "docs").glob("*.rst"):
