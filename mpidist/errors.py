@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -93,6 +92,8 @@ class UnknownName(InvalidArgument):
         elsewhere: Mapping[str, str] = MappingProxyType({}),
     ):
         known, same = sorted(known), elsewhere.get(str(name).lower())
+        import difflib  # takes 5 ms, for an error alone
+
         near = [same] if same else difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         super().__init__(f"unknown {kind} {name!r}; {hint}known: {', '.join(known)}")

@@ -13,7 +13,7 @@ from ..backends.base import Backend, PendingArrival, Transfer
 from ..backends.executor import Executor
 from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
-from ..schedule.registry import Choice, Groups, reserve
+from ..schedule.registry import Choice, Groups
 from ..selection.segmentation import Segmentation
 from ..shared_memory.heap import Heap
 from ..shared_memory.in_place import Symmetric
@@ -185,6 +185,3 @@ EXECUTORS: list[Any] = [NativeExecutor, Symmetric, Staged, SingleCopy, MessagesE
 
 Each is made from the service of a communicator, see :class:`Host`.
 """
-for _executor in EXECUTORS:
-    if _executor is not MessagesExecutor:
-        reserve(_executor.name)

@@ -57,14 +57,11 @@ def check_made(made: object, label: str, items: str, rank: int) -> None:
 
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
-RESERVED = ["auto"]
-"""Values of ``algorithm=`` that are not algorithms: "auto", and the names of the executors."""
+RESERVED = ("auto", NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
+"""Values of ``algorithm=`` that are not algorithms: "auto", and the names of the executors.
 
-
-def reserve(name: str) -> None:
-    """Reserve the name of an executor: no algorithm may be registered under it."""
-    if name not in RESERVED:
-        RESERVED.append(name)
+They stand here because an algorithm can be registered before the executors are imported.
+"""
 
 
 Groups = tuple[tuple[int, ...], ...]

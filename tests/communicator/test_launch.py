@@ -1,7 +1,12 @@
 """Importing mpidist starts nothing: MPI starts with the first communicator."""
 
+import ast
+import pickle
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import mpidist
 from mpidist.communicator import failure
@@ -29,6 +34,58 @@ def test_import_does_not_start_mpi():
         [sys.executable, "-c", _IMPORT_ALL], timeout=200, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+_IMPORTED = """
+import sys, mpidist
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mpidist.")}
+assert rooms == {"algorithms", "errors", "measure", "schedule"}, rooms
+assert {"statistics", "difflib", "click", "rich", "mpi4py"} & set(sys.modules) == set()
+from mpidist.schedule import algorithms
+assert len(algorithms()) > 40, "registered before the first lookup"
+from mpidist.schedule.registry import find
+try:
+    find("allreduce", "symmetric")
+except mpidist.InvalidArgument as error:
+    assert "not a schedule" in str(error)
+"""
+
+
+def test_import_loads_few_rooms():
+    """What only proves, draws or asks for help does not wait for the executors to be imported."""
+    done = subprocess.run([sys.executable, "-c", _IMPORTED], timeout=60, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_public_names():
+    """Each name is there after `import mpidist`, is pickled, and no type checker knows more."""
+    code = "from mpidist import *; import mpidist; print(*{*mpidist.__all__} - {*globals()})"
+    assert subprocess.check_output([sys.executable, "-c", code], timeout=60).strip() == b""
+    for name in mpidist.__all__:
+        value = getattr(mpidist, name)
+        assert name in dir(mpidist) and value.__module__.startswith("mpidist.")
+        assert pickle.loads(pickle.dumps(value)) is value
+    tree = ast.parse(Path(mpidist.__file__).read_text())
+    typed = {
+        a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names
+    }
+    assert set(mpidist.__all__) <= typed
+
+
+@pytest.mark.parametrize("name", ["nn", "pipeline", "parallel", "schedule", "testing", "topology"])
+def test_modules_of_the_package(name):
+    """`mpidist.nn` is the module, without an import of its own."""
+    code = f"import mpidist; assert mpidist.{name}.__name__ == 'mpidist.{name}'"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_module_that_needs_another_package():
+    code = "import sys, mpidist; sys.modules['torch'] = None; mpidist.torch"
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, stderr=subprocess.PIPE)
+    assert done.returncode == 1 and b"AttributeError" in done.stderr
+    assert b"pip install torch" in done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'torsh'"):
+        _ = mpidist.torsh
 
 
 def own(x):

@@ -7,6 +7,7 @@ from mpidist import Unsupported, run_simulated
 from mpidist.backends.executor import Executor
 from mpidist.backends.program import Program, Round, store
 from mpidist.engine.executors import EXECUTORS
+from mpidist.schedule.registry import RESERVED
 
 
 class Alone(Executor):
@@ -77,3 +78,9 @@ def test_every_executor_answers_for_every_collective():
     assert all(executor.summary for executor in EXECUTORS)
     names = [executor.name for executor in EXECUTORS]
     assert names == ["native", "symmetric", "staged", "single_copy", "messages"]
+
+
+def test_names_of_the_executors_are_reserved():
+    """The registry lists them itself: it is imported before the executors are."""
+    names = {executor.name for executor in EXECUTORS} - {"messages"}
+    assert set(RESERVED) == names | {"auto"}
