@@ -148,6 +148,13 @@ class CommunicatorBroken(CommunicationError):
     """The communicator serves no more calls: an operation can neither complete nor be cancelled."""
 
 
+class CommunicatorInUse(MpidistError, RuntimeError):
+    """A call was made inside another call of the same communicator, or beside it in a thread.
+
+    Nothing was begun, and the call that is inside is not affected; the message names both places.
+    """
+
+
 class CollectiveMismatch(CommunicationError):
     """The ranks did not call the same collective with matching arguments.
 

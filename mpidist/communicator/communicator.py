@@ -166,7 +166,7 @@ class Communicator:
         self._backend, self._place = complete(backend), Caller(backend.rank, backend.size)
         pipelining = Segmentation(segment_bytes, window, backend.library)
         self._service = Service(backend, config, pipelining)
-        self._find = self._service.programs.find
+        self._find, self._door = self._service.programs.find, self._service.door
         self._messages = PointToPoint(self._service)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
@@ -665,8 +665,9 @@ class Communicator:
             If the message was not received within the deadline; the communicator is broken then.
         """
         if type(x) is not np.ndarray and is_on_device(x):
-            self._gpu_messages.isend(x, peer, tag).wait()
-        else:
+            self.isend(x, peer, tag).wait()
+            return
+        with self._door:
             self._messages.send(x, peer, tag)
 
     def recv(
@@ -702,14 +703,17 @@ class Communicator:
             If no message arrives in time; the communicator is broken then.
         """
         if type(out) is not np.ndarray and is_on_device(out):
-            return self._gpu_messages.irecv(out, peer, tag).wait(timeout)
-        return self._messages.recv(out, peer, tag, timeout)
+            return self.irecv(out, peer, tag).wait(timeout)
+        with self._door:
+            return self._messages.recv(out, peer, tag, timeout)
 
     def isend(self, x: Any, peer: int, tag: int = 0) -> Work:
         """Begin :meth:`send` in the background; do not touch the array before ``wait()``."""
         if type(x) is not np.ndarray and is_on_device(x):
-            return self._gpu_messages.isend(x, peer, tag)
-        return self._messages.isend(x, peer, tag)
+            with self._door:
+                return self._gpu_messages.isend(x, peer, tag)
+        with self._door:
+            return self._messages.isend(x, peer, tag)
 
     def irecv(self, out: np.ndarray, peer: int | None, tag: int = 0) -> Work:
         """Begin :meth:`recv` in the background; do not touch the array before ``wait()``.
@@ -717,12 +721,15 @@ class Communicator:
         Afterwards ``work.source`` is the rank of the sender.
         """
         if type(out) is not np.ndarray and is_on_device(out):
-            return self._gpu_messages.irecv(out, peer, tag)
-        return self._messages.irecv(out, peer, tag)
+            with self._door:
+                return self._gpu_messages.irecv(out, peer, tag)
+        with self._door:
+            return self._messages.irecv(out, peer, tag)
 
     def send_object(self, value: Any, peer: int, tag: int = 0) -> None:
         """Send a Python object, which must be picklable; see :meth:`send`."""
-        self._messages.send_object(value, peer, tag)
+        with self._door:
+            self._messages.send_object(value, peer, tag)
 
     def iprobe(self, peer: int | None = None, tag: int = 0, kind: str = "array") -> int | None:
         """Return the sender of a message that has arrived and was not received yet, or None.
@@ -743,11 +750,13 @@ class Communicator:
         InvalidArgument
             If `peer` is no other rank, or `tag` or `kind` is not allowed.
         """
-        return self._messages.iprobe(peer, tag, kind)
+        with self._door:
+            return self._messages.iprobe(peer, tag, kind)
 
     def recv_object(self, peer: int | None, tag: int = 0, timeout: float | None = UNSET) -> Any:
         """Receive an object of :meth:`send_object`.  Unpickling runs code: trust the sender."""
-        return self._messages.recv_object(peer, tag, timeout)
+        with self._door:
+            return self._messages.recv_object(peer, tag, timeout)
 
     # -- posted messages ------------------------------------------------------------------------
 
@@ -789,7 +798,8 @@ class Communicator:
         (5.0.11) writes it past the end of the memory.  With ``MPIDIST_DEBUG=1`` lengths are
         compared first, and nothing is written if they differ.
         """
-        return self._messages.post_send(x, peer, tag, self._debug)
+        with self._door:
+            return self._messages.post_send(x, peer, tag, self._debug)
 
     def post_recv(self, out: Any, peer: int, tag: int = 0) -> PostedMessage:
         """Post memory to receive the elements of a :meth:`post_send`, which documents both.
@@ -810,7 +820,8 @@ class Communicator:
         PostedMessage
             See :meth:`post_send`.
         """
-        return self._messages.post_recv(out, peer, tag, self._debug)
+        with self._door:
+            return self._messages.post_recv(out, peer, tag, self._debug)
 
     def wait_all(
         self,
@@ -841,7 +852,8 @@ class Communicator:
             If the deadline passed; the communicator is broken then, and memory in which messages
             may still arrive is kept.
         """
-        self._messages.wait_all(messages, what, timeout)
+        with self._door.pending():
+            self._messages.wait_all(messages, what, timeout)
 
     @contextmanager
     def guard(self, what: str) -> Iterator[None]:
@@ -943,13 +955,14 @@ class Communicator:
                 raise self._place.wrong(f"color={color!r}: expected a whole number >= 0, or None")
             return ()
 
-        if self._debug:
-            self._agreed("split", check)
-        check()
-        mine = (None if color is None else int(color), int(key))
-        sub = self._service.meet("split", lambda: self._backend.split(*mine))
-        self._splits[()] += 1
-        return None if sub is None else self._of(sub, f".{self._splits[()]}:{color}")
+        with self._door:
+            if self._debug:
+                self._agreed("split", check)
+            check()
+            mine = (None if color is None else int(color), int(key))
+            sub = self._service.meet("split", lambda: self._backend.split(*mine))
+            self._splits[()] += 1
+            return None if sub is None else self._of(sub, f".{self._splits[()]}:{color}")
 
     def create_group(
         self, ranks: Sequence[int], tag: int = 0, *, debug: bool | None = None
@@ -963,8 +976,8 @@ class Communicator:
         ranks : sequence of int
             The members, in the order of their ranks in the new communicator; the same on each.
         tag : int
-            0 … :attr:`max_tag`; the same on each member.  Groups with a member in common that are
-            made at the same time, by several threads, need different tags.
+            0 … :attr:`max_tag`; the same on each member.  Groups with members in common that are
+            made by different communicators at the same time need different tags.
         debug : bool, optional
             See :class:`Communicator`; by default as this one.
 
@@ -987,10 +1000,11 @@ class Communicator:
                 f"create_group: ranks={list(ranks)!r}: expected different ranks, this one among "
                 "them: only the members call it"
             )
-        self._messages.meet(members, tag)
-        made = self._backend.subgroup(members, tag)
-        self._splits[tuple(members)] += 1
-        return self._of(made, f".{self._splits[tuple(members)]}{tuple(members)}", debug)
+        with self._door:
+            self._messages.meet(members, tag)
+            made = self._backend.subgroup(members, tag)
+            self._splits[tuple(members)] += 1
+            return self._of(made, f".{self._splits[tuple(members)]}{tuple(members)}", debug)
 
     def _of(self, backend: Backend, name: str, debug: bool | None = None) -> Communicator:
         """Return a communicator on `backend`, over some of the ranks, with this one's options."""
@@ -1053,11 +1067,12 @@ class Communicator:
         heap = self._service.heap
         assert heap is not None
         what = "empty" if device is None else f"empty on {device}"
-        dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
-        if device is not None:
-            self.use_gpu()
-            return self._gpu_for(what).empty(dims, known)
-        return self._service.set_up("empty", lambda: heap.empty(dims, known))
+        with self._door:
+            dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
+            if device is not None:
+                self._use_gpu()
+                return self._gpu_for(what).empty(dims, known)
+            return self._service.set_up("empty", lambda: heap.empty(dims, known))
 
     def use_gpu(self) -> int:
         """Choose a GPU with the fewest ranks for this rank, and make it current; collective.
@@ -1077,9 +1092,12 @@ class Communicator:
         Unsupported
             On every rank, if one has no GPU, or cannot use it.
         """
-        return self._service.set_up(
-            "use_gpu", lambda: choose_gpu(self.rank, self._service.everyone)
-        )
+        with self._door:
+            return self._use_gpu()
+
+    def _use_gpu(self) -> int:
+        everyone = self._service.everyone
+        return self._service.set_up("use_gpu", lambda: choose_gpu(self.rank, everyone))
 
     def free(self, x: Any = None) -> None:
         """Release the communicator and its resources, or an array of :meth:`empty`; collective.
@@ -1097,6 +1115,13 @@ class Communicator:
         InvalidArgument
             If `x` is not from :meth:`empty` of this communicator, or was freed before.
         """
+        if x is None and self.traced is not None and self._service.broken is None:
+            self.traced.tracing.end_with(self)
+        if x is not None or self._service.broken is None:
+            with self._door:
+                self._free(x)
+
+    def _free(self, x: Any) -> None:
         heap = self._service.heap
         if x is not None and is_on_device(x):
             gpu = self._gpu_for("free of an array on a GPU")
@@ -1113,17 +1138,15 @@ class Communicator:
             self._service.programs.clear()
             heap.forget(x)
             return
-        if self.traced is not None and self._service.broken is None:
-            self.traced.tracing.end_with(self)
-        if self._service.broken is None:
-            if self._debug:
-                self._agreed("free", tuple)
-            self._service.background.finish()
-            if self._gpu_service is not None:
-                self._gpu_service.close()
-            self._service.programs.clear()
-            self._service.meet("free", self._backend.close)
-            self._service.broken, self._service.freed = "the communicator was freed", True
+        if self._debug:
+            self._agreed("free", tuple)
+        self._service.background.finish()
+        if self._gpu_service is not None:
+            self._gpu_service.close()
+        self._service.programs.clear()
+        self._service.meet("free", self._backend.close)
+        self._service.freed = True
+        self._door.close("the communicator was freed")
 
     def explain(
         self,
@@ -1254,7 +1277,8 @@ class Communicator:
 
         Without it this happens when "auto" first needs them, unless that was turned off.
         """
-        return self._service.calibrate()
+        with self._door:
+            return self._service.calibrate()
 
     def learn(self, calibration: Calibration) -> None:
         """Set the cost model's constants, for "auto" and `explain` from now on; collective.
@@ -1265,7 +1289,8 @@ class Communicator:
             The same on every rank, for instance that of
             ``mpidist.engine.calibration.measure_links``.
         """
-        self._service.learn(calibration)
+        with self._door:
+            self._service.learn(calibration)
 
     def _gpu_for(self, what: str) -> GpuService:
         """Return the service of GPU arrays, which all ranks create together at its first use.
@@ -1316,18 +1341,20 @@ class Communicator:
         x: Any = None,
         out: Any = None,
     ) -> Any:
-        prepared = self._prepared(collective, make, algorithm) if self._debug else make()
-        if prepared.call.on_device:
-            self._gpu_for(prepared.call.fingerprint)
-        if self._debug:  # the ranks agree on every call first
-            key = None
-        return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
+        with self._door:
+            prepared = self._prepared(collective, make, algorithm) if self._debug else make()
+            if prepared.call.on_device:
+                self._gpu_for(prepared.call.fingerprint)
+            if self._debug:  # the ranks agree on every call first
+                key = None
+            return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
 
     def _begin(self, collective: str, make: Callable[[], Prepared], algorithm: str) -> Work:
-        prepared = self._prepared(collective, make, algorithm, True) if self._debug else make()
-        if prepared.call.on_device:
-            self._gpu_for(prepared.call.fingerprint)
-        return self._service.background.begin(prepared, algorithm)
+        with self._door:
+            prepared = self._prepared(collective, make, algorithm, True) if self._debug else make()
+            if prepared.call.on_device:
+                self._gpu_for(prepared.call.fingerprint)
+            return self._service.background.begin(prepared, algorithm)
 
     def _prepared(
         self,

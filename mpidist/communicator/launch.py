@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends.board import Board
 from ..engine.calibration import from_environment as calibrate_from_environment
+from ..engine.door import forked_from
 from ..engine.work import UNSET
 from ..errors import ConfigError, InvalidArgument, LaunchError
 from ..selection.config import CollectiveConfig, misspelt
@@ -147,6 +148,11 @@ def init(
                 "free() the communicator before a start with other settings"
             )
         return _default
+    if forked_from():
+        raise LaunchError(
+            f"init: this process ({os.getpid()}) was forked from {forked_from()}, a rank of a job: "
+            "MPI cannot be used in it; start processes by spawn or forkserver, or by mpidist run"
+        )
     config = CollectiveConfig.from_environment(os.environ, config)
     if timeout is not UNSET:
         config = config.replace(timeout=timeout)
@@ -289,7 +295,7 @@ def _end_together() -> None:
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
         comm = _default
-        if comm is None or comm.size == 1:
+        if comm is None or comm.size == 1 or forked_from():
             previous(kind, error, trace)
             return
         failure = describe(kind, error, trace, os.environ)
@@ -320,6 +326,8 @@ def _leave() -> None:
     MPI_Finalize would wait forever for unfinished operations.
     """
     comm = _default
+    if forked_from():  # the job goes on, without this process
+        return
     if comm is not None and comm.broken is None:
         stop_at_exit(comm)
     if comm is None or comm.broken is None or comm.freed:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import trace
-from ..engine.agreement import WITHIN, users_frame
+from ..engine.call_site import WITHIN, users_frame
 from ..engine.work import Work
 from ..errors import InvalidArgument, MpidistError
 from ..schedule.contract import COLLECTIVES

@@ -14,6 +14,7 @@ from ..calls.prepare import Prepared
 from ..errors import CollectiveTimeout
 from ..schedule.unrolled import tags_of
 from ..selection.choose import Candidate
+from .door import Door
 from .programs import Bound, Programs, key_of, owners_of, to_keep
 from .reports import Reports
 from .run import Engine, Run
@@ -30,6 +31,7 @@ class BackgroundService(Protocol):
     engine: Engine
     reports: Reports
     sequence: int
+    door: Door
 
     def announce(self, fingerprint: int) -> int:
         """Announce this rank's arrival at its next operation; return the operation's number."""
@@ -159,7 +161,7 @@ class Background:
             except BaseException as error:
                 raise service.broke(error, operation, sequence) from error.__cause__
 
-        return Work(test, wait, give, self.works)
+        return Work(test, wait, give, self.works, door=service.door)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
         """Assign a slot (a numbered range of message tags) to a program; the same on all ranks.
@@ -182,11 +184,11 @@ class Background:
         """Poll the begun operations, and drop the references to those that have ended."""
         for work in list(self.works):
             try:
-                work.test()
+                work.poll()
             except Exception:  # raised again in wait() of that operation
                 log.debug("an operation in the background failed", exc_info=True)
 
     def finish(self) -> None:
         """Wait for all pending operations."""
         for work in list(self.works):
-            work.wait()
+            work.complete()

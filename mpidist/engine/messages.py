@@ -331,7 +331,7 @@ class PointToPoint:
                 f"rank {rank}: create_group of ranks {others} not finished within "
                 f"{self.service.timeout} s: {reason}"
             )
-            self.service.broken = f"the communicator is broken since it timed out: {late}"
+            self.service.door.close(f"the communicator is broken since it timed out: {late}")
             raise CollectiveTimeout(late, collective="create_group", missing=missing) from None
 
     def _work(
@@ -352,7 +352,8 @@ class PointToPoint:
             except Exception as error:
                 raise self.backend.translate(error) from error.__cause__
 
-        return Work(translated, wait, end, self.service.background.works, sender)
+        service = self.service
+        return Work(translated, wait, end, service.background.works, sender, service.door)
 
     def _wait(
         self,
@@ -374,7 +375,7 @@ class PointToPoint:
         keep(test)
         described = describe(subject)
         late = service.timed_out(described, None, "", timeout)
-        service.broken = f"the communicator is broken since {described} timed out: {late}"
+        service.door.close(f"the communicator is broken since {described} timed out: {late}")
         raise late
 
     # -- posted messages --------------------------------------------------------------------------
@@ -468,7 +469,7 @@ class PointToPoint:
             test = left[0].ended if len(left) == 1 else ended
             self._wait(test, partial(_describe, what), left, timeout)
         for message in every:
-            message.test()
+            message.poll()
 
     def translated(self, error: Exception, message: PostedMessage) -> BaseException:
         """Return an error of the backend as mpidist's, with rank, peer and tag of the message."""
@@ -557,6 +558,13 @@ class PostedMessage:
         CollectiveMismatch
             If its length differs from that of the given memory; raised again by each call.
         """
+        if self._test is None:
+            return self.poll()
+        with self.owner.service.door.pending():
+            return self.poll()
+
+    def poll(self) -> bool:
+        """Poll, as :meth:`test` does, for a caller that is inside the communicator's door."""
         if self._test is not None and not self.ended():
             return False
         if self._error is not None:
@@ -578,7 +586,8 @@ class PostedMessage:
         CollectiveTimeout
             If the deadline passed; it names rank, peer and tag, and the communicator is broken.
         """
-        self.owner.wait_all([self], None, timeout)
+        with self.owner.service.door.pending():
+            self.owner.wait_all([self], None, timeout)
 
     def ended(self) -> bool:
         """Poll; return whether the message is complete or has failed, without raising."""

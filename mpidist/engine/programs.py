@@ -146,7 +146,7 @@ class Bound:
     def __init__(
         self,
         programs: Sequence[Program],
-        run: Callable[[], None] | None,
+        run: Callable[..., None] | None,
         own: Sequence[np.ndarray | None] = (),
         served: Served | None = None,
     ):
@@ -163,7 +163,7 @@ class Bound:
         assert self.run is not None
         if self.x is not None:
             self.x[...] = call.x
-        self.run()
+        self.run(True)  # the caller is inside the communicator's door
         # A root broadcasts in place, from an array that may be read-only.
         source = call.in_place and call.collective == "broadcast" and call.rank == call.root
         if self.out is not None and call.out is not None and not source:

@@ -16,11 +16,19 @@ from ..calls.call import Call
 from ..selection.choose import Candidate
 from ..shared_memory.compile import arrival_runner, kernel_runner
 from ..trace import Served
+from .door import Door
 from .programs import Bound, to_keep
 from .reports import Reports
 from .run import Engine
 
-Run = Callable[[], None]
+
+class Run(Protocol):
+    """Serves a call again; the caller enters the communicator's door here, or is `inside` it."""
+
+    def __call__(self, inside: bool = False) -> None:
+        """Serve the call as the next operation."""
+
+
 Held = Callable[[], tuple[object, ...]]
 """Returns the memory to keep if an operation does not end: messages may still be stored there."""
 
@@ -34,8 +42,8 @@ class RepeatedService(Protocol):
         The backend, the writer of error reports, and the engine that runs programs.
     timeout : float or None
         Deadline of every wait in seconds.
-    broken : str or None
-        Why the communicator can no longer be used.
+    door : Door
+        Admits one caller at a time.
     sequence : int
         Number of operations begun.
     met : int
@@ -48,13 +56,10 @@ class RepeatedService(Protocol):
     reports: Reports
     engine: Engine
     timeout: float | None
-    broken: str | None
+    door: Door
     sequence: int
     met: int
     inside: int
-
-    def check_usable(self) -> None:
-        """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed."""
 
     def deadline(self) -> float | None:
         """Return the deadline (``time.monotonic``) of a wait that begins now; None for never."""
@@ -165,11 +170,15 @@ def _run_library(service: RepeatedService, operation: str, program: Program, hel
     (item,) = program.items
     assert isinstance(item, Round)
     actions = item.after
+    door, take, put = service.door, service.door.take, service.door.put
     service.guard()
 
-    def run() -> None:
-        if service.broken is not None:
-            service.check_usable()
+    def run(inside: bool = False) -> None:
+        if not inside:
+            try:
+                take()
+            except IndexError:
+                door.refuse()
         service.sequence = sequence = service.sequence + 1
         try:
             arrive(sequence)
@@ -178,7 +187,12 @@ def _run_library(service: RepeatedService, operation: str, program: Program, hel
                 action()
             service.inside = 0
         except BaseException as error:
-            raise service.broke(error, operation, sequence, *held()) from error.__cause__
+            cause = service.broke(error, operation, sequence, *held())
+            if not inside:
+                door.leave()
+            raise cause from error.__cause__
+        if not inside:
+            put(None)
 
     return run
 
@@ -192,10 +206,14 @@ def _run_messages(
     """
     announce, reports = service.backend.board.announce, service.reports
     fingerprint = reports.fingerprint(operation, meets=False)
+    door, take, put = service.door, service.door.take, service.door.put
 
-    def run() -> None:
-        if service.broken is not None:
-            service.check_usable()
+    def run(inside: bool = False) -> None:
+        if not inside:
+            try:
+                take()
+            except IndexError:
+                door.refuse()
         service.sequence = sequence = service.sequence + 1
         try:
             announce(sequence, fingerprint)
@@ -203,7 +221,12 @@ def _run_messages(
             service.execute(program, operation, sequence, how)
             reports.check_same(sequence, operation, fingerprint)
         except BaseException as error:
-            raise service.broke(error, operation, sequence, *held()) from error.__cause__
+            cause = service.broke(error, operation, sequence, *held())
+            if not inside:
+                door.leave()
+            raise cause from error.__cause__
+        if not inside:
+            put(None)
 
     return run
 
@@ -219,10 +242,14 @@ def _run_kernels(
     """
     bodies = [(p.slot, kernel_runner(service, operation, how, p)) for p in programs]
     turns = len(programs)
+    door, take, put = service.door, service.door.take, service.door.put
 
-    def run() -> None:
-        if service.broken is not None:
-            service.check_usable()
+    def run(inside: bool = False) -> None:
+        if not inside:
+            try:
+                take()
+            except IndexError:
+                door.refuse()
         service.sequence = sequence = service.sequence + 1
         try:
             slot, serve = bodies[sequence % turns]
@@ -231,6 +258,11 @@ def _run_kernels(
             serve(sequence)
             service.met = sequence
         except BaseException as error:
-            raise service.broke(error, operation, sequence, *held()) from error.__cause__
+            cause = service.broke(error, operation, sequence, *held())
+            if not inside:
+                door.leave()
+            raise cause from error.__cause__
+        if not inside:
+            put(None)
 
     return run

@@ -29,6 +29,7 @@ from ..topology import Topology
 from ..trace import Served
 from .background import Background
 from .calibration import calibrate_shortly
+from .door import Door
 from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
@@ -47,8 +48,8 @@ class Service:
     ----------
     sequence : int
         Number of collectives begun on this communicator.
-    broken : str or None
-        Why the communicator can no longer be used.
+    door : Door
+        Admits one caller at a time, until the communicator is broken.
     freed : bool
         Whether it cannot be used because it was freed.
     executors : list of Executor
@@ -77,7 +78,7 @@ class Service:
         self.on_gpu: Choose | None = None  # the executors of arrays on a GPU, once there is one
         self.programs = Programs(self)
         self.note: Callable[[Served], object] | None = None  # told how each call is served
-        self.broken: str | None = None
+        self.door = Door(backend.rank)
         self.freed = False
         self._setting_up = ("set-up", 0)  # call that needs a set-up exchange, and its number
         self._guarded = False
@@ -163,7 +164,7 @@ class Service:
         x: Any = None,
         out: Any = None,
     ) -> Any:
-        """Serve a call, blocking, and return the user's result.
+        """Serve a call, blocking, and return the user's result; the caller is inside the door.
 
         Parameters
         ----------
@@ -176,8 +177,6 @@ class Service:
         key, x, out : optional
             Key and arrays by which :meth:`Programs.find` finds the call when it is repeated.
         """
-        if self.broken is not None:
-            self.check_usable()
         call, programs = prepared.call, self.programs
         address = bound = None
         if not prepared.fresh and not call.on_device and isinstance(algorithm, str):
@@ -437,10 +436,14 @@ class Service:
         seconds = self.timeout if timeout is UNSET else timeout
         return self.reports.timed_out(operation, sequence, how, seconds)
 
+    @property
+    def broken(self) -> str | None:
+        """Why the communicator can no longer be used; None while it can."""
+        return self.door.broken
+
     def check_usable(self) -> None:
         """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed."""
-        if self.broken is not None:
-            raise CommunicatorBroken(f"rank {self.backend.rank}: {self.broken}")
+        self.door.check()
 
     def broke(
         self, error: BaseException, operation: str, sequence: int, *memory: object
@@ -458,7 +461,7 @@ class Service:
         keep(memory)
         error = self.backend.translate(error)
         self.reports.notify(sequence, error)
-        self.broken = (
+        self.door.close(
             f"the communicator is broken since {operation} (collective #{sequence}) ended with "
             f"{type(error).__name__}: {error}; create a new one"
         )

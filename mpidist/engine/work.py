@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
+
+from .door import Door
 
 
 class _Unset:
@@ -45,7 +48,9 @@ class Work:
         give: Callable[[], Any],
         pending: set[Work] | None = None,
         sender: Callable[[], int | None] | None = None,
+        door: Door | None = None,
     ):
+        self._door = door
         self._test, self._wait, self._give, self._sender = test, wait, give, sender
         self._result: Any = None
         self._done = False
@@ -100,6 +105,13 @@ class Work:
 
     def test(self) -> bool:
         """Poll; return whether the operation has ended."""
+        if self._done:
+            return True
+        with self._door.pending() if self._door is not None else nullcontext():
+            return self.poll()
+
+    def poll(self) -> bool:
+        """Poll, as :meth:`test` does, for a caller that is inside the communicator's door."""
         if not self._done and self._look():
             self._end()
         return self._done
@@ -129,9 +141,15 @@ class Work:
             If the deadline passed; the communicator is broken then.
         """
         if not self._done:
+            with self._door.pending() if self._door is not None else nullcontext():
+                self.complete(timeout)
+        return self._result
+
+    def complete(self, timeout: float | None = UNSET) -> None:
+        """Wait, as :meth:`wait` does, for a caller that is inside the communicator's door."""
+        if not self._done:
             self._wait(self._look, timeout)
             self._end()
-        return self._result
 
     def _end(self) -> None:
         if not self._done:

@@ -35,9 +35,15 @@ from ..backends.waiting import POLLING
 from ..calls.arrays import view_at
 from ..communicator.communicator import Communicator
 from ..device import tensors as host
-from ..engine.agreement import begun_here
+from ..engine.call_site import begun_here
 from ..engine.work import UNSET
-from ..errors import CollectiveTimeout, CommunicationError, InvalidArgument, MpidistError
+from ..errors import (
+    CollectiveTimeout,
+    CommunicationError,
+    CommunicatorInUse,
+    InvalidArgument,
+    MpidistError,
+)
 from ..measure import plural
 from . import framework
 from .rendezvous import root
@@ -348,6 +354,8 @@ class _Message(_Work):
         if not self._ended:
             try:
                 moved = self._work.test()
+            except CommunicatorInUse:  # another thread makes progress
+                return False
             except MpidistError:
                 moved = True
             if moved:
@@ -499,7 +507,9 @@ class ProcessGroup(dist.ProcessGroup):
         self._sequence = self._monitored = 0
         self._queue: queue.SimpleQueue[bool | None] | None = None  # True for each of _operations
         self._operations: deque[tuple[_Queued, Act, float | None]] = deque()  # not begun
-        self._performing = threading.Lock()  # held by the thread that performs one of them
+        # Held by the thread that performs one of them: PyTorch's callers may be several threads,
+        # and a communicator serves one.
+        self._performing = threading.RLock()
         self._queued = 0  # operations with async_op=True that have not ended
         self._counting = threading.Lock()
         self._pending: list[_Message] = []
@@ -605,7 +615,7 @@ class ProcessGroup(dist.ProcessGroup):
         if self._rank not in new_ranks:
             return None
         name = group_name or f"{self._name}:{','.join(map(str, new_ranks))}"
-        with self._translating("split_group"):
+        with self._translating("split_group"), self._performing:
             made = ProcessGroup(
                 self.comm.create_group(list(new_ranks), _tag(name)),
                 name,
@@ -684,7 +694,8 @@ class ProcessGroup(dist.ProcessGroup):
         timeout = opts.timeout.total_seconds()
         seconds = timeout if 0 < timeout < _FOREVER else self._seconds
         if not opts.asyncOp and not self._queued:
-            error = self._attempt(name, act, seconds)
+            with self._performing:
+                error = self._attempt(name, act, seconds)
             if error is not None:
                 raise error
             return _BLOCKING

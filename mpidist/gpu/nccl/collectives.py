@@ -224,7 +224,7 @@ class NcclCollectives(GpuExecutor):
         return self._path
 
     def _broke(self, reason: str) -> None:
-        self._service.broken = f"{reason}; create a new communicator"
+        self._service.door.close(f"{reason}; create a new communicator")
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
         """Return whether a call takes this path.

@@ -1,0 +1,191 @@
+"""Only its own process enters a communicator, and one caller at a time."""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.errors import CommunicatorBroken, CommunicatorInUse
+
+N = 1000
+X = np.ones(4)
+ENTRIES = {
+    "allreduce": lambda c, held: c.allreduce(X),
+    "repeated": lambda c, held: c.allreduce(held["x"], out=held["x"]),
+    "reduce": lambda c, held: c.reduce(X),
+    "broadcast": lambda c, held: c.broadcast(X.copy()),
+    "allgather": lambda c, held: c.allgather(X),
+    "gather": lambda c, held: c.gather(X),
+    "reduce_scatter": lambda c, held: c.reduce_scatter(np.ones(60)),
+    "scatter": lambda c, held: c.scatter(np.ones(60), out=np.ones(60 // c.size)),
+    "alltoall": lambda c, held: c.alltoall(np.ones(60)),
+    "barrier": lambda c, held: c.barrier(),
+    "iallreduce": lambda c, held: c.iallreduce(X),
+    "allgather_object": lambda c, held: c.allgather_object(1),
+    "split": lambda c, held: c.split(0),
+    "create_group": lambda c, held: c.create_group(range(c.size)),
+    "free": lambda c, held: c.free(),
+    "send_object": lambda c, held: c.send_object(1, (c.rank + 1) % c.size),
+    "send": lambda c, held: c.send(X, (c.rank + 1) % c.size),
+    "irecv": lambda c, held: c.irecv(X.copy(), (c.rank + 1) % c.size),
+    "post_recv": lambda c, held: c.post_recv(X.copy(), (c.rank + 1) % c.size),
+    "wait": lambda c, held: held["work"].wait(),
+    "test": lambda c, held: held["work"].test(),
+}
+
+
+@pytest.fixture
+def own(comm):
+    """A communicator of all ranks, and what some entries need, begun before."""
+    made = comm.split(0)
+    held = {"x": np.zeros(4)}
+    for _ in range(3):  # bound, and found by its array
+        made.allreduce(held["x"], out=held["x"])
+    late = [comm.size > 1 and made.irecv(np.empty(1), (made.rank - 1) % made.size, 9)]
+    held["work"] = late[0] or mpidist.Communicator(comm.backend.split(0, 0)).ibarrier()
+    yield made, held
+    if comm.size > 1 and made.broken is None:
+        made.send(np.ones(1), (made.rank + 1) % made.size, 9)
+        late[0].wait()
+
+
+def entries(comm):
+    needs_peer = ("send_object", "send", "irecv", "post_recv", "wait", "test")
+    return {k: v for k, v in ENTRIES.items() if comm.size > 1 or k not in needs_peer}
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_operation_that_calls_its_communicator_is_refused(comm, own, background):
+    made, held = own
+    refused = {}
+
+    def add(left, right):
+        for name, enter in entries(comm).items():
+            try:
+                enter(made, held)
+            except CommunicatorInUse as error:
+                refused[name] = str(error)
+        return left + right
+
+    x = np.arange(N) + 1.0 + comm.rank
+    op = mpidist.Op(add, commute=True)
+    got = made.iallreduce(x, op=op).wait() if background else made.allreduce(x, op=op)
+    assert (got == comm.size * (np.arange(N) + 1.0) + sum(range(comm.size))).all()
+    if comm.size == 1:
+        return  # nothing is combined
+    assert comm.allreduce(len(refused)) > 0
+    for name, text in refused.items():
+        assert f"rank {comm.rank}: " in text and " inside " in text, name
+        assert text.count(os.path.basename(__file__)) == 2, text  # both places
+    assert not refused or refused.keys() == entries(comm).keys()
+    assert made.allreduce(1) == comm.size  # none of them has begun anything
+
+
+def test_a_second_thread_is_refused(comm, own):
+    if comm.size == 1:
+        pytest.skip("needs two ranks")
+    made, held = own
+    refused, begun = {}, threading.Event()
+
+    def other():
+        begun.wait()
+        time.sleep(0.1)
+        for name, enter in entries(comm).items():
+            try:
+                enter(made, held)
+            except CommunicatorInUse as error:
+                refused[name] = str(error)
+        comm.send(np.ones(1), 1, 3)
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=other, name="the other")
+        thread.start()
+        begun.set()
+        made.barrier()  # rank 1 comes when the thread has tried everything
+        thread.join()
+        assert refused.keys() == entries(comm).keys()
+        for name, text in refused.items():
+            assert "rank 0" in text and "'the other'" in text and "barrier" in text, name
+            assert text.count(os.path.basename(__file__)) == 2, text
+    else:
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0, 3)
+        made.barrier()
+    assert made.allreduce(1) == comm.size
+
+
+def test_threads_that_take_turns_are_served(comm, own):
+    made, _ = own
+    for k in range(3):
+        got: list[int] = []
+        thread = threading.Thread(target=lambda got=got: got.append(made.allreduce(1)))
+        thread.start()
+        thread.join()
+        assert got == [comm.size] and made.allreduce(k) == k * comm.size
+
+
+def test_an_interrupt_at_the_entry_leaves_the_door_usable(comm, own):
+    """KeyboardInterrupt may strike between the entry and the block that leaves."""
+    made, _ = own
+    made._service.door.take()
+    assert made.allreduce(1) == comm.size
+    assert made.allreduce(2) == 2 * comm.size
+
+
+def test_a_forked_child_is_refused(comm, own):
+    made, held = own
+    out, back = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            wrong = []
+            for name, enter in entries(comm).items():
+                try:
+                    enter(made, held)
+                    if name == "free":  # of a broken communicator: nothing to do
+                        continue
+                    wrong.append(f"{name} returned")
+                except CommunicatorBroken as error:
+                    if str(os.getppid()) not in str(error) or "forked" not in str(error):
+                        wrong.append(f"{name}: {error}")
+                except BaseException as error:
+                    wrong.append(f"{name}: {error!r}")
+            try:
+                mpidist.init()
+                wrong.append("init returned")
+            except mpidist.LaunchError as error:
+                wrong += [] if "forked" in str(error) else [str(error)]
+            os.write(back, "; ".join(wrong).encode())
+        finally:
+            os._exit(0)
+    os.close(back)
+    said = b""
+    while part := os.read(out, 65536):
+        said += part
+    os.close(out)
+    os.waitpid(child, 0)
+    assert said == b""
+    assert made.allreduce(1) == comm.size == comm.allreduce(1)
+
+
+if __name__ == "__main__":  # a job of tests/engine/test_door.py
+    how, trace = sys.argv[1:]
+    comm = mpidist.init(timeout=20)
+    if trace != "-":
+        comm.trace(trace)
+    comm.allreduce(np.ones(4))
+    if comm.rank == 1:
+        child = os.fork()
+        if not child:
+            if how == "exit":
+                sys.exit(7)
+            if how == "raise":
+                raise ValueError("in the child")
+            sys.exit()
+        print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    comm.barrier()
+    print("sum", comm.allreduce(1), flush=True)
