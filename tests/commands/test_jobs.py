@@ -191,7 +191,8 @@ def test_demo_trains_compares_and_reports(tmp_path):
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert {"mpi4py", "native", "ring", "rabenseifner"} <= {row["candidate"] for row in rows}
     page = (tmp_path / "r.html").read_text()
-    assert page.count("<svg") == 1 and "test accuracy" in page
+    assert page.count("<svg") == 2, "the plot for wide windows and for narrow ones"
+    assert "test accuracy" in page
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
