@@ -12,7 +12,7 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, MpidistError, Unsupported
 from ..schedule.registry import find
-from ..selection.tuning import PRIVATE, SYMMETRIC
+from ..selection.tuning import MEMORIES, PRIVATE, SYMMETRIC
 from .cases import BARE, Case
 
 _OPERATIONS = {
@@ -27,8 +27,8 @@ _OPERATIONS = {
 _LOGICAL = {"and": "LAND", "or": "LOR", "xor": "LXOR", "max": "LOR", "min": "LAND"}
 
 
-MEMORY_CHOICES = {PRIVATE: (PRIVATE,), SYMMETRIC: (SYMMETRIC,), "both": (PRIVATE, SYMMETRIC)}
-"""By the value of ``memory``: the kinds of memory that are measured beside the baselines."""
+MEMORY_CHOICES = ("auto", PRIVATE, SYMMETRIC, "both")
+"""The values of ``memory``; see :func:`candidates`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class Candidate:
 
     name: str
     memory: str = PRIVATE
+
+
+def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
+    """Return the kinds of memory that the arrays of a collective can have on these ranks."""
+    possible = comm.topology.num_nodes == 1 and comm.backend.native is not None
+    return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
 
 
 def names_of(comm: Communicator, collective: str) -> list[str]:
@@ -53,8 +59,8 @@ def candidates(
 ) -> list[Candidate]:
     """Return the candidates of a collective, the bare mpi4py call first.
 
-    The bare call always has private arrays.  If symmetric memory is measured, "native" with private
-    arrays is the second candidate: these baselines are the same whatever `memory` is.
+    The bare call always has private arrays.  If `memory` is "symmetric" or "both", "native" with
+    private arrays is the second candidate: these baselines are the same whatever `memory` is.
 
     Parameters
     ----------
@@ -64,8 +70,9 @@ def candidates(
         Name of the collective.
     names : sequence of str, optional
         Names of algorithms; by default native, auto and all executors and algorithms.
-    memory : {"private", "symmetric", "both"}
-        Memory of the arrays.
+    memory : {"auto", "private", "symmetric", "both"}
+        Memory of the arrays.  With "auto" they are private, except that the candidate "auto" is in
+        both kinds of memory, and "symmetric" in symmetric memory, where these ranks have it.
     collectives : sequence of str
         All collectives of the run: a name is accepted if any of them has such an algorithm.
 
@@ -78,17 +85,22 @@ def candidates(
     """
     if memory not in MEMORY_CHOICES:
         raise InvalidArgument(f"memory={memory!r}: expected {', '.join(MEMORY_CHOICES)}")
-    kinds = MEMORY_CHOICES[memory]
     chosen = ["native", "auto", *names_of(comm, collective)] if names is None else names
     for name in names or ():
         if name not in (BARE, "native", "auto"):
             _find_any(comm, name, (collective, *collectives))
     found = [Candidate(BARE)]
-    if SYMMETRIC in kinds:
-        found.append(Candidate("native"))
-    for kind in kinds:
-        found += [Candidate(name, kind) for name in chosen if name != BARE]
-    if names is None or len(kinds) > 1:  # "symmetric" needs symmetric memory
+    if memory == "auto":
+        possible = memories(comm, collective)
+        own = {"auto": possible, SYMMETRIC: possible[-1:]}
+        found += [Candidate(name, kind) for name in chosen for kind in own.get(name, (PRIVATE,))]
+    else:
+        kinds = MEMORIES if memory == "both" else (memory,)
+        if SYMMETRIC in kinds:
+            found.append(Candidate("native"))
+        found += [Candidate(name, kind) for kind in kinds for name in chosen]
+    found = [c for c in found if c.name != BARE or c == Candidate(BARE)]
+    if names is None or memory == "both":  # "symmetric" needs symmetric memory
         found = [c for c in found if c.name != SYMMETRIC or c.memory == SYMMETRIC]
     return list(dict.fromkeys(found))
 

@@ -368,16 +368,18 @@ def draw_scaling(results: Results) -> Figure:
 def _panel(axes: Any, rows: list[Any], results: Results) -> None:
     nodes = results.header["nodes"]
     for colour, (ranks, count) in enumerate(nodes.items()):
-        for algorithm in dict.fromkeys(row.candidate for row in rows):
-            line = [r for r in rows if r.ranks == int(ranks) and r.candidate == algorithm]
+        for label in dict.fromkeys(row.label for row in rows):
+            line = [r for r in rows if r.ranks == int(ranks) and r.label == label]
+            if not line:
+                continue
             axes.plot(
                 [row.bytes for row in line],
                 [row.time_us for row in line],
-                linestyle=_STYLES.get(algorithm, ":"),
+                linestyle=_STYLES.get(label, ":"),
                 marker="o",
                 markersize=4,
                 color=f"C{colour}",
-                label=f"{counted(count, 'node')}, {counted(int(ranks), 'rank')}, {algorithm}",
+                label=f"{counted(count, 'node')}, {counted(int(ranks), 'rank')}, {label}",
             )
     sizes = sorted({row.bytes for row in rows})
     axes.set(xlabel="bytes of the whole buffer", ylabel="time (µs)", yscale="log")

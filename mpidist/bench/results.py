@@ -577,11 +577,11 @@ def _scaling_tables(results: Results) -> list[Table]:
         heads = [f">{counted(count, 'node')}\nµs" for count in nodes.values()]
         lines = []
         rows = [row for row in results.rows if row.work == work]
-        for name in dict.fromkeys(row.candidate for row in rows):
+        for name in dict.fromkeys(row.label for row in rows):
             # Bytes are rounded up to multiples of the ranks, so sizes are matched by their order.
             each = [
                 sorted(
-                    (row for row in rows if row.ranks == int(ranks) and row.candidate == name),
+                    (row for row in rows if row.ranks == int(ranks) and row.label == name),
                     key=lambda row: row.bytes or 0,
                 )
                 for ranks in nodes

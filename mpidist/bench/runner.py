@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,11 +16,11 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import Unsupported
 from ..measure import algbw, busbw, median, spread
-from ..selection.tuning import PRIVATE, SYMMETRIC
-from .candidates import MEMORY_CHOICES, Candidate, bare, candidates, knows, ours
+from ..selection.tuning import MEMORIES, PRIVATE, SYMMETRIC
+from .candidates import Candidate, bare, candidates, knows, ours
 from .cases import BARE, Case, Workload
 from .memory import describe_stream, measure_stream
-from .results import BOUND_NOTE, Refusal, Results, Row, bound_percent, make_header
+from .results import BOUND_NOTE, Refusal, Results, Row, bound_percent, make_header, times
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Settings:
         Root of rooted collectives.
     in_place : bool
         Write the result over the input.
-    memory : {"private", "symmetric", "both"}
-        Memory of the candidates' arrays; those of the bare call are always private.
+    memory : {"auto", "private", "symmetric", "both"}
+        Memory of the candidates' arrays; those of the bare call are always private.  With "auto"
+        the candidate "auto" is measured in both kinds of memory, where the ranks have both.
     iterations : int
         Largest number of timed calls of each candidate, at each size.
     budget : float
@@ -399,18 +400,43 @@ def run_benchmark(
     comm, collectives, settings, on_step
         As for :func:`measure`.
     stream : bool, optional
-        Whether to measure the memory bandwidth too; by default if symmetric memory is measured.
+        Whether to measure the memory bandwidth too; by default if all candidates are measured in
+        symmetric memory.
     """
     results = measure(comm, collectives, settings, on_step)
     results.header = {**make_header(comm), "iterations": results.iterations}
-    if settings.memory != PRIVATE if stream is None else stream:
+    if settings.memory in (SYMMETRIC, "both") if stream is None else stream:
         results.header["stream"] = measure_stream(comm).as_header()
         results.notes.append(describe_stream(results.header))
+    results.notes += _memory_notes(results.rows)
     if comm.size == 1:
         results.notes.append("1 rank: nothing is sent; `mpidist run -n N` starts N ranks")
     if any(bound_percent(row, results.header) is not None for row in results.rows):
         results.notes.append(BOUND_NOTE)
     return results
+
+
+_KINDS = {PRIVATE: "ordinary numpy arrays", SYMMETRIC: "arrays of comm.empty()"}
+
+
+def _memory_notes(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each kind of memory: what it is, and how fast "auto" is in it.
+
+    There are none if all arrays are private.
+    """
+    if not any(row.memory == SYMMETRIC for row in rows):
+        return []
+    notes = []
+    for kind in MEMORIES:
+        mine = [row for row in rows if row.candidate == "auto" and row.memory == kind and row.bytes]
+        ratios = sorted(row.ratio for row in mine if row.ratio is not None)
+        text = f"{kind}: {_KINDS[kind]}"
+        if ratios:
+            least, most = times(ratios[0]), times(ratios[-1])
+            span = least if least == most else f"{least} to {most}"
+            text += f"; auto is {span} times as fast as {BARE}"
+        notes.append(text)
+    return notes
 
 
 def _sizes(collective: str, settings: Settings) -> list[int]:
@@ -426,7 +452,8 @@ def _measure_one(
     on_step: OnStep,
 ) -> None:
     sizes = _sizes(collective, settings)
-    works = workloads(comm, collective, max(sizes), settings)
+    kinds = {candidate.memory for candidate in every}
+    works = workloads(comm, collective, max(sizes), settings, kinds)
     series: dict[int, Series] = {}
     with no_garbage_collection():
         for turn in range(PASSES):
@@ -443,7 +470,7 @@ def _measure_one(
 
 
 def workloads(
-    comm: Communicator, collective: str, largest: int, settings: Settings
+    comm: Communicator, collective: str, largest: int, settings: Settings, kinds: Container[str]
 ) -> dict[str, Workload]:
     """Return the workload of a collective by kind of memory, private always; collective."""
     work = Workload(
@@ -458,7 +485,7 @@ def workloads(
         settings.data,
     )
     works = {PRIVATE: work}
-    if SYMMETRIC in MEMORY_CHOICES[settings.memory]:
+    if SYMMETRIC in kinds:
         works[SYMMETRIC] = work.elsewhere(comm.empty)
     return works
 

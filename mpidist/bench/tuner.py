@@ -19,8 +19,8 @@ from ..communicator.explain import example_call
 from ..errors import ConfigError
 from ..measure import median, spread
 from ..operations import find_op
-from ..selection.tuning import MEMORIES, PRIVATE, Key, TuningEntry, TuningTable, kind_for
-from .candidates import Candidate
+from ..selection.tuning import PRIVATE, Key, TuningEntry, TuningTable, kind_for
+from .candidates import Candidate, memories
 from .cases import Workload
 from .runner import Contest, Entrant, OnStep, Settings, in_turn, no_garbage_collection
 
@@ -90,12 +90,6 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def memories(comm: Communicator, collective: str) -> tuple[str, ...]:
-    """Return the kinds of memory to tune in: symmetric too, but for a barrier, if `comm` has it."""
-    possible = comm.topology.num_nodes == 1 and comm.backend.native is not None
-    return MEMORIES if possible and collective != "barrier" else (PRIVATE,)
 
 
 def count_cells(comm: Communicator, settings: TuningSettings) -> int:

@@ -11,7 +11,7 @@ from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row
 from mpidist.bench.compare import compare
 from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
-from mpidist.bench.plots import draw, draw_comparison
+from mpidist.bench.plots import draw, draw_comparison, draw_scaling
 from mpidist.bench.report import bench_page
 from mpidist.bench.results import bound_percent, bound_us, knobs, tables
 from mpidist.cli import main
@@ -318,6 +318,24 @@ def test_scaling_columns():
         ["8", "auto", "1.000", "3.000"],
         ["64", "auto", "1.000", "3.000"],
     ]
+
+
+def test_scaling_has_a_line_for_each_memory():
+    rows = [
+        row("auto", n, t * n, memory=memory)
+        for memory, t in (("private", 1.0), ("symmetric", 0.25))
+        for n in (8, 64)
+    ]
+    results = Results({"nodes": {"2": 1}}, rows, benchmark="scaling")
+    (table,) = tables(results)
+    assert {(line.cells[0], line.cells[1], float(line.cells[2])) for line in table.lines} == {
+        *(("8", "auto", 8.0), ("64", "auto", 64.0)),
+        *(("8", "auto in symmetric", 2.0), ("64", "auto in symmetric", 16.0)),
+    }
+    curves = {
+        line.get_label(): len(line.get_xdata()) for line in draw_scaling(results).axes[0].lines
+    }
+    assert len(curves) == 2 and set(curves.values()) == {2}
 
 
 def test_a_lead_within_the_spread_is_no_win():

@@ -290,7 +290,7 @@ def test_records_are_read_as_they_were_written(tmp_path):
 
 
 def test_missing_symmetric_memory_is_refused():
-    with pytest.raises(InvalidArgument, match="memory='shared': .*private, symmetric, both"):
+    with pytest.raises(InvalidArgument, match="memory='shared': .*auto, private, symmetric, both"):
         bench(1, ["allreduce"], memory="shared")
     with pytest.raises(Unsupported, match="no shared memory"):
         bench(2, ["allreduce"], memory="symmetric")
@@ -312,6 +312,8 @@ def test_candidates():
     both = of("allgather", None, "both")
     assert set(both) == set(private) | set(symmetric) and len(both) == len(set(both))
     assert of("allgather", ["ring"], "symmetric")[2:] == [Candidate("ring", "symmetric")]
+    # Simulated ranks have no symmetric memory, so "auto" is private there, and no error.
+    assert set(of("allgather", None, "auto")) == set(private)
 
 
 def test_the_page_needs_nothing_else():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.bench import Settings, measure
+from mpidist.bench import Settings, measure, run_benchmark
 
 
 @pytest.mark.one_node
@@ -13,3 +13,31 @@ def test_refusals_name_their_memory(comm):
     refused = {(one.candidate, one.memory) for one in results.unsupported}
     assert refused >= {("ring", "private"), ("ring", "symmetric")}
     assert all(" s" in one.reason and one.bytes for one in results.unsupported)
+
+
+@pytest.mark.one_node
+@pytest.mark.parametrize("names", [["auto", "symmetric", "ring"], ["ring"]])
+def test_auto_is_measured_in_both_memories(comm, names):
+    settings = Settings(sizes=[64, 4096], algorithms=names, memory="auto", iterations=3)
+    results = run_benchmark(comm, ["allreduce", "barrier"], settings)
+    measured = {(row.candidate, row.memory) for row in results.rows if row.work == "allreduce"}
+    assert {row.memory for row in results.rows if row.work == "barrier"} == {"private"}
+    assert "stream" not in results.header
+    if "auto" not in names:
+        assert {memory for _, memory in measured} == {"private"} and not any(
+            "comm.empty" in note for note in results.notes
+        )
+        return
+    assert measured == {
+        *(("mpi4py", "private"), ("ring", "private"), ("auto", "private")),
+        *(("auto", "symmetric"), ("symmetric", "symmetric")),
+    }
+    for memory in ("private", "symmetric"):
+        ratios = sorted(
+            row.ratio
+            for row in results.rows
+            if (row.work, row.candidate, row.memory) == ("allreduce", "auto", memory)
+        )
+        (note,) = [note for note in results.notes if note.startswith(memory)]
+        least, most = (f"{ratio:.2f}" for ratio in ratios)
+        assert least in note and most in note

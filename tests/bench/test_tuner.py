@@ -10,6 +10,7 @@ import pytest
 
 from mpidist import CollectiveConfig, run_simulated
 from mpidist.bench import Row, tuner
+from mpidist.bench.candidates import memories
 from mpidist.bench.cases import Workload
 from mpidist.bench.regret import between, score, summarise, verify
 from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune
@@ -220,7 +221,7 @@ def test_every_collective_in_every_memory_is_counted(monkeypatch):
     )
     assert count_cells(comm, TuningSettings(["allreduce", "barrier"], [8, 32, 128])) == 7
     comm.topology.num_nodes = 2
-    assert tuner.memories(comm, "allreduce") == ("private",)
+    assert memories(comm, "allreduce") == ("private",)
 
 
 def test_times_of_the_document_are_numbers():

@@ -75,13 +75,6 @@ _SETTINGS = (
     ),
     click.option("--in-place", is_flag=True, help="Write the result over the input."),
     click.option(
-        "--memory",
-        type=click.Choice(["private", "symmetric", "both"]),
-        default="private",
-        show_default=True,
-        help="Memory of the arrays; those of the bare mpi4py call are always private.",
-    ),
-    click.option(
         "--iterations",
         type=Count(),
         default=200,
@@ -105,20 +98,30 @@ _SETTINGS = (
 )
 
 
-def settings_options(default: str) -> Callable[[Callable], Callable]:
+def settings_options(default: str, memory: str) -> Callable[[Callable], Callable]:
     """Return a decorator that adds the options of :class:`~mpidist.bench.Settings`.
 
     Parameters
     ----------
     default : str
         The algorithms that are measured by default, as words for the help.
+    memory : str
+        Default of ``--memory``.
     """
     named = click.option(
         "--algorithms",
         type=AlgorithmNames(COLLECTIVES, *CALLED),
         help=f"Algorithms to measure; by default {default}.",
     )
-    options = (sizes_option, named, *_SETTINGS)
+    places = click.option(
+        "--memory",
+        type=click.Choice(["auto", "private", "symmetric", "both"]),
+        default=memory,
+        show_default=True,
+        help="Memory of the arrays: all private, all symmetric (of comm.empty), each candidate in "
+        "both, or only auto in both (auto).  Those of the bare mpi4py call are always private.",
+    )
+    options = (sizes_option, named, places, *_SETTINGS)
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
@@ -130,17 +133,17 @@ def settings_options(default: str) -> Callable[[Callable], Callable]:
         "mpidist run -n 2 -- mpidist bench allgather alltoall --algorithms native,ring,pairwise",
         "mpidist run -n 4 -- mpidist bench allreduce --bytes 8-64M --plot a.png --json a.json",
         "mpidist run -n 4 -- mpidist bench allreduce --import mine.py --algorithms ring,mine",
-        "mpidist run -n 2 -- mpidist bench allreduce --memory both --bytes 64K-64M --in-place",
+        "mpidist run -n 2 -- mpidist bench allreduce --bytes 64K-64M --algorithms auto --in-place",
     ),
 )
 @click.argument(
     "collectives", nargs=-1, required=True, type=CollectiveName(), metavar="COLLECTIVE..."
 )
-@settings_options("native, auto, all executors and algorithms")
+@settings_options("native, auto, all executors and algorithms", memory="auto")
 @click.option(
     "--stream/--no-stream",
     default=None,
-    help="Measure the memory bandwidth too; by default with symmetric memory.",
+    help="Measure the memory bandwidth too; by default with --memory symmetric and both.",
 )
 @files_options
 @plot_option

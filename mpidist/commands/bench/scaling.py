@@ -28,7 +28,7 @@ from .collectives import (
     ),
 )
 @click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
-@settings_options("auto")
+@settings_options("auto", memory="private")
 @files_options
 @plot_option
 @load_option
